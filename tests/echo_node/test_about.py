@@ -1,5 +1,6 @@
 """Information about a node before any hub has admitted it; the daemon's tests have later states."""
 
+import asyncio
 import os
 
 import pytest
@@ -24,10 +25,7 @@ async def about() -> About:
     """Return this for a node that would use the GPU first, then the CPU."""
     left = [GPU, CPU]
 
-    async def changed() -> None:
-        pass
-
-    chooser = EngineChooser(lambda: (FOUND, left.pop(0)), on_change=changed)
+    chooser = EngineChooser(lambda: (FOUND, left.pop(0)), changed=asyncio.Event())
     await chooser.decide()
     address = HubAddress.parse("http://127.0.0.1:8710", insecure=False)
     joining = Joining(address=address, pinned=None, invite_token="let me in", patient=False)

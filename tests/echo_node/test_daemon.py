@@ -9,7 +9,7 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import psutil
@@ -19,7 +19,7 @@ from echo_node.backends import registry
 from echo_node.backends.registry import BackendChoice
 from echo_node.config import BackendName, NodeConfig
 from echo_node.core.manners import MannersConfig
-from echo_node.daemon import FOR_THE_CLIENT, HANDLERS, Daemon, Incoming
+from echo_node.daemon import Daemon
 from echo_node.host import control
 from echo_node.host.address import HubAddress
 from echo_node.host.cage.guards import GUARDS
@@ -136,11 +136,6 @@ def ready_for(hub: Any, version: int) -> Callable[[], bool]:
         return status is not None and status.policy_version == version and status.capacity > 0
 
     return ready
-
-
-def test_every_incoming_message_has_a_handler() -> None:
-    assert {*HANDLERS, *FOR_THE_CLIENT} == set(get_args(Incoming))
-    assert not HANDLERS.keys() & set(FOR_THE_CLIENT)
 
 
 async def test_joins_fetches_samples_and_leaves(hub: Any, node: Node) -> None:

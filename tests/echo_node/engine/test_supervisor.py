@@ -59,8 +59,8 @@ class Bench:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.choice: BackendChoice | None = LLAMA
-        self.changes = 0
-        self.chooser = EngineChooser(self._look, on_change=self._changed, probe_s=0.01)
+        self.changed = asyncio.Event()
+        self.chooser = EngineChooser(self._look, changed=self.changed, probe_s=0.01)
         self.events: asyncio.Queue[Any] = asyncio.Queue()
         self.engine: EngineSupervisor
         self._runs: list[asyncio.Task[None]] = []
@@ -69,9 +69,6 @@ class Bench:
         if self.choice is None:
             raise BackendError("There is no engine.")
         return hardware.detect(), self.choice
-
-    async def _changed(self) -> None:
-        self.changes += 1
 
     async def start(self, max_width: int = 0, *, width: int = 0) -> Any:
         """Start an engine and return its first event."""
@@ -85,7 +82,7 @@ class Bench:
             bench_seconds=0.0,
             cage="auto",
             cages=GpuCages(self.directory / "gpu_cages.json"),
-            deliver=self.events.put,
+            inbox=self.events,
         )
         files = EngineFiles(
             base_dir=self.directory,
@@ -286,12 +283,13 @@ async def test_a_device_that_vanished_and_is_back_gets_the_work_again(bench: Ben
     bench.choice = LLAMA  # The better device is gone, and its engine dies with it.
     await bench.sample(BUG)
     assert isinstance(await bench.start(), EngineReady)
-    assert (bench.chooser.choice, bench.changes) == (LLAMA, 1)
+    assert (bench.chooser.choice, bench.changed.is_set()) == (LLAMA, True)
+    bench.changed.clear()
     bench.choice = TORCH
     lost = await bench.sample(HANG)  # The engine is ended by force, even while it hangs.
     assert (lost.cause, lost.what) == ("stopped", "The engine's process was stopped.")
     assert isinstance(await bench.start(), EngineReady)
-    assert (bench.chooser.choice, bench.changes) == (TORCH, 2)
+    assert (bench.chooser.choice, bench.changed.is_set()) == (TORCH, True)
     log = (bench.directory / "log").read_text()
     assert [line.split()[1] for line in log.splitlines() if line.startswith("opened")] == [
         "torch",

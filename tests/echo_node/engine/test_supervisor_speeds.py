@@ -59,16 +59,13 @@ class Node:
     def speeds(self) -> Speeds | None:
         return self.book.find(self.place, EngineSettings())
 
-    async def _unchanged(self) -> None:
-        raise AssertionError("the choice changed")
-
     def _look(self) -> tuple[Hardware, BackendChoice]:
         return self.found, CHOICE
 
     async def start(self, *, width: int = 0, bench_seconds: float = 0.2) -> Any:
         """Start an engine and return its first event."""
         parts = EngineParts(
-            chooser=EngineChooser(self._look, on_change=self._unchanged),
+            chooser=EngineChooser(self._look, changed=asyncio.Event()),
             widths=Widths(self.directory / "widths.json"),
             speeds=self.book,
             settings=EngineSettings(width=width),
@@ -77,7 +74,7 @@ class Node:
             bench_seconds=bench_seconds,
             cage="auto",
             cages=GpuCages(self.directory / "gpu_cages.json"),
-            deliver=self._events.put,
+            inbox=self._events,
         )
         files = EngineFiles(
             base_dir=self.directory,

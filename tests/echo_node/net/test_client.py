@@ -59,7 +59,6 @@ def client_of(
         ),
         pinned_hub_key=pinned,
         retry_first_s=0.01,
-        jitter=lambda: 0.0,
         troubles=troubles,
         stays=stays,
     )
@@ -70,7 +69,12 @@ class Events:
 
     def __init__(self) -> None:
         self.queue: asyncio.Queue[FromHub | Disconnected] = asyncio.Queue()
-        self.pieces: list[Piece] = []
+        self.pieces: asyncio.Queue[Piece] = asyncio.Queue()
+
+    def take(self, piece: Piece, sender: str | None) -> None:
+        """Stand for the node's receiver of pieces."""
+        assert sender is None, "the hub itself sent it"
+        self.pieces.put_nowait(piece)
 
     async def next(self, kind: type) -> Any:
         async with asyncio.timeout(60):
@@ -82,7 +86,7 @@ class Events:
 @asynccontextmanager
 async def running(client: HubClient, *, patient: bool = False) -> AsyncIterator[Events]:
     events = Events()
-    task = asyncio.create_task(client.run(events.queue.put, take=events.pieces.append, patient=patient))
+    task = asyncio.create_task(client.run(events.queue, events, patient=patient))
     try:
         yield events
     finally:
@@ -94,7 +98,7 @@ async def failure(client: HubClient, *, patient: bool = False) -> EchoError:
     """Run the client, and return the error with which it ends."""
     with pytest.raises(EchoError) as caught:
         async with asyncio.timeout(60):
-            await client.run(Events().queue.put, take=lambda piece: None, patient=patient)
+            await client.run(Events().queue, Events(), patient=patient)
     return caught.value
 
 
@@ -141,26 +145,15 @@ async def test_handshake_introduces_the_node_and_pins_the_hub(hub: Any) -> None:
 
 
 async def test_pieces_do_not_wait_behind_the_rest(hub: Any) -> None:
-    pieces: asyncio.Queue[Piece] = asyncio.Queue()
-    waits = asyncio.Event()
-
-    async def deliver(event: Any) -> None:
-        if isinstance(event, Mesh):
-            waits.set()
-            await asyncio.Event().wait()
-
-    client = client_of(hub.url)
-    task = asyncio.create_task(client.run(deliver, take=pieces.put_nowait, patient=False))
-    await hub.until(lambda: hub.handshakes)
     piece = Piece(info_hash=bytes(20), index=3, data=b"x", hand_on=b"\1\0\0")
-    await hub.send(piece)
-    async with asyncio.timeout(60):
-        assert await pieces.get() == piece
-    await hub.send(Mesh(peers=()))
-    async with asyncio.timeout(60):
-        await waits.wait()
-    task.cancel()
-    await asyncio.wait({task})
+    async with running(client_of(hub.url)) as events:
+        await hub.until(lambda: hub.handshakes)
+        await hub.send(Mesh(peers=()))
+        await hub.send(piece)
+        async with asyncio.timeout(60):
+            assert await events.pieces.get() == piece
+        await events.next(Welcome)
+        await events.next(Mesh)
 
 
 async def test_the_client_reconnects_after_a_loss_and_reports_it(hub: Any) -> None:
@@ -178,7 +171,7 @@ async def test_the_client_reconnects_after_a_loss_and_reports_it(hub: Any) -> No
 
 async def test_the_key_pinned_at_first_use_holds_for_the_next_connection(hub: Any) -> None:
     client = client_of(hub.url)
-    task = asyncio.create_task(client.run((events := Events()).queue.put, take=events.pieces.append, patient=False))
+    task = asyncio.create_task(client.run((events := Events()).queue, events, patient=False))
     await events.next(Welcome)
     await hub.close()
     hub.me = Identity.generate()
@@ -257,7 +250,7 @@ async def test_other_refusals_end_the_first_attempt_of_the_impatient(hub: Any) -
 
 async def test_a_refusal_in_the_open_state_is_heard(hub: Any) -> None:
     client = client_of(hub.url)
-    task = asyncio.create_task(client.run((events := Events()).queue.put, take=events.pieces.append, patient=False))
+    task = asyncio.create_task(client.run((events := Events()).queue, events, patient=False))
     await events.next(Welcome)
     await hub.refuse(RefusalCode.FINISHED, "The run is finished.")
     async with asyncio.timeout(60):
@@ -268,7 +261,7 @@ async def test_a_refusal_in_the_open_state_is_heard(hub: Any) -> None:
 
 async def test_a_patient_node_waits_for_the_extension_of_a_run(hub: Any) -> None:
     client = client_of(hub.url, stays=True)
-    task = asyncio.create_task(client.run((events := Events()).queue.put, take=events.pieces.append, patient=False))
+    task = asyncio.create_task(client.run((events := Events()).queue, events, patient=False))
     await events.next(Welcome)
     await hub.refuse(RefusalCode.FINISHED, "The run is finished.")
     await events.next(Disconnected)
