@@ -254,7 +254,7 @@ class Fetcher:
         log.info("The base model comes from a model hub: %s.", manifest.source)
         download = partial(model_hub.download, manifest, self._directory / manifest.name, count)
         try:
-            await in_thread(download, on_cancel=stop.set)
+            await in_thread(download, stop=stop)
         except SwarmError as error:
             log.warning("%s The swarm takes over. (%s)", error.what, error.got)
             return None
