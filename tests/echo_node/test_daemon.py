@@ -44,7 +44,6 @@ from echo_shared.wire.messages import (
     KeysRotated,
     LeasedPrefix,
     LeaseReturned,
-    LeaseRevoked,
     Links,
     MeshPeer,
     NodeStatus,
@@ -260,16 +259,6 @@ async def test_a_late_joiner_asks_for_the_keyframe(hub: Any, node: Node) -> None
     assert {wanted.policy_version for wanted in hub.all(KeyframeWanted)} == {2}
 
 
-async def test_a_node_that_is_barred_ends(hub: Any, node: Node) -> None:
-    task = asyncio.create_task(node.daemon(hub.url).run())
-    await hub.until(ready_for(hub, 0))
-    await hub.refuse(RefusalCode.BANNED, "This node is banned.")
-    with pytest.raises(RefusedError, match="banned") as caught:
-        async with asyncio.timeout(60):
-            await task
-    assert "operator" in (caught.value.do or "")
-
-
 async def test_a_long_final_message_of_the_hub_is_read_while_leases_are_held(hub: Any, node: Node) -> None:
     task = asyncio.create_task(node.daemon(hub.url).run())
     await hub.until(ready_for(hub, 0))
@@ -279,35 +268,6 @@ async def test_a_long_final_message_of_the_hub_is_read_while_leases_are_held(hub
     with pytest.raises(RefusedError, match="banned"):
         async with asyncio.timeout(60):
             await task
-
-
-async def test_a_lease_is_the_same_for_every_node(hub: Any, tmp_path: Path) -> None:
-    drawn = []
-    for name in ("a", "b"):
-        hub.said.clear()
-        async with Node(tmp_path / name).running(hub.url):
-            await hub.until(ready_for(hub, 0))
-            drawn.append(await hub.finished(await hub.lease(5, version=0)))
-    assert {i: r.completion_ids.tolist() for i, r in drawn[0].items()} == {
-        i: r.completion_ids.tolist() for i, r in drawn[1].items()
-    }
-
-
-async def test_unacknowledged_rollouts_are_sent_again_after_a_reconnect(hub: Any, node: Node) -> None:
-    hub.acknowledges = False
-    async with node.running(hub.url):
-        await hub.until(ready_for(hub, 0))
-        lease = await hub.lease(1, version=0)
-        first = await hub.finished(lease)
-        hub.said.clear()
-        await hub.close()
-        await hub.open()
-        again = await hub.finished(lease)
-        await hub.acknowledge(*(rollout.rollout_id for rollout in again.values()))
-    assert {i: r.completion_ids.tolist() for i, r in first.items()} == {
-        i: r.completion_ids.tolist() for i, r in again.items()
-    }
-    assert hub.handshakes == 2
 
 
 async def test_receipts_that_are_not_final_are_asked_for_after_a_reconnect(hub: Any, node: Node) -> None:
@@ -354,17 +314,6 @@ def _spool_lease(lease_id: int, indices: tuple[int, ...]) -> Any:
     from echo_node.core.effects import SpoolLease
 
     return SpoolLease(lease_id=lease_id, indices=indices)
-
-
-async def test_a_killed_engine_is_replaced_and_its_lease_finished(hub: Any, node: Node) -> None:
-    async with node.running(hub.url):
-        await hub.until(ready_for(hub, 0))
-        (first,) = node.engine_pids()
-        os.kill(first, signal.SIGKILL)
-        await hub.finished(await hub.lease(1, version=0))
-        assert node.engine_pids() != [first]
-        assert newest_status(hub).capacity == 2 * 8
-    assert hub.all(LeaseReturned) == []
 
 
 async def test_an_engine_killed_for_memory_restarts_at_half_width(
@@ -465,15 +414,6 @@ async def test_a_leaving_nodes_tokens_are_continued_by_the_next_node(hub: Any, n
     assert (rollout.num_given, whole.num_given) == (len(prefix.ids), 0)
 
 
-async def test_revoked_work_is_dropped_silently(hub: Any, node: Node) -> None:
-    async with node.running(hub.url):
-        await hub.until(ready_for(hub, 0))
-        await hub.send(LeaseRevoked(lease_id=77, reason=DropReason.STALE))
-        lease = await hub.lease(1, version=0)
-        await hub.finished(lease)
-    assert hub.all(LeaseReturned) == []
-
-
 async def test_status_shows_the_states_of_all_rollouts(hub: Any, node: Node) -> None:
     async with node.running(hub.url) as daemon:
         await hub.until(ready_for(hub, 0))
@@ -527,12 +467,6 @@ async def test_refusals_end_the_daemon(hub: Any, node: Node) -> None:
         await node.daemon(hub.url).run()
     assert caught.value.code == "bad_token"
     assert Hubs(node.paths).all() == []
-
-
-async def test_an_unreachable_hub_is_reported_at_once(bare_hub: Any, node: Node) -> None:
-    await bare_hub.close()
-    with pytest.raises(ConnectError, match="cannot be reached"):
-        await node.daemon(bare_hub.url).run()
 
 
 async def test_a_changed_hub_key_is_refused_until_trusted(hub: Any, node: Node) -> None:
