@@ -5,6 +5,7 @@ node connects again.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,7 +18,7 @@ from echo_node.core.events import Disconnected
 from echo_node.core.troubles import Trouble, TroubleCode
 from echo_node.host.clock import read_clocks
 from echo_node.host.trouble_log import TroubleLog
-from echo_node.machine_watch import MachineWatch
+from echo_node.machine_watch import MachineWatch, own_addresses
 from echo_node.net.client import HubClient
 from echo_shared.installation import installed_version
 from echo_shared.wire.messages import Welcome
@@ -113,3 +114,9 @@ async def test_a_newly_installed_release_is_reported_while_the_hub_refuses_this_
     for _ in range(30):
         machine.look()
     assert (await machine.inbox.get()).release == installed_version() and machine.inbox.empty()
+
+
+def test_addresses_include_those_that_programs_listen_on() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert server.getsockname()[0] in own_addresses()
+    assert "192.0.2.77" not in own_addresses()
