@@ -70,17 +70,25 @@ pytest.importorskip("llama_cpp")
 class Node:
     """A node's data directory, and the daemon that runs on it."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path | None) -> None:
         self.paths = NodePaths.find(data_dir)
         self.backend: BackendName = "llama_cpp"
         self.precision = "auto"
         self.stream_s = 5.0
         self.manners = MannersConfig(priority="normal")
 
-    def daemon(self, url: str, *, probe_s: float = 60.0, sensors: Sensors | None = None, **joining: Any) -> Daemon:
+    def daemon(
+        self,
+        url: str,
+        *,
+        config: NodeConfig | None = None,
+        probe_s: float = 60.0,
+        sensors: Sensors | None = None,
+        **joining: Any,
+    ) -> Daemon:
         address = HubAddress.parse(url, insecure=False)
         options = {"pinned": Hubs(self.paths).at(address.origin), "invite_token": None, "patient": False, **joining}
-        config = NodeConfig(
+        config = config or NodeConfig(
             backend=self.backend,
             precision=self.precision,
             threads=1,

@@ -13,14 +13,13 @@ from echo_node.config import NodeConfig
 from echo_node.core.events import EngineReady
 from echo_node.engine.making import EngineMaker
 from echo_node.engine.speeds import SpeedBook, Speeds
-from echo_node.engine.supervisor import EngineFiles, place_of, settings_of
+from echo_node.engine.supervisor import place_of, settings_of
 from echo_node.host import hardware
 from echo_node.host.artefact_files import content_here, write_marker
 from echo_node.host.paths import NodePaths
 from echo_shared.wire.messages import Fetched
+from tests.echo_node.engine.running import PATIENCE_S, files_in
 from tests.echo_node.host.test_artefact_files import manifest_of
-
-PATIENCE_S = 60.0
 
 
 class Node:
@@ -76,13 +75,10 @@ def test_measured_speeds_count_for_their_base_once_it_is_present(node: Node) -> 
 @pytest.mark.usefixtures("odd_worker")
 async def test_an_engine_is_made_with_the_settings_of_the_moment(node: Node, tmp_path: Path) -> None:
     await node.maker.chooser.decide()
-    files = EngineFiles(
-        base_dir=tmp_path, base_content="base", policies_dir=tmp_path, derived_dir=tmp_path, log=tmp_path / "engine.log"
-    )
     widths = []
     for width in (3, 5):
         node.maker.config = NodeConfig(bench_seconds=0, width=width)
-        engine = node.maker.make(files)
+        engine = node.maker.make(files_in(tmp_path))
         run = asyncio.create_task(engine.run(0.0, 0))
         async with asyncio.timeout(PATIENCE_S):
             ready = await node.news.get()
