@@ -170,26 +170,19 @@ class RunShell:
                 self._running_engine.suspend()
             case ResumeEngine():
                 self._running_engine.resume()
-            case AddPolicy() | DropPolicy() | SubmitGroup() | CancelLease() | ScoreCompletion():
-                await self._tell_engine(effect)
+            case AddPolicy(policy_version=added):
+                directory = None if added == 0 else self.fetcher.directory(added)
+                await self._running_engine.add_policy(added, directory)
+            case DropPolicy(policy_version=dropped):
+                await self._running_engine.drop_policy(dropped)
+            case SubmitGroup(request=request):
+                await self._running_engine.submit(request)
+            case CancelLease(lease_id=lease_id):
+                await self._running_engine.cancel(lease_id)
+            case ScoreCompletion(request=completion):
+                await self._running_engine.score(completion)
             case Stop():
                 self.stopped = True
-            case _:
-                assert_never(effect)
-
-    async def _tell_engine(self, effect: AddPolicy | DropPolicy | SubmitGroup | CancelLease | ScoreCompletion) -> None:
-        engine = self._running_engine
-        match effect:
-            case AddPolicy(policy_version=version):
-                await engine.add_policy(version, None if version == 0 else self.fetcher.directory(version))
-            case DropPolicy(policy_version=version):
-                await engine.drop_policy(version)
-            case SubmitGroup(request=request):
-                await engine.submit(request)
-            case CancelLease(lease_id=lease_id):
-                await engine.cancel(lease_id)
-            case ScoreCompletion(request=completion):
-                await engine.score(completion)
             case _:
                 assert_never(effect)
 

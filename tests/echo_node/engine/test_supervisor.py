@@ -213,14 +213,6 @@ async def test_sampled_tokens_and_the_end_of_a_cancelled_lease_are_reported(benc
     assert news == LeaseCancelled(lease_id=1)
 
 
-async def test_a_crash_is_reported_with_its_reason(bench: Bench) -> None:
-    await bench.start()
-    assert isinstance(await bench.sample(FINE), RolloutsFinished)
-    lost = await bench.sample(BUG)
-    what = "The engine's process ended: exit status 1. (RuntimeError: a bug in the engine)"
-    assert lost == EngineLost(what=what, cause="died", code="worker_died", width=64)
-
-
 async def test_a_device_that_vanished_and_is_back_gets_the_work_again(bench: Bench) -> None:
     bench.choice = TORCH
     await bench.start()
