@@ -10,7 +10,6 @@ from typing import Any, Self
 
 from echo_node.condition import described
 from echo_node.config import NodeConfig
-from echo_node.core.arrival import arrival
 from echo_node.core.history import lately
 from echo_node.core.manners import Hold
 from echo_node.core.troubles import Trouble
@@ -20,7 +19,7 @@ from echo_node.net.client import Introduction
 from echo_node.panel import NodeSnapshot
 from echo_node.shell import RunShell, artefact_title
 from echo_shared.signing.identity import Identity, fingerprint
-from echo_shared.wire.messages import Totals, Welcome
+from echo_shared.wire.messages import Fetched, Totals, Welcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,3 +161,29 @@ def _as_fields(totals: Totals) -> dict[str, Any]:
         "rank": totals.rank,
         "num_ranked": totals.num_ranked,
     }
+
+
+def arrival(fetched: Fetched) -> str:
+    """Return the way that carried most bytes, the total size and the duration."""
+    sent = fetched.pushed_bytes + fetched.mesh_bytes
+    amounts = {
+        "through the host's shared memory": fetched.shared_memory_bytes,
+        "from a model hub": fetched.model_hub_bytes,
+        "broadcast" if fetched.mesh_bytes else "inline": sent,
+        "swarm": fetched.swarm_bytes,
+        "web seed": fetched.web_seed_bytes,
+    }
+    total = sum(amounts.values())
+    if not total:
+        return "was already here"
+    way = max(amounts, key=lambda name: amounts[name])
+    others = f", {100 * fetched.mesh_bytes // total} % of it from other nodes" if way == "broadcast" else ""
+    return f"{way}, {amount(total)} in {fetched.seconds:.1f} s{others}"
+
+
+def amount(num_bytes: int) -> str:
+    """Return the number of bytes with a suitable unit."""
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.1f} {unit}"
+    return f"{num_bytes} bytes"

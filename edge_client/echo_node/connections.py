@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -60,6 +59,15 @@ class Connections:
         self.client.line.turn(on=False)
         await self.client.close()
 
+    async def tell_pieces(self) -> None:
+        """Report received pieces to the hub. Runs until cancelled, and then ends all receiving."""
+        try:
+            while True:
+                for report in await self.receiver.reports():
+                    await self.client.send(report)
+        finally:
+            self.receiver.close()
+
     async def tell_links(self) -> None:
         """Send this node's links to the hub after each change. Runs until cancelled."""
         while True:
@@ -79,14 +87,15 @@ async def open_connections(
         upload_limit_bytes_s=config.upload_share_bytes_s,
         download_limit_bytes_s=config.download_share_bytes_s,
     )
-    flow = Flow(config.download_share_bytes_s, lambda sent, received: meter.count(sent=sent, received=received))
+    flow = Flow(config.download_share_bytes_s, meter)
     swarm, links_are_news = await open_swarm(settings), asyncio.Event()
     mesh = MeshLinks(about.me, upload_limit_bytes_s=config.upload_share_bytes_s, flow=flow)
+    receiver = Receiver(mesh)
     try:
-        await mesh.open(  # The mesh refuses peers until the hub sends the run's keys; `receiver` exists by then.
+        await mesh.open(
             config.swarm_host,
             config.mesh_port,
-            on_piece=lambda piece, node_id: receiver.take(piece, node_id),
+            on_piece=receiver.take,
             on_links=lambda _: links_are_news.set(),
         )
         client = HubClient(
@@ -96,11 +105,9 @@ async def open_connections(
             pinned_hub_key=None if about.joining.pinned is None else about.joining.pinned.hub_key,
             retry_first_s=config.reconnect_first_s,
             stays=config.stay,
-            jitter=random.random,
             troubles=troubles,
             flow=flow,
         )
-        receiver = Receiver(client.send, mesh)
         yield Connections(
             swarm=swarm,
             mesh=mesh,

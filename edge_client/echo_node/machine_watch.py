@@ -7,14 +7,17 @@ the hub's timeout.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import socket
 from typing import Final
 
+import psutil
+
 import echo_shared
-from echo_node.core.clocks import ClockReading, SleepSense, slept
+from echo_node.core.clocks import SleepSense, slept
+from echo_node.core.events import Incoming, Upgraded
 from echo_node.core.troubles import Trouble, TroubleCode
+from echo_node.engine.choosing import EngineChooser
 from echo_node.host.clock import read_clocks
-from echo_node.host.network import own_addresses
 from echo_node.host.trouble_log import TroubleLog
 from echo_node.net.client import HubClient
 from echo_shared.installation import installed_version
@@ -33,23 +36,14 @@ class MachineWatch:
         self,
         client: HubClient,
         troubles: TroubleLog,
-        *,
-        on_wake: Callable[[], None],
-        on_upgrade: Callable[[str], None],
-        clocks: Callable[[], ClockReading] = read_clocks,
-        addresses: Callable[[], frozenset[str]] = own_addresses,
+        chooser: EngineChooser,
+        inbox: asyncio.Queue[Incoming],
     ) -> None:
-        """`on_wake` runs after each sleep, because devices may have changed.
-
-        `on_upgrade` gets the version of a newly installed release while the hub refuses the running one.
-        """
         self._client = client
         self._troubles = troubles
-        self._on_wake = on_wake
-        self._on_upgrade = on_upgrade
+        self._chooser = chooser
+        self._inbox = inbox
         self._looks = 0
-        self._clocks = clocks
-        self._addresses = addresses
         self._sleep = SleepSense(LOOK_S)
         self._last_addresses: frozenset[str] | None = None
 
@@ -60,12 +54,14 @@ class MachineWatch:
             await asyncio.sleep(LOOK_S)
 
     def look(self) -> None:
-        """Check once for sleep, a wrong clock, a changed network, and now and then for a new release."""
-        reading = self._clocks()
+        """Check once for sleep, a wrong clock, a changed network, and now and then for a new release that replaces one
+        which the hub refuses.
+        """
+        reading = read_clocks()
         slept_s = self._sleep.slept_s(reading)
         if slept_s:
             self._client.reconnect(slept(slept_s))
-            self._on_wake()
+            self._chooser.look_again()  # Devices may have changed.
         if (wrong := self._client.hub_clock.trouble(reading)) is not None:
             self._troubles.begin(_CLOCK, wrong)
         else:
@@ -76,12 +72,22 @@ class MachineWatch:
         if is_refused and self._looks % _RELEASE_EVERY == 0:
             there = installed_version()
             if there is not None and there != echo_shared.__version__:
-                self._on_upgrade(there)
+                self._inbox.put_nowait(Upgraded(release=there))
 
     def _look_at_network(self) -> None:
-        last, self._last_addresses = self._last_addresses, self._addresses()
+        last, self._last_addresses = self._last_addresses, own_addresses()
         if last is None or last == self._last_addresses:
             return
         own = self._client.own_address
         if own is None or own not in self._last_addresses:
             self._client.reconnect(_ANOTHER_NETWORK)
+
+
+def own_addresses() -> frozenset[str]:
+    """Return the addresses of all interfaces, with loopback. Blocks for a fraction of a millisecond."""
+    return frozenset(
+        address.address.partition("%")[0]
+        for addresses in psutil.net_if_addrs().values()
+        for address in addresses
+        if address.family in (socket.AF_INET, socket.AF_INET6)
+    )

@@ -7,10 +7,10 @@ and is made again after the hold.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Final
 
 from echo_node.connections import Connections
+from echo_node.current_run import CurrentRun
 from echo_node.host.clock import running_s
 
 OWED_S: Final = 10.0
@@ -19,34 +19,29 @@ _LOOK_S: Final = 0.1
 
 
 class NetworkHold:
-    """Takes the node off the network and back. Call `look` after each event that may change `is_wanted`."""
+    """Takes the node off the network and back."""
 
-    def __init__(
-        self, connections: Connections, *, is_wanted: Callable[[], bool], owes_the_hub: Callable[[], bool]
-    ) -> None:
+    def __init__(self, connections: Connections, run: CurrentRun) -> None:
         self._connections = connections
-        self._is_wanted = is_wanted
-        self._owes_the_hub = owes_the_hub
+        self._run = run
         self._hanging_up: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
-        """Stay offline from the start if a hold is wanted. Call this before the first connection."""
-        if self._is_wanted():
-            self._connections.set_online(False)
-            await self._connections.hang_up()
+        """Stay offline from the start. Call this before the first connection."""
+        self._connections.set_online(False)
+        await self._connections.hang_up()
 
-    def look(self) -> None:
-        """Go offline or online if the hold has changed."""
-        is_wanted = self._is_wanted()
-        if is_wanted != self._connections.bulk.is_on:
+    def turn(self, *, online: bool) -> None:
+        """Go offline or online. Repeating has no effect."""
+        if online == self._connections.bulk.is_on:
             return
-        self._connections.set_online(not is_wanted)
-        if is_wanted:
+        self._connections.set_online(online)
+        if not online:
             self._hanging_up = asyncio.create_task(self._hang_up(), name="hanging up")
 
     async def _hang_up(self) -> None:
         deadline = running_s() + OWED_S
-        while self._owes_the_hub() and running_s() < deadline:  # noqa: ASYNC110 - the work loop tells nobody.
+        while self._run.owes_the_hub and running_s() < deadline:  # noqa: ASYNC110 - the work loop tells nobody.
             await asyncio.sleep(_LOOK_S)
-        if self._is_wanted():
+        if not self._connections.bulk.is_on:
             await self._connections.hang_up()

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
-from echo_node.core.events import Holding
+from echo_node.core.events import Holding, Incoming
 from echo_node.core.manners import Hold, HoldReason, Manners, MannersConfig, OwnerPause, SensorReading
-from echo_node.core.traffic import Traffic
+from echo_node.current_run import CurrentRun
+from echo_node.engine.choosing import EngineChooser
 from echo_node.host.pause import PauseFile
 from echo_node.host.sensors.machine import Sensors
+from echo_node.host.traffic import TrafficMeter
 from echo_node.host.trouble_log import TroubleLog
 from echo_shared.errors import StorageError
 from echo_shared.process.process_memory import own_bytes
@@ -26,15 +27,6 @@ LOOK_S: Final = 1.0
 _PAUSE: Final = "the pause"
 PAUSED_LOOK_S: Final = 5.0
 """Seconds between two readings while the owner's own pause holds the node, and sensor values do not matter."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineNow:
-    """The engine's state, as far as the sensors need it."""
-
-    on_gpu: bool
-    pid: int | None
-    """None = the engine does not run."""
 
 
 class OwnerWatch:
@@ -48,10 +40,11 @@ class OwnerWatch:
         sensors: Sensors,
         pause_file: PauseFile,
         *,
-        engine: Callable[[], EngineNow],
-        deliver: Callable[[Holding], Awaitable[None]],
+        chooser: EngineChooser,
+        run: CurrentRun,
+        inbox: asyncio.Queue[Incoming],
+        meter: TrafficMeter,
         troubles: TroubleLog,
-        traffic: Callable[[], Traffic] | None = None,
         look_s: float = LOOK_S,
     ) -> None:
         self.holds: tuple[Hold, ...] = ()
@@ -60,11 +53,12 @@ class OwnerWatch:
         self._pause_file = pause_file
         self._pause = pause_file.load()
         self._troubles = troubles
-        self._traffic = traffic
+        self._meter = meter
         self._is_unsaved = False
         """True if the owner's last command is not on disk."""
-        self._engine = engine
-        self._deliver = deliver
+        self._chooser = chooser
+        self._run = run
+        self._inbox = inbox
         self._look_s = look_s
         self._engine_bytes = 0
         """Bytes of memory that the engine used when it ran last."""
@@ -82,19 +76,17 @@ class OwnerWatch:
             self._sensors.close()
 
     async def look(self) -> None:
-        """Read the sensors once, and deliver a Holding if the holds have changed."""
+        """Read the sensors once, and report a Holding if the holds have changed."""
         async with self._looking:
             if self._is_unsaved:
                 with suppress(StorageError):  # The first failure was reported.
                     self._save()
-            engine = self._engine()
-            reading = await asyncio.to_thread(self._read, engine)
-            if self._traffic is not None:
-                reading = replace(reading, traffic=self._traffic())
+            on_gpu = self._chooser.choice.device != "cpu"
+            reading = await asyncio.to_thread(self._read, self._run.engine_pid, on_gpu)
             self.holds = self._manners.holds(
-                reading,
+                replace(reading, traffic=self._meter.now()),
                 pause=self._pause,
-                on_gpu=engine.on_gpu,
+                on_gpu=on_gpu,
                 now=time.monotonic(),
                 local=datetime.now().astimezone(),
             )
@@ -102,7 +94,7 @@ class OwnerWatch:
             if reasons != self._told:
                 log.info("%s", _news(self.holds))
                 self._told = reasons
-                await self._deliver(Holding(holds=self.holds, keep_memory_s=self._manners.settings.keep_memory_s))
+                await self._inbox.put(Holding(holds=self.holds, keep_memory_s=self._manners.settings.keep_memory_s))
 
     def change(self, pause: OwnerPause | None) -> None:
         """Pause or resume the node for its owner. Raises StorageError if the disk fails; the change still takes
@@ -115,7 +107,7 @@ class OwnerWatch:
     def use(self, settings: MannersConfig) -> None:
         """Use these settings from now on."""
         self._manners.settings = settings
-        self._told = None  # Deliver again: the time for keeping memory may have changed.
+        self._told = None  # Report again: the time for keeping memory may have changed.
         self._wake.set()
 
     def _save(self) -> None:
@@ -129,11 +121,11 @@ class OwnerWatch:
         self._is_unsaved = False
         self._troubles.end(_PAUSE)
 
-    def _read(self, engine: EngineNow) -> SensorReading:
-        if engine.pid is not None:
-            self._engine_bytes = own_bytes(engine.pid) or self._engine_bytes
-        pids = () if engine.pid is None else (engine.pid,)
-        reading = self._sensors.read(self._manners.settings, engines=pids, on_gpu=engine.on_gpu)
+    def _read(self, engine_pid: int | None, on_gpu: bool) -> SensorReading:
+        if engine_pid is not None:
+            self._engine_bytes = own_bytes(engine_pid) or self._engine_bytes
+        pids = () if engine_pid is None else (engine_pid,)
+        reading = self._sensors.read(self._manners.settings, engines=pids, on_gpu=on_gpu)
         return reading if pids else replace(reading, engine_bytes=self._engine_bytes)
 
     async def _wait(self) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from echo_node.host.pause import pause_for
+from echo_node.node import Node
 from echo_node.owner_watch import OwnerWatch
-from echo_node.panel import NodeSnapshot, rows
+from echo_node.panel import rows
 from echo_node.status_page.page import StatusPage, Verb
 
 
@@ -17,13 +18,8 @@ from echo_node.status_page.page import StatusPage, Verb
 class OwnerWord:
     """Handlers of the owner's commands."""
 
-    snapshot: Callable[[], NodeSnapshot]
+    node: Node
     watch: OwnerWatch
-    stop: Callable[[str], None]
-    """Takes the address of the hub to forget; empty = forget none."""
-    finish: Callable[[], None]
-    reload: Callable[[], Mapping[str, Any]]
-    """Load the settings again, and return the changes. Raises ConfigError."""
 
     def page(self) -> StatusPage:
         """Return the page for the browser, with all verbs except `page`."""
@@ -35,16 +31,16 @@ class OwnerWord:
 
     def _verbs(self) -> dict[str, Verb]:
         return {
-            "status": lambda _: asdict(self.snapshot()),
+            "status": lambda _: asdict(self.node.snapshot()),
             "stop": self._stop,
             "pause": self._pause,
             "resume": self._resume,
             "finish": self._finish,
-            "reload": lambda _: self.reload(),
+            "reload": lambda _: self.node.reload(),
         }
 
     def _view(self) -> Mapping[str, Any]:
-        snapshot = self.snapshot()
+        snapshot = self.node.snapshot()
         return {"snapshot": asdict(snapshot), "rows": rows(snapshot)}
 
     def _pause(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -57,9 +53,9 @@ class OwnerWord:
         return {}
 
     def _finish(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
-        self.finish()
-        return {"pid": os.getpid(), "held_rollouts": self.snapshot().held_rollouts}
+        self.node.finish_for_good()
+        return {"pid": os.getpid(), "held_rollouts": self.node.snapshot().held_rollouts}
 
     def _stop(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        self.stop(str(arguments.get("leaves", "")))
+        self.node.stop_once(leaves=str(arguments.get("leaves", "")))
         return {"pid": os.getpid()}

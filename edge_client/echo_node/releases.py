@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import echo_shared
-from echo_node.core.releases import is_newer
 from echo_shared.errors import EchoError
 from echo_shared.installation import how_to_upgrade
 
 TAKES_OVER: Final = "takes_over"
 """Error code that ends a node so that its process becomes another release."""
+_NUMBERS: Final = re.compile(r"\d{1,9}(?:\.\d{1,9})*")
 
 
 def newer_release(hub_version: str) -> str:
@@ -29,3 +30,17 @@ def upgraded(release: str, *, takes_over: bool = False) -> EchoError:
         do="Restart the node: echo-node run. A service restarts by itself.",
         code=TAKES_OVER if takes_over else "upgraded",
     )
+
+
+def is_newer(theirs: str, own: str) -> bool:
+    """Return True if `theirs` is later than `own`, by their leading numbers; False if either has none."""
+    numbers = [_numbers(version) for version in (theirs, own)]
+    return all(numbers) and numbers[0] > numbers[1]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    found = _NUMBERS.match(version)
+    parts = [] if found is None else [int(part) for part in found.group().split(".")]
+    while parts and parts[-1] == 0:
+        del parts[-1]  # Drop final zeros, because release 1.0 equals release 1.
+    return tuple(parts) if found is None or parts else (0,)

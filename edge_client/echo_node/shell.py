@@ -34,27 +34,27 @@ from echo_node.core.effects import (
     SubmitGroup,
     SuspendEngine,
 )
-from echo_node.core.events import ArtefactReady, Event, FetchFailed
+from echo_node.core.events import ArtefactReady, Event, FetchFailed, Incoming
 from echo_node.core.troubles import TroubleCode, trouble_of
 from echo_node.core.work import WorkLoop
+from echo_node.engine.making import EngineMaker
 from echo_node.engine.supervisor import EngineFiles, EngineSupervisor
 from echo_node.host.cage.description import Held
 from echo_node.host.clock import running_s
 from echo_node.host.spool import Spool
 from echo_node.host.spool_writer import SpoolWriter
 from echo_node.host.trouble_log import TroubleLog
+from echo_node.net.client import HubClient
 from echo_node.net.fetcher import UNREADABLE, Fetcher
 from echo_node.net.online import Online
 from echo_shared.errors import RemoteProtocolError, StorageError, SwarmError
-from echo_shared.wire.messages import ArtefactOffer, Fetched, FromNode, ReceiptsWanted
+from echo_shared.wire.messages import ArtefactOffer, Fetched, ReceiptsWanted
 
 log = logging.getLogger(__name__)
 
 _ENGINE: Final = "the engine"
 ASK_BATCH: Final = 512
 """Most rollouts in one request for receipts."""
-
-Deliver = Callable[[Event], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +63,9 @@ class RunParts:
 
     spool: Spool
     fetcher: Fetcher
-    make_engine: Callable[[EngineFiles], EngineSupervisor]
-    send: Callable[[FromNode], Awaitable[None]]
-    deliver: Deliver
+    engines: EngineMaker
+    client: HubClient
+    inbox: asyncio.Queue[Incoming]
     derived: Path
     logs: Path
     capacity_factor: int
@@ -88,7 +88,7 @@ class RunShell:
         """Answers of fetches that the work loop has not handled yet; those of abandoned fetches are removed."""
         self._engine: EngineSupervisor | None = None
         self._work: WorkLoop | None = None
-        self.writer = SpoolWriter(parts.spool, parts.deliver, parts.troubles)
+        self.writer = SpoolWriter(parts.spool, parts.inbox, parts.troubles)
         self.fetching: dict[int | None, tuple[int, int]] = {}
         """(bytes received, total bytes) of each running fetch."""
         self.stopped = False
@@ -109,7 +109,6 @@ class RunShell:
             unfinished=unfinished,
             unacked=unacked,
             on_disk=await asyncio.to_thread(self.fetcher.take_up, newest_version),
-            jitter=random.random,
         )
         self._start(self.writer.run(), name="spool writer")
 
@@ -119,7 +118,7 @@ class RunShell:
             if self._answers.get(event.policy_version) is not event:
                 return  # The fetch was abandoned after its answer; its files are being removed.
             del self._answers[event.policy_version]
-        for effect in self.work.handle(event, running_s()):
+        for effect in self.work.handle(event, running_s(), random.random()):
             await self._carry_out(effect)
         if (problem := self.work.engine_problem) is not None:
             self._parts.troubles.begin(_ENGINE, problem)
@@ -144,7 +143,7 @@ class RunShell:
     async def _carry_out(self, effect: Effect) -> None:
         match effect:
             case SendMessage(message=message):
-                await self._parts.send(message)
+                await self._parts.client.send(message)
             case SpoolLease() | ForgetLease() | SpoolRollout() | RecordReceipts():
                 self.writer.put(effect)
             case ResendSpooled():
@@ -163,7 +162,7 @@ class RunShell:
                 self._answers.pop(unwanted, None)
                 self._file_job(unwanted, lambda: self.fetcher.remove(unwanted))
             case StartEngine(after_s=after_s, max_width=max_width):
-                self._engine = self._parts.make_engine(self._engine_files())
+                self._engine = self._parts.engines.make(self._engine_files())
                 self._start(self._engine.run(after_s, max_width), name="engine")
             case EndEngine():
                 self._start(self._running_engine.end(), name="engine's end")
@@ -171,26 +170,19 @@ class RunShell:
                 self._running_engine.suspend()
             case ResumeEngine():
                 self._running_engine.resume()
-            case AddPolicy() | DropPolicy() | SubmitGroup() | CancelLease() | ScoreCompletion():
-                await self._tell_engine(effect)
+            case AddPolicy(policy_version=added):
+                directory = None if added == 0 else self.fetcher.directory(added)
+                await self._running_engine.add_policy(added, directory)
+            case DropPolicy(policy_version=dropped):
+                await self._running_engine.drop_policy(dropped)
+            case SubmitGroup(request=request):
+                await self._running_engine.submit(request)
+            case CancelLease(lease_id=lease_id):
+                await self._running_engine.cancel(lease_id)
+            case ScoreCompletion(request=completion):
+                await self._running_engine.score(completion)
             case Stop():
                 self.stopped = True
-            case _:
-                assert_never(effect)
-
-    async def _tell_engine(self, effect: AddPolicy | DropPolicy | SubmitGroup | CancelLease | ScoreCompletion) -> None:
-        engine = self._running_engine
-        match effect:
-            case AddPolicy(policy_version=version):
-                await engine.add_policy(version, None if version == 0 else self.fetcher.directory(version))
-            case DropPolicy(policy_version=version):
-                await engine.drop_policy(version)
-            case SubmitGroup(request=request):
-                await engine.submit(request)
-            case CancelLease(lease_id=lease_id):
-                await engine.cancel(lease_id)
-            case ScoreCompletion(request=completion):
-                await engine.score(completion)
             case _:
                 assert_never(effect)
 
@@ -224,13 +216,13 @@ class RunShell:
         after = ""
         while rollouts := await asyncio.to_thread(self._parts.spool.unacked, after):
             for rollout in rollouts:
-                await self._parts.send(rollout)
+                await self._parts.client.send(rollout)
             after = rollouts[-1].rollout_id
 
     async def _ask_for_receipts(self) -> None:
         ids = await asyncio.to_thread(self._parts.spool.without_final_receipt)
         for start in range(0, len(ids), ASK_BATCH):
-            await self._parts.send(ReceiptsWanted(rollout_ids=tuple(ids[start : start + ASK_BATCH])))
+            await self._parts.client.send(ReceiptsWanted(rollout_ids=tuple(ids[start : start + ASK_BATCH])))
 
     async def _fetch(self, version: int | None, offer: ArtefactOffer) -> None:
         def progress(done: int, total: int) -> None:
@@ -255,7 +247,7 @@ class RunShell:
 
     async def _answer(self, answer: ArtefactReady | FetchFailed) -> None:
         self._answers[answer.policy_version] = answer
-        await self._parts.deliver(answer)
+        await self._parts.inbox.put(answer)
 
     async def _share(self, version: int, offer: ArtefactOffer, fetched: Fetched) -> None:
         try:

@@ -11,11 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, assert_never
 
 import echo_shared
+from echo_node.core.events import Incoming, Upgraded
 from echo_node.core.notices import Notice
 from echo_node.core.updating import (
     ComeBack,
@@ -27,12 +26,15 @@ from echo_node.core.updating import (
     decide,
     host_of,
 )
+from echo_node.current_run import CurrentRun
 from echo_node.host.hubs import Hubs
 from echo_node.host.installed_copy import InstalledCopy
 from echo_node.host.installing import install
 from echo_node.host.notifications import notify
 from echo_node.host.paths import NodePaths
 from echo_node.host.update_book import UpdateBook
+from echo_node.net.client import HubClient
+from echo_node.owner_watch import OwnerWatch
 from echo_shared.errors import StorageError
 from echo_shared.installation import how_to_upgrade
 
@@ -46,31 +48,29 @@ _INSTALLED: Final = "Release {release} was installed."
 _NOTHING_NEW: Final = "{source} had no other release."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeToUpdate:
-    """The node to update, with its current state."""
-
-    mode: Callable[[], UpdateMode]
-    refusal: Callable[[], str]
-    """The hub's refusal of a node that is too old; empty = none."""
-    hub: str
-    """Address of that hub."""
-    is_held: Callable[[], bool]
-    held_rollouts: Callable[[], int]
-    end: Callable[[str], None]
-    """Called with the release that takes over."""
-
-
 class Updater:
     """The updater. `run` checks repeatedly; `said` is the updater's line in `status`, empty without news."""
 
     def __init__(
-        self, paths: NodePaths, node: NodeToUpdate, *, copy: InstalledCopy | None = None, look_s: float = LOOK_S
+        self,
+        paths: NodePaths,
+        *,
+        mode: UpdateMode,
+        client: HubClient,
+        run: CurrentRun,
+        watch: OwnerWatch,
+        inbox: asyncio.Queue[Incoming],
+        copy: InstalledCopy | None = None,
+        look_s: float = LOOK_S,
     ) -> None:
         """`copy`: the running installation by default."""
         self.said = ""
+        self.mode = mode
         self._paths = paths
-        self._node = node
+        self._client = client
+        self._run = run
+        self._watch = watch
+        self._inbox = inbox
         self._copy = copy or InstalledCopy()
         self._book = UpdateBook(self._copy.home)
         self._log_file = paths.logs / "update.log"
@@ -88,14 +88,14 @@ class Updater:
                 case Install():
                     await self._update(decision)
                 case ComeBack():
-                    self._node.end(self._copy.newest_release or "another one")
+                    await self._inbox.put(Upgraded(release=self._copy.newest_release or "another one"))
                     return
                 case _:
                     assert_never(decision)
             await asyncio.sleep(self._look_s)
 
     def _decide(self) -> Decision:
-        mode, refusal, now = self._node.mode(), self._node.refusal(), time.time()
+        mode, refusal, now = self.mode, self._client.too_old, time.time()
         if mode != "auto" or not refusal:  # In the usual case, read no files.
             return decide(Known(mode=mode, refusal=refusal, is_by_installer=False, now=now))
         try:
@@ -111,14 +111,14 @@ class Updater:
                 note=self._copy.note(),
                 hub_hosts=hosts,
                 tries=tries,
-                is_held=self._node.is_held(),
+                is_held=bool(self._watch.holds),
                 now=now,
             )
         )
 
     def _hub_hosts(self) -> frozenset[str]:
         known = [record.url for record in Hubs(self._paths).all()]
-        return frozenset(host_of(url) for url in (*known, self._node.hub))
+        return frozenset(host_of(url) for url in (*known, self._client.address.origin))
 
     async def _update(self, decision: Install) -> None:
         self._say(f"The hub refuses nodes of release {echo_shared.__version__}: updating from {decision.source}.")
@@ -148,7 +148,7 @@ class Updater:
     async def _finish(self) -> None:
         """Wait until all leases are finished. A hub that refuses the node gives no new ones."""
         ends_at = time.monotonic() + FINISH_S
-        while self._node.held_rollouts() and time.monotonic() < ends_at:  # noqa: ASYNC110
+        while self._run.held_rollouts and time.monotonic() < ends_at:  # noqa: ASYNC110
             await asyncio.sleep(self._look_s)
 
     async def _fail(self, trouble: str) -> None:

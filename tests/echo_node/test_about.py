@@ -1,10 +1,12 @@
 """Information about a node before any hub has admitted it; the daemon's tests have later states."""
 
+import asyncio
 import os
+from typing import Any
 
 import pytest
 
-from echo_node.about import About
+from echo_node.about import About, amount, arrival
 from echo_node.backends.registry import BackendChoice
 from echo_node.engine.choosing import EngineChooser
 from echo_node.host import hardware
@@ -12,6 +14,7 @@ from echo_node.host.address import HubAddress
 from echo_node.host.hubs import Joining
 from echo_node.net.client import Introduction
 from echo_shared.signing.identity import Identity
+from echo_shared.wire.messages import Fetched
 
 ME = Identity.generate()
 FOUND = hardware.detect()
@@ -24,10 +27,7 @@ async def about() -> About:
     """Return this for a node that would use the GPU first, then the CPU."""
     left = [GPU, CPU]
 
-    async def changed() -> None:
-        pass
-
-    chooser = EngineChooser(lambda: (FOUND, left.pop(0)), on_change=changed)
+    chooser = EngineChooser(lambda: (FOUND, left.pop(0)), changed=asyncio.Event())
     await chooser.decide()
     address = HubAddress.parse("http://127.0.0.1:8710", insecure=False)
     joining = Joining(address=address, pinned=None, invite_token="let me in", patient=False)
@@ -48,3 +48,27 @@ async def test_a_node_that_is_not_admitted_yet_is_connecting(about: About) -> No
     assert (shown.pid, shown.node_id, shown.name) == (os.getpid(), ME.node_id, "a node")
     assert (shown.backend, shown.device, shown.hub) == ("torch", "cuda", "http://127.0.0.1:8710")
     assert (shown.connected, shown.activity, shown.run_name) == (False, "connecting", "")
+
+
+@pytest.mark.parametrize(
+    ("came", "words"),
+    [
+        ({"pushed_bytes": 12_300}, "inline, 12.3 kB in 1.5 s"),
+        (
+            {"pushed_bytes": 1_000_000, "mesh_bytes": 3_000_000},
+            "broadcast, 4.0 MB in 1.5 s, 75 % of it from other nodes",
+        ),
+        ({"swarm_bytes": 5, "web_seed_bytes": 3, "pushed_bytes": 4}, "swarm, 12 bytes in 1.5 s"),
+        ({"web_seed_bytes": 2_500_000_000}, "web seed, 2.5 GB in 1.5 s"),
+        ({"shared_memory_bytes": 9}, "through the host's shared memory, 9 bytes in 1.5 s"),
+        ({"model_hub_bytes": 9}, "from a model hub, 9 bytes in 1.5 s"),
+        ({}, "was already here"),
+    ],
+)
+def test_the_way_that_brought_most_is_named(came: dict[str, Any], words: str) -> None:
+    none = {"swarm_bytes": 0, "web_seed_bytes": 0}
+    assert arrival(Fetched(info_hash=bytes(20), policy_version=1, seconds=1.5, **(none | came))) == words
+
+
+def test_amounts_have_a_suitable_unit() -> None:
+    assert [amount(n) for n in (0, 999, 1_000, 10**9)] == ["0 bytes", "999 bytes", "1.0 kB", "1.0 GB"]

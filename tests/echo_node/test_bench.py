@@ -51,7 +51,7 @@ async def fetched(hub: Any, paths: NodePaths) -> HubRecord:
         run_id=hub.run_id,
         tracker_path="/announce/x",
     )
-    fetcher = Fetcher(swarm, make_receiver([]), source, artefacts=paths.artefacts, carriers=paths.carriers)
+    fetcher = Fetcher(swarm, make_receiver(), source, artefacts=paths.artefacts, carriers=paths.carriers)
     fetcher.set_keys(hub.run_keys)
     await fetcher.fetch(hub.welcome().base, None)
     await swarm.close()

@@ -7,15 +7,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from echo_node.connections import Connections
 from echo_node.core.events import Spooled
 from echo_node.core.troubles import TroubleCode
 from echo_node.current_run import CurrentRun
 from echo_node.host.address import HubAddress
 from echo_node.host.hubs import HubRecord, Joining
+from echo_node.host.paths import NodePaths
 from echo_node.host.trouble_log import TroubleLog
 from echo_node.shell import RunShell
 from echo_shared.errors import DISK_FULL, StorageError
@@ -28,6 +31,15 @@ from tests.echo_shared.wire.messages.examples import TOTALS
 PATIENCE_S = 60.0
 
 
+class Run(CurrentRun):
+    """A run whose shells its place makes."""
+
+    place: Place
+
+    async def _open_shell(self, welcome: Welcome, hub_key: bytes, connections: Connections) -> RunShell:
+        return await self.place.open(welcome, hub_key)
+
+
 class Place:
     """A directory whose disk fails a given number of times, and the shells that were opened there."""
 
@@ -36,21 +48,29 @@ class Place:
         self.sites: list[Site] = []
         self.failures: list[StorageError] = []
         self.troubles = TroubleLog()
-        self.run = self.joined()
         self._swarm = swarm
         self._directory = directory
+        self.run = self.joined()
 
     def joined(self, *, patient: bool = True, pinned: HubRecord | None = None) -> CurrentRun:
         address = HubAddress.parse(self.hub.url, insecure=False)
         joining = Joining(address=address, pinned=pinned, invite_token=None, patient=patient)
-        self.run = CurrentRun(joining, self.troubles, self._open)
+        engines: Any = SimpleNamespace(run_id=None)
+        self.run = Run(NodePaths.find(self._directory), joining, engines, asyncio.Queue(), self.troubles)
+        self.run.place = self
         return self.run
 
     async def take_up(self, **changes: Any) -> bool:
         """Handle a Welcome with these fields changed."""
-        return await self.run.take_up(self.hub.welcome().model_copy(update=changes), self.hub.me.public_key)
+        connections: Any = SimpleNamespace(client=SimpleNamespace(hub_key=self.hub.me.public_key))
+        return await self.run.take_up(self.hub.welcome().model_copy(update=changes), connections)
 
-    async def _open(self, welcome: Welcome, hub_key: bytes) -> RunShell:
+    @property
+    def run_id(self) -> str | None:
+        """The run whose base model decides the engine."""
+        return self.run._engines.run_id
+
+    async def open(self, welcome: Welcome, hub_key: bytes) -> RunShell:
         assert hub_key == self.hub.me.public_key
         if self.failures:
             raise self.failures.pop(0)
@@ -82,12 +102,12 @@ async def test_a_run_starts_once_and_every_welcome_updates_it(
 ) -> None:
     caplog.set_level("INFO")
     run = place.run
-    assert (run.shell, run.run_id, run.token_rates) == (None, None, ())
+    assert (run.shell, place.run_id, run.token_rates) == (None, None, ())
     run.hear(TOTALS)
     await run.count()
     assert run.welcomed is None, "nothing is known before there is a run"
     assert await place.take_up()
-    assert run.shell is place.sites[0].shell and run.run_id == hub.run_id
+    assert run.shell is place.sites[0].shell and place.run_id == hub.run_id
     run.hear(TOTALS)
     assert await place.take_up(policy_version=7)
     assert run.welcomed is not None and run.shell is place.sites[0].shell
@@ -103,7 +123,7 @@ async def test_another_run_ends_the_last_ones_shell(place: Place) -> None:
     place.run.hear(TOTALS)
     assert await place.take_up(run_id="another")
     assert place.run.welcomed is not None and place.run.shell is place.sites[1].shell
-    assert (place.run.run_id, place.run.welcomed.totals) == ("another", None)
+    assert (place.run_id, place.run.welcomed.totals) == ("another", None)
     assert spool_writers() == 1
 
 
@@ -147,6 +167,7 @@ async def test_permanent_errors_are_raised(place: Place) -> None:
 
 async def test_before_admission_a_node_knows_its_last_run(hub: Any, place: Place) -> None:
     record = HubRecord(url=hub.url, hub_key_hex=hub.me.public_key.hex(), joined_at=1.0, run_id="before")
-    assert place.joined(pinned=record).run_id == "before"
+    place.joined(pinned=record)
+    assert place.run_id == "before"
     assert await place.take_up()
-    assert place.run.run_id == hub.run_id
+    assert place.run_id == hub.run_id

@@ -6,8 +6,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,11 @@ import pytest
 from echo_node.config import load_config
 from echo_node.daemon import Daemon
 from echo_node.host import control
-from echo_node.host.address import HubAddress
-from echo_node.host.hubs import Flag, Joining
-from echo_node.host.paths import NodePaths
-from echo_node.panel import PlainPanel
-from echo_shared.errors import ConfigError, ConnectError
-from echo_shared.signing import key_file
+from echo_node.host.hubs import Flag
+from echo_shared.errors import ConfigError
 from echo_shared.wire.messages import Goodbye, LeaseReturned, Proof, Rollout, RolloutParts
 from tests.echo_node.fake_sensors import FakeSensors
-from tests.echo_node.test_daemon import newest_status, ready_for
+from tests.echo_node.test_daemon import Node, newest_status, ready_for
 
 pytest.importorskip("llama_cpp")
 
@@ -44,36 +39,16 @@ priority = "normal"
 
 
 @pytest.fixture
-def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodePaths:
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
     monkeypatch.setenv("ECHO_NODE_HOME", str(tmp_path / "node"))
-    found = NodePaths.find(None)
-    found.config_file.parent.mkdir()
-    found.config_file.write_text(SETTINGS)
-    return found
+    node = Node(None)
+    node.paths.config_file.parent.mkdir()
+    node.paths.config_file.write_text(SETTINGS)
+    return node
 
 
-@asynccontextmanager
-async def running(paths: NodePaths, url: str, sensors: FakeSensors, **given: Flag) -> AsyncIterator[Daemon]:
-    joining = Joining(
-        address=HubAddress.parse(url, insecure=False), pinned=None, invite_token=None, patient=False, given=given
-    )
-    me = key_file.load_or_create(paths.identity_key)
-    daemon = Daemon(
-        paths=paths,
-        config=load_config(paths.config_file, given),
-        me=me,
-        joining=joining,
-        panel=PlainPanel(),
-        sensors=sensors,
-    )
-    task = asyncio.create_task(daemon.run())
-    try:
-        yield daemon
-    finally:
-        with suppress(ConnectError):  # The daemon may have ended already.
-            await control.ask(paths.control_file, "stop")
-        async with asyncio.timeout(60):
-            await task
+def running(node: Node, url: str, sensors: FakeSensors, **given: Flag) -> AbstractAsyncContextManager[Daemon]:
+    return node.running(url, config=load_config(node.paths.config_file, given), sensors=sensors, given=given)
 
 
 async def set_(key: str, *values: str) -> dict[str, Any]:
@@ -91,20 +66,20 @@ async def set_(key: str, *values: str) -> dict[str, Any]:
     return answer
 
 
-async def test_the_engine_starts_again_with_new_settings_and_nothing_is_lost(hub: Any, paths: NodePaths) -> None:
+async def test_the_engine_starts_again_with_new_settings_and_nothing_is_lost(hub: Any, node: Node) -> None:
     long = {"count": 8, "max_tokens": 120, "stop_ids": ()}
-    async with running(paths, hub.url, FakeSensors()):
+    async with running(node, hub.url, FakeSensors()):
         await hub.until(ready_for(hub, 0))
-        (before,) = engine_pids()
+        (before,) = node.engine_pids()
         leases = [await hub.lease(number, version=0, **long) for number in range(1, 9)]
         await hub.until(lambda: hub.all(RolloutParts))
         answer = await set_("width", "4")
         assert answer["node"]["engine"] == ["width"] and not answer["node"]["restart"]
-        assert (answer["value"], answer["where"]) == (4, f"{paths.config_file}, line 3")
+        assert (answer["value"], answer["where"]) == (4, f"{node.paths.config_file}, line 3")
         await hub.until(lambda: not psutil.pid_exists(before))
         done = [await hub.finished(lease) for lease in leases]
         await hub.until(lambda: (status := newest_status(hub)) is not None and status.capacity == 2 * 4)
-        assert before not in engine_pids()
+        assert before not in node.engine_pids()
     assert hub.all(LeaseReturned) == [] and isinstance(hub.said[-1], Goodbye)
     drawn = {(r.lease_id, r.index): r.completion_ids.tolist() for of_one in done for r in of_one.values()}
     assert len(drawn) == 8 * 8 == len(hub.all(Rollout))
@@ -114,11 +89,11 @@ async def test_the_engine_starts_again_with_new_settings_and_nothing_is_lost(hub
             assert drawn[part.lease_id, part.index][part.start : end] == part.ids.tolist()
 
 
-async def test_manners_hold_at_once(hub: Any, paths: NodePaths) -> None:
+async def test_manners_hold_at_once(hub: Any, node: Node) -> None:
     sensors = FakeSensors()
-    async with running(paths, hub.url, sensors) as daemon:
+    async with running(node, hub.url, sensors) as daemon:
         await hub.until(ready_for(hub, 0))
-        (pid,) = engine_pids()
+        (pid,) = node.engine_pids()
         answer = await set_("manners.min_free_memory_bytes", str(2**62))
         assert answer["node"]["watch"] == ["manners.min_free_memory_bytes"]
         sensors.reading = sensors.reading.__class__(free_memory_bytes=2**30)
@@ -127,40 +102,35 @@ async def test_manners_hold_at_once(hub: Any, paths: NodePaths) -> None:
         await hub.until(lambda: not psutil.pid_exists(pid))
 
 
-async def test_the_hub_hears_the_new_name_and_cost(hub: Any, paths: NodePaths) -> None:
-    async with running(paths, hub.url, FakeSensors()) as daemon:
+async def test_the_hub_hears_the_new_name_and_cost(hub: Any, node: Node) -> None:
+    async with running(node, hub.url, FakeSensors()) as daemon:
         await hub.until(ready_for(hub, 0))
-        engines = engine_pids()
+        engines = node.engine_pids()
         answer = await set_("name", "the den")
         assert answer["node"]["introduction"] == ["name"]
         await hub.until(lambda: [proof.name for proof in hub.all(Proof)] == ["tester", "the den"])
         await set_("cost_per_hour", "0.5")
         await hub.until(lambda: [proof.cost_per_hour for proof in hub.all(Proof)] == [0, 0, 0.5])
         shown = daemon.snapshot()
-        assert (shown.name, shown.cost_per_hour, engine_pids()) == ("the den", 0.5, engines)
+        assert (shown.name, shown.cost_per_hour, node.engine_pids()) == ("the den", 0.5, engines)
 
 
-async def test_settings_that_need_a_restart_are_named_and_overrides_kept(hub: Any, paths: NodePaths) -> None:
-    async with running(paths, hub.url, FakeSensors(), width=2):
+async def test_settings_that_need_a_restart_are_named_and_overrides_kept(hub: Any, node: Node) -> None:
+    async with running(node, hub.url, FakeSensors(), width=2):
         await hub.until(ready_for(hub, 0))
-        engines = engine_pids()
+        engines = node.engine_pids()
         assert (await set_("swarm_port", "1"))["node"]["restart"] == ["swarm_port"]
         answer = (await set_("width", "6"))["node"]
         assert answer == {
-            "file": str(paths.config_file),
+            "file": str(node.paths.config_file),
             "watch": [],
             "engine": [],
             "introduction": [],
             "restart": ["swarm_port"],
         }
-        paths.config_file.write_text("threads = 'many'\n")
+        node.paths.config_file.write_text("threads = 'many'\n")
         with pytest.raises(ConfigError, match="not valid"):
-            await control.ask(paths.control_file, "reload")
-        paths.config_file.write_text(SETTINGS)
-        assert (await control.ask(paths.control_file, "reload"))["restart"] == []
-        assert engine_pids() == engines and newest_status(hub).capacity == 2 * 2
-
-
-def engine_pids() -> list[int]:
-    children = psutil.Process().children(recursive=True)
-    return [child.pid for child in children if "echo_node.backends.worker" in " ".join(child.cmdline())]
+            await control.ask(node.paths.control_file, "reload")
+        node.paths.config_file.write_text(SETTINGS)
+        assert (await control.ask(node.paths.control_file, "reload"))["restart"] == []
+        assert node.engine_pids() == engines and newest_status(hub).capacity == 2 * 2

@@ -10,7 +10,6 @@ from typing import Any
 import psutil
 import pytest
 
-from echo_node.core.manners import SensorReading
 from echo_node.host import control
 from echo_shared.errors import ConfigError
 from echo_shared.wire.messages import Fetched, Goodbye, LeaseReturned, NodeStatus, Rollout
@@ -71,20 +70,6 @@ async def test_a_paused_node_stops_returns_its_leases_and_resumes(hub: Any, node
         await hub.finished(await hub.lease(30, version=1))
         assert node.engine_pids() == [pid]
     assert not psutil.pid_exists(pid)
-
-
-async def test_a_game_gets_the_engines_memory_and_the_engine_restarts_after_it(hub: Any, node: Node) -> None:
-    sensors = FakeSensors()
-    async with node.running(hub.url, sensors=sensors):
-        await hub.until(ready_for(hub, 0))
-        (pid,) = node.engine_pids()
-        await hub.lease(1, version=0, **LONG)
-        sensors.reading = SensorReading(full_screen=True)
-        await hub.until(lambda: not psutil.pid_exists(pid))
-        sensors.reading = SensorReading(full_screen=False)
-        await hub.until(ready_for(hub, 0))
-        await hub.finished(await hub.lease(2, version=0))
-    assert pid not in node.engine_pids()
 
 
 async def test_a_node_that_was_paused_starts_paused_and_loads_nothing(hub: Any, node: Node) -> None:

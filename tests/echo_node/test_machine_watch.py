@@ -4,18 +4,21 @@ node connects again.
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 import echo_shared
+from echo_node import machine_watch
 from echo_node.core.clocks import ClockReading
 from echo_node.core.events import Disconnected
 from echo_node.core.troubles import Trouble, TroubleCode
 from echo_node.host.clock import read_clocks
 from echo_node.host.trouble_log import TroubleLog
-from echo_node.machine_watch import MachineWatch
+from echo_node.machine_watch import MachineWatch, own_addresses
 from echo_node.net.client import HubClient
 from echo_shared.installation import installed_version
 from echo_shared.wire.messages import Welcome
@@ -25,22 +28,20 @@ from tests.echo_node.net.test_client import Events, client_of, running
 class Machine:
     """A machine with a connection."""
 
-    def __init__(self, client: HubClient, events: Events, troubles: TroubleLog) -> None:
+    def __init__(
+        self, client: HubClient, events: Events, troubles: TroubleLog, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         self.client, self.events, self.troubles = client, events, troubles
         self.asleep_s = self.ahead_s = 0.0
         self.addresses = frozenset({"127.0.0.1", "192.0.2.1"})
         self.woke = 0
-        self.upgrades: list[str] = []
-        self.watch = MachineWatch(
-            client,
-            troubles,
-            on_wake=self._wake,
-            on_upgrade=self.upgrades.append,
-            clocks=self._clocks,
-            addresses=lambda: self.addresses,
-        )
+        self.inbox: asyncio.Queue[Any] = asyncio.Queue()
+        monkeypatch.setattr(machine_watch, "read_clocks", self._clocks)
+        monkeypatch.setattr(machine_watch, "own_addresses", lambda: self.addresses)
+        self.watch = MachineWatch(client, troubles, self, self.inbox)  # type: ignore[arg-type]
 
-    def _wake(self) -> None:
+    def look_again(self) -> None:
+        """Stand for the chooser of engines."""
         self.woke += 1
 
     def _clocks(self) -> ClockReading:
@@ -53,12 +54,12 @@ class Machine:
 
 
 @pytest.fixture
-async def machine(hub: Any) -> AsyncIterator[Machine]:
+async def machine(hub: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Machine]:
     troubles = TroubleLog()
     client = client_of(hub.url, troubles=troubles)
     async with running(client) as events:
         await events.next(Welcome)
-        yield Machine(client, events, troubles)
+        yield Machine(client, events, troubles, monkeypatch)
 
 
 async def test_a_machine_that_slept_connects_again_at_once(
@@ -108,8 +109,14 @@ async def test_a_newly_installed_release_is_reported_while_the_hub_refuses_this_
     monkeypatch.setattr(echo_shared, "__version__", "0.0.0")
     for _ in range(100):
         machine.look()
-    assert machine.upgrades == [], "the hub accepts this release"
+    assert machine.inbox.empty(), "the hub accepts this release"
     machine.troubles.begin("a test", Trouble(TroubleCode.TOO_OLD, "Too old."))
     for _ in range(30):
         machine.look()
-    assert machine.upgrades == [installed_version()]
+    assert (await machine.inbox.get()).release == installed_version() and machine.inbox.empty()
+
+
+def test_addresses_include_those_that_programs_listen_on() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert server.getsockname()[0] in own_addresses()
+    assert "192.0.2.77" not in own_addresses()

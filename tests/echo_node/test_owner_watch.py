@@ -4,6 +4,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,8 +12,9 @@ from echo_node.core.events import Holding
 from echo_node.core.manners import Manners, MannersConfig, OwnerPause, SensorReading
 from echo_node.core.troubles import TroubleCode
 from echo_node.host.pause import PauseFile
+from echo_node.host.traffic import TrafficMeter
 from echo_node.host.trouble_log import TroubleLog
-from echo_node.owner_watch import EngineNow, OwnerWatch
+from echo_node.owner_watch import OwnerWatch
 from echo_shared.errors import StorageError
 from tests.echo_node.fake_sensors import FakeSensors
 from tests.small_disk import mounted, needs_mounts
@@ -25,10 +27,12 @@ class Watched:
 
     def __init__(self, directory: Path) -> None:
         self.sensors = FakeSensors()
-        self.engine = EngineNow(on_gpu=True, pid=None)
+        self.chooser = SimpleNamespace(choice=SimpleNamespace(device="cuda"))
+        self.run = SimpleNamespace(engine_pid=None)
         self.told: asyncio.Queue[Holding] = asyncio.Queue()
         self.file = PauseFile(directory / "pause.json")
         self.troubles = TroubleLog()
+        self.meter = TrafficMeter(directory / "traffic.json", self.troubles)
         self.watch = self.again()
 
     def again(self, *, look_s: float = 0.001) -> OwnerWatch:
@@ -37,8 +41,10 @@ class Watched:
             manners,
             self.sensors,
             self.file,
-            engine=lambda: self.engine,
-            deliver=self.told.put,
+            chooser=self.chooser,  # type: ignore[arg-type]
+            run=self.run,  # type: ignore[arg-type]
+            inbox=self.told,  # type: ignore[arg-type]
+            meter=self.meter,
             look_s=look_s,
             troubles=self.troubles,
         )
@@ -128,12 +134,12 @@ async def test_changed_settings_are_reported_even_if_the_reasons_stay(watched: W
 
 
 async def test_the_sensors_know_the_engine_and_its_memory(watched: Watched) -> None:
-    watched.engine = EngineNow(on_gpu=False, pid=os.getpid())
+    watched.chooser.choice.device, watched.run.engine_pid = "cpu", os.getpid()
     await watched.watch.look()
     assert watched.sensors.asked[-1] == (False, (os.getpid(),))
-    watched.engine = EngineNow(on_gpu=False, pid=None)
+    watched.run.engine_pid = None
     watched.sensors.reading = SensorReading(free_memory_bytes=0)
     await watched.watch.look()
     assert watched.sensors.asked[-1] == (False, ())
     watched.sensors.reading = SensorReading(free_memory_bytes=2**30)
-    assert watched.watch._read(watched.engine).engine_bytes > 2**20
+    assert watched.watch._read(None, False).engine_bytes > 2**20

@@ -16,7 +16,7 @@ import pytest
 from echo_node.core.manners import OwnerPause
 from echo_node.host.control import ask, control_server
 from echo_node.owner_word import OwnerWord
-from echo_node.panel import rows
+from echo_node.panel import NodeSnapshot, rows
 from echo_shared.errors import ConfigError
 from tests.echo_node.status_page.test_page import Site, live
 from tests.echo_node.test_owner_watch import Watched
@@ -25,29 +25,38 @@ from tests.echo_node.test_panel import SNAPSHOT
 AS_JSON = json.loads(json.dumps(asdict(SNAPSHOT)))
 
 
+class Recorder:
+    """Stands for a node, and records what the owner asks of it."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.settings: Mapping[str, Any] | ConfigError = {"engine": ["width"]}
+
+    def snapshot(self) -> NodeSnapshot:
+        return SNAPSHOT
+
+    def stop_once(self, *, leaves: str) -> None:
+        self.done.append(f"stop {leaves}")
+
+    def finish_for_good(self) -> None:
+        self.done.append("finish")
+
+    def reload(self) -> Mapping[str, Any]:
+        if isinstance(self.settings, ConfigError):
+            raise self.settings
+        return self.settings
+
+
 class Owned(Site):
     """A node's owner watch and page; other commands are recorded."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__()
-        self.snapshot = SNAPSHOT
         self.watched = Watched(directory)
-        self.done: list[str] = []
-        self.settings: Mapping[str, Any] | ConfigError = {"engine": ["width"]}
-        self.word = OwnerWord(
-            snapshot=lambda: self.snapshot,
-            watch=self.watched.watch,
-            stop=lambda left: self.done.append(f"stop {left}"),
-            finish=lambda: self.done.append("finish"),
-            reload=self._reload,
-        )
+        self.node = Recorder()
+        self.word = OwnerWord(node=self.node, watch=self.watched.watch)  # type: ignore[arg-type]
         self.page = self.word.page()
         self.file = directory / "control.json"
-
-    def _reload(self) -> Mapping[str, Any]:
-        if isinstance(self.settings, ConfigError):
-            raise self.settings
-        return self.settings
 
     async def reasons(self) -> list[str]:
         """Return the node's reasons to pause in the next report."""
@@ -89,12 +98,12 @@ async def test_stop_and_finish_return_the_process_that_ends(owned: Owned) -> Non
     assert await ask(owned.file, "finish") == {"pid": os.getpid(), "held_rollouts": 3}
     assert await ask(owned.file, "stop") == {"pid": os.getpid()}
     assert await ask(owned.file, "stop", {"leaves": "http://127.0.0.1:8710"}) == {"pid": os.getpid()}
-    assert owned.done == ["finish", "stop ", "stop http://127.0.0.1:8710"]
+    assert owned.node.done == ["finish", "stop ", "stop http://127.0.0.1:8710"]
 
 
 async def test_settings_are_read_again_and_bad_ones_refused(owned: Owned) -> None:
     assert await ask(owned.file, "reload") == {"engine": ["width"]}
-    owned.settings = ConfigError("The settings are not valid.", got="width = 'wide'", do="Write a number.")
+    owned.node.settings = ConfigError("The settings are not valid.", got="width = 'wide'", do="Write a number.")
     with pytest.raises(ConfigError, match="not valid") as refused:
         await ask(owned.file, "reload")
     assert (refused.value.got, refused.value.do) == ("width = 'wide'", "Write a number.")
@@ -110,4 +119,4 @@ async def test_the_page_is_opened_by_its_verb_shows_the_node_and_pauses_it(owned
         assert json.loads(await socket.recv()) == {"done": "pause", "until": None}
         assert await owned.reasons() == ["paused"]
         await socket.send(json.dumps({"verb": "stop"}))
-        assert "refused" in json.loads(await socket.recv()) and owned.done == []
+        assert "refused" in json.loads(await socket.recv()) and owned.node.done == []

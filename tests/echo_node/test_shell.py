@@ -77,7 +77,7 @@ class IdleEngine:
 
 
 class Site:
-    """A shell; the test decides when its events are handled."""
+    """A shell; the test decides when its events are handled. The site is its client and its maker of engines."""
 
     def __init__(self, hub: Any, swarm: Swarm, directory: Path) -> None:
         self.hub = hub
@@ -92,7 +92,7 @@ class Site:
             run_id=hub.run_id,
             tracker_path="/announce/key",
         )
-        receiver = Receiver(self.say, MeshLinks(Identity.generate()))
+        receiver = Receiver(MeshLinks(Identity.generate()))
         places = {"artefacts": directory / "artefacts", "carriers": directory / "carriers"}
         self.fetcher = WatchedFetcher(swarm, receiver, source, **places)
         self.fetcher.set_keys(hub.run_keys)
@@ -103,9 +103,9 @@ class Site:
             RunParts(
                 spool=self.spool,
                 fetcher=self.fetcher,
-                make_engine=self.make_engine,  # type: ignore[arg-type]
-                send=self.say,
-                deliver=self.inbox.put,
+                engines=self,  # type: ignore[arg-type]
+                client=self,  # type: ignore[arg-type]
+                inbox=self.inbox,  # type: ignore[arg-type]
                 derived=directory / "derived",
                 logs=directory / "logs",
                 capacity_factor=2,
@@ -118,10 +118,10 @@ class Site:
             self.closed = True
             await self.shell.close()
 
-    async def say(self, message: FromNode) -> None:
+    async def send(self, message: FromNode) -> None:
         self.said.append(message)
 
-    def make_engine(self, files: EngineFiles) -> IdleEngine:
+    def make(self, files: EngineFiles) -> IdleEngine:
         self.engines.append(IdleEngine(files))
         return self.engines[-1]
 

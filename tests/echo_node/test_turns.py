@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from echo_node.core.events import Upgraded
 from echo_node.daemon import Daemon
 from echo_node.host import control
 from echo_node.host.shares import SharesFile
@@ -141,7 +142,7 @@ async def test_a_release_that_takes_over_ends_the_turns_of_all_hubs(hub: Any, ot
 
     running = asyncio.create_task(NodeTurns(shares, make).run())
     await until(lambda: hub.handshakes + other.handshakes > 0)
-    made[0]._end_upgraded("99.0")
+    await made[0]._inbox.put(Upgraded(release="99.0"))
     with pytest.raises(EchoError) as raised:
         await running
     assert raised.value.code == TAKES_OVER and len(made) == 1

@@ -9,15 +9,18 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from echo_node.core.events import Upgraded
 from echo_node.core.updating import SENTENCES, Try, UpdateMode, Why, name_of
 from echo_node.host.hubs import HubRecord, Hubs
 from echo_node.host.installed_copy import InstalledCopy
 from echo_node.host.paths import NodePaths
 from echo_node.host.update_book import UpdateBook
-from echo_node.updating import NodeToUpdate, Updater
+from echo_node.updating import Updater
 from echo_shared.installation import how_to_upgrade
 from tests.echo_node.host.installed import SWITCH, make_copy
 from tests.echo_node.waiting import until
@@ -30,22 +33,14 @@ class Told:
     """A node with a scripted hub and owner."""
 
     def __init__(self, tmp_path: Path, copy: InstalledCopy) -> None:
-        self.mode: UpdateMode = "auto"
-        self.refusal = SAID
-        self.held = 0
-        self.is_held = False
-        self.ended: list[str] = []
+        self.client = SimpleNamespace(too_old=SAID, address=SimpleNamespace(origin="https://hub.example.org"))
+        self.run = SimpleNamespace(held_rollouts=0)
+        self.watch = SimpleNamespace(holds=())
+        self.ended: asyncio.Queue[Any] = asyncio.Queue()
         self.copy = copy
         self.paths = NodePaths.find(tmp_path / "node")
-        node = NodeToUpdate(
-            mode=lambda: self.mode,
-            refusal=lambda: self.refusal,
-            hub="https://hub.example.org",
-            is_held=lambda: self.is_held,
-            held_rollouts=lambda: self.held,
-            end=self.ended.append,
-        )
-        self.updater = Updater(self.paths, node, copy=copy, look_s=0.01)
+        parts: dict[str, Any] = {"client": self.client, "run": self.run, "watch": self.watch, "inbox": self.ended}
+        self.updater = Updater(self.paths, mode="auto", copy=copy, look_s=0.01, **parts)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Told]:
@@ -67,8 +62,8 @@ class Told:
 
 async def test_a_node_that_is_too_old_installs_and_makes_way(tmp_path: Path) -> None:
     async with Told(tmp_path, make_copy(tmp_path / "home")).running() as node:
-        await until(lambda: bool(node.ended))
-    assert node.ended == ["another one"], "the new copy does not note its release"
+        await until(lambda: not node.ended.empty())
+    assert node.ended.get_nowait() == Upgraded(release="another one"), "the new copy does not note its release"
     assert node.copy.newest.name == "2"
     (only,) = node.tries
     assert only.name == name_of(SAID) and "installed" in only.outcome
@@ -76,22 +71,22 @@ async def test_a_node_that_is_too_old_installs_and_makes_way(tmp_path: Path) -> 
 
 async def test_held_leases_are_finished_before_an_update(tmp_path: Path) -> None:
     node = Told(tmp_path, make_copy(tmp_path / "home"))
-    node.held = 3
+    node.run.held_rollouts = 3
     async with node.running():
         await until(lambda: "updating from" in node.updater.said)
         assert node.tries == [] and str(node.copy.home / "echo.tar") in node.updater.said
-        node.held = 0
-        await until(lambda: bool(node.ended))
+        node.run.held_rollouts = 0
+        await until(lambda: not node.ended.empty())
 
 
 async def test_an_owner_can_cancel_an_update_while_the_node_finishes(tmp_path: Path) -> None:
     node = Told(tmp_path, make_copy(tmp_path / "home"))
-    node.held = 3
+    node.run.held_rollouts = 3
     async with node.running():
         await until(lambda: "updating from" in node.updater.said)
-        node.mode, node.held = "tell", 0
+        node.updater.mode, node.run.held_rollouts = "tell", 0
         await until(lambda: node.updater.said == "")
-    assert node.tries == [] and node.ended == []
+    assert node.tries == [] and node.ended.empty()
 
 
 @pytest.mark.parametrize(
@@ -105,23 +100,23 @@ async def test_an_update_that_fails_is_not_tried_again_and_the_node_continues(
     async with Told(tmp_path, copy).running() as node:
         await until(lambda: node.says(Why.TRIED))
         assert trouble in node.updater.said and node.updater.said.endswith(how_to_upgrade())
-        node.refusal = "Too old, under another name."
+        node.client.too_old = "Too old, under another name."
         await until(lambda: node.says(Why.TODAY))
     async with Told(tmp_path, copy).running() as again:
         await until(lambda: again.says(Why.TRIED))
     assert (tmp_path / "runs").read_text() == "ran\n"
-    assert node.ended == again.ended == []
+    assert node.ended.empty() and again.ended.empty()
     assert [one for one in caplog.messages if one.startswith("The update failed")] != []
 
 
 @pytest.mark.parametrize("mode", ["never", "tell"])
 async def test_a_disabled_updater_does_nothing(tmp_path: Path, mode: UpdateMode) -> None:
     node = Told(tmp_path, make_copy(tmp_path / "home", f"touch '{tmp_path}/ran'; {SWITCH}"))
-    node.mode = mode
+    node.updater.mode = mode
     async with node.running():
         for _ in range(10):
             await asyncio.sleep(0)
-        node.mode, node.is_held = "auto", True
+        node.updater.mode, node.watch.holds = "auto", ("a hold",)
         await until(lambda: node.says(Why.HELD))
     assert not (tmp_path / "ran").exists() and node.tries == []
 
@@ -155,5 +150,5 @@ async def test_a_version_installed_by_someone_else_takes_over(tmp_path: Path) ->
     (copy.home / "versions" / "2" / "installers").mkdir(parents=True)
     (copy.home / "current").symlink_to("versions/2")
     async with Told(tmp_path, copy).running() as node:
-        await until(lambda: bool(node.ended))
+        await until(lambda: not node.ended.empty())
     assert not (tmp_path / "ran").exists()

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterable
-from dataclasses import asdict
 from typing import Annotated, Final
 
 import typer
 
 from echo_node.commands.options import DataDir, Json
-from echo_node.host.log_line import line_of
 from echo_node.host.paths import NodePaths
 from echo_shared.logs.log_reader import LogReader
 
 LOOK_S: Final = 0.25
+_ENTRY: Final = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) (.*)", re.DOTALL)
+"""First line of an entry, with its local time. Other lines, as of a traceback, continue an entry."""
 
 
 def log(
@@ -36,8 +37,10 @@ def log(
 
 
 def _print(lines: Iterable[str], *, as_json: bool) -> None:
-    for line in map(line_of, lines):
+    for line in lines:
         if as_json:
-            typer.echo(json.dumps(asdict(line)))
+            entry = _ENTRY.fullmatch(line)
+            at, text = (None, line) if entry is None else entry.groups()
+            typer.echo(json.dumps({"at": at, "text": text}))
         else:
-            typer.echo(line.text if line.at is None else f"{line.at} {line.text}")
+            typer.echo(line)

@@ -4,8 +4,6 @@ connection.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from echo_node.core.effects import FetchArtefact
 from echo_shared.process.backoff import backoff_s
 from echo_shared.wire.messages import ArtefactOffer, Fetched
@@ -16,11 +14,9 @@ class BaseModel:
     successful fetch, only `lacks_weights` starts another one.
     """
 
-    def __init__(self, jitter: Callable[[], float]) -> None:
-        """`jitter` returns a value in [0, 1) that spreads the waits before retries, as in `backoff_s`."""
+    def __init__(self) -> None:
         self.fetched: Fetched | None = None
         """Report of the successful fetch; None before."""
-        self._jitter = jitter
         self._offer: ArtefactOffer | None = None
         self._failures = 0
         self._retry_at: float | None = None
@@ -42,9 +38,9 @@ class BaseModel:
         self.fetched = None
         return [] if self._offer is None else [FetchArtefact(policy_version=None, offer=self._offer)]
 
-    def fetch_failed(self, now: float) -> None:
-        """Schedule a retry, with growing waits."""
-        self._retry_at = now + backoff_s(self._failures, self._jitter())
+    def fetch_failed(self, now: float, jitter: float) -> None:
+        """Schedule a retry, with growing waits. `jitter`: see `backoff_s`."""
+        self._retry_at = now + backoff_s(self._failures, jitter)
         self._failures += 1
 
     def due(self, now: float) -> list[FetchArtefact]:

@@ -15,7 +15,6 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -53,13 +52,11 @@ class EngineEnding:
 class EngineLife:
     """State of the node's engines, one after another, from their reports."""
 
-    def __init__(self, jitter: Callable[[], float]) -> None:
-        """`jitter` returns a value in [0, 1) that spreads the waits before restarts, as in `backoff_s`."""
+    def __init__(self) -> None:
         self.width = 0
         """Rollouts sampled at once; 0 = no engine is up."""
         self.problem: Trouble | None = None
         """Problem of the engine, until an engine starts or finishes a rollout."""
-        self._jitter = jitter
         self._ready_at = 0.0
         self._deaths = 0
         """Deaths since the last finished rollout."""
@@ -87,15 +84,15 @@ class EngineLife:
         self._failed_groups = 0
         self.problem = None
 
-    def group_failed(self, now: float, *, what: str, code: str) -> None:
-        """Record a group that the engine could not sample."""
+    def group_failed(self, now: float, jitter: float, *, what: str, code: str) -> None:
+        """Record a group that the engine could not sample. `jitter`: see `backoff_s`."""
         self.problem = _trouble(code, f"The engine failed on its work, which was returned to the hub: {what}")
         self._failed_groups += 1
         if self._failed_groups >= MAX_FAILED_GROUPS:
-            wait_s = backoff_s(self._failed_groups - MAX_FAILED_GROUPS, self._jitter())
+            wait_s = backoff_s(self._failed_groups - MAX_FAILED_GROUPS, jitter)
             self._rests_until = max(self._rests_until, now + wait_s)
 
-    def lost(self, event: EngineLost, now: float) -> EngineEnding:
+    def lost(self, event: EngineLost, now: float, jitter: float) -> EngineEnding:
         """Record the end or failed start of an engine. Return the restart, and the suspected cause."""
         was_up, self.width = self.is_up, 0
         was_steady = was_up and now - self._ready_at >= STEADY_S
@@ -107,7 +104,7 @@ class EngineLife:
             return EngineEnding(start=StartEngine(after_s=0.0, max_width=0 if was_steady else half), blame="nobody")
         how = "has ended" if was_up else "does not start"
         self.problem = _trouble(event.code, f"The sampling engine {how} and restarts: {event.what}")
-        after_s = 0.0 if self._deaths == 0 else backoff_s(self._deaths - 1, self._jitter())
+        after_s = 0.0 if self._deaths == 0 else backoff_s(self._deaths - 1, jitter)
         self._deaths += 1
         return EngineEnding(start=StartEngine(after_s=after_s), blame="the work" if was_up else "the start")
 

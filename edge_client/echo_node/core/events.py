@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from echo_node.core.manners import Hold
+from echo_shared.errors import EchoError
 from echo_shared.sampling.interface import DrawnPart, FinishedRollout
 from echo_shared.sampling.scoring import Scored
 from echo_shared.wire.messages import (
     CheckLease,
     Fetched,
+    FromHub,
     Lease,
     LeaseRevoked,
     PolicyPublished,
@@ -29,6 +31,20 @@ LossCause = Literal["died", "out_of_memory", "stopped", "no_weights"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disconnected:
     """The connection is lost. Leases continue; their results are sent after the next Welcome."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionEnded:
+    """The connection has failed for good."""
+
+    error: EchoError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upgraded:
+    """A newly installed release takes over."""
+
+    release: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,3 +220,6 @@ Event = (
     | DrainRequested
     | Tick
 )
+"""Event that the work loop handles."""
+Incoming = FromHub | Event | ConnectionEnded | Upgraded
+"""Content of the node's inbox: messages of the hub, and reports of the node's parts."""

@@ -18,7 +18,7 @@ Version 0 is the base itself: it needs no file, and is never deleted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -58,10 +58,9 @@ class OnDisk:
 class PolicyVersions:
     """State of every version that this node knows."""
 
-    def __init__(self, *, on_disk: Mapping[int, OnDisk], jitter: Callable[[], float]) -> None:
-        """`on_disk`: versions from before a restart. `jitter` spreads the waits before retries, as in `backoff_s`."""
+    def __init__(self, on_disk: Mapping[int, OnDisk]) -> None:
+        """`on_disk`: versions from before a restart. The `jitter` of methods: see `backoff_s`."""
         self.newest_published = 0
-        self._jitter = jitter
         self._offers: dict[int, ArtefactOffer] = {}
         self._contents = {version: one.content for version, one in on_disk.items()}
         self._on_disk: dict[int, Fetched | None] = {0: None, **{v: one.fetched for v, one in on_disk.items()}}
@@ -177,7 +176,7 @@ class PolicyVersions:
         self._unreadable.pop(version, None)
         return True
 
-    def fetch_failed(self, version: int, now: float, *, unreadable: bool) -> None:
+    def fetch_failed(self, version: int, now: float, jitter: float, *, unreadable: bool) -> None:
         """Record a failed fetch; `unreadable`: the artefact arrived but could not be decoded."""
         failed = self._fetching.pop(version, None)
         if failed is None:
@@ -189,7 +188,7 @@ class PolicyVersions:
         if unreadable and offer.delta_parent is not None:
             self._unreadable[version] = offer.manifest
         else:
-            self._put_off(version, now)
+            self._put_off(version, now, jitter)
 
     def prepared(self, version: int) -> None:
         """Record that the engine can switch to this version at once."""
@@ -204,10 +203,10 @@ class PolicyVersions:
         replaced, self._replaced = self._replaced, set()
         return replaced
 
-    def reconcile(self, *, leased: Set[int], engine_up: bool, now: float) -> list[Effect]:
+    def reconcile(self, *, leased: Set[int], engine_up: bool, now: float, jitter: float) -> list[Effect]:
         """Return the effects that establish this module's rules. `leased`: the versions that held leases need."""
         return [
-            *self._fetches(leased, now),
+            *self._fetches(leased, now, jitter),
             *(self._loads(leased) if engine_up else ()),
             *self._removals(leased),
         ]
@@ -221,7 +220,7 @@ class PolicyVersions:
                 pushes.pop(_info_hash_of(offer), None)
         return [SendMessage(message=Have(info_hash=one, pieces=(), wanted=False)) for one in pushes if one is not None]
 
-    def _fetches(self, leased: Set[int], now: float) -> list[Effect]:
+    def _fetches(self, leased: Set[int], now: float, jitter: float) -> list[Effect]:
         wanted = (leased | {self.newest_published}) - self._on_disk.keys()
         parents = self._parents(wanted)
         abandoned = [v for v in self._fetching.keys() - wanted - parents if not self._is_closer_than_the_newest(v)]
@@ -238,7 +237,7 @@ class PolicyVersions:
                 due.append(version)
             else:
                 self._unreadable[version] = self._offers[version].manifest
-                self._put_off(version, now)
+                self._put_off(version, now, jitter)
                 asked.append(version)
         return [
             *(AbandonFetch(policy_version=v) for v in sorted(abandoned)),
@@ -267,10 +266,10 @@ class PolicyVersions:
         readable = [one for version, one in offers.items() if one.manifest != self._unreadable.get(version)]
         return {offer.delta_parent for offer in readable if offer.delta_parent is not None}
 
-    def _put_off(self, version: int, now: float) -> None:
+    def _put_off(self, version: int, now: float, jitter: float) -> None:
         failures = self._failures.get(version, 0)
         self._failures[version] = failures + 1
-        self._retry_at[version] = now + backoff_s(failures, self._jitter())
+        self._retry_at[version] = now + backoff_s(failures, jitter)
 
     def _loads(self, leased: Set[int]) -> list[Effect]:
         due = ((leased & self._on_disk.keys()) | {max(self._on_disk)}) - self._loaded

@@ -105,15 +105,16 @@ class WorkLoop:
         unfinished: Mapping[int, tuple[int, ...]],
         unacked: Iterable[str],
         on_disk: Mapping[int, OnDisk],
-        jitter: Callable[[], float],
     ) -> None:
         """State from before a restart: `unfinished` (indices by lease), `unacked` (rollout ids), and versions
-        `on_disk`. `jitter` returns a value in [0, 1) that spreads waits, as in `backoff_s`.
+        `on_disk`.
         """
         self._capacity_factor = capacity_factor
-        self._base = BaseModel(jitter)
-        self._policies = PolicyVersions(on_disk=on_disk, jitter=jitter)
-        self._engine = EngineLife(jitter)
+        self._jitter = 0.0
+        """See `handle`; of the current event."""
+        self._base = BaseModel()
+        self._policies = PolicyVersions(on_disk)
+        self._engine = EngineLife()
         self._yielding = Yielding()
         self._pace = OwnPace()
         self._precision = ""
@@ -136,9 +137,9 @@ class WorkLoop:
         """Reason why the hub gives no work, as a sentence; empty = no known reason."""
         self._effects: list[Effect] = []
 
-    def handle(self, event: Event, now: float) -> tuple[Effect, ...]:
-        """Handle an event. Return the effects to carry out."""
-        self._effects = []
+    def handle(self, event: Event, now: float, jitter: float) -> tuple[Effect, ...]:
+        """Handle an event. Return the effects to carry out. `jitter`, random in [0, 1), spreads waits (`backoff_s`)."""
+        self._effects, self._jitter = [], jitter
         HANDLERS[type(event)](self, event, now)
         self._effects += self._leases.leave(now)
         self._effects += self._yielding.due(now, is_up=self._engine.is_up, is_told=self._has_told)
@@ -307,9 +308,9 @@ class WorkLoop:
 
     def _fetch_failed(self, event: FetchFailed, now: float) -> None:
         if event.policy_version is not None:
-            self._policies.fetch_failed(event.policy_version, now, unreadable=event.unreadable)
+            self._policies.fetch_failed(event.policy_version, now, self._jitter, unreadable=event.unreadable)
         else:
-            self._base.fetch_failed(now)
+            self._base.fetch_failed(now, self._jitter)
 
     def _engine_ready(self, event: EngineReady, now: float) -> None:
         self._engine.ready(event, now)
@@ -320,7 +321,7 @@ class WorkLoop:
         self._policies.engine_lost()
         self._yielding.lost()
         self._effects += self._checks.engine_lost()
-        ending = self._engine.lost(event, now)
+        ending = self._engine.lost(event, now, self._jitter)
         self._effects += self._leases.engine_lost(event.what, ending.blame)
         if self._drain_by is None:
             lacks_weights = event.cause == "no_weights"
@@ -350,7 +351,7 @@ class WorkLoop:
 
     def _group_failed(self, event: LeaseFailed, now: float) -> None:
         if self._leases.is_held(event.lease_id):
-            self._engine.group_failed(now, what=event.what, code=event.code)
+            self._engine.group_failed(now, self._jitter, what=event.what, code=event.code)
         self._effects += self._leases.failed(event.lease_id, event.what, is_of_version=event.code == POLICY_UNUSABLE)
 
     def _spooled(self, event: Spooled, now: float) -> None:
@@ -404,7 +405,7 @@ class WorkLoop:
                 self._effects += self._leases.give_up(lease.lease_id, reason)
         leased = self._leases.versions | self._checks.versions
         engine_up = self._engine.is_up and not self._yielding.is_still
-        self._effects += self._policies.reconcile(leased=leased, engine_up=engine_up, now=now)
+        self._effects += self._policies.reconcile(leased=leased, engine_up=engine_up, now=now, jitter=self._jitter)
         if not engine_up:
             return
         self._move_on(now)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -28,14 +28,14 @@ class EngineChooser:
     The first choice is preferred: the chooser returns to it after a fallback.
     """
 
-    def __init__(self, look: Look, *, on_change: Callable[[], Awaitable[None]], probe_s: float = PROBE_S) -> None:
-        """`look` detects and chooses. `on_change` is awaited after each changed choice. `probe_s`: seconds between two
+    def __init__(self, look: Look, *, changed: asyncio.Event, probe_s: float = PROBE_S) -> None:
+        """`look` detects and chooses. `changed` is set after each changed choice. `probe_s`: seconds between two
         detections.
         """
         self.hardware: Hardware
         self.choice: BackendChoice
         self._look = look
-        self._on_change = on_change
+        self._changed = changed
         self._probe_s = probe_s
         self._first: BackendChoice | None = None
         self._is_renewed = False
@@ -85,7 +85,7 @@ class EngineChooser:
                 *(self.choice.name, self.choice.device, self.choice.reason),
                 *(before.name, before.device),
             )
-            await self._on_change()
+            self._changed.set()
         return self.choice
 
     async def until_another(self) -> None:

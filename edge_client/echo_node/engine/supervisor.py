@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from echo_node.core.events import (
     CompletionScored,
     EngineLost,
     EngineReady,
+    Incoming,
     LeaseCancelled,
     LossCause,
     PolicyPrepared,
@@ -49,18 +49,6 @@ MEMORY_SHARE: Final = 0.8
 _MOST_SAID: Final = 400
 """Longest reason sent to the hub, in characters."""
 _CAUSES: Final[dict[str, LossCause]] = {OUT_OF_MEMORY: "out_of_memory", STOPPED: "stopped"}
-
-EngineNews = (
-    EngineReady
-    | EngineLost
-    | PolicyPrepared
-    | RolloutsFinished
-    | RolloutsDrawn
-    | CompletionScored
-    | events.LeaseFailed
-    | LeaseCancelled
-)
-Deliver = Callable[[EngineNews], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +78,7 @@ class EngineParts:
     """Duration of the measurement when an engine is first used on a base model; 0 means no measurement."""
     cage: CageMode
     cages: GpuCages
-    deliver: Deliver
+    inbox: asyncio.Queue[Incoming]
 
 
 def settings_of(config: NodeConfig) -> EngineSettings:
@@ -195,7 +183,7 @@ class EngineSupervisor:
         except asyncio.CancelledError:
             if not self._is_ended:
                 raise
-            await self._parts.deliver(EngineLost(what="The engine was ended before it was up.", cause="stopped"))
+            await self._parts.inbox.put(EngineLost(what="The engine was ended before it was up.", cause="stopped"))
             return
         except BackendError as error:
             log.debug("The sampling engine does not start: %s", error)
@@ -209,7 +197,7 @@ class EngineSupervisor:
             if speeds is None and self._is_measurable and not opened.limit:
                 speeds = await self._measure(child, opened.place)
             await self._keep_one_form(child)
-            await self._parts.deliver(self._ready(child, speeds))
+            await self._parts.inbox.put(self._ready(child, speeds))
             await self._tell(child)
         except BackendError as error:
             self._child = None
@@ -287,18 +275,18 @@ class EngineSupervisor:
         async for event in child.events():
             match event:
                 case Finished(rollouts=rollouts):
-                    await self._parts.deliver(RolloutsFinished(rollouts=rollouts, tokens_per_s=child.tokens_per_s))
+                    await self._parts.inbox.put(RolloutsFinished(rollouts=rollouts, tokens_per_s=child.tokens_per_s))
                 case GroupFailed(lease_id=lease_id, what=what, code=code):
                     failed = events.LeaseFailed(lease_id=lease_id, what=_for_the_hub(what), code=code)
-                    await self._parts.deliver(failed)
+                    await self._parts.inbox.put(failed)
                 case DrawnTokens(parts=parts, for_hub=for_hub):
-                    await self._parts.deliver(RolloutsDrawn(parts=parts, for_hub=for_hub))
+                    await self._parts.inbox.put(RolloutsDrawn(parts=parts, for_hub=for_hub))
                 case Scored():
-                    await self._parts.deliver(CompletionScored(scored=event))
+                    await self._parts.inbox.put(CompletionScored(scored=event))
                 case Cancelled(lease_id=lease_id):
-                    await self._parts.deliver(LeaseCancelled(lease_id=lease_id))
+                    await self._parts.inbox.put(LeaseCancelled(lease_id=lease_id))
                 case Prepared(policy_version=version):
-                    await self._parts.deliver(PolicyPrepared(policy_version=version))
+                    await self._parts.inbox.put(PolicyPrepared(policy_version=version))
                 case _:
                     assert_never(event)
 
@@ -340,7 +328,7 @@ class EngineSupervisor:
             log.info("The engine needs the base model's weights, which are fetched again.")
             cause = "no_weights"
         what = f"{error.brief} {error.do or ''}" if error.code == GPU_UNUSABLE else error.brief
-        await self._parts.deliver(EngineLost(what=_for_the_hub(what), cause=cause, width=width, code=error.code))
+        await self._parts.inbox.put(EngineLost(what=_for_the_hub(what), cause=cause, width=width, code=error.code))
 
     async def _make_way(self, child: EngineChild) -> None:
         """End an engine on a fallback device once the first choice is available again."""

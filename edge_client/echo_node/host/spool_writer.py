@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from typing import Final
 
 from echo_node.core.effects import SpoolEffect, SpoolRollout
-from echo_node.core.events import Spooled, SpoolFailed
+from echo_node.core.events import Incoming, Spooled, SpoolFailed
 from echo_node.host.spool import Spool
 from echo_node.host.trouble_log import TroubleLog
 from echo_shared.errors import StorageError
@@ -26,11 +25,9 @@ class SpoolWriter:
     `put` never waits. The queue is bounded by the node's leases, and no new leases come while writes fail.
     """
 
-    def __init__(
-        self, spool: Spool, deliver: Callable[[Spooled | SpoolFailed], Awaitable[None]], troubles: TroubleLog
-    ) -> None:
+    def __init__(self, spool: Spool, inbox: asyncio.Queue[Incoming], troubles: TroubleLog) -> None:
         self._spool = spool
-        self._deliver = deliver
+        self._inbox = inbox
         self._troubles = troubles
         self._fails = False
         self._pending: list[SpoolEffect] = []
@@ -50,7 +47,7 @@ class SpoolWriter:
         self._retry.set()
 
     async def run(self) -> None:
-        """Write until cancelled. Deliver Spooled once rollouts are durable, and SpoolFailed after each failed
+        """Write until cancelled. Report Spooled once rollouts are durable, and SpoolFailed after each failed
         attempt.
         """
         while True:
@@ -62,7 +59,7 @@ class SpoolWriter:
             except StorageError as error:
                 self._troubles.met(_PART, error)
                 self._fails = True
-                await self._deliver(SpoolFailed(what=error.what))
+                await self._inbox.put(SpoolFailed(what=error.what))
                 await self._wait_for_retry()
                 self._news.set()
                 continue
@@ -72,7 +69,7 @@ class SpoolWriter:
             self._troubles.end(_PART)
             if rollouts or self._fails:
                 self._fails = False
-                await self._deliver(Spooled(rollouts=rollouts))
+                await self._inbox.put(Spooled(rollouts=rollouts))
 
     async def refresh(self) -> None:
         """Count again if anything was written since the last count."""

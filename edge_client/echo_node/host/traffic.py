@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable
 from datetime import date
 from pathlib import Path
 from typing import Final
@@ -13,6 +12,7 @@ from typing import Final
 from echo_node.core.traffic import Amount, Traffic, TrafficByDate
 from echo_node.host.trouble_log import TroubleLog
 from echo_shared.files.atomic import disk_error, write_private
+from echo_shared.swarm import Swarm
 
 log = logging.getLogger(__name__)
 
@@ -26,10 +26,9 @@ class TrafficMeter:
     swarm's bytes, and saves.
     """
 
-    def __init__(self, file: Path, troubles: TroubleLog, *, today: Callable[[], date] = date.today) -> None:
+    def __init__(self, file: Path, troubles: TroubleLog) -> None:
         self._file = file
         self._troubles = troubles
-        self._today = today
         self._ledger = TrafficByDate(_load(file))
         self._swarm = Amount()
         self._is_saved = True
@@ -37,19 +36,19 @@ class TrafficMeter:
     def count(self, *, sent: int = 0, received: int = 0) -> None:
         """Add bytes sent and received now."""
         if sent or received:
-            self._ledger.add(Amount(sent, received), self._today())
+            self._ledger.add(Amount(sent, received), _today())
             self._is_saved = False
 
     def now(self) -> Traffic:
         """Return the traffic by this machine's calendar."""
-        return self._ledger.now(self._today())
+        return self._ledger.now(_today())
 
-    async def run(self, of_swarm: Callable[[], Awaitable[tuple[int, int]]]) -> None:
-        """Count and save until cancelled. `of_swarm`: bytes that the swarm has sent and received since its start."""
+    async def run(self, swarm: Swarm) -> None:
+        """Count, also the swarm's bytes, and save until cancelled."""
         try:
             while True:
                 await asyncio.sleep(SAVE_S)
-                sent, received = await of_swarm()
+                sent, received = await swarm.traffic()
                 self.count(sent=sent - self._swarm.sent, received=received - self._swarm.received)
                 self._swarm = Amount(sent, received)
                 self.save()
@@ -69,6 +68,10 @@ class TrafficMeter:
             return
         self._is_saved = True
         self._troubles.end(_PART)
+
+
+def _today() -> date:
+    return date.today()
 
 
 def _load(file: Path) -> dict[date, Amount]:

@@ -244,12 +244,7 @@ async def _tunnel(address: HelperAddress, door: socket.socket) -> AsyncIterator[
     passing: asyncio.Task[None] | None = None
     try:
         answer = await _introduce(address, reader, writer)
-        remote = _transport(writer)
-
-        def enter(transport: asyncio.Transport) -> None:
-            joined.extend(_join(transport, remote))
-
-        passing = asyncio.create_task(_accept_one(door, enter))
+        passing = asyncio.create_task(_accept_one(door, _Acceptor(_transport(writer), joined)))
         port: int = door.getsockname()[1]
         yield Lent(port=port, release=answer.release, free_bytes=tuple(answer.free_bytes))
     finally:
@@ -261,23 +256,24 @@ async def _tunnel(address: HelperAddress, door: socket.socket) -> AsyncIterator[
             await leg.ended.wait()
 
 
-async def _accept_one(door: socket.socket, enter: Callable[[asyncio.Transport], None]) -> None:
+async def _accept_one(door: socket.socket, acceptor: _Acceptor) -> None:
     """Accept one connection, which the native library makes."""
     loop = asyncio.get_running_loop()
     door.setblocking(False)
     connection, _ = await loop.sock_accept(door)
-    await loop.connect_accepted_socket(lambda: _Acceptor(enter), connection)
+    await loop.connect_accepted_socket(lambda: acceptor, connection)
 
 
 class _Acceptor(asyncio.Protocol):
-    """Protocol that passes the transport of its connection to `enter`."""
+    """Protocol that joins its connection with `remote` at once, and adds both legs to `joined`."""
 
-    def __init__(self, enter: Callable[[asyncio.Transport], None]) -> None:
-        self._enter = enter
+    def __init__(self, remote: asyncio.Transport, joined: list[_Leg]) -> None:
+        self._remote = remote
+        self._joined = joined
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        self._enter(transport)
+        self._joined.extend(_join(transport, self._remote))
 
 
 async def _connect(address: HelperAddress) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

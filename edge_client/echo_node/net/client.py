@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import secrets
 import ssl
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Final
@@ -25,7 +25,7 @@ from websockets.http11 import Response
 
 import echo_shared
 from echo_node.core.clocks import HubClock
-from echo_node.core.events import Disconnected
+from echo_node.core.events import Disconnected, Incoming
 from echo_node.core.troubles import Trouble, TroubleCode, trouble_of
 from echo_node.host.address import HubAddress
 from echo_node.host.clock import running_s
@@ -33,6 +33,7 @@ from echo_node.host.trouble_log import TroubleLog
 from echo_node.net.flow import Flow
 from echo_node.net.hub_connection import connection_to
 from echo_node.net.online import Online
+from echo_node.net.receiver import Receiver
 from echo_node.net.tls import handshake_failure
 from echo_shared.errors import ConnectError, EchoError, RefusedError, RemoteProtocolError
 from echo_shared.installation import how_to_upgrade
@@ -86,9 +87,6 @@ UPGRADE_S: Final = 3_600.0
 
 BANNED_DO: Final = "Ask the hub's operator to admit this node again. The node does not retry by itself."
 
-Deliver = Callable[[FromHub | Disconnected], Awaitable[None]]
-Take = Callable[[Piece], None]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Introduction:
@@ -115,17 +113,15 @@ class HubClient:
         introduction: Introduction,
         pinned_hub_key: bytes | None,
         retry_first_s: float,
-        jitter: Callable[[], float],
         troubles: TroubleLog | None = None,
         flow: Flow | None = None,
         stays: bool = False,
     ) -> None:
         """`stays`: retry a hub that stopped after its run has finished, because the run may be extended."""
-        self._address = address
+        self.address = address
         self._me = me
         self._introduction = introduction
         self._retry_first_s = retry_first_s
-        self._jitter = jitter
         self._open: tuple[ClientConnection, NodeSession] | None = None
         self._welcomed_at: float | None = None
         self._troubles = troubles or TroubleLog()
@@ -144,10 +140,10 @@ class HubClient:
         self.hub_key = pinned_hub_key
         """The pinned key, from earlier or from the first handshake."""
 
-    async def run(self, deliver: Deliver, *, take: Take, patient: bool) -> None:
-        """Deliver the hub's messages in order, and Disconnected after each loss; reconnect forever.
+    async def run(self, inbox: asyncio.Queue[Incoming], receiver: Receiver, *, patient: bool) -> None:
+        """Put the hub's messages into the inbox, in order, and Disconnected after each loss; reconnect forever.
 
-        `deliver` may wait, and the hub then waits too. `take` gets the pieces of artefacts and must not wait. Raises
+        While the inbox is full, the hub waits too. Pieces of artefacts go to the receiver, past the inbox. Raises
         RefusedError on a permanent refusal, and any error of the first connection unless `patient`.
         """
         attempt, loop = 0, asyncio.get_running_loop()
@@ -155,7 +151,7 @@ class HubClient:
             await self.line.wait()
             self._welcomed_at, self._why = None, None
             try:
-                await self._converse(deliver, take)
+                await self._converse(inbox, receiver)
             except RefusedError as error:
                 failure: EchoError = error
                 is_of_another_release = error.code == RefusalCode.PROTOCOL_VERSION
@@ -169,7 +165,7 @@ class HubClient:
                 failure = error
             if self._welcomed_at is not None:
                 patient = True
-                await deliver(Disconnected())
+                await inbox.put(Disconnected())
                 attempt = 0 if loop.time() - self._welcomed_at > STEADY_S else attempt
             if not patient:
                 raise failure
@@ -186,7 +182,7 @@ class HubClient:
         """Report the remedy once, and wait for an upgrade. Return the number of the next attempt."""
         said = f"{refusal.brief} The node asks again every hour. {refusal.do or ''}"
         self._troubles.begin(_PART, Trouble(TroubleCode.TOO_OLD, said.rstrip()))
-        await self._pause(UPGRADE_S * (1.0 - self._jitter() / 2))
+        await self._pause(UPGRADE_S * (1.0 - random.random() / 2))
         return 0
 
     async def _wait(self, attempt: int) -> int:
@@ -194,7 +190,7 @@ class HubClient:
         if self._hurry.is_set():
             attempt = 0  # Earlier failures were on another network, or hours ago.
         self._hurry.clear()
-        wait_s = backoff_s(attempt, self._jitter(), first_s=self._retry_first_s)
+        wait_s = backoff_s(attempt, random.random(), first_s=self._retry_first_s)
         log.info("Retrying in %.1f s.", wait_s)
         return 0 if await self._pause(wait_s) else attempt + 1
 
@@ -249,7 +245,7 @@ class HubClient:
         self._introduction = introduction
         await self.close()
 
-    async def _converse(self, deliver: Deliver, take: Take) -> None:
+    async def _converse(self, inbox: asyncio.Queue[Incoming], receiver: Receiver) -> None:
         """Run one connection until its end, which is always an exception."""
         session = NodeSession(
             me=self._me,
@@ -264,20 +260,20 @@ class HubClient:
                 async with asyncio.timeout(WELCOME_S):
                     welcome = await self._welcome(socket, session)
             except TimeoutError as error:
-                raise ConnectError("The hub did not finish the handshake in time.", got=self._address.origin) from error
+                raise ConnectError("The hub did not finish the handshake in time.", got=self.address.origin) from error
             self._open = (socket, session)
             if introduction is not self._introduction:  # The introduction has changed during the handshake.
                 await socket.close()
             self._welcomed_at = asyncio.get_running_loop().time()
             self._troubles.end(_PART)
             self.too_old = ""
-            await deliver(welcome)
+            await inbox.put(welcome)
             while True:
                 message = await self._receive(socket, session)
                 if isinstance(message, Piece):
-                    take(message)
+                    receiver.take(message, None)
                 else:
-                    await deliver(message)
+                    await inbox.put(message)
         finally:
             self._open = None
             await socket.close()
@@ -290,7 +286,7 @@ class HubClient:
             answer.transport.abort()
             raise RefusedError(
                 "The hub did not ask for this node's identity: it is older than this node.",
-                got=self._address.origin,
+                got=self.address.origin,
                 do="Ask the hub's operator to upgrade it.",
                 code=RefusalCode.PROTOCOL_VERSION,
             )
@@ -315,25 +311,25 @@ class HubClient:
         """Send a request with these credentials. Return the websocket, or the hub's other answer."""
         try:
             return await connect(
-                self._address.websocket,
-                create_connection=connection_to(self._address, credentials),
+                self.address.websocket,
+                create_connection=connection_to(self.address, credentials),
                 open_timeout=CONNECT_S,
                 ping_interval=PING_S,
                 ping_timeout=self._ping_timeout_s,
                 close_timeout=CLOSE_S,
                 max_size=MAX_FRAME_BYTES,
                 compression=None,
-                proxy=None if self._address.is_loopback else True,  # True: use the environment's proxy.
+                proxy=None if self.address.is_loopback else True,  # True: use the environment's proxy.
             )
         except InvalidStatus as error:
             return error.response
         except ssl.SSLError as error:
-            raise handshake_failure(error, self._address) from error
+            raise handshake_failure(error, self.address) from error
         except (OSError, InvalidHandshake, InvalidURI, EOFError) as error:
             got = "no answer in time" if isinstance(error, TimeoutError) else _shown(error) or type(error).__name__
             raise ConnectError(
                 "The hub cannot be reached.",
-                got=f"{self._address.origin}: {got}",
+                got=f"{self.address.origin}: {got}",
                 do="Check the address, your network, and that the hub runs.",
             ) from error
 
@@ -372,7 +368,7 @@ class HubClient:
                 return _refusal(message)
         return ConnectError(
             "There is no Echo hub at this address.",
-            got=f"{self._address.origin} answered with HTTP status {answer.status_code}",
+            got=f"{self.address.origin} answered with HTTP status {answer.status_code}",
             do="Check the address, and that the hub runs.",
         )
 
@@ -400,7 +396,7 @@ class HubClient:
     def _lost(self, error: ConnectionClosed) -> ConnectError:
         return ConnectError(
             "The connection to the hub is lost.",
-            got=f"{self._address.origin}: {_shown(error)}",
+            got=f"{self.address.origin}: {_shown(error)}",
             do="The node reconnects by itself.",
         )
 

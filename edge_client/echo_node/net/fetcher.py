@@ -15,7 +15,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,8 @@ from echo_node.host.artefact_files import (
     try_to_delete,
     write_marker,
 )
+from echo_node.host.base_forms import conversion_bytes
+from echo_node.host.traffic import TrafficMeter
 from echo_node.net import model_hub
 from echo_node.net.carriers import Carriers
 from echo_node.net.receiver import NOTHING, Received, Receiver
@@ -102,10 +104,6 @@ class _Job:
         )
 
 
-_Make = Callable[[Path, bytes, Path | None], Mapping[str, str]]
-"""Write the artefact's files into a directory, and return their hashes as written."""
-
-
 class Fetcher:
     """One run's artefacts and carriers. At most one task at a time fetches a given artefact."""
 
@@ -117,19 +115,20 @@ class Fetcher:
         *,
         artefacts: Path,
         carriers: Path,
-        on_downloaded: Callable[[int], None] = lambda count_bytes: None,
-        conversion_bytes: Callable[[int], int] = lambda base_bytes: 0,
+        meter: TrafficMeter | None = None,
+        backend: str = "",
+        precision: str = "auto",
     ) -> None:
-        """`on_downloaded` receives the numbers of bytes that come from a model hub. `conversion_bytes` returns the disk
-        space for the engine's conversion of a base model of a given size. A base model is fetched only if there is
-        space for its conversion too.
+        """`meter` counts the bytes that come from a model hub. A base model is fetched only if there is space for its
+        conversion by `backend` at `precision` too (`conversion_bytes`).
         """
         self._swarm = swarm
         self._receiver = receiver
         self._source = source
         self._directory = artefacts
-        self._on_downloaded = on_downloaded
-        self._conversion_bytes = conversion_bytes
+        self._meter = meter
+        self._backend = backend
+        self._precision = precision
         self._trackers = (source.address.url(source.tracker_path),)
         self._carriers = Carriers(swarm, carriers, self._trackers)
         self._keys: dict[int, bytes] = {}
@@ -204,9 +203,10 @@ class Fetcher:
         manifest, directory = job.manifest, self._directory / job.manifest.name
         files = [(directory / file.path, file.size_bytes) for file in manifest.files]
         await asyncio.to_thread(delete_changed, directory)
-        conversion_bytes = self._conversion_bytes(manifest.total_bytes) if manifest.kind == "base" else 0
-        room_for = partial(check_room, self._directory, manifest.name, files, more_bytes=conversion_bytes)
-        await asyncio.to_thread(room_for)
+        more_bytes = 0
+        if manifest.kind == "base":
+            more_bytes = conversion_bytes(manifest.total_bytes, backend=self._backend, precision=self._precision)
+        await asyncio.to_thread(check_room, self._directory, manifest.name, files, more_bytes=more_bytes)
         fetched = await self._from_memory(job) or await self._from_model_hub(job)
         if fetched is not None:
             # Otherwise its incomplete files could later be taken for a complete carrier.
@@ -247,13 +247,14 @@ class Fetcher:
             here_bytes += more_bytes
             if stop.is_set():
                 raise SwarmError(f"The download of {manifest.source} was stopped.")
-            loop.call_soon_threadsafe(self._on_downloaded, more_bytes)
+            if self._meter is not None:
+                loop.call_soon_threadsafe(partial(self._meter.count, received=more_bytes))
             loop.call_soon_threadsafe(job.on_progress, min(here_bytes, manifest.total_bytes), manifest.total_bytes)
 
         log.info("The base model comes from a model hub: %s.", manifest.source)
         download = partial(model_hub.download, manifest, self._directory / manifest.name, count)
         try:
-            await in_thread(download, on_cancel=stop.set)
+            await in_thread(download, stop=stop)
         except SwarmError as error:
             log.warning("%s The swarm takes over. (%s)", error.what, error.got)
             return None
@@ -281,7 +282,7 @@ class Fetcher:
             )
             swarm_bytes, web_seed_bytes, seconds = stats.swarm_bytes, stats.web_seed_bytes, seconds + stats.seconds
         if not (received.complete and unpacked):
-            await self._unpack(job, partial(_unpack_carrier, manifest, carrier))
+            await self._unpack(job, carrier)
         return job.fetched(
             seconds=seconds,
             swarm_bytes=swarm_bytes,
@@ -302,7 +303,7 @@ class Fetcher:
         piece.
         """
         arriving = ArrivingFile(pieces)
-        unpacking = asyncio.create_task(self._unpack(job, partial(_decode, job.manifest, arriving)))
+        unpacking = asyncio.create_task(self._unpack(job, arriving))
         try:
             received = await self._receive(job)
             if received.complete:
@@ -315,8 +316,10 @@ class Fetcher:
             if not unpacking.cancelled() and (error := unpacking.exception()) is not None:
                 log.debug("%s was not unpacked: %s", job.manifest.name, error)
 
-    async def _unpack(self, job: _Job, make: _Make) -> None:
-        """Make the artefact's verified files with `make(directory, key, parent)`. Raises SwarmError, StorageError."""
+    async def _unpack(self, job: _Job, source: Path | ArrivingFile) -> None:
+        """Make the artefact's verified files from a complete carrier or an arriving payload. Raises SwarmError,
+        StorageError.
+        """
         manifest = job.manifest
         key = self._keys.get(manifest.key_id)
         if key is None:
@@ -333,7 +336,7 @@ class Fetcher:
             if await asyncio.to_thread(read_marker, parent) is None:
                 raise _unreadable(manifest, f"a delta against version {manifest.delta_parent}, which is not here")
         directory = self._directory / manifest.name
-        await in_thread(partial(_verified, manifest, directory, partial(make, directory, key, parent)))
+        await in_thread(partial(_make_verified, manifest, source, directory, key, parent))
 
     async def close(self) -> None:
         """Stop serving, so that all files can be deleted."""
@@ -398,17 +401,6 @@ class Fetcher:
         return _Job(offer=offer, manifest=manifest, layout=layout, on_progress=on_progress)
 
 
-def _unpack_carrier(
-    manifest: Manifest, carrier: Path, directory: Path, key: bytes, parent: Path | None
-) -> Mapping[str, str]:
-    """Make the artefact's files from a complete carrier. Blocks."""
-    if manifest.carrier == "files":
-        paths = [file.path for file in manifest.files]
-        return {path: sealing.unseal(carrier / f"{path}{SEALED_SUFFIX}", directory / path, key) for path in paths}
-    with on_disk(carrier), (carrier / PAYLOAD_NAME).open("rb") as payload:
-        return _decode(manifest, payload, directory, key, parent)
-
-
 def _decode(
     manifest: Manifest, payload: Readable, directory: Path, key: bytes, parent: Path | None
 ) -> Mapping[str, str]:
@@ -417,14 +409,29 @@ def _decode(
     return delta.decode(sealing.UnsealingReader(payload, key), directory, files=files, parent=parent)
 
 
-def _verified(manifest: Manifest, directory: Path, make: Callable[[], Mapping[str, str]]) -> None:
+def _make(
+    manifest: Manifest, source: Path | ArrivingFile, directory: Path, key: bytes, parent: Path | None
+) -> Mapping[str, str]:
+    """Make the artefact's files, and return their hashes as written. `source`: see `Fetcher._unpack`. Blocks."""
+    if not isinstance(source, Path):
+        return _decode(manifest, source, directory, key, parent)
+    if manifest.carrier == "files":
+        paths = [file.path for file in manifest.files]
+        return {path: sealing.unseal(source / f"{path}{SEALED_SUFFIX}", directory / path, key) for path in paths}
+    with on_disk(source), (source / PAYLOAD_NAME).open("rb") as payload:
+        return _decode(manifest, payload, directory, key, parent)
+
+
+def _make_verified(
+    manifest: Manifest, source: Path | ArrivingFile, directory: Path, key: bytes, parent: Path | None
+) -> None:
     """Make the files and verify their hashes. Blocks.
 
     Raises SwarmError with the code `UNREADABLE`, or StorageError; then `directory` is deleted.
     """
     delete_artefact(directory)
     try:
-        artefacts.verify_hashes(manifest, make())
+        artefacts.verify_hashes(manifest, _make(manifest, source, directory, key, parent))
     except (CodecError, SwarmError) as error:
         delete_artefact(directory)
         if error.code == GIVEN_UP:

@@ -3,35 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Final
 
+from echo_node.host.traffic import TrafficMeter
 from echo_shared.wire.rate_cap import RateCap
 
 SMALL_BYTES: Final = 4_096
 """Most bytes of a message that counts but does not wait for the cap: leases, receipts, news."""
 
 
-def _uncounted(sent: int, received: int) -> None:
-    """Ignore the count."""
-
-
 class Flow:
-    """Counter and cap of traffic. `count(sent, received)` gets all bytes."""
+    """Counter and cap of traffic."""
 
-    def __init__(self, download_bytes_s: int = 0, count: Callable[[int, int], None] = _uncounted) -> None:
-        """`download_bytes_s`: 0 = no cap."""
+    def __init__(self, download_bytes_s: int = 0, meter: TrafficMeter | None = None) -> None:
+        """`download_bytes_s`: 0 = no cap. `meter` None: count nothing."""
         self.download_bytes_s = download_bytes_s
         self._cap = RateCap(download_bytes_s)
-        self._count = count
+        self._meter = meter
 
     def sent(self, count_bytes: int) -> None:
         """Count sent bytes."""
-        self._count(count_bytes, 0)
+        if self._meter is not None:
+            self._meter.count(sent=count_bytes)
 
     async def received(self, count_bytes: int) -> None:
         """Count received bytes, and wait until more may come. A reader that waits here slows its sender down."""
-        self._count(0, count_bytes)
+        if self._meter is not None:
+            self._meter.count(received=count_bytes)
         delay_s = self._cap.delay_s(count_bytes, asyncio.get_running_loop().time())
         if delay_s and count_bytes > SMALL_BYTES:
             await asyncio.sleep(delay_s)

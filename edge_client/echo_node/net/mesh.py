@@ -85,7 +85,7 @@ class MeshLinks:
         """Listening port; 0 = none."""
         self._me = me
         self._flow = flow or Flow()
-        self._uplink = SendCap(upload_limit_bytes_s, self._flow.sent)
+        self._uplink = SendCap(upload_limit_bytes_s, self._flow)
         self._run_key: RunKey | None = None
         self._peers: dict[str, MeshPeer] = {}
         self._named: dict[int, str] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -16,6 +16,7 @@ from websockets.asyncio.connection import Connection
 from websockets.exceptions import ConnectionClosed
 
 from echo_node.core.own_line import LOOK_S, OwnLine
+from echo_node.net.flow import Flow
 from echo_shared.wire.congestion import CAN_LOOK, LossWatch, pace, sent_by
 from echo_shared.wire.rate_cap import RateCap
 from echo_shared.wire.sent import Sent
@@ -51,14 +52,14 @@ class SendCap:
     all links. `bytes_per_s` 0 = only the measured rate of the node's own line is a limit (`core.own_line`).
     """
 
-    def __init__(self, bytes_per_s: int, counted: Callable[[int], None] = lambda count_bytes: None) -> None:
+    def __init__(self, bytes_per_s: int, flow: Flow | None = None) -> None:
         self._most_bytes_per_s = bytes_per_s
         self._cap = RateCap(bytes_per_s)
         self._line = OwnLine()
         self._look_at = 0.0
         self.links: set[Link] = set()
         """Links that are connected and may send."""
-        self._counted = counted
+        self._flow = flow or Flow()
         self._free = SENDING_AT_ONCE
         self._waiting: list[tuple[Rank, asyncio.Future[None]]] = []
 
@@ -121,7 +122,7 @@ class SendCap:
         delay_s = self._cap.delay_s(count_bytes, asyncio.get_running_loop().time())
         if delay_s:
             await asyncio.sleep(delay_s)
-        self._counted(count_bytes)
+        self._flow.sent(count_bytes)
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

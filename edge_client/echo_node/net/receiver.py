@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -21,7 +20,7 @@ from echo_shared.swarm.base import OnProgress
 from echo_shared.swarm.piece_file import PieceFile
 from echo_shared.swarm.torrent import piece_hash, read_torrent
 from echo_shared.wire import relay_tree
-from echo_shared.wire.messages import MAX_BATCHED, MAX_MESH, FromNode, Have, Piece
+from echo_shared.wire.messages import MAX_BATCHED, MAX_MESH, Have, Piece
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +39,6 @@ _OVERHEAD_BYTES: Final = 1_024
 _SAY_EVERY_S: Final = 0.005
 _FORGOTTEN: Final = 64
 """Most ended artefacts whose pieces are still forwarded at the hub's request."""
-
-Send = Callable[[FromNode], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,12 +84,9 @@ class _Expected:
 
 
 class Receiver:
-    """Receiver of pieces. `run` reports them to the hub; `take` gets every piece from the hub's connection and the
-    mesh.
-    """
+    """Receiver of pieces: `take` gets every piece from the hub's connection and the mesh, `reports` tells the hub."""
 
-    def __init__(self, send: Send, mesh: MeshLinks) -> None:
-        self._send = send
+    def __init__(self, mesh: MeshLinks) -> None:
         self._mesh = mesh
         self._expected: dict[bytes, _Expected] = {}
         self._early: deque[tuple[Piece, str | None]] = deque()
@@ -103,18 +97,17 @@ class Receiver:
         self._farewells: list[Have] = []
         self._news = asyncio.Event()
 
-    async def run(self) -> None:
-        """Report received pieces to the hub in batches, until cancelled. The end of `run` ends all expectations."""
-        try:
-            while True:
-                await self._news.wait()
-                await asyncio.sleep(_SAY_EVERY_S)
-                self._news.clear()
-                for message in self._unsaid():
-                    await self._send(message)
-        finally:
-            for info_hash in tuple(self._expected):
-                self.forget(info_hash)
+    async def reports(self) -> list[Have]:
+        """Wait for pieces, and return what to tell the hub about them: a batch of reports."""
+        await self._news.wait()
+        await asyncio.sleep(_SAY_EVERY_S)
+        self._news.clear()
+        return self._unsaid()
+
+    def close(self) -> None:
+        """End all expectations."""
+        for info_hash in tuple(self._expected):
+            self.forget(info_hash)
 
     async def expect(self, torrent: bytes, parent: Path) -> PieceFile:
         """Expect this torrent's pieces below `parent`, and report the existing ones to the hub.

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hmac
 import secrets
 import time
-from collections.abc import Callable
 from http.cookies import CookieError, SimpleCookie
 from typing import Final
 
@@ -26,24 +25,23 @@ COOKIE: Final = "echo_page"
 class PageAccess:
     """Codes and sessions of the page. `path` starts all its addresses; `invite` makes a code, `enter` uses it."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self) -> None:
         self.path = f"/{secrets.token_urlsafe(24)}/"
-        self._clock = clock
         self._codes: dict[str, float] = {}
         """Expiry time by code; `_sessions` likewise."""
         self._sessions: dict[str, float] = {}
 
     def invite(self) -> str:
         """Return a new code."""
-        return _add(self._codes, self._clock(), CODE_S)
+        return _add(self._codes, time.monotonic(), CODE_S)
 
     def enter(self, code: str) -> str | None:
         """Exchange a code for a Set-Cookie header; None if the code is unknown, used, or expired."""
-        found = _find(self._codes, code, self._clock())
+        found = _find(self._codes, code, time.monotonic())
         if found is None:
             return None
         del self._codes[found]
-        session = _add(self._sessions, self._clock(), SESSION_S)
+        session = _add(self._sessions, time.monotonic(), SESSION_S)
         return f"{COOKIE}={session}; Path={self.path}; Max-Age={SESSION_S:.0f}; HttpOnly; SameSite=Strict"
 
     def is_in(self, cookies: str) -> bool:
@@ -52,7 +50,7 @@ class PageAccess:
             cookie = SimpleCookie(cookies).get(COOKIE)
         except CookieError:
             return False
-        return cookie is not None and _find(self._sessions, cookie.value, self._clock()) is not None
+        return cookie is not None and _find(self._sessions, cookie.value, time.monotonic()) is not None
 
 
 def _add(known: dict[str, float], now: float, length_s: float) -> str:

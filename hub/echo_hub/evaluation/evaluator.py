@@ -69,7 +69,7 @@ class Evaluator:
     async def generate(self, requests: Sequence[GroupRequest], *, adapter: Path | None, greedy: bool) -> Generated:
         """Return all rollouts of `requests`. Raises LearnerError if too many processes in a row die or are lost."""
         done = _Done()
-        restarts = Restarts(most=DEATHS_IN_A_ROW, first_s=RESTART_S, limit_s=30.0, jitter=random.random)
+        restarts = Restarts(most=DEATHS_IN_A_ROW, first_s=RESTART_S, limit_s=30.0)
         while missing := _without(requests, done.rollouts):
             known = len(done.rollouts)
             try:
@@ -104,7 +104,7 @@ class Evaluator:
     def _wait_s(self, error: ChildExited | ChildLost, done: _Done, restarts: Restarts) -> float:
         """Return the seconds until the next attempt. Raises LearnerError if the evaluation is given up."""
         if isinstance(error, ChildExited):
-            wait_s = restarts.died()
+            wait_s = restarts.died(random.random())
             extra = {"event": "evaluator_died", "data": {"deaths": restarts.deaths}}
             log.warning("the evaluator died (%d in a row): %s", restarts.deaths, error, extra=extra)
             if wait_s is None:

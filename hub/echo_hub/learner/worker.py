@@ -79,7 +79,7 @@ class LearnerWorker:
         self._optimizer = make_optimizer(policy, settings.training)
         self._offload = Offload(self._optimizer, policy.device)
         self._writer = CheckpointWriter()
-        self._room = Room(full=tell_disk, over=lambda: tell_disk(""))
+        self._room = Room(tell=tell_disk)
         self._unconfirmed: Callable[[], None] | None = None
         """Writes the results of a computed step that awaits the hub's confirmation; None without such a step."""
         self.failed = False

@@ -210,7 +210,7 @@ class ScoringPool:
 
     async def _work(self, number: int) -> None:
         """Keep one process running and feed it calls, until cancelled or until no process can be started."""
-        restarts = Restarts(most=DEATHS_AT_START, first_s=RESTART_S, limit_s=8 * RESTART_S, jitter=random.random)
+        restarts = Restarts(most=DEATHS_AT_START, first_s=RESTART_S, limit_s=8 * RESTART_S)
         again: _Part | None = None
         losses = 0
         while self._broken is None:
@@ -228,7 +228,7 @@ class ScoringPool:
                     await asyncio.sleep(backoff_s(losses, random.random(), first_s=RESTART_S, limit_s=LOST_S))
                     losses += 1
             except ChildExited as error:
-                wait_s = restarts.died()
+                wait_s = restarts.died(random.random())
                 extra = {"event": "scorer_died", "data": {"deaths": restarts.deaths}}
                 log.warning(
                     "a process for scoring cannot be started (%d in a row): %s", restarts.deaths, error, extra=extra

@@ -97,8 +97,8 @@ async def open_hub(
         stack.enter_context(logged_to_file(config.log, directory.root, secrets=secrets_of_run))
         me = key_file.load(directory.key)
         base_dir, codec, problems = await abandonable(_opened_task, config)
-        room = Room(full=_say_full, over=_say_room)
-        server = Room(code=DATABASE_AWAY, full=_say_away, over=_say_back)
+        room = Room(tell=_say_full)
+        server = Room(code=DATABASE_AWAY, tell=_say_away)
         store = AsyncStore(await _opened_store(config, directory), room, server)
         stack.push_async_callback(store.close)
         start = await begin(store, directory, config, base_dir)
@@ -197,28 +197,26 @@ def apart(snapshot: CoordinatorSnapshot) -> CoordinatorSnapshot:
 
 
 def _say_full(said: str) -> None:
-    extra = {"event": "disk_full"}
-    log.error("the disk is full, and the hub waits until there is room: %s", said, extra=extra)
+    if said:
+        extra = {"event": "disk_full"}
+        log.error("the disk is full, and the hub waits until there is room: %s", said, extra=extra)
+    else:
+        log.warning("there is room on the disk again: the hub goes on", extra={"event": "disk_has_room"})
 
 
 def _say_away(said: str) -> None:
-    said = " ".join(said.split())
-    extra = {"event": "database_away"}
-    log.error("the database server is unavailable; the hub waits until it is back: %s", said, extra=extra)
-
-
-def _say_back() -> None:
-    log.warning("the database server is back: the hub continues", extra={"event": "database_back"})
-
-
-def _say_room() -> None:
-    log.warning("there is room on the disk again: the hub goes on", extra={"event": "disk_has_room"})
+    if said:
+        extra = {"event": "database_away"}
+        said = " ".join(said.split())
+        log.error("the database server is unavailable; the hub waits until it is back: %s", said, extra=extra)
+    else:
+        log.warning("the database server is back: the hub continues", extra={"event": "database_back"})
 
 
 async def _opened_store(config: HubConfig, directory: RunDirectory) -> Store:
     """Open the store. Waits up to `AWAY_AT_START_S` for a database server, which may start later than the hub after a
     power cut; not longer, because the URL may be wrong."""
-    server = Room(code=DATABASE_AWAY, full=_say_away, over=_say_back)
+    server = Room(code=DATABASE_AWAY, tell=_say_away)
     in_time = asyncio.get_running_loop().call_later(AWAY_AT_START_S, server.give_up)
     try:
         return await asyncio.to_thread(server.until, lambda: _open_store(config, directory))

@@ -206,7 +206,7 @@ class Trainer:
     async def run(self) -> None:
         """Supervise the process until cancelled. Raises LearnerError after DEATHS_IN_A_ROW deaths without a finished
         job."""
-        restarts = Restarts(most=DEATHS_IN_A_ROW, first_s=RESTART_S, limit_s=30.0, jitter=random.random)
+        restarts = Restarts(most=DEATHS_IN_A_ROW, first_s=RESTART_S, limit_s=30.0)
         while True:
             learner: Learner | None = None
             try:
@@ -230,7 +230,7 @@ class Trainer:
                 )
                 await self._work(learner, restarts)
             except ChildExited as error:
-                wait_s = restarts.died()
+                wait_s = restarts.died(random.random())
                 self.state = LearnerState.DOWN
                 extra = {"event": "learner_died", "data": {"deaths": restarts.deaths}}
                 log.warning("the learner died (%d in a row): %s", restarts.deaths, error, extra=extra)

@@ -251,7 +251,7 @@ class Verifier:
             await findings.abandoned(*await self._refused.get())
 
     async def _check(self, process: ModelProcess, findings: Findings) -> None:
-        restarts = Restarts(most=DEATHS_IN_A_ROW, first_s=RESTART_S, limit_s=30.0, jitter=random.random)
+        restarts = Restarts(most=DEATHS_IN_A_ROW, first_s=RESTART_S, limit_s=30.0)
         try:
             while True:
                 try:
@@ -265,7 +265,7 @@ class Verifier:
                     await asyncio.sleep(backoff_s(self._losses, random.random(), first_s=RESTART_S, limit_s=30.0))
                     self._losses += 1
                 except ChildExited as error:
-                    wait_s = restarts.died()
+                    wait_s = restarts.died(random.random())
                     extra = {"event": "verifier_died", "data": {"deaths": restarts.deaths}}
                     log.warning("the verifier died (%d in a row): %s", restarts.deaths, error, extra=extra)
                     if wait_s is None:

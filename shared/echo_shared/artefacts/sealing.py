@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -46,12 +46,13 @@ def seal(source: Path, target: Path, key: bytes) -> None:
     salt = os.urandom(SALT_BYTES)
     cipher = _cipher(key, salt)
 
-    def sealed(file: BinaryIO) -> Iterator[bytes]:
-        yield MAGIC + salt
-        for nonce, chunk in _chunks(file, CHUNK_BYTES):
-            yield cipher.encrypt(nonce, chunk, None)
+    def sealed() -> Iterator[bytes]:
+        with source.open("rb") as file:
+            yield MAGIC + salt
+            for nonce, chunk in _chunks(file, CHUNK_BYTES):
+                yield cipher.encrypt(nonce, chunk, None)
 
-    _rewrite(source, target, sealed, synced=True)
+    _write(target, sealed(), synced=True)
 
 
 def unseal(source: Path, target: Path, key: bytes) -> str:
@@ -62,12 +63,13 @@ def unseal(source: Path, target: Path, key: bytes) -> str:
     """
     digest = hashlib.sha256()
 
-    def hashed(file: BinaryIO) -> Iterator[bytes]:
-        for chunk in _unsealed(file, key):
-            digest.update(chunk)
-            yield chunk
+    def hashed() -> Iterator[bytes]:
+        with source.open("rb") as file:
+            for chunk in _unsealed(file, key):
+                digest.update(chunk)
+                yield chunk
 
-    _rewrite(source, target, hashed)
+    _write(target, hashed())
     return digest.hexdigest()
 
 
@@ -127,16 +129,14 @@ def _chunks(file: Readable, chunk_bytes: int) -> Iterator[tuple[bytes, bytes]]:
         counter, chunk = counter + 1, following
 
 
-def _rewrite(
-    source: Path, target: Path, transform: Callable[[BinaryIO], Iterator[bytes]], *, synced: bool = False
-) -> None:
-    """Write `target` from `source` completely or not at all; with `synced`, even in a power failure."""
+def _write(target: Path, chunks: Iterator[bytes], *, synced: bool = False) -> None:
+    """Write `target` completely or not at all; with `synced`, even in a power failure."""
     temporary = target.with_name(f"{target.name}.tmp")
     with disk_errors(f"{target.name} cannot be written.", target.parent):
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with source.open("rb") as reader, temporary.open("wb") as writer:
-                writer.writelines(transform(reader))
+            with temporary.open("wb") as writer:
+                writer.writelines(chunks)
             if synced:
                 sync(temporary)
             temporary.replace(target)

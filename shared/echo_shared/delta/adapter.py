@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -179,8 +179,8 @@ def _read_config(path: Path) -> dict[str, Any]:
         )
     if not (_is_rank(config.get("r")) and _is_alpha(config.get("lora_alpha"))):
         raise CodecError("An adapter's rank or alpha is missing or out of range.", got=path.name)
-    for key, valid in (("rank_pattern", _is_rank), ("alpha_pattern", _is_alpha)):
-        _check_pattern(key, config.get(key) or {}, valid)
+    for key in ("rank_pattern", "alpha_pattern"):
+        _check_pattern(key, config.get(key) or {})
     return config
 
 
@@ -192,10 +192,11 @@ def _is_alpha(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e6
 
 
-def _check_pattern(key: str, patterns: Any, valid: Callable[[object], bool]) -> None:
+def _check_pattern(key: str, patterns: Any) -> None:
+    is_valid = _is_rank if key == "rank_pattern" else _is_alpha
     # PEFT reads these names as regular expressions; only plain names are accepted from untrusted peers.
     plain = isinstance(patterns, dict) and all(re.fullmatch(r"\^?[A-Za-z0-9_.]+", name) for name in patterns)
-    if not plain or not all(valid(value) for value in patterns.values()):
+    if not plain or not all(is_valid(value) for value in patterns.values()):
         raise CodecError("An adapter's pattern is not a map of plain layer names to numbers.", got=key)
 
 

@@ -21,9 +21,8 @@ RETRY_S: Final = 1.0
 class Room:
     """Retries a write while it fails for lack of space. Thread-safe.
 
-    A failed write must leave nothing behind. `code` is the code of the StorageErrors that are retried. `full` is called
-    with the error text when the first writer starts to wait, `over` when no writer waits any more; both may be called
-    from any thread.
+    A failed write must leave nothing behind. `code` is the code of the StorageErrors that are retried. `tell` is called
+    from any thread: with the error text when the first writer starts to wait, and with "" when none waits any more.
     """
 
     def __init__(
@@ -31,13 +30,11 @@ class Room:
         *,
         code: str = DISK_FULL,
         retry_s: float = RETRY_S,
-        full: Callable[[str], object] = lambda said: None,
-        over: Callable[[], object] = lambda: None,
+        tell: Callable[[str], object] = lambda said: None,
     ) -> None:
         self._code = code
         self._retry_s = retry_s
-        self._full = full
-        self._over = over
+        self._tell = tell
         self._given_up = Event()
         self._lock = Lock()
         self._waiting: dict[object, str] = {}
@@ -105,11 +102,11 @@ class Room:
             is_first = not self._waiting
             self._waiting[turn] = said
         if is_first:
-            self._full(said)
+            self._tell(said)
 
     def _done(self, turn: object) -> None:
         with self._lock:
             waited = self._waiting.pop(turn, None) is not None
             is_last = waited and not self._waiting
         if is_last and not self._given_up.is_set():
-            self._over()
+            self._tell("")

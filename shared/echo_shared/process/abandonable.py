@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 _Result = TypeVar("_Result")
@@ -20,17 +21,15 @@ async def abandonable(function: Callable[..., _Result], *arguments: Any) -> _Res
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_Result] = loop.create_future()
 
-    def tell(setter: Callable[[Any], None], outcome: Any) -> None:
-        with suppress(RuntimeError):  # The loop is closed, so no caller waits for the result.
-            loop.call_soon_threadsafe(lambda: None if done.done() else setter(outcome))
-
     def run() -> None:
         try:
             result = function(*arguments)
         except Exception as error:  # noqa: BLE001  # Raised where it is waited for.
-            tell(done.set_exception, error)
+            tell = partial(done.set_exception, error)
         else:
-            tell(done.set_result, result)
+            tell = partial(done.set_result, result)
+        with suppress(RuntimeError):  # The loop is closed, so no caller waits for the result.
+            loop.call_soon_threadsafe(lambda: None if done.done() else tell())
 
     threading.Thread(target=run, name=f"abandonable-{function.__name__}", daemon=True).start()
     return await done

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-
 
 def backoff_s(attempt: int, jitter: float, *, first_s: float = 1.0, limit_s: float = 60.0) -> float:
     """Return the wait before retry number `attempt` (0 = the first), in seconds: doubled each time up to `limit_s`.
@@ -15,40 +12,25 @@ def backoff_s(attempt: int, jitter: float, *, first_s: float = 1.0, limit_s: flo
 
 
 class Restarts:
-    """Delays between restarts of a process that keeps dying: each longer than the last, until no restart follows.
+    """Delays between restarts of a process that keeps dying: each longer than the last, until no restart follows."""
 
-    Reads no clock: the caller waits, and passes how long the process lived.
-    """
-
-    def __init__(
-        self,
-        *,
-        most: int,
-        first_s: float,
-        limit_s: float,
-        jitter: Callable[[], float],
-        steady_s: float = math.inf,
-    ) -> None:
-        """After the `most`-th death in a row no restart follows. A process that lived for `steady_s` seconds starts a
-        new row.
-        """
+    def __init__(self, *, most: int, first_s: float, limit_s: float) -> None:
+        """After the `most`-th death in a row no restart follows."""
         self.deaths = 0
-        """Deaths since the process last succeeded or lived for `steady_s`."""
+        """Deaths since the process last succeeded."""
         self._most = most
         self._first_s = first_s
         self._limit_s = limit_s
-        self._jitter = jitter
-        self._steady_s = steady_s
 
     def succeeded(self) -> None:
         """Reset the count of deaths, because the process has done its work."""
         self.deaths = 0
 
-    def died(self, *, lived_s: float = 0.0) -> float | None:
-        """Return the wait before the next restart in seconds; None = too many deaths in a row."""
-        if lived_s >= self._steady_s:
-            self.deaths = 0
+    def died(self, jitter: float) -> float | None:
+        """Return the wait before the next restart in seconds; None = too many deaths in a row. `jitter`: see
+        `backoff_s`.
+        """
         self.deaths += 1
         if self.deaths >= self._most:
             return None
-        return backoff_s(self.deaths - 1, self._jitter(), first_s=self._first_s, limit_s=self._limit_s)
+        return backoff_s(self.deaths - 1, jitter, first_s=self._first_s, limit_s=self._limit_s)

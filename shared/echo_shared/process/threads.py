@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -13,18 +14,19 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
-async def in_thread(work: Callable[[], _T], *, on_cancel: Callable[[], None] = lambda: None) -> _T:
+async def in_thread(work: Callable[[], _T], *, stop: threading.Event | None = None) -> _T:
     """Run `work` in a thread and return its result.
 
     A thread cannot be cancelled, and the caller's next action may delete files that it uses. When this call is
-    cancelled, it calls `on_cancel`, which may ask the thread to stop. CancelledError is raised only after the thread
+    cancelled, it sets `stop`, which may ask the thread to end. CancelledError is raised only after the thread
     has ended, even after repeated cancellations.
     """
     thread = asyncio.get_running_loop().run_in_executor(None, work)  # Not a task: a closing loop cancels tasks.
     try:
         return await asyncio.shield(thread)
     except asyncio.CancelledError:
-        on_cancel()
+        if stop is not None:
+            stop.set()
         while not thread.done():
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait({thread})

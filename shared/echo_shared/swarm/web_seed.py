@@ -14,7 +14,7 @@ import random
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -80,11 +80,9 @@ class WebSeedSwarm(Swarm):
                 do="Install libtorrent.",
             )
 
-        def report(done_bytes: int) -> None:
-            if on_progress is not None:
-                loop.call_soon_threadsafe(on_progress, done_bytes, layout.total_bytes)
-
-        download = _Download(layout, parent, url=web_seed_url, settings=self._settings, cap=self._cap, report=report)
+        download = _Download(
+            layout, parent, url=web_seed_url, settings=self._settings, cap=self._cap, on_progress=on_progress
+        )
         self._downloads[layout.info_hash] = download
         try:
             await download.run()
@@ -129,7 +127,7 @@ class _Download:
         url: str,
         settings: SwarmSettings,
         cap: RateCap,
-        report: Callable[[int], None],
+        on_progress: OnProgress | None,
     ) -> None:
         self.received_bytes = 0
         self._layout = layout
@@ -137,14 +135,15 @@ class _Download:
         self._url = f"{url}{quote(layout.name)}/"
         self._stall_timeout_s = settings.stall_timeout_s
         self._cap = cap
-        self._report = report
+        self._on_progress = on_progress
+        self._loop = asyncio.get_running_loop()
         self._stopping = threading.Event()
         self._ended = asyncio.Event()
 
     async def run(self) -> None:
         """Fetch until every piece is on disk. Cancel-safe: the thread has ended when this raises."""
         try:
-            complete = await in_thread(self._work, on_cancel=self._stopping.set)
+            complete = await in_thread(self._work, stop=self._stopping)
         finally:
             self._ended.set()
         if not complete:
@@ -158,10 +157,15 @@ class _Download:
         """Fetch everything; return False if `stop` ended it early."""
         try:
             self._pieces.open()
-            self._report(self._pieces.done_bytes)
+            self._report()
             return self._fetch_missing()
         finally:
             self._pieces.close()
+
+    def _report(self) -> None:
+        if self._on_progress is not None:
+            done_bytes, total_bytes = self._pieces.done_bytes, self._layout.total_bytes
+            self._loop.call_soon_threadsafe(self._on_progress, done_bytes, total_bytes)
 
     def _fetch_missing(self) -> bool:
         """Fetch in rounds until complete. Raises SwarmError after `stall_timeout_s` without a valid piece."""
@@ -198,7 +202,7 @@ class _Download:
                         del data[:size]
                         piece += 1
             finally:
-                self._report(self._pieces.done_bytes)
+                self._report()
             if self._stopping.is_set():
                 return
 

@@ -62,7 +62,7 @@ class Run:
         )
         self.queue = EventQueue()
         self.waits = asyncio.Event()
-        self.room = Room(retry_s=0.0, full=lambda said: self.waits.set())
+        self.room = Room(retry_s=0.0, tell=lambda said: self.waits.set())
         self.publishing = Publishing(
             distributor=self.distributor, directory=directory, queue=self.queue, room=self.room
         )

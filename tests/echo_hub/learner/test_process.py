@@ -152,7 +152,7 @@ async def test_a_full_disk_in_the_process_is_reported_to_the_hub(
     settings: LearnerSettings, make_groups: MakeGroups, small_disk: SmallDisk
 ) -> None:
     said: asyncio.Queue[str] = asyncio.Queue()
-    room = Room(full=said.put_nowait, over=lambda: said.put_nowait(""))
+    room = Room(tell=said.put_nowait)
     run_dir = small_disk.directory / "run"
     run_dir.mkdir()
     learner = await Learner.start(settings, run_dir, room=room)

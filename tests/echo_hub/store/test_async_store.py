@@ -60,7 +60,7 @@ async def test_a_read_waits_for_no_write(tmp_path: Path) -> None:
 async def test_a_full_disk_delays_a_write_and_all_later_ones(small_disk: SmallDisk) -> None:
     values = ["x" * 2_000_000, "y"]
     waits = threading.Event()
-    room = Room(full=lambda said: waits.set())
+    room = Room(tell=lambda said: waits.set())
     async with opened(small_disk.directory, room) as store, asyncio.TaskGroup() as tasks:
         small_disk.fill()
         writes = [tasks.create_task(store.write(write_meta, "a", value)) for value in values]
@@ -76,7 +76,7 @@ async def test_a_full_disk_delays_a_write_and_all_later_ones(small_disk: SmallDi
 
 async def test_close_does_not_wait_for_disk_space(small_disk: SmallDisk) -> None:
     waits = threading.Event()
-    async with opened(small_disk.directory, Room(full=lambda said: waits.set())) as store:
+    async with opened(small_disk.directory, Room(tell=lambda said: waits.set())) as store:
         small_disk.fill()
         write = asyncio.create_task(store.write(write_meta, "a", "x" * 2_000_000))
         assert await asyncio.to_thread(waits.wait, 60)
@@ -130,7 +130,7 @@ async def test_a_step_that_cannot_be_counted_is_reported(
 async def waiting_for_room(small_disk: SmallDisk, records: Any) -> AsyncIterator[AsyncStore]:
     """Yield a store that waits because its disk is full, in the middle of counting a step of twenty rollouts."""
     waits = threading.Event()
-    async with opened(small_disk.directory, Room(full=lambda said: waits.set())) as store:
+    async with opened(small_disk.directory, Room(tell=lambda said: waits.set())) as store:
         store.store.apply(records.large_step(1, num_groups=10), 1.0)
         with store.store.engine.connect() as connection:
             connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -133,7 +133,7 @@ async def test_a_lost_commit_of_another_process_is_reported_as_unknown(
 def told_of(store: AsyncStore) -> threading.Event:
     """Return an event that is set as soon as the store waits for the server."""
     waits = threading.Event()
-    store.server = Room(code=DATABASE_AWAY, retry_s=0.05, full=lambda _: waits.set())
+    store.server = Room(code=DATABASE_AWAY, retry_s=0.05, tell=lambda _: waits.set())
     return waits
 
 

@@ -20,7 +20,6 @@ import pytest
 from echo_node.backends.base import EngineSettings, GroupFailed
 from echo_node.backends.caging import CageTerms
 from echo_node.backends.process import (
-    DIED,
     HUGE_PAGES,
     Cancelled,
     DrawnTokens,
@@ -32,7 +31,7 @@ from echo_node.backends.process import (
 from echo_node.backends.registry import NAMES, BackendChoice
 from echo_node.core import effects, events
 from echo_node.core.work import WorkLoop
-from echo_shared.errors import POLICY_UNUSABLE, BackendError
+from echo_shared.errors import BackendError
 from echo_shared.process.supervised import ChildLimits
 from echo_shared.sampling import draws
 from echo_shared.sampling.interface import DrawnPart, FinishedRollout, Prefix
@@ -104,45 +103,6 @@ async def test_rollouts_of_several_versions(
     await engine.stop()
 
 
-async def test_a_failed_group_is_reported_and_others_continue(base: Path, kit: Any, tmp_path: Path) -> None:
-    engine = await start(base, tmp_path)
-    (tmp_path / "damaged").mkdir()
-    await engine.add_policy(3, tmp_path / "damaged")
-    await engine.add_policy(4, None)
-    await engine.drop_policy(4)
-    for version in (3, 4, 5, 0):
-        await engine.submit(kit.make_requests(1, policy_version=version, first_lease=version)[0])
-    events = await take(engine, 7)
-    failed = {event.lease_id: event.code for event in events if isinstance(event, GroupFailed)}
-    assert failed == {3: POLICY_UNUSABLE, 4: "unknown_policy", 5: "unknown_policy"}
-    assert {event.lease_id for event in events if isinstance(event, FinishedRollout)} == {0}
-    await engine.stop()
-
-
-async def test_a_cancelled_lease_is_given_up(base: Path, kit: Any, tmp_path: Path) -> None:
-    engine = await start(base, tmp_path)
-    endless = kit.make_requests(1, group_size=6, max_tokens=200, first_lease=50)[0]
-    queued, last = kit.make_requests(2, first_lease=60)
-    for request in (endless, queued):
-        await engine.submit(request)
-        await engine.cancel(request.lease_id)
-    await engine.submit(last)
-    events: list[FinishedRollout] = []
-    cancelled: list[int] = []
-    async for event in engine.events():
-        if isinstance(event, Cancelled):
-            cancelled.append(event.lease_id)
-            continue
-        assert isinstance(event, Finished)
-        events += event.rollouts
-        assert not {rollout.lease_id for rollout in event.rollouts} & {*cancelled}
-        if sum(rollout.lease_id == last.lease_id for rollout in events) == 4:
-            break
-    assert queued.lease_id not in {event.lease_id for event in events}
-    assert cancelled == [endless.lease_id, queued.lease_id]
-    await engine.stop()
-
-
 async def test_another_engine_continues_a_killed_workers_reported_tokens(base: Path, kit: Any, tmp_path: Path) -> None:
     """Workers are killed once each rollout has begun. Another engine must continue reported tokens as if one engine had
     sampled everything.
@@ -183,7 +143,7 @@ class SmallNode:
     """A work loop with a real engine and no other part of a node; `rollouts` are those that it would keep on disk."""
 
     def __init__(self, engine: EngineChild, adapters: dict[int, Path]) -> None:
-        self.loop = WorkLoop(capacity_factor=2, unfinished={}, unacked=(), on_disk={}, jitter=lambda: 0.0)
+        self.loop = WorkLoop(capacity_factor=2, unfinished={}, unacked=(), on_disk={})
         self.rollouts: list[Rollout] = []
         self.told: set[tuple[int, int]] = set()
         """(version, index) of each rollout of which some tokens are known."""
@@ -192,7 +152,7 @@ class SmallNode:
 
     async def handle(self, *happened: events.Event) -> None:
         for event in happened:
-            for effect in self.loop.handle(event, time.monotonic()):
+            for effect in self.loop.handle(event, time.monotonic(), 0.0):
                 match effect:
                     case effects.AddPolicy(policy_version=version):
                         await self._engine.add_policy(version, self._adapters.get(version))
@@ -275,18 +235,6 @@ async def test_an_interrupted_completion_equals_sampling_by_its_versions(
     assert seen == {1, 2, 3}
 
 
-async def test_a_killed_worker_is_noticed(base: Path, kit: Any, tmp_path: Path) -> None:
-    engine = await start(base, tmp_path)
-    for request in kit.make_requests(20, max_tokens=200):
-        await engine.submit(request)
-    with pytest.raises(BackendError) as caught:
-        async for _ in engine.events():
-            os.kill(engine.pid, signal.SIGABRT)  # Like a crash in a native library.
-    assert caught.value.code == DIED
-    assert caught.value.what == "The engine's process ended: killed by SIGABRT."
-    await engine.stop()
-
-
 async def test_stopping_in_mid_work(base: Path, kit: Any, tmp_path: Path) -> None:
     engine = await start(base, tmp_path)
     for request in kit.make_requests(200, max_tokens=200):
@@ -296,24 +244,6 @@ async def test_stopping_in_mid_work(base: Path, kit: Any, tmp_path: Path) -> Non
     with pytest.raises(BackendError, match="was stopped"):
         await take(engine, 100_000)
     await engine.stop()
-
-
-async def test_an_engines_speed_is_measured_before_work(base: Path, kit: Any, tmp_path: Path) -> None:
-    engine = await start(base, tmp_path)
-    rows = await engine.measure(widths=(1, 6), budget_s=0.3)
-    assert [(row["kind"], row["width"]) for row in rows] == [("prefill", 1), ("decode", 1), ("decode", 6)]
-    (request,) = kit.make_requests(1)
-    await engine.submit(request)
-    kit.rollouts_of(await take(engine, 4))
-    await engine.stop()
-
-
-async def test_a_model_that_cannot_run_is_a_clear_error(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    with pytest.raises(BackendError) as caught:
-        await start(tmp_path, tmp_path)
-    assert caught.value.code == "unsupported_model"
-    assert caught.value.do is not None
 
 
 def test_the_parents_end_imports_no_engine() -> None:

@@ -125,9 +125,7 @@ class Node:
     """Work loop with its clock and all past effects."""
 
     def __init__(self, *, unfinished: dict[int, tuple[int, ...]] | None = None, unacked: Iterable[str] = ()) -> None:
-        self.loop = WorkLoop(
-            capacity_factor=2, unfinished=unfinished or {}, unacked=unacked, on_disk={}, jitter=lambda: 0.0
-        )
+        self.loop = WorkLoop(capacity_factor=2, unfinished=unfinished or {}, unacked=unacked, on_disk={})
         self.now = 0.0
         self.wanted: list[Effect] = []
         self.turn: tuple[Effect, ...] = ()
@@ -136,7 +134,7 @@ class Node:
         """Let the loop handle the events after this time; `turn` then holds the effects of the last event."""
         self.now += after_s
         for event in events:
-            self.turn = self.loop.handle(event, self.now)
+            self.turn = self.loop.handle(event, self.now, 0.0)
             self.wanted += self.turn
         return self
 

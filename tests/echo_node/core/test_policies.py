@@ -55,11 +55,11 @@ def fetched(version: int) -> Fetched:
 
 
 def policies(on_disk: Mapping[int, OnDisk] | None = None) -> PolicyVersions:
-    return PolicyVersions(on_disk=on_disk or {}, jitter=lambda: 0.0)
+    return PolicyVersions(on_disk or {})
 
 
 def settle(shelf: PolicyVersions, *leased: int, engine_up: bool = True, now: float = 0.0) -> list[Effect]:
-    return shelf.reconcile(leased=set(leased), engine_up=engine_up, now=now)
+    return shelf.reconcile(leased=set(leased), engine_up=engine_up, now=now, jitter=0.0)
 
 
 def have(shelf: PolicyVersions, *versions: int) -> None:
@@ -197,10 +197,10 @@ def test_a_failed_fetch_is_tried_again_later_and_later() -> None:
     shelf = policies()
     shelf.published(1, offer(1))
     settle(shelf)
-    shelf.fetch_failed(1, 10.0, unreadable=False)
+    shelf.fetch_failed(1, 10.0, 0.0, unreadable=False)
     assert settle(shelf, now=10.5) == []
     assert settle(shelf, now=11.0) == [FetchArtefact(policy_version=1, offer=offer(1))]
-    shelf.fetch_failed(1, 20.0, unreadable=False)
+    shelf.fetch_failed(1, 20.0, 0.0, unreadable=False)
     assert settle(shelf, now=21.5) == []
     assert settle(shelf, now=22.0) == [FetchArtefact(policy_version=1, offer=offer(1))]
 
@@ -250,7 +250,7 @@ def test_a_delta_that_cannot_be_read_is_not_fetched_again() -> None:
     have(shelf, 4)
     shelf.published(5, offer(5, parent=4))
     settle(shelf)
-    shelf.fetch_failed(5, 0.0, unreadable=True)
+    shelf.fetch_failed(5, 0.0, 0.0, unreadable=True)
     assert settle(shelf) == [asked(5)]
     # Its only known fault is the missing parent, the version that this delta changes.
     shelf.published(5, offer(5, parent=3))
@@ -265,7 +265,7 @@ def test_a_keyframe_that_cannot_be_read_is_fetched_again_later() -> None:
     shelf = policies()
     shelf.published(5, offer(5))
     settle(shelf)
-    shelf.fetch_failed(5, 0.0, unreadable=True)
+    shelf.fetch_failed(5, 0.0, 0.0, unreadable=True)
     assert settle(shelf) == []
     assert settle(shelf, now=1.0) == [FetchArtefact(policy_version=5, offer=offer(5))]
 
@@ -277,7 +277,7 @@ def test_a_keyframe_that_is_offered_meanwhile_is_fetched_when_the_delta_fails() 
     settle(shelf)
     shelf.published(5, offer(5))
     assert settle(shelf) == []
-    shelf.fetch_failed(5, 0.0, unreadable=True)
+    shelf.fetch_failed(5, 0.0, 0.0, unreadable=True)
     assert settle(shelf) == [FetchArtefact(policy_version=5, offer=offer(5))]
 
 
@@ -323,7 +323,7 @@ def test_a_push_that_is_fetched_is_not_declined_until_that_fails() -> None:
     shelf.published(1, pushed(1))
     settle(shelf)
     assert declines(shelf) == []
-    shelf.fetch_failed(1, 0.0, unreadable=False)
+    shelf.fetch_failed(1, 0.0, 0.0, unreadable=False)
     assert settle(shelf) == [] and declines(shelf) == [info_hash(1)] and declines(shelf) == []
     shelf.connected()
     shelf.published(1, pushed(1))

@@ -46,7 +46,6 @@ from echo_shared.wire.messages import (
     Fetched,
     Goodbye,
     Have,
-    KeyframeWanted,
     LeaseReturned,
     NodeStatus,
     PolicyPublished,
@@ -132,19 +131,6 @@ def test_the_keyframe_of_an_older_version_does_not_make_it_the_newest() -> None:
     assert node.loop.newest_published == 3 and node.of(FetchArtefact) == []
     node(lease(1, version=2))
     assert node.of(FetchArtefact) == [FetchArtefact(policy_version=2, offer=offer(2))]
-
-
-def test_the_keyframe_is_asked_for_when_a_delta_cannot_be_read() -> None:
-    node = Node().ready()
-    delta = offer(2).model_copy(update={"delta_parent": 1})
-    node(PolicyPublished(policy_version=1, offer=offer(1)), here(1))
-    node(PolicyPublished(policy_version=2, offer=delta))
-    assert node.of(FetchArtefact) == [FetchArtefact(policy_version=2, offer=delta)]
-    node(FetchFailed(policy_version=2, what="cannot be read", unreadable=True))
-    assert node.sent(KeyframeWanted) == [KeyframeWanted(policy_version=2)]
-    node(Disconnected(), Tick(), after_s=0.1)
-    node(welcome(2).model_copy(update={"policy": delta}))
-    assert node.sent(KeyframeWanted) == [KeyframeWanted(policy_version=2)]
 
 
 def test_a_superseded_fetch_is_judged_by_the_progress_that_ticks_bring() -> None:

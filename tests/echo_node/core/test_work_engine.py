@@ -10,15 +10,12 @@ from echo_node.core.effects import (
     SubmitGroup,
     SuspendEngine,
 )
-from echo_node.core.engine_life import STEADY_S, USUAL_WIDTH
 from echo_node.core.events import (
     EngineLost,
     EngineOutdated,
     EngineReady,
-    Event,
     Holding,
     LeaseCancelled,
-    LeaseFailed,
     RolloutsDrawn,
     Tick,
 )
@@ -26,26 +23,8 @@ from echo_node.core.manners import Hold, HoldReason
 from echo_node.core.work import LAST_WORDS_S
 from echo_node.core.yielding import YIELD_S
 from echo_shared.wire.messages import LeaseReturned, NodeStatus, PolicyPublished, RolloutParts
-from tests.echo_node.core.loop_parts import WIDTH, Node, drawn, finished, here, lease, shown, welcome
+from tests.echo_node.core.loop_parts import WIDTH, Node, drawn, here, lease, shown, welcome
 from tests.echo_node.core.test_policies import offer as real_offer
-
-
-def test_groups_that_all_fail_make_the_node_rest() -> None:
-    node = Node().ready()
-    for n in range(1, 4):
-        node(lease(n), LeaseFailed(lease_id=n, what="no"))
-    assert node.sent(NodeStatus)[-1].capacity == 0
-    assert node(Tick(), after_s=0.5).sent(NodeStatus) == []
-    assert node(Tick(), after_s=0.5).sent(NodeStatus)[-1].capacity == 2 * WIDTH
-
-
-def test_the_first_death_costs_nothing_but_a_restart() -> None:
-    node = Node().ready()(lease(1), lease(2), EngineLost(what="killed"))
-    assert node.of(StartEngine) == [StartEngine(after_s=0.0)]
-    assert node.sent(NodeStatus)[-1].capacity == 0
-    node(EngineReady(width=WIDTH))
-    assert [e.request.lease_id for e in node.of(SubmitGroup)] == [1, 2]
-    assert node.ever_sent(LeaseReturned) == []
 
 
 def test_an_engine_without_weights_starts_again_once_the_base_has_come_again() -> None:
@@ -60,92 +39,12 @@ def test_an_engine_without_weights_starts_again_once_the_base_has_come_again() -
     assert node.ever_sent(LeaseReturned) == []
 
 
-def test_a_lease_that_kills_the_engine_is_returned_and_no_other() -> None:
-    """The engine dies whenever it samples lease 2. The loop must find this lease and return it; all others must be
-    finished.
-    """
-    node = Node().ready()
-    done: set[int] = set()
-    running: set[int] = set()
-
-    def tell(event: Event) -> None:
-        running.update(e.request.lease_id for e in node(event).of(SubmitGroup))
-
-    for n in (1, 2, 3):
-        tell(lease(n))
-    deaths = 0
-    while running:
-        if 2 in running:
-            deaths += 1
-            running.clear()
-            tell(EngineLost(what="crashed"))
-            tell(EngineReady(width=WIDTH))
-        else:
-            lease_id = running.pop()
-            done.add(lease_id)
-            tell(finished(lease_id, 0))
-            tell(finished(lease_id, 1))
-    assert [r.lease_id for r in node.ever_sent(LeaseReturned)] == [2]
-    assert (done, deaths) == ({1, 3}, 3)
-
-
-def test_an_engine_that_does_not_start_gives_all_work_back_and_is_tried_again_later() -> None:
-    node = Node().ready()(lease(1), EngineLost(what="killed"), EngineLost(what="no memory"))
-    assert [r.lease_id for r in node.sent(LeaseReturned)] == [1]
-    assert node.of(StartEngine) == [StartEngine(after_s=1.0)]
-    node(EngineLost(what="no memory"))
-    assert node.of(StartEngine) == [StartEngine(after_s=2.0)]
-
-
 def test_an_engine_out_of_memory_starts_again_at_once_with_half_its_width() -> None:
     node = Node().ready()(lease(1))
     for width in (64, 32, 16, 8, 4, 2):
         node(EngineLost(what="full", cause="out_of_memory", width=width))
         assert node.of(StartEngine) == [StartEngine(after_s=0.0, max_width=width // 2)]
         node(EngineReady(width=width // 2))
-        assert [e.request.lease_id for e in node.of(SubmitGroup)] == [1]
-    assert node.ever_sent(LeaseReturned) == []
-
-
-def test_out_of_memory_while_loading_halves_the_width_down_to_one() -> None:
-    node = Node()(welcome(), here(None), lease(1))
-    widths = []
-    for width in (0, 16, 8, 4, 2):
-        node(EngineLost(what="full", cause="out_of_memory", width=width))
-        widths += [start.max_width for start in node.of(StartEngine)]
-    assert widths == [USUAL_WIDTH // 2, 8, 4, 2, 1]
-    assert node.ever_sent(LeaseReturned) == []
-    for after_s in (0.0, 1.0, 2.0):
-        node(EngineLost(what="full", cause="out_of_memory", width=1))
-        assert node.of(StartEngine) == [StartEngine(after_s=after_s, max_width=0)]
-    assert [r.reason for r in node.ever_sent(LeaseReturned)] == ["the sampling engine does not start: full"]
-
-
-def test_at_width_one_running_out_of_memory_is_a_death() -> None:
-    node = Node().ready()(lease(1))
-    full = EngineLost(what="full", cause="out_of_memory", width=1)
-    waits = []
-    for _ in range(3):
-        waits += [start.after_s for start in node(full).of(StartEngine)]
-        returned = node.sent(LeaseReturned)
-        node(EngineReady(width=1))
-    assert waits == [0.0, 1.0, 2.0]
-    assert [r.reason for r in returned] == ["the sampling engine died 3 times on it: full"]
-
-
-def test_an_engine_that_leaks_keeps_its_width() -> None:
-    node = Node().ready()(lease(1, deadline_s=2 * STEADY_S))
-    node(EngineLost(what="full", cause="out_of_memory", width=WIDTH), after_s=STEADY_S)
-    assert node.of(StartEngine) == [StartEngine(after_s=0.0)]
-    assert node.ever_sent(LeaseReturned) == []
-
-
-def test_an_engine_that_makes_way_for_another_costs_nothing() -> None:
-    node = Node().ready()(lease(1))
-    for _ in range(10):
-        node(EngineLost(what="a GPU is back", cause="stopped", width=WIDTH))
-        assert node.of(StartEngine) == [StartEngine(after_s=0.0)]
-        node(EngineReady(width=WIDTH))
         assert [e.request.lease_id for e in node.of(SubmitGroup)] == [1]
     assert node.ever_sent(LeaseReturned) == []
 

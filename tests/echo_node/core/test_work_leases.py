@@ -6,7 +6,6 @@ from echo_node.core.effects import (
     DropPolicy,
     FetchArtefact,
     ForgetLease,
-    SendMessage,
     SpoolRollout,
     SubmitGroup,
 )
@@ -80,20 +79,6 @@ def test_rollouts_in_the_spool_are_not_sampled_again() -> None:
     assert node.of(SubmitGroup)[0].request.indices == (1,)
 
 
-def test_a_revoked_lease_is_cancelled_and_its_late_rollouts_are_ignored() -> None:
-    node = Node().ready()(lease(1), LeaseRevoked(lease_id=1, reason=DropReason.STALE))
-    assert node.of(CancelLease) == [CancelLease(lease_id=1)]
-    assert node.of(ForgetLease) == [ForgetLease(lease_id=1)]
-    assert node.sent(LeaseReturned) == []
-    assert node(finished(1, 0)).of(SpoolRollout) == []
-
-
-def test_a_failed_group_is_returned_with_the_reason() -> None:
-    node = Node().ready()(lease(1), finished(1, 0), LeaseFailed(lease_id=1, what="the prompt is too long"))
-    (returned,) = node.sent(LeaseReturned)
-    assert (returned.indices, returned.reason) == ((1,), "the prompt is too long")
-
-
 def test_a_group_that_fails_by_its_version_is_returned_with_the_version() -> None:
     node = Node().ready()(lease(1), lease(2))
     node(LeaseFailed(lease_id=1, what="not finite", code=POLICY_UNUSABLE), LeaseFailed(lease_id=2, what="no", code="x"))
@@ -101,14 +86,6 @@ def test_a_group_that_fails_by_its_version_is_returned_with_the_version() -> Non
         (1, lease(1).policy_version),
         (2, None),
     ]
-
-
-def test_work_returned_without_a_connection_is_returned_at_the_next_welcome() -> None:
-    node = Node().ready()(lease(1), Disconnected(), LeaseFailed(lease_id=1, what="no"))
-    assert node.of(ForgetLease) == []
-    node(welcome())
-    assert [r.lease_id for r in node.sent(LeaseReturned)] == [1]
-    assert ForgetLease(lease_id=1) in node.turn
 
 
 def test_a_restarted_nodes_leases_are_returned() -> None:
@@ -139,27 +116,6 @@ def test_more_work_than_any_node_holds_is_returned() -> None:
     assert [r.lease_id for r in node.ever_sent(LeaseReturned)] == [5]
 
 
-def test_sampled_tokens_are_sent_at_once_and_again_after_a_reconnect() -> None:
-    node = Node().ready()(lease(1), RolloutsDrawn(parts=(drawn(1, 0, 0, 7, 8), drawn(1, 1, 0, 9))))
-    assert shown(node.sent(RolloutParts)) == [(1, 0, 0, [7, 8]), (1, 1, 0, [9])]
-    node(RolloutsDrawn(parts=(drawn(1, 1, 1, 5),)))
-    assert shown(node.sent(RolloutParts)) == [(1, 1, 1, [5])]
-    node(Disconnected(), RolloutsDrawn(parts=(drawn(1, 0, 2, 6),)))
-    assert node.sent(RolloutParts) == []
-    node(finished(1, 1), welcome())
-    assert shown(node.sent(RolloutParts)) == [(1, 0, 0, [7, 8, 6])]
-
-
-def test_a_prefix_goes_to_the_engine_and_the_rollout_says_how_much_was_given() -> None:
-    node = Node().ready()(continued(1, 1, 7, 8))
-    (submitted,) = node.of(SubmitGroup)
-    assert [(one.index, one.ids.tolist()) for one in submitted.request.prefixes] == [(1, [7, 8])]
-    node(RolloutsDrawn(parts=(drawn(1, 1, 2, 9),)))
-    assert shown(node.sent(RolloutParts)) == [(1, 1, 2, [9])]
-    assert [spool.rollout.num_given for spool in node(finished(1, 1)).of(SpoolRollout)] == [2]
-    assert [spool.rollout.num_given for spool in node(finished(1, 0)).of(SpoolRollout)] == [0]
-
-
 def test_a_new_engine_continues_a_dead_ones_tokens() -> None:
     node = Node().ready()(continued(1, 1, 7), RolloutsDrawn(parts=(drawn(1, 0, 0, 5), drawn(1, 1, 1, 8))))
     node(EngineLost(what="killed"), EngineReady(width=WIDTH))
@@ -170,34 +126,12 @@ def test_a_new_engine_continues_a_dead_ones_tokens() -> None:
     assert node(finished(1, 1)).of(SpoolRollout)[0].rollout.num_given == 1, "the tokens that the hub gave"
 
 
-def test_all_sampled_tokens_are_sent_before_the_lease_is_returned() -> None:
-    node = Node().ready()(lease(1, count=3), lease(2), RolloutsDrawn(parts=(drawn(1, 0, 0, 5),)))
-    node(DrainRequested(reason="enough"), RolloutsDrawn(parts=(drawn(1, 0, 1, 6), drawn(2, 0, 0, 7))))
-    node(finished(1, 2), LeaseCancelled(lease_id=1), LeaseCancelled(lease_id=2))
-    said = [
-        e.message
-        for e in node.wanted
-        if isinstance(e, SendMessage) and isinstance(e.message, RolloutParts | LeaseReturned)
-    ]
-    assert [type(one) for one in said] == [RolloutParts, RolloutParts, LeaseReturned, LeaseReturned]
-    assert shown(node.ever_sent(RolloutParts)) == [(1, 0, 0, [5]), (1, 0, 1, [6]), (2, 0, 0, [7])]
-    assert [one.indices for one in node.ever_sent(LeaseReturned)] == [(0, 1), (0, 1)], "finished rollouts are kept"
-
-
 def test_an_engine_that_does_not_answer_or_ends_holds_no_lease_back() -> None:
     node = Node().ready()(lease(1), DrainRequested(reason="enough"))
     assert node(Tick(), after_s=LAST_WORDS_S).sent(LeaseReturned)[0].lease_id == 1
     node = Node().ready()(lease(1), DrainRequested(reason="enough"), EngineLost(what="killed"))
     assert [one.reason for one in node.sent(LeaseReturned)] == ["enough"]
     assert node.of(CancelLease) == [] and node(LeaseCancelled(lease_id=1)).sent(LeaseReturned) == []
-
-
-def test_a_lease_that_is_revoked_or_fails_while_it_leaves_ends_once() -> None:
-    node = Node().ready()(lease(1), lease(2), DrainRequested(reason="enough"))
-    node(LeaseRevoked(lease_id=1, reason=DropReason.STALE), LeaseFailed(lease_id=2, what="no"))
-    node(LeaseCancelled(lease_id=1), LeaseCancelled(lease_id=2))
-    assert [(one.lease_id, one.reason) for one in node.ever_sent(LeaseReturned)] == [(2, "no")]
-    assert sum(isinstance(effect, CancelLease) for effect in node.wanted) == 2
 
 
 def prepared_anew(node: Node, version: int) -> Node:
@@ -225,14 +159,6 @@ def test_a_completion_continues_with_a_newer_version() -> None:
     assert DropPolicy(policy_version=0) not in node.wanted or node.loop.held_rollouts == 1
 
 
-def test_a_fixed_lease_is_sampled_to_its_end_with_its_version() -> None:
-    node = Node().ready()(lease(1), interruptible(2))
-    prepared_anew(node, 1)
-    assert node.of(CancelLease) == [CancelLease(lease_id=2)]
-    (spool,) = node(finished(1, 0)).of(SpoolRollout)
-    assert (spool.rollout.policy_version_end, spool.rollout.versions) == (0, ())
-
-
 def test_rollouts_that_end_soon_are_not_interrupted() -> None:
     node = Node().ready()(lease(1, count=1), interruptible(2, max_tokens=8), finished(1, 0))
     prepared_anew(node, 1)
@@ -240,14 +166,6 @@ def test_rollouts_that_end_soon_are_not_interrupted() -> None:
     node = Node().ready()(interruptible(2), PolicyPublished(policy_version=1, offer=offer(1)), here(1))
     assert node.of(CancelLease) == [], "the engine does not have it yet"
     assert node(PolicyPrepared(policy_version=1)).of(CancelLease) == [CancelLease(lease_id=2)]
-
-
-def test_a_rollout_that_has_not_begun_uses_the_newest_version() -> None:
-    node = Node()(welcome(1), here(None), interruptible(1, version=1), here(1))
-    node(PolicyPublished(policy_version=2, offer=offer(2)), here(2), EngineReady(width=WIDTH))
-    assert [one.request.policy_version for one in node.of(SubmitGroup)] == [2]
-    (spool,) = node(ended(1, 0, 2, tokens=2)).of(SpoolRollout)
-    assert (spool.rollout.policy_version_start, spool.rollout.policy_version_end) == (2, 2)
 
 
 def test_an_engine_that_dies_between_versions_loses_only_unreported_tokens() -> None:

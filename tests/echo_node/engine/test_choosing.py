@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -25,7 +24,8 @@ class Machine:
 
     def __init__(self, *choices: BackendChoice | None) -> None:
         self.left = list(choices)
-        self.changes = 0
+        self.changed = asyncio.Event()
+        self.chooser = EngineChooser(self.look, changed=self.changed, probe_s=0.001)
 
     def look(self) -> tuple[Hardware, BackendChoice]:
         choice = self.left.pop(0) if len(self.left) > 1 else self.left[0]
@@ -33,44 +33,39 @@ class Machine:
             raise BackendError("No sampling backend is installed.")
         return FOUND, choice
 
-    async def changed(self) -> None:
-        self.changes += 1
+    def has_changed(self) -> bool:
+        """Return True after a change of the choice since the last call."""
+        was, _ = self.changed.is_set(), self.changed.clear()
+        return was
 
 
-@pytest.fixture
-def chooser_of() -> Callable[[Machine], EngineChooser]:
-    return lambda machine: EngineChooser(machine.look, on_change=machine.changed, probe_s=0.001)
-
-
-async def test_a_device_that_vanishes_and_comes_back(chooser_of: Callable[[Machine], EngineChooser]) -> None:
+async def test_a_device_that_vanishes_and_comes_back() -> None:
     machine = Machine(GPU, GPU, CPU, CPU, None, CPU, GPU)
-    chooser = chooser_of(machine)
+    chooser = machine.chooser
     assert await chooser.decide() == GPU
     assert await chooser.decide() == GPU
-    assert (chooser.is_fallback, machine.changes) == (False, 0)
+    assert (chooser.is_fallback, machine.has_changed()) == (False, False)
     assert await chooser.decide() == CPU
-    assert (chooser.is_fallback, machine.changes) == (True, 1)
+    assert (chooser.is_fallback, machine.has_changed()) == (True, True)
     assert chooser.trouble is not None and chooser.trouble.code is TroubleCode.DEVICE_GONE
     assert "torch on cuda is gone: the node uses llama_cpp on cpu" in chooser.trouble.sentence
     await chooser.until_another()  # Waits through checks without a change or an engine.
     assert chooser.choice == CPU
     assert await chooser.decide() == GPU
-    assert (chooser.is_fallback, machine.changes) == (False, 2)
+    assert (chooser.is_fallback, machine.has_changed()) == (False, True)
     assert chooser.hardware == FOUND and chooser.trouble is None
 
 
-async def test_a_gpu_that_is_not_used_is_a_trouble(
-    chooser_of: Callable[[Machine], EngineChooser], caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_gpu_that_is_not_used_is_a_trouble(caplog: pytest.LogCaptureFixture) -> None:
     told = "The GPU (gpu) is not used, only the processor: torch on cuda failed (error 304)."
-    chooser = chooser_of(Machine(replace(CPU, unused_gpu=told)))
+    chooser = Machine(replace(CPU, unused_gpu=told)).chooser
     await chooser.decide()
     assert chooser.trouble == Trouble(TroubleCode.GPU_UNUSED, told) and told in caplog.text
 
 
 async def test_a_machine_that_wakes_up_is_looked_at_at_once() -> None:
     machine = Machine(GPU, CPU, GPU)
-    chooser = EngineChooser(machine.look, on_change=machine.changed, probe_s=100_000.0)
+    chooser = EngineChooser(machine.look, changed=machine.changed, probe_s=100_000.0)
     await chooser.decide()
     await chooser.decide()
     chooser.look_again()
@@ -80,27 +75,25 @@ async def test_a_machine_that_wakes_up_is_looked_at_at_once() -> None:
     assert chooser.trouble is None
 
 
-async def test_new_settings_set_the_choice_to_return_to(
-    chooser_of: Callable[[Machine], EngineChooser],
-) -> None:
+async def test_new_settings_set_the_choice_to_return_to() -> None:
     machine = Machine(GPU, CPU, GPU)
-    chooser = chooser_of(machine)
+    chooser = machine.chooser
     await chooser.decide()
     chooser.renew()
     assert await chooser.decide() == CPU
-    assert (chooser.is_fallback, machine.changes) == (False, 1)
+    assert (chooser.is_fallback, machine.has_changed()) == (False, True)
     assert await chooser.decide() == GPU
-    assert (chooser.is_fallback, machine.changes) == (True, 2)
+    assert (chooser.is_fallback, machine.has_changed()) == (True, True)
 
 
-async def test_a_machine_without_an_engine_reports_it(chooser_of: Callable[[Machine], EngineChooser]) -> None:
+async def test_a_machine_without_an_engine_reports_it() -> None:
     with pytest.raises(BackendError):
-        await chooser_of(Machine(None)).decide()
+        await Machine(None).chooser.decide()
 
 
-async def test_the_reason_alone_is_no_change(chooser_of: Callable[[Machine], EngineChooser]) -> None:
+async def test_the_reason_alone_is_no_change() -> None:
     machine = Machine(CPU, BackendChoice(name="llama_cpp", device="cpu", reason="measured"))
-    chooser = chooser_of(machine)
+    chooser = machine.chooser
     await chooser.decide()
     await chooser.decide()
-    assert (chooser.is_fallback, machine.changes) == (False, 0)
+    assert (chooser.is_fallback, machine.has_changed()) == (False, False)

@@ -11,17 +11,15 @@ import pytest
 from echo_node.backends import registry
 from echo_node.config import NodeConfig
 from echo_node.core.events import EngineReady
-from echo_node.engine.choosing import EngineChooser
 from echo_node.engine.making import EngineMaker
 from echo_node.engine.speeds import SpeedBook, Speeds
-from echo_node.engine.supervisor import EngineFiles, place_of, settings_of
+from echo_node.engine.supervisor import place_of, settings_of
 from echo_node.host import hardware
 from echo_node.host.artefact_files import content_here, write_marker
 from echo_node.host.paths import NodePaths
 from echo_shared.wire.messages import Fetched
+from tests.echo_node.engine.running import PATIENCE_S, files_in
 from tests.echo_node.host.test_artefact_files import manifest_of
-
-PATIENCE_S = 60.0
 
 
 class Node:
@@ -29,9 +27,8 @@ class Node:
 
     def __init__(self, paths: NodePaths) -> None:
         self.paths = paths
-        self.config = NodeConfig(bench_seconds=0)
-        self.run_id: str | None = None
-        self.maker = EngineMaker(paths=paths, config=lambda: self.config, run_id=lambda: self.run_id)
+        self.news: asyncio.Queue[Any] = asyncio.Queue()
+        self.maker = EngineMaker(paths, NodeConfig(bench_seconds=0), self.news)
 
     def fetch_base(self, run_id: str) -> str:
         """Create a base model as if it had been fetched, and return the hash of its content."""
@@ -54,7 +51,7 @@ def test_the_current_settings_decide_the_choice(node: Node) -> None:
     pytest.importorskip("llama_cpp")
     found, choice = node.maker.look()
     assert found == hardware.detect() and choice == registry.choose(found)
-    node.config = NodeConfig(backend="llama_cpp")
+    node.maker.config = NodeConfig(backend="llama_cpp")
     assert node.maker.look()[1] == registry.choose(found, "llama_cpp") != choice
 
 
@@ -66,35 +63,27 @@ def test_measured_speeds_count_for_their_base_once_it_is_present(node: Node) -> 
     content, book = node.fetch_base("run"), SpeedBook(node.paths.speeds)
     for rate, choice in enumerate(usable, start=1):
         row = {"kind": "decode", "width": 8, "tokens": 10, "seconds": 1.0, "tokens_per_s": 10.0 * rate}
-        book.remember(place_of(choice, found, content), settings_of(node.config), Speeds.now([row]))
+        book.remember(place_of(choice, found, content), settings_of(node.maker.config), Speeds.now([row]))
     for run_id in (None, "another"):
-        node.run_id = run_id
+        node.maker.run_id = run_id
         assert node.maker.look()[1] == by_rank
-    node.run_id = "run"
+    node.maker.run_id = "run"
     fastest = node.maker.look()[1]
     assert (fastest.name, fastest.device) == (usable[-1].name, usable[-1].device)
 
 
 @pytest.mark.usefixtures("odd_worker")
 async def test_an_engine_is_made_with_the_settings_of_the_moment(node: Node, tmp_path: Path) -> None:
-    async def unchanged() -> None:
-        raise AssertionError("the choice changed")
-
-    news: asyncio.Queue[Any] = asyncio.Queue()
-    chooser = EngineChooser(node.maker.look, on_change=unchanged)
-    await chooser.decide()
-    files = EngineFiles(
-        base_dir=tmp_path, base_content="base", policies_dir=tmp_path, derived_dir=tmp_path, log=tmp_path / "engine.log"
-    )
+    await node.maker.chooser.decide()
     widths = []
     for width in (3, 5):
-        node.config = NodeConfig(bench_seconds=0, width=width)
-        engine = node.maker.make(files, chooser, news.put)
+        node.maker.config = NodeConfig(bench_seconds=0, width=width)
+        engine = node.maker.make(files_in(tmp_path))
         run = asyncio.create_task(engine.run(0.0, 0))
         async with asyncio.timeout(PATIENCE_S):
-            ready = await news.get()
+            ready = await node.news.get()
         assert isinstance(ready, EngineReady), ready
         widths.append(ready.width)
         run.cancel()
         await asyncio.gather(run, return_exceptions=True)
-    assert widths == [3, 5]
+    assert widths == [3, 5] and not node.maker.changed.is_set()

@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from echo_node.backends.base import NO_WEIGHTS, EngineSettings
+from echo_node.backends.base import NO_WEIGHTS
 from echo_node.backends.gpu_cage import GPU_UNUSABLE, Fit, GpuCages
 from echo_node.backends.registry import BackendChoice
 from echo_node.core.events import (
@@ -27,80 +27,26 @@ from echo_node.core.events import (
     RolloutsDrawn,
     RolloutsFinished,
 )
-from echo_node.engine.choosing import EngineChooser
-from echo_node.engine.speeds import SpeedBook
-from echo_node.engine.supervisor import EngineFiles, EngineParts, EngineSupervisor
-from echo_node.engine.widths import Widths
-from echo_node.host import hardware
 from echo_node.host.artefact_files import content_here, let_stand_in, write_marker
 from echo_node.host.cage.guards import GUARDS
 from echo_node.host.cage.leeway import SEALED
-from echo_node.host.hardware import Hardware
 from echo_shared.artefacts.hashed_files import describe_file
 from echo_shared.artefacts.manifest import Manifest
-from echo_shared.errors import BackendError
-from echo_shared.process.supervised import ChildLimits
 from echo_shared.sampling.interface import GroupRequest
 from echo_shared.wire.messages import Fetched, LeaseReturned
+from tests.echo_node.engine.running import PATIENCE_S, Engines
 
 pytestmark = pytest.mark.usefixtures("odd_worker")
 
 FINE, HANG, HOARD, NO_ROOM, NO_MEMORY, BUG, HICCUP, RANT, TALK = range(9)
 """The faults with these names in `odd_worker`."""
-PATIENCE_S = 60.0
 TORCH = BackendChoice(name="torch", device="cpu", reason="test")
 LLAMA = BackendChoice(name="llama_cpp", device="cpu", reason="test")
 Starter = Callable[..., Awaitable[Any]]
 
 
-class Bench:
-    """Starts engines and collects the events that they deliver."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.choice: BackendChoice | None = LLAMA
-        self.changes = 0
-        self.chooser = EngineChooser(self._look, on_change=self._changed, probe_s=0.01)
-        self.events: asyncio.Queue[Any] = asyncio.Queue()
-        self.engine: EngineSupervisor
-        self._runs: list[asyncio.Task[None]] = []
-
-    def _look(self) -> tuple[Hardware, BackendChoice]:
-        if self.choice is None:
-            raise BackendError("There is no engine.")
-        return hardware.detect(), self.choice
-
-    async def _changed(self) -> None:
-        self.changes += 1
-
-    async def start(self, max_width: int = 0, *, width: int = 0) -> Any:
-        """Start an engine and return its first event."""
-        parts = EngineParts(
-            chooser=self.chooser,
-            widths=Widths(self.directory / "widths.json"),
-            speeds=SpeedBook(self.directory / "speeds.json"),
-            settings=EngineSettings(width=width, stream_s=0.01),
-            limits=ChildLimits(memory_bytes=2**33),
-            priority="normal",
-            bench_seconds=0.0,
-            cage="auto",
-            cages=GpuCages(self.directory / "gpu_cages.json"),
-            deliver=self.events.put,
-        )
-        files = EngineFiles(
-            base_dir=self.directory,
-            base_content="base",
-            policies_dir=self.directory,
-            derived_dir=self.directory,
-            log=self.directory / "log",
-        )
-        self.engine = EngineSupervisor(parts, files)
-        self._runs.append(asyncio.create_task(self.engine.run(0.0, max_width)))
-        return await self.next()
-
-    async def next(self) -> Any:
-        async with asyncio.timeout(PATIENCE_S):
-            return await self.events.get()
+class Bench(Engines):
+    """Engines that sample prompts, which select their faults."""
 
     async def sample(self, prompt: int) -> Any:
         """Sample a group with this prompt, which selects a fault, and return the next event."""
@@ -119,15 +65,10 @@ class Bench:
         )
         return await self.next()
 
-    async def end(self) -> None:
-        for run in self._runs:
-            run.cancel()
-        await asyncio.gather(*self._runs, return_exceptions=True)
-
 
 @pytest.fixture
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
-    bench = Bench(tmp_path)
+    bench = Bench(tmp_path, LLAMA)
     yield bench
     await bench.end()
 
@@ -272,26 +213,19 @@ async def test_sampled_tokens_and_the_end_of_a_cancelled_lease_are_reported(benc
     assert news == LeaseCancelled(lease_id=1)
 
 
-async def test_a_crash_is_reported_with_its_reason(bench: Bench) -> None:
-    await bench.start()
-    assert isinstance(await bench.sample(FINE), RolloutsFinished)
-    lost = await bench.sample(BUG)
-    what = "The engine's process ended: exit status 1. (RuntimeError: a bug in the engine)"
-    assert lost == EngineLost(what=what, cause="died", code="worker_died", width=64)
-
-
 async def test_a_device_that_vanished_and_is_back_gets_the_work_again(bench: Bench) -> None:
     bench.choice = TORCH
     await bench.start()
     bench.choice = LLAMA  # The better device is gone, and its engine dies with it.
     await bench.sample(BUG)
     assert isinstance(await bench.start(), EngineReady)
-    assert (bench.chooser.choice, bench.changes) == (LLAMA, 1)
+    assert (bench.chooser.choice, bench.changed.is_set()) == (LLAMA, True)
+    bench.changed.clear()
     bench.choice = TORCH
     lost = await bench.sample(HANG)  # The engine is ended by force, even while it hangs.
     assert (lost.cause, lost.what) == ("stopped", "The engine's process was stopped.")
     assert isinstance(await bench.start(), EngineReady)
-    assert (bench.chooser.choice, bench.changes) == (TORCH, 2)
+    assert (bench.chooser.choice, bench.changed.is_set()) == (TORCH, True)
     log = (bench.directory / "log").read_text()
     assert [line.split()[1] for line in log.splitlines() if line.startswith("opened")] == [
         "torch",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
@@ -14,16 +13,11 @@ import pytest
 
 from echo_node.backends import registry
 from echo_node.backends.base import EngineSettings
-from echo_node.backends.gpu_cage import GpuCages
 from echo_node.backends.registry import BackendChoice
 from echo_node.config import NodeConfig
 from echo_node.core.events import EngineLost, EngineReady
-from echo_node.engine.choosing import EngineChooser
-from echo_node.engine.speeds import FAILURE_KEPT_S, SpeedBook, Speeds
+from echo_node.engine.speeds import FAILURE_KEPT_S, Speeds
 from echo_node.engine.supervisor import (
-    EngineFiles,
-    EngineParts,
-    EngineSupervisor,
     chosen,
     limits_of,
     measured,
@@ -32,25 +26,20 @@ from echo_node.engine.supervisor import (
 )
 from echo_node.engine.widths import Widths
 from echo_node.host import hardware
-from echo_node.host.hardware import Hardware
-from echo_shared.process.supervised import ChildLimits
+from tests.echo_node.engine.running import Engines
 
 pytestmark = pytest.mark.usefixtures("odd_worker")
 
 CHOICE = BackendChoice(name="torch", device="cpu", reason="test")
-PATIENCE_S = 60.0
 
 
-class Node:
-    """Starts engines on one base; 64 rollouts wide unless told otherwise."""
+class Node(Engines):
+    """Engines on one base; 64 rollouts wide unless told otherwise."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
+        super().__init__(directory, CHOICE)
         self.found = hardware.detect()
-        self.book = SpeedBook(directory / "speeds.json")
         self.place = place_of(CHOICE, self.found, "base")
-        self._events: asyncio.Queue[Any] = asyncio.Queue()
-        self._runs: list[asyncio.Task[None]] = []
 
     def describe_base(self) -> None:
         """Allow only token 0 in measured prompts, because the first token of a prompt selects a fault."""
@@ -59,41 +48,8 @@ class Node:
     def speeds(self) -> Speeds | None:
         return self.book.find(self.place, EngineSettings())
 
-    async def _unchanged(self) -> None:
-        raise AssertionError("the choice changed")
-
-    def _look(self) -> tuple[Hardware, BackendChoice]:
-        return self.found, CHOICE
-
-    async def start(self, *, width: int = 0, bench_seconds: float = 0.2) -> Any:
-        """Start an engine and return its first event."""
-        parts = EngineParts(
-            chooser=EngineChooser(self._look, on_change=self._unchanged),
-            widths=Widths(self.directory / "widths.json"),
-            speeds=self.book,
-            settings=EngineSettings(width=width),
-            limits=ChildLimits(memory_bytes=2**33),
-            priority="normal",
-            bench_seconds=bench_seconds,
-            cage="auto",
-            cages=GpuCages(self.directory / "gpu_cages.json"),
-            deliver=self._events.put,
-        )
-        files = EngineFiles(
-            base_dir=self.directory,
-            base_content="base",
-            policies_dir=self.directory,
-            derived_dir=self.directory,
-            log=self.directory / "log",
-        )
-        self._runs.append(asyncio.create_task(EngineSupervisor(parts, files).run(0.0, 0)))
-        async with asyncio.timeout(PATIENCE_S):
-            return await self._events.get()
-
-    async def end(self) -> None:
-        for run in self._runs:
-            run.cancel()
-        await asyncio.gather(*self._runs, return_exceptions=True)
+    async def start(self, max_width: int = 0, *, width: int = 0, bench_seconds: float = 0.2) -> Any:
+        return await super().start(max_width, width=width, bench_seconds=bench_seconds)
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ def spool(tmp_path: Path) -> Any:
 async def test_rollouts_are_reported_once_they_are_durable(spool: Spool) -> None:
     told: asyncio.Queue[Spooled | SpoolFailed] = asyncio.Queue()
     troubles = TroubleLog()
-    writer = SpoolWriter(spool, told.put, troubles)
+    writer = SpoolWriter(spool, told, troubles)
     task = asyncio.create_task(writer.run())
     writer.put(SpoolLease(lease_id=1, indices=(0, 1)))
     writer.put(effect(0))
@@ -68,7 +68,7 @@ async def test_a_full_disk_is_reported_and_retried(spool: Spool) -> None:
 
     told: asyncio.Queue[Spooled | SpoolFailed] = asyncio.Queue()
     troubles = TroubleLog()
-    writer = SpoolWriter(spool, told.put, troubles)
+    writer = SpoolWriter(spool, told, troubles)
     task = asyncio.create_task(writer.run())
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
@@ -104,7 +104,7 @@ async def test_a_disk_without_room_is_reported_once_and_nothing_is_lost(
         spool.open()
         spool.begin_run("run")
         told: asyncio.Queue[Spooled | SpoolFailed] = asyncio.Queue()
-        writer = SpoolWriter(spool, told.put, troubles)
+        writer = SpoolWriter(spool, told, troubles)
         task = asyncio.create_task(writer.run())
         disk.fill()
         writer.put(effect(0, length=20_000))
@@ -127,7 +127,7 @@ async def test_a_disk_without_room_is_reported_once_and_nothing_is_lost(
 
 
 async def test_finish_writes_the_remaining_entries(spool: Spool) -> None:
-    writer = SpoolWriter(spool, asyncio.Queue[Any]().put, TroubleLog())
+    writer = SpoolWriter(spool, asyncio.Queue[Any](), TroubleLog())
     writer.put(effect(7))
     writer.finish()
     assert spool.unacked_ids() == ["1-7"]

@@ -15,16 +15,18 @@ from echo_node.host.trouble_log import TroubleLog
 from tests.small_disk import mounted, needs_mounts
 
 
-def test_counts_are_kept_over_a_restart(tmp_path: Path) -> None:
+def test_counts_are_kept_over_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     days = [date(2026, 1, 31)]
-    meter = TrafficMeter(tmp_path / "traffic.json", TroubleLog(), today=lambda: days[-1])
+    monkeypatch.setattr(traffic, "_today", lambda: days[-1])
+    meter = TrafficMeter(tmp_path / "traffic.json", TroubleLog())
     meter.count(sent=3, received=4)
     days.append(date(2026, 2, 1))
     meter.count(received=5)
     meter.save()
-    again = TrafficMeter(tmp_path / "traffic.json", TroubleLog(), today=lambda: days[0])
+    days.append(date(2026, 1, 31))
+    again = TrafficMeter(tmp_path / "traffic.json", TroubleLog())
     assert again.now() == Traffic(day=Amount(3, 4), month=Amount(3, 4))
-    days[0] = date(2026, 2, 2)
+    days.append(date(2026, 2, 2))
     assert again.now() == Traffic(day=Amount(), month=Amount(0, 5))
 
 
@@ -42,11 +44,12 @@ async def test_the_swarms_traffic_is_added_as_it_grows(tmp_path: Path, monkeypat
     monkeypatch.setattr(traffic, "SAVE_S", 0.0)
     meter, grown, asked = TrafficMeter(tmp_path / "traffic.json", TroubleLog()), [(10, 100)], asyncio.Event()
 
-    async def of_swarm() -> tuple[int, int]:
-        asked.set()
-        return grown[-1]
+    class Swarm:
+        async def traffic(self) -> tuple[int, int]:
+            asked.set()
+            return grown[-1]
 
-    task = asyncio.create_task(meter.run(of_swarm))
+    task = asyncio.create_task(meter.run(Swarm()))
     for total in ((10, 100), (10, 100), (15, 250)):
         grown.append(total)
         for _ in range(2):

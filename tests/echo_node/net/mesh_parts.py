@@ -56,7 +56,7 @@ class Node:
         """Pieces that came over the mesh, with their senders."""
         self._news = news
         self.mesh = MeshLinks(self.me)
-        self.receiver = Receiver(self._send, self.mesh)
+        self.receiver = Receiver(self.mesh)
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -69,7 +69,7 @@ class Node:
 
     async def open(self, *, key: RunKey | None = KEY) -> None:
         await self.mesh.open(LOOPBACK, 0, on_piece=self._take, on_links=self._linked)
-        self._task = asyncio.create_task(self.receiver.run())
+        self._task = asyncio.create_task(self._tell())
         if key is not None:
             self.mesh.set_keys([key])
 
@@ -78,15 +78,17 @@ class Node:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
+        self.receiver.close()
 
     def had(self, info_hash: bytes) -> set[int]:
         """Return the node's pieces as known to the hub."""
         said = [message for message in self.said if isinstance(message, Have) and message.info_hash == info_hash]
         return {piece for message in said for piece in message.pieces}
 
-    async def _send(self, message: FromNode) -> None:
-        self.said.append(message)
-        self._news.tell()
+    async def _tell(self) -> None:
+        while True:
+            self.said += await self.receiver.reports()
+            self._news.tell()
 
     def _take(self, piece: Piece, sender: str) -> None:
         self.pieces.append((piece, sender))

@@ -59,7 +59,6 @@ def client_of(
         ),
         pinned_hub_key=pinned,
         retry_first_s=0.01,
-        jitter=lambda: 0.0,
         troubles=troubles,
         stays=stays,
     )
@@ -70,7 +69,12 @@ class Events:
 
     def __init__(self) -> None:
         self.queue: asyncio.Queue[FromHub | Disconnected] = asyncio.Queue()
-        self.pieces: list[Piece] = []
+        self.pieces: asyncio.Queue[Piece] = asyncio.Queue()
+
+    def take(self, piece: Piece, sender: str | None) -> None:
+        """Stand for the node's receiver of pieces."""
+        assert sender is None, "the hub itself sent it"
+        self.pieces.put_nowait(piece)
 
     async def next(self, kind: type) -> Any:
         async with asyncio.timeout(60):
@@ -80,9 +84,19 @@ class Events:
 
 
 @asynccontextmanager
+async def joined(client: HubClient) -> AsyncIterator[tuple[Events, asyncio.Future[EchoError]]]:
+    """Run the client until it has joined. Yield its events, and the error with which it ends."""
+    events = Events()
+    async with asyncio.timeout(60):
+        ended = asyncio.ensure_future(failure(client, events=events))
+        await events.next(Welcome)
+        yield events, ended
+
+
+@asynccontextmanager
 async def running(client: HubClient, *, patient: bool = False) -> AsyncIterator[Events]:
     events = Events()
-    task = asyncio.create_task(client.run(events.queue.put, take=events.pieces.append, patient=patient))
+    task = asyncio.create_task(client.run(events.queue, events, patient=patient))
     try:
         yield events
     finally:
@@ -90,11 +104,12 @@ async def running(client: HubClient, *, patient: bool = False) -> AsyncIterator[
         await asyncio.wait({task})
 
 
-async def failure(client: HubClient, *, patient: bool = False) -> EchoError:
+async def failure(client: HubClient, *, patient: bool = False, events: Events | None = None) -> EchoError:
     """Run the client, and return the error with which it ends."""
+    events = events or Events()
     with pytest.raises(EchoError) as caught:
         async with asyncio.timeout(60):
-            await client.run(Events().queue.put, take=lambda piece: None, patient=patient)
+            await client.run(events.queue, events, patient=patient)
     return caught.value
 
 
@@ -141,26 +156,15 @@ async def test_handshake_introduces_the_node_and_pins_the_hub(hub: Any) -> None:
 
 
 async def test_pieces_do_not_wait_behind_the_rest(hub: Any) -> None:
-    pieces: asyncio.Queue[Piece] = asyncio.Queue()
-    waits = asyncio.Event()
-
-    async def deliver(event: Any) -> None:
-        if isinstance(event, Mesh):
-            waits.set()
-            await asyncio.Event().wait()
-
-    client = client_of(hub.url)
-    task = asyncio.create_task(client.run(deliver, take=pieces.put_nowait, patient=False))
-    await hub.until(lambda: hub.handshakes)
     piece = Piece(info_hash=bytes(20), index=3, data=b"x", hand_on=b"\1\0\0")
-    await hub.send(piece)
-    async with asyncio.timeout(60):
-        assert await pieces.get() == piece
-    await hub.send(Mesh(peers=()))
-    async with asyncio.timeout(60):
-        await waits.wait()
-    task.cancel()
-    await asyncio.wait({task})
+    async with running(client_of(hub.url)) as events:
+        await hub.until(lambda: hub.handshakes)
+        await hub.send(Mesh(peers=()))
+        await hub.send(piece)
+        async with asyncio.timeout(60):
+            assert await events.pieces.get() == piece
+        await events.next(Welcome)
+        await events.next(Mesh)
 
 
 async def test_the_client_reconnects_after_a_loss_and_reports_it(hub: Any) -> None:
@@ -177,16 +181,11 @@ async def test_the_client_reconnects_after_a_loss_and_reports_it(hub: Any) -> No
 
 
 async def test_the_key_pinned_at_first_use_holds_for_the_next_connection(hub: Any) -> None:
-    client = client_of(hub.url)
-    task = asyncio.create_task(client.run((events := Events()).queue.put, take=events.pieces.append, patient=False))
-    await events.next(Welcome)
-    await hub.close()
-    hub.me = Identity.generate()
-    await hub.open()
-    async with asyncio.timeout(60):
-        await asyncio.wait({task})
-    error = task.exception()
-    assert isinstance(error, RefusedError) and error.code == "hub_key_changed"
+    async with joined(client_of(hub.url)) as (_, ended):
+        await hub.close()
+        hub.me = Identity.generate()
+        await hub.open()
+        assert (await ended).code == "hub_key_changed"
 
 
 @pytest.mark.parametrize(
@@ -234,18 +233,13 @@ async def test_a_hub_that_is_too_old_is_the_operator_s_to_upgrade(hub: Any) -> N
         assert client.too_old == "", "the node needs no change"
 
 
-async def test_other_refusals_are_tried_again_by_the_patient(hub: Any) -> None:
-    hub.refusal = RefusedError("Later.", code=RefusalCode.SHUTTING_DOWN)
-    async with running(client_of(hub.url), patient=True) as events:
+@pytest.mark.parametrize(("code", "patient"), [(RefusalCode.SHUTTING_DOWN, True), (RefusalCode.TOO_SOON, False)])
+async def test_other_refusals_are_retried_by_the_patient_and_too_soon_by_all(
+    hub: Any, code: RefusalCode, patient: bool
+) -> None:
+    hub.refusal = RefusedError("Later.", code=code)
+    async with running(client_of(hub.url), patient=patient) as events:
         await hub.until(lambda: len(hub.all(Proof)) == 0 and hub.closed >= 2)
-        hub.refusal = None
-        await events.next(Welcome)
-
-
-async def test_a_hub_that_has_no_time_yet_is_asked_again_by_the_impatient(hub: Any) -> None:
-    hub.refusal = RefusedError("Soon.", code=RefusalCode.TOO_SOON)
-    async with running(client_of(hub.url), patient=False) as events:
-        await hub.until(lambda: hub.closed >= 2)
         hub.refusal = None
         await events.next(Welcome)
 
@@ -256,28 +250,18 @@ async def test_other_refusals_end_the_first_attempt_of_the_impatient(hub: Any) -
 
 
 async def test_a_refusal_in_the_open_state_is_heard(hub: Any) -> None:
-    client = client_of(hub.url)
-    task = asyncio.create_task(client.run((events := Events()).queue.put, take=events.pieces.append, patient=False))
-    await events.next(Welcome)
-    await hub.refuse(RefusalCode.FINISHED, "The run is finished.")
-    async with asyncio.timeout(60):
-        await asyncio.wait({task})
-    error = task.exception()
-    assert isinstance(error, RefusedError) and error.code == "finished"
+    async with joined(client_of(hub.url)) as (_, ended):
+        await hub.refuse(RefusalCode.FINISHED, "The run is finished.")
+        assert (await ended).code == "finished"
 
 
 async def test_a_patient_node_waits_for_the_extension_of_a_run(hub: Any) -> None:
-    client = client_of(hub.url, stays=True)
-    task = asyncio.create_task(client.run((events := Events()).queue.put, take=events.pieces.append, patient=False))
-    await events.next(Welcome)
-    await hub.refuse(RefusalCode.FINISHED, "The run is finished.")
-    await events.next(Disconnected)
-    await events.next(Welcome)
-    await hub.refuse(RefusalCode.BANNED, "This node is banned.")
-    async with asyncio.timeout(60):
-        await asyncio.wait({task})
-    error = task.exception()
-    assert isinstance(error, RefusedError) and error.code == "banned", "other refusals are not retried"
+    async with joined(client_of(hub.url, stays=True)) as (events, ended):
+        await hub.refuse(RefusalCode.FINISHED, "The run is finished.")
+        await events.next(Disconnected)
+        await events.next(Welcome)
+        await hub.refuse(RefusalCode.BANNED, "This node is banned.")
+        assert (await ended).code == "banned", "other refusals are not retried"
 
 
 async def test_a_barred_node_gets_advice(hub: Any) -> None:
@@ -316,13 +300,17 @@ async def test_https_to_a_server_that_hangs_up_in_the_handshake() -> None:
     assert isinstance(error, ConnectError) and "not trusted" not in str(error)
 
 
-async def test_an_untrusted_certificate_is_refused(tmp_path: Path) -> None:
+async def failure_with(certificate: Path) -> EchoError:
+    """Return the error of a client whose hub has this certificate."""
     server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    pairing = Pairing.load_or_create(tmp_path / "own.pem")
-    server_side.load_cert_chain(tmp_path / "own.pem")
-    assert pairing.code
+    server_side.load_cert_chain(certificate)
     async with serve(lambda _: asyncio.sleep(0), "127.0.0.1", 0, ssl=server_side) as listening:
-        error = await failure(client_of(f"https://127.0.0.1:{next(iter(listening.sockets)).getsockname()[1]}"))
+        return await failure(client_of(f"https://127.0.0.1:{next(iter(listening.sockets)).getsockname()[1]}"))
+
+
+async def test_an_untrusted_certificate_is_refused(tmp_path: Path) -> None:
+    assert Pairing.load_or_create(tmp_path / "own.pem").code
+    error = await failure_with(tmp_path / "own.pem")
     assert isinstance(error, ConnectError)
     assert "certificate is not trusted" in error.what and "self-signed" in (error.got or "")
 
@@ -337,10 +325,7 @@ async def test_a_certificate_of_another_day_is_put_down_to_the_clock(
     file = tmp_path / "own.pem"
     write_certificate(file, from_day=from_day, to_day=to_day)
     monkeypatch.setenv("SSL_CERT_FILE", str(file))
-    server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server_side.load_cert_chain(file)
-    async with serve(lambda _: asyncio.sleep(0), "127.0.0.1", 0, ssl=server_side) as listening:
-        error = await failure(client_of(f"https://127.0.0.1:{next(iter(listening.sockets)).getsockname()[1]}"))
+    error = await failure_with(file)
     assert isinstance(error, ConnectError) and error.code == code
     assert says in error.what and f"{datetime.now():%Y-%m-%d}" in error.what
     assert "clock" in (error.do or "")

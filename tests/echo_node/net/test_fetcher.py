@@ -26,7 +26,7 @@ from echo_shared.errors import RemoteProtocolError, StorageError, SwarmError
 from echo_shared.signing.identity import Identity
 from echo_shared.swarm import Swarm, SwarmSettings, make_torrent, open_swarm, read_torrent, shared_memory
 from echo_shared.swarm.shared_memory import MemorySegment
-from echo_shared.wire.messages import ArtefactOffer, Fetched, FromNode, RunKey, Way
+from echo_shared.wire.messages import ArtefactOffer, Fetched, RunKey, Way
 from tests.echo_node.conftest import write_adapter
 
 
@@ -57,18 +57,15 @@ def make_fetcher(
         run_id=hub.run_id,
         tracker_path="/announce/key",
     )
-    receiver = receiver or make_receiver([])
+    receiver = receiver or make_receiver()
     places = {"artefacts": tmp_path / "artefacts", "carriers": tmp_path / "carriers"}
     made = Fetcher(swarm, receiver, source, **places, **options)
     made.set_keys(hub.run_keys)
     return made
 
 
-def make_receiver(said: list[FromNode]) -> Receiver:
-    async def say(message: FromNode) -> None:
-        said.append(message)
-
-    return Receiver(say, MeshLinks(Identity.generate()))
+def make_receiver() -> Receiver:
+    return Receiver(MeshLinks(Identity.generate()))
 
 
 async def fetch_and_share(fetcher: Fetcher, offer: ArtefactOffer, version: int | None) -> Fetched:
@@ -293,8 +290,7 @@ async def test_a_delta_without_the_right_parent_is_unreadable_and_the_keyframe_i
 
 
 async def test_pushed_versions_are_accepted_and_served(hub: Any, swarm: Swarm, tmp_path: Path) -> None:
-    said: list[FromNode] = []
-    receiver = make_receiver(said)
+    receiver = make_receiver()
     fetcher = make_fetcher(hub, swarm, tmp_path, receiver=receiver)
     await hub.publish(1, announce=False, way=Way.INLINE)
     seen: list[tuple[int, int]] = []
@@ -313,7 +309,7 @@ async def test_a_push_that_falls_silent_continues_through_the_swarm(
     hub: Any, swarm: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetcher_module, "SILENCE_S", 0.0)
-    receiver = make_receiver([])
+    receiver = make_receiver()
     fetcher = make_fetcher(hub, swarm, tmp_path, receiver=receiver)
     first, *others = hub.pieces(hub.offers[None])
     receiver.take(first, None)
@@ -523,7 +519,8 @@ async def test_a_base_needs_space_for_the_engines_conversion(
     total = open_offer(hub.offers[None], hub.me.public_key).total_bytes
     disk = {"total": 0, "free": 4 * total - 1}
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(**disk))
-    fetcher = make_fetcher(hub, swarm, tmp_path, conversion_bytes=lambda base_bytes: 3 * base_bytes)
+    monkeypatch.setattr(fetcher_module, "conversion_bytes", lambda base_bytes, **engine: 3 * base_bytes)
+    fetcher = make_fetcher(hub, swarm, tmp_path)
     with pytest.raises(StorageError, match="does not fit"):
         await fetcher.fetch(hub.offers[None], None)
     disk["free"] += 1
@@ -640,7 +637,7 @@ async def test_the_next_process_resumes_verified_versions_and_the_newest_fetch(
 
 
 async def test_a_cancelled_fetch_can_be_resumed(hub: Any, swarm: Swarm, tmp_path: Path) -> None:
-    receiver = make_receiver([])
+    receiver = make_receiver()
     fetcher = make_fetcher(hub, swarm, tmp_path, receiver=receiver)
     offer = hub.offers[None].model_copy(update={"way": Way.BROADCAST})
     begun = asyncio.Event()

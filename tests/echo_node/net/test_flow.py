@@ -10,11 +10,15 @@ async def test_all_traffic_counts_and_large_messages_wait(monkeypatch: pytest.Mo
     waited: list[int] = []
     counted: list[tuple[int, int]] = []
 
+    class Meter:
+        def count(self, *, sent: int = 0, received: int = 0) -> None:
+            counted.append((sent, received))
+
     async def sleep(delay_s: float) -> None:
         waited.append(round(delay_s))
 
     monkeypatch.setattr(flow_module.asyncio, "sleep", sleep)
-    flow = Flow(10_000, lambda sent, received: counted.append((sent, received)))
+    flow = Flow(10_000, Meter())
     await flow.received(100_000)
     await flow.received(SMALL_BYTES)
     await flow.received(100_000)

@@ -2,25 +2,27 @@ import re
 
 import pytest
 
+from echo_node.status_page import access as access_module
 from echo_node.status_page.access import CODE_S, COOKIE, MOST, SESSION_S, PageAccess
 
 
 class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
+    now = 100.0
 
-    def __call__(self) -> float:
+    def monotonic(self) -> float:
         return self.now
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(access_module, "time", clock)
+    return clock
 
 
 @pytest.fixture
 def access(clock: Clock) -> PageAccess:
-    return PageAccess(clock)
+    return PageAccess()
 
 
 def entered(access: PageAccess) -> str:

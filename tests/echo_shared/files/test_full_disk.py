@@ -27,11 +27,11 @@ def failing(times: int, error: Exception = FULL, seen: Callable[[], object] = la
 
 def test_a_write_is_repeated_until_it_fits() -> None:
     told, said = list[str](), list[str]()
-    room = Room(retry_s=0.0, full=told.append, over=lambda: told.append("over"))
+    room = Room(retry_s=0.0, tell=told.append)
     assert room.until(failing(3, seen=lambda: said.append(room.lacks))) == "written"
     assert said == ["", *["No space left on device"] * 3]
     assert room.lacks == ""
-    assert told == ["No space left on device", "over"], "once each"
+    assert told == ["No space left on device", ""], "once each"
 
 
 async def test_an_asynchronous_write_is_repeated_until_it_fits() -> None:
@@ -103,7 +103,7 @@ async def test_a_room_is_full_as_long_as_one_write_waits() -> None:
 
 def test_another_process_waits_too() -> None:
     told = list[str]()
-    room = Room(retry_s=0.0, full=told.append, over=lambda: told.append("over"))
+    room = Room(retry_s=0.0, tell=told.append)
     room.elsewhere("the learner", "")
     assert told == [], "no wait was needed"
     room.elsewhere("the learner", "No space left for a checkpoint")
@@ -111,4 +111,4 @@ def test_another_process_waits_too() -> None:
     assert room.until(failing(1)) == "written"
     assert room.lacks, "the learner's write still waits"
     room.elsewhere("the learner", "")
-    assert room.lacks == "" and told == ["No space left for a checkpoint", "over"]
+    assert room.lacks == "" and told == ["No space left for a checkpoint", ""]

@@ -14,29 +14,22 @@ def test_jitter_takes_at_most_half(attempt: int, jitter: float) -> None:
     assert full / 2 <= backoff_s(attempt, jitter) <= full <= 60.0
 
 
-def restarts(jitter: float = 0.0, **options: float) -> Restarts:
-    return Restarts(most=4, first_s=1.0, limit_s=3.0, jitter=lambda: jitter, **options)
+def restarts() -> Restarts:
+    return Restarts(most=4, first_s=1.0, limit_s=3.0)
 
 
 def test_each_death_in_a_row_waits_longer_up_to_the_limit_and_the_last_is_the_end() -> None:
     row = restarts()
-    assert [row.died() for _ in range(4)] == [1.0, 2.0, 3.0, None]
+    assert [row.died(0.0) for _ in range(4)] == [1.0, 2.0, 3.0, None]
     assert row.deaths == 4
 
 
 def test_jitter_takes_up_to_half_of_the_wait() -> None:
-    assert restarts(jitter=0.5).died() == 0.75
+    assert restarts().died(0.5) == 0.75
 
 
 def test_success_begins_a_new_row() -> None:
     row = restarts()
-    assert [row.died(), row.died()] == [1.0, 2.0]
+    assert [row.died(0.0), row.died(0.0)] == [1.0, 2.0]
     row.succeeded()
-    assert (row.deaths, row.died()) == (0, 1.0)
-
-
-def test_the_delay_restarts_after_a_long_enough_life() -> None:
-    row = restarts(steady_s=60.0)
-    assert [row.died(lived_s=lived_s) for lived_s in (0.0, 59.0, 60.0, 5.0)] == [1.0, 2.0, 1.0, 2.0]
-    forgetful = restarts()
-    assert [forgetful.died(lived_s=1e9) for _ in range(2)] == [1.0, 2.0]
+    assert (row.deaths, row.died(0.0)) == (0, 1.0)

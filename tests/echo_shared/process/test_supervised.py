@@ -278,12 +278,12 @@ async def test_a_start_that_is_cancelled_leaves_none(command: Command) -> None:
 
 
 async def test_a_child_that_keeps_dying_is_restarted_with_growing_delays_and_then_given_up(start: Starter) -> None:
-    restarts = Restarts(most=4, first_s=1.0, limit_s=30.0, jitter=lambda: 0.0)
+    restarts = Restarts(most=4, first_s=1.0, limit_s=30.0)
     waits: list[float | None] = []
     while not waits or waits[-1] is not None:
         try:
             await start(do="exit", status=3)
         except ChildExited as error:
             assert error.returncode == 3
-            waits.append(restarts.died())
+            waits.append(restarts.died(0.0))
     assert waits == [1.0, 2.0, 4.0, None]

@@ -25,7 +25,7 @@ async def test_a_cancelled_call_ends_with_its_thread(end: Callable[[], object]) 
         ended.set()
         end()
 
-    call = asyncio.create_task(in_thread(work, on_cancel=asked.set))
+    call = asyncio.create_task(in_thread(work, stop=asked))
     await asyncio.to_thread(begun.wait)
     for _ in range(3):
         call.cancel()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Collection
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Final, Protocol
 
 import psutil
@@ -19,11 +19,14 @@ from echo_node.host.sensors.load import OthersLoad
 from echo_node.host.sensors.nvidia import NvidiaSensors
 from echo_node.host.sensors.owner import owner_here
 from echo_node.host.sensors.power import battery
-from echo_node.host.sensors.programs import running
-from echo_node.host.sensors.thermal import cpu_celsius
+from echo_node.host.sensors.sysfs import number_of, text_of
 
 SYS: Final = Path("/sys")
 PROC: Final = Path("/proc")
+_PROCESSORS: Final = ("coretemp", "k10temp", "k8temp", "zenpower", "cpu_thermal", "soc_thermal", "cpu")
+"""Drivers of processor sensors, as hwmon names them."""
+_CELSIUS: Final = (-20.0, 150.0)
+"""Range of plausible temperatures in degrees Celsius. Values outside come from unconnected sensors."""
 
 
 class Sensors(Protocol):
@@ -93,3 +96,37 @@ def _free_bytes(directory: Path) -> int | None:
         return int(psutil.disk_usage(str(directory)).free)
     except OSError:
         return None
+
+
+def running(names: Collection[str]) -> frozenset[str]:
+    """Return the `names` of running programs, compared without case, directory and ".exe"."""
+    if not names:
+        return frozenset()
+    wanted = {_plain(name): name for name in names}
+    return frozenset(
+        wanted[plain]
+        for process in psutil.process_iter(["name", "exe"])
+        for plain in {_plain(process.info["name"] or ""), _plain(process.info["exe"] or "")}
+        if plain in wanted
+    )
+
+
+def _plain(name: str) -> str:
+    """Return a program's name as users write it. Linux cuts a process's own name to 15 characters."""
+    return PurePath(name).name.casefold().removesuffix(".exe")
+
+
+def cpu_celsius(sys_root: Path) -> float | None:
+    """Return the temperature of the hottest part; None if unknown, as on macOS and Windows without administrator
+    rights.
+
+    https://www.kernel.org/doc/Documentation/hwmon/sysfs-interface.rst: thousandths of a degree.
+    """
+    found = [
+        said / 1000
+        for chip in (sys_root / "class" / "hwmon").glob("*")
+        if text_of(chip / "name") in _PROCESSORS
+        for file in chip.glob("temp*_input")
+        if (said := number_of(file)) is not None
+    ]
+    return max((celsius for celsius in found if _CELSIUS[0] < celsius < _CELSIUS[1]), default=None)

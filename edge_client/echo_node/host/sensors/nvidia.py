@@ -7,7 +7,7 @@ one kind into the other. In a container the load of other programs is therefore 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any, Final
 
 from echo_node.host.sensors.gpu_reading import GpuReading
@@ -21,10 +21,8 @@ _MICROSECONDS: Final = 1_000_000
 class NvidiaSensors:
     """Sensors of NVIDIA's driver, opened at the first reading. Without a driver there are no readings."""
 
-    def __init__(self, kin: Kin | None = None, *, sees_all: Callable[[], bool] = sees_the_machines_pids) -> None:
-        """`sees_all`: True if the driver uses the same process numbers as this system."""
+    def __init__(self, kin: Kin | None = None) -> None:
         self._kin = kin or Kin()
-        self._sees_all = sees_all
         self._nvml: Any = None
         self._devices: list[Any] = []
         self._seen: dict[int, int] = {}
@@ -35,7 +33,7 @@ class NvidiaSensors:
         """One reading for each GPU. `own`: processes of this node."""
         if not self._is_open:
             self._open()
-        knows = bool(self._devices) and (self._sees_all() or self._lists(own))
+        knows = bool(self._devices) and (sees_the_machines_pids() or self._lists(own))
         return [self._read(number, device, own, knows=knows) for number, device in enumerate(self._devices)]
 
     def close(self) -> None:

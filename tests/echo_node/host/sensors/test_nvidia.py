@@ -6,9 +6,11 @@ import os
 import sys
 from types import ModuleType
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
 
+from echo_node.host.sensors import nvidia
 from echo_node.host.sensors.kin import Kin
 from echo_node.host.sensors.nvidia import NvidiaSensors, share_of_others
 
@@ -84,8 +86,9 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
 
 
 def others(*, sees_all: bool = True, own: tuple[int, ...] = (ENGINE,)) -> float | None:
-    sensors = NvidiaSensors(KnownKin(), sees_all=lambda: sees_all)
-    (reading,) = sensors.read(own)
+    sensors = NvidiaSensors(KnownKin())
+    with patch.object(nvidia, "sees_the_machines_pids", return_value=sees_all):
+        (reading,) = sensors.read(own)
     assert (reading.celsius, reading.watts) == (61.0, None)
     sensors.close()
     return reading.others

@@ -1,0 +1,319 @@
+"""A node: its parts, what it hears, and what its owner asks of it. `echo_node.daemon` runs it.
+
+The hub's messages and the parts' reports come through one bounded inbox, and are handled one at a time. When the inbox
+is full, all senders wait: the hub's socket, the engine's pipe, a fetch. Ticks are skipped then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any, Final
+
+from echo_node.about import About
+from echo_node.config import NodeConfig, load_config
+from echo_node.connections import Connections
+from echo_node.core.events import (
+    ConnectionEnded,
+    Disconnected,
+    DrainRequested,
+    EngineOutdated,
+    Event,
+    FinishRequested,
+    Holding,
+    Incoming,
+    Tick,
+    Upgraded,
+)
+from echo_node.core.manners import Manners
+from echo_node.core.notices import Notice, notice_of_end, notice_of_standby
+from echo_node.core.standby import sentence
+from echo_node.core.yielding import YIELD_S
+from echo_node.current_run import CurrentRun
+from echo_node.engine.choosing import PROBE_S
+from echo_node.engine.making import EngineMaker
+from echo_node.host.clock import running_s
+from echo_node.host.hubs import Joining
+from echo_node.host.last_word import LastWord
+from echo_node.host.notifications import notify
+from echo_node.host.paths import NodePaths
+from echo_node.host.pause import PauseFile
+from echo_node.host.sensors.machine import MachineSensors, Sensors
+from echo_node.host.traffic import TrafficMeter
+from echo_node.host.trouble_log import TroubleLog
+from echo_node.network_hold import NetworkHold
+from echo_node.owner_watch import OwnerWatch
+from echo_node.panel import NodeSnapshot, Panel
+from echo_node.releases import newer_release, upgraded
+from echo_node.reloading import ChangedSettings, changes, in_force
+from echo_node.shell import RunShell
+from echo_node.updating import Updater
+from echo_shared.errors import EchoError
+from echo_shared.signing.identity import Identity
+from echo_shared.wire.messages import (
+    Challenge,
+    KeysRotated,
+    Mesh,
+    Peers,
+    Piece,
+    Refused,
+    RunKeys,
+    Standby,
+    Team,
+    Totals,
+    Unwanted,
+    Welcome,
+)
+
+log = logging.getLogger(__name__)
+
+INBOX_EVENTS: Final = 1_024
+
+
+class Node:
+    """The node of one hub. `handle` takes the inbox's content until `is_over`."""
+
+    def __init__(
+        self,
+        *,
+        paths: NodePaths,
+        config: NodeConfig,
+        me: Identity,
+        joining: Joining,
+        panel: Panel,
+        probe_s: float = PROBE_S,
+        sensors: Sensors | None = None,
+    ) -> None:
+        """`probe_s`: see `EngineChooser`. `sensors`: this machine's by default."""
+        self.is_over = False
+        self.ended_by: EchoError | None = None
+        self.is_told_to_end = False
+        """True after a stop by the owner or the system. False at the end of a turn."""
+        self.leaves = False
+        """True if the owner wants to forget the hub."""
+        self._paths = paths
+        self._config = config
+        self._joining = joining
+        self._panel = panel
+        self._troubles = TroubleLog()
+        self._inbox: asyncio.Queue[Incoming] = asyncio.Queue(INBOX_EVENTS)
+        self._engines = EngineMaker(paths, config, self._inbox, probe_s=probe_s)
+        self._run = CurrentRun(paths, joining, self._engines, self._inbox, self._troubles)
+        self._about = About.of(config, me=me, joining=joining, chooser=self._engines.chooser)
+        self._meter = TrafficMeter(paths.traffic_file, self._troubles)
+        self._watch = OwnerWatch(
+            Manners(config.manners),
+            sensors or MachineSensors(paths.data_dir),
+            PauseFile(paths.pause_file),
+            chooser=self._engines.chooser,
+            run=self._run,
+            inbox=self._inbox,
+            meter=self._meter,
+            troubles=self._troubles,
+        )
+        self._last_word = LastWord(paths.last_word_file)
+        self._holding: Holding | None = None
+        """Newest report of the owner's watch: the current holds."""
+        self._is_connected = False
+        self._newer_release = ""
+        self._running: asyncio.Task[Any] | None = None
+        self._stopping: asyncio.Task[None] | None = None
+        self._finishing: asyncio.Task[None] | None = None
+        self._reloading: set[asyncio.Task[None]] = set()
+        self._connections: Connections | None = None
+        self._network: NetworkHold | None = None
+        self._updater: Updater | None = None
+
+    @property
+    def hub(self) -> str:
+        """The hub's address."""
+        return self._joining.address.origin
+
+    @property
+    def has_worked(self) -> bool:
+        """True if a hub has admitted the node."""
+        return self._run.welcomed is not None
+
+    @property
+    def is_finishing(self) -> bool:
+        """True if the node ends after its current leases."""
+        return self._finishing is not None
+
+    @property
+    def connections(self) -> Connections:
+        """The connections of the running node."""
+        assert self._connections is not None, "the daemon does not run"
+        return self._connections
+
+    def snapshot(self) -> NodeSnapshot:
+        """Return the node's current snapshot."""
+        snapshot = self._about.snapshot(
+            self._run.welcomed,
+            self._watch.holds,
+            self._troubles.now,
+            connected=self._is_connected,
+            now=running_s(),
+            token_rates=self._run.token_rates,
+        )
+        return replace(snapshot, update=(self._updater and self._updater.said) or self._newer_release)
+
+    def request_stop(self, reason: str) -> None:
+        """Stop. The first call returns the leases to the hub; the second cancels at once."""
+        self.is_told_to_end = True
+        if self._stopping is None:
+            log.info("Stopping: %s.", reason)
+            self._stopping = asyncio.ensure_future(self._inbox.put(DrainRequested(reason=reason)))
+        else:
+            assert self._running is not None, "the daemon runs in a task"
+            self._running.cancel()
+
+    def stop_once(self, *, leaves: str) -> None:
+        """Stop for the owner; further calls change nothing. `leaves`: address of the hub to forget; empty = none."""
+        self.leaves = self.leaves or leaves == self.hub
+        if self._stopping is None:
+            self.request_stop("asked to by echo-node")
+
+    def finish(self, reason: str) -> None:
+        """Take no new leases, finish the current ones, then end."""
+        if self._finishing is None:
+            log.info("Finishing the current leases, then leaving: %s.", reason)
+            self._finishing = asyncio.ensure_future(self._inbox.put(FinishRequested(reason=reason)))
+
+    def finish_for_good(self) -> None:
+        """Finish for the owner, without further turns for other hubs."""
+        self.is_told_to_end = True
+        self.finish("asked to by echo-node")
+
+    def reload(self) -> Mapping[str, Any]:
+        """Load the settings again, and return the changes. Raises ConfigError and keeps the old settings if they are
+        invalid.
+        """
+        file = self._paths.config_file
+        after = load_config(file if file.exists() else None, {**self._joining.flags, **self._joining.given})
+        changed = changes(self._config, after)
+        self._config = self._engines.config = in_force(self._config, after)
+        log.info("Settings loaded again: %s.", ", ".join(changed.all) or "nothing has changed")
+        self._watch.use(after.manners)
+        if self._updater is not None:
+            self._updater.mode = self._config.update
+        task = asyncio.ensure_future(self._take_settings(changed))
+        self._reloading.add(task)
+        task.add_done_callback(self._reloading.discard)
+        return {"file": str(file), **asdict(changed)}
+
+    async def _take_settings(self, changed: ChangedSettings) -> None:
+        if changed.choice:
+            self._engines.chooser.renew()
+        if changed.engine:
+            await self._inbox.put(EngineOutdated())
+        if changed.introduction:
+            self._about = self._about.with_settings(self._config)
+            self._engines.changed.set()
+
+    async def handle(self, incoming: Incoming) -> None:
+        """Do what a message or report needs besides work, and pass the work loop's events on to it."""
+        match incoming:
+            case Peers(info_hash=info_hash, peers=peers):
+                await self.connections.swarm.add_peers(info_hash, peers)
+            case KeysRotated(run_keys=run_keys):
+                self._use_keys(run_keys)
+            case Mesh(peers=nodes):
+                self.connections.use_mesh(nodes)
+            case Unwanted(info_hashes=info_hashes):
+                if self._shell is not None:
+                    self._shell.unwanted(info_hashes)
+            case Totals():
+                self._run.hear(incoming)
+            case Welcome():
+                await self._welcome(incoming)
+            case Standby():
+                log.info("%s", sentence(incoming))
+                await _notify(notice_of_standby(incoming, sentence(incoming)))
+                await self._tell_shell(incoming)
+            case Disconnected():
+                self._is_connected = False
+                await self._tell_shell(incoming)
+            case ConnectionEnded(error=error):
+                await self._end(error)
+            case Upgraded(release=release):
+                await self._end(upgraded(release, takes_over=self._config.update == "auto"))
+            case Holding():
+                await self._hold(incoming)
+            case FinishRequested() | DrainRequested():
+                await self._leave(incoming)
+            case Challenge() | Refused() | Piece() | Team():
+                raise AssertionError(f"the hub's connection handles a {incoming.type} itself")
+            case _:
+                await self._tell_shell(incoming)
+
+    async def _tell_shell(self, event: Event) -> None:
+        if (shell := self._shell) is not None:
+            await shell.handle(event)
+            if shell.failure is not None:
+                raise shell.failure
+            self.is_over = shell.stopped
+
+    async def _welcome(self, welcome: Welcome) -> None:
+        self._is_connected = True
+        if self._config.update != "never":
+            self._newer_release = newer_release(self.connections.client.hub_version)
+        if not await self._run.take_up(welcome, self.connections):
+            await self.connections.client.close()  # The client reconnects, with growing waits.
+            return
+        self._use_keys(welcome.run_keys)
+        self.connections.use_mesh(welcome.mesh)
+        self.connections.receiver.say_all()
+        self.connections.links_are_news.set()
+        if self._holding is not None:
+            await self._tell_shell(self._holding)
+        await self._tell_shell(welcome)
+
+    async def _hold(self, event: Holding) -> None:
+        self._holding = event
+        await self._tell_shell(event)
+        if self._network is not None:
+            self._network.turn(online=not self._is_kept_offline)
+        # Tick when the engine's time to report is over: the next regular tick would let the owner wait longer.
+        asyncio.get_running_loop().call_later(YIELD_S, self._tick)
+
+    async def _end(self, error: EchoError) -> None:
+        self.ended_by = error
+        notice = notice_of_end(error)
+        self._last_word.save(notice)
+        await _notify(notice)
+        self._is_connected = False
+        await self._tell_shell(Disconnected())
+        # The error's own text may be too long for the messages that return leases.
+        await self._leave(DrainRequested(reason="the connection to the hub has ended"))
+
+    async def _leave(self, event: FinishRequested | DrainRequested) -> None:
+        if self._shell is None:
+            self.is_over = True
+            return
+        if isinstance(event, DrainRequested):
+            self._shell.writer.retry_now()
+        await self._tell_shell(event)
+
+    def _tick(self) -> None:
+        if not self._inbox.full():
+            self._inbox.put_nowait(Tick(progress={} if self._shell is None else dict(self._shell.fetching)))
+
+    def _use_keys(self, run_keys: RunKeys) -> None:
+        self.connections.mesh.set_keys(run_keys)
+        if self._shell is not None:
+            self._shell.fetcher.set_keys(run_keys)
+
+    @property
+    def _shell(self) -> RunShell | None:
+        return self._run.shell
+
+    @property
+    def _is_kept_offline(self) -> bool:
+        return any(hold.keeps_offline for hold in self._watch.holds)
+
+
+async def _notify(notice: Notice | None) -> None:
+    if notice is not None:
+        await asyncio.to_thread(notify, notice)
