@@ -278,15 +278,23 @@ async def test_a_long_final_message_of_the_hub_is_read_while_leases_are_held(hub
             await task
 
 
-async def test_receipts_that_are_not_final_are_asked_for_after_a_reconnect(hub: Any, node: Node) -> None:
+async def test_after_a_reconnect_unacknowledged_rollouts_come_again_and_receipts_are_asked_for(
+    hub: Any, node: Node
+) -> None:
     async with node.running(hub.url):
         await hub.until(ready_for(hub, 0))
         await hub.finished(await hub.lease(1, version=0, count=2))
         hub.acknowledges = False
-        await hub.finished(await hub.lease(2, version=0, count=2))
+        lease = await hub.lease(2, version=0, count=2)
+        first = await hub.finished(lease)
+        hub.said.clear()
         await hub.close()
         await hub.open()
+        again = await hub.finished(lease)
         await hub.until(lambda: hub.all(ReceiptsWanted))
+    assert {i: r.completion_ids.tolist() for i, r in first.items()} == {
+        i: r.completion_ids.tolist() for i, r in again.items()
+    }
     assert hub.all(ReceiptsWanted) == [ReceiptsWanted(rollout_ids=("1-1", "1-0"))]
 
 
