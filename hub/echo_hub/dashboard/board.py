@@ -34,12 +34,7 @@ class AboutView:
     links: Mapping[str, str] = field(default_factory=dict)
     """Links by title; http and https only."""
     needs_token: bool = False
-    token_from: str = ""
-    """Contact for invite tokens, if one is needed to join."""
-
-    @property
-    def asks(self) -> str:
-        return self.token_from or self.contact
+    """True if a node needs an invite token to join."""
 
 
 class BoardSource(Protocol):

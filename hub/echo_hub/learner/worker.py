@@ -331,7 +331,7 @@ class LearnerWorker:
 
     def _sample(self, groups: Sequence[GroupRequest]) -> Iterator[Frame]:
         """Sample with exactly the weights that nodes get."""
-        if self._settings.learner.offload_optimizer and self._policy.device.type == "cuda":
+        if self._policy.device.type == "cuda":
             self._offload.make_room()
         with self._policy.holding(self._policy.published()):
             yield from self._draw(groups, draw)

@@ -22,6 +22,9 @@ from echo_shared.logs.log_file import LogFile
 
 log = logging.getLogger(__name__)
 
+MAX_BYTES: Final = 10_000_000
+KEPT: Final = 4
+"""Older log files that stay. The database keeps events, so that the log is only needed for details of recent days."""
 EXTRA: Final = ("event", "subject", "data")
 """Optional fields of a log line; `events` explains them."""
 _SECRET: Final = "[secret]"
@@ -74,7 +77,7 @@ def logged_to_file(settings: LogConfig, run_dir: Path, *, secrets: Collection[st
     def refused(error: OSError) -> None:
         log.warning("hub.log cannot be written; logging resumes when the disk accepts writes: %s", error.strerror)
 
-    handler = LogFile(path, max_bytes=settings.max_bytes, kept=settings.kept, refused=refused)
+    handler = LogFile(path, max_bytes=MAX_BYTES, kept=KEPT, refused=refused)
     handler.setFormatter(JsonLines(secrets))
     handler.setLevel(settings.level.upper())
     root, own = logging.getLogger(), logging.getLogger("echo_hub")

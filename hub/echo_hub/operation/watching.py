@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
-from echo_hub.config.operation_sections import AlertsConfig
-from echo_hub.operation.problems import AlertThresholds, Change, RunObservation, RunProblem, RunProblems
+from echo_hub.operation.problems import Change, RunObservation, RunProblem, RunProblems
 from echo_shared.errors import StorageError
 from echo_shared.records.run import StepRecord
 
@@ -40,10 +39,6 @@ class WatchedRun(Protocol):
 
     def notify(self) -> None:
         """Report that the set of problems has changed, so that pages are updated."""
-
-
-def limits_of(settings: AlertsConfig) -> AlertThresholds:
-    return AlertThresholds(**{name: getattr(settings, name) for name in AlertThresholds.__slots__})
 
 
 def free_bytes(directory: Path) -> int | None:

@@ -20,7 +20,6 @@ from echo_hub.lifecycle.retention import Retention
 from echo_hub.lifecycle.sibling_runs import SiblingRuns
 from echo_hub.net.server import Server
 from echo_hub.operation.problems import RunProblems
-from echo_hub.operation.watching import limits_of
 from echo_hub.oversight.checking import verifying_of
 from echo_hub.oversight.housekeeping import Housekeeping
 from echo_hub.oversight.moments import Moments
@@ -64,7 +63,7 @@ class OversightService:
         self._siblings = SiblingRuns(
             directory, store, run_id=resources.run_id, hub_key=resources.me.public_key, changes=shared.changes
         )
-        problems = RunProblems(limits_of(config.alerts))
+        problems = RunProblems(config.alerts)
         moments = Moments(
             shared,
             intake=intake,

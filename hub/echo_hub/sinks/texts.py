@@ -15,6 +15,8 @@ from echo_hub.store.browsing import BatchReward, read_batch_rewards, read_tokens
 from echo_hub.store.changing import key_of
 from echo_hub.store.store import Store
 
+STEPS_APART: Final = 10
+"""Steps between two steps with texts: a reader compares texts over a run, and each takes a database query."""
 MOST_CHARACTERS: Final = 10_000
 """Largest number of characters of a prompt or a completion that is sent."""
 
@@ -29,10 +31,8 @@ class SampleTexts:
         self._problems = problems
 
     def __call__(self, step: int) -> list[SampleText]:
-        """Return the texts of `texts` rollouts for every `texts_every`-th step, spread evenly over the rewards; empty
-        for other steps.
-        """
-        if not self._settings.texts or step % self._settings.texts_every:
+        """Return the texts of `texts` rollouts, spread evenly over the rewards; empty for most steps."""
+        if not self._settings.texts or step % STEPS_APART:
             return []
         kept = [end for end in self._store.read(read_batch_rewards, step) if self._store.keeping.chooses(end.group_id)]
         chosen = _evenly(sorted(kept, key=lambda end: end.reward), self._settings.texts)

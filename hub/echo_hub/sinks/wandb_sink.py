@@ -61,8 +61,7 @@ class WandB:
         metrics, settings = self._config.metrics, without_secrets(self._config).model_dump(mode="json")
         self._directory.mkdir(parents=True, exist_ok=True)
         self._run = wandb.init(
-            project=metrics.wandb_project,
-            entity=metrics.wandb_entity or None,
+            project=os.environ.get("WANDB_PROJECT", "echo"),
             id=self._run_id,
             name=self._config.run.name,
             mode=metrics.wandb,  # type: ignore[arg-type]  # Open only where it is not "off".

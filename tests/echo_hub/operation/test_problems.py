@@ -4,15 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from echo_hub.operation.problems import END_S, AlertThresholds, ProblemKind, RunObservation, RunProblems
+from echo_hub.config.operation_sections import AlertsConfig
+from echo_hub.operation.problems import END_S, ProblemKind, RunObservation, RunProblems
 
-LIMITS = AlertThresholds(
-    learner_idle_s=600.0,
-    no_nodes_s=300.0,
-    reward_fell=0.5,
-    disk_free_bytes=1_000,
-    turned_away_per_s=50.0,
-)
+LIMITS = AlertsConfig(learner_idle_s=600.0, disk_free_bytes=1_000)
 FINE = RunObservation(nodes_connected=3)
 ALONE = RunObservation(lacks_nodes=True, learner_waits=True)
 
@@ -138,7 +133,6 @@ def test_at_the_runs_end_all_problems_end_but_the_disks() -> None:
 
 
 def test_zero_means_never() -> None:
-    problems = RunProblems(AlertThresholds(**dict.fromkeys(AlertThresholds.__slots__, 0)))
-    bad = RunObservation(lacks_nodes=True, learner_waits=True, disk_free_bytes=1, turned_away=10**9)
+    problems = RunProblems(AlertsConfig(learner_idle_s=0.0, disk_free_bytes=0))
     for now in range(0, 100_000, 1_000):
-        assert told(problems, replace(bad, turned_away=now * 10**6), float(now)) == []
+        assert told(problems, RunObservation(learner_waits=True, disk_free_bytes=1), float(now)) == []

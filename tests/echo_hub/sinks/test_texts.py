@@ -9,6 +9,7 @@ from echo_hub.config.file import load_config
 from echo_hub.config.operation_sections import MetricsConfig
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring.problems import Problems
+from echo_hub.sinks import texts as texts_module
 from echo_hub.sinks.texts import SampleTexts
 from echo_hub.store.keeping import Keeping
 from echo_hub.store.store import Store
@@ -23,9 +24,13 @@ def problems() -> Problems:
     return Problems.of_run(load_config(None, {}), CODEC)
 
 
+@pytest.fixture(autouse=True)
+def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(texts_module, "STEPS_APART", 1)
+
+
 def texts(store: Store, **settings: int) -> SampleTexts:
-    chosen = MetricsConfig(**{"texts_every": 1, **settings})  # type: ignore[arg-type]
-    return SampleTexts(chosen, store=store, codec=CODEC, problems=problems())
+    return SampleTexts(MetricsConfig(**settings), store=store, codec=CODEC, problems=problems())
 
 
 def test_from_the_least_rewarded_to_the_most(store: Store) -> None:
@@ -39,11 +44,12 @@ def test_from_the_least_rewarded_to_the_most(store: Store) -> None:
     assert [text.reward for text in texts(store, texts=1)(1)] == [max(REWARDS[:4])]
 
 
-def test_texts_are_off_by_default(store: Store) -> None:
+def test_texts_are_off_by_default_and_rare(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     write_rollouts(store, CODEC)
     assert texts(store)(1) == []
-    assert texts(store, texts=4, texts_every=2)(1) == []
     assert texts(store, texts=4)(7) == []
+    monkeypatch.setattr(texts_module, "STEPS_APART", 2)
+    assert texts(store, texts=4)(1) == []
 
 
 def test_rollouts_without_kept_tokens_have_no_text(store: Store) -> None:
