@@ -9,7 +9,7 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -52,13 +52,10 @@ def free_bytes(directory: Path) -> int | None:
 class Watching:
     """Watches the run. `problems` holds the current problems; only this object changes it."""
 
-    def __init__(
-        self, problems: RunProblems, *, run: WatchedRun, told: Told, clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, problems: RunProblems, *, run: WatchedRun, told: Told) -> None:
         self._problems = problems
         self._run = run
         self._told = told
-        self._clock = clock
 
     @property
     def active(self) -> tuple[RunProblem, ...]:
@@ -68,17 +65,17 @@ class Watching:
     async def run(self) -> None:
         """Check the run every LOOK_S seconds, until cancelled."""
         while True:
-            await self.look()
+            await self.look(time.time())
             await asyncio.sleep(LOOK_S)
 
-    async def look(self) -> None:
+    async def look(self, now: float) -> None:
         """Check the run once. Steps that cannot be read from the database now are read at the next check."""
         try:
             await self._read_steps()
         except StorageError as error:
             log.debug("the newest steps could not be read: %s", error.brief)
         before = self.active
-        for change in self._problems.observe(await self._run.observe(), self._clock()):
+        for change in self._problems.observe(await self._run.observe(), now):
             _say(change)
             self._told.changed(change)
         if self.active != before:

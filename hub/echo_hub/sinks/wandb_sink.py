@@ -18,7 +18,8 @@ from typing import Any, Final
 import numpy as np
 
 from echo_hub.config.sections import HubConfig
-from echo_hub.sinks.reading import SAMPLES, Entry, Position, SampleText
+from echo_hub.sinks.reading import SAMPLES, Entry, Position
+from echo_hub.sinks.texts import SampleText
 from echo_shared.errors import ConfigError, EchoError
 from echo_shared.files.atomic import write_private
 from echo_shared.installation import how_to_install

@@ -32,7 +32,6 @@ class Run:
             RunProblems(AlertsConfig()),
             run=self,
             told=self,
-            clock=lambda: self.now,
         )
 
     def changed(self, change: Change) -> None:
@@ -71,11 +70,11 @@ async def test_problems_are_logged_and_told_at_begin_and_end(caplog: pytest.LogC
     caplog.set_level(logging.INFO)
     run = Run()
     run.seen = RunObservation(disk_free_bytes=1_000_000_000)
-    await run.watching.look()
-    await run.watching.look()
+    await run.watching.look(run.now)
+    await run.watching.look(run.now)
     assert [problem.kind for problem in run.watching.active] == [ProblemKind.DISK] and run.num_notified == 1
     run.seen, run.now = RunObservation(), 1_000.0
-    await run.watching.look()
+    await run.watching.look(run.now)
     assert run.watching.active == () and [change.began for change in run.told] == [True, False]
     began, over = caplog.records
     assert (began.levelno, began.event, began.subject) == (logging.WARNING, "problem_began", "disk")  # type: ignore[attr-defined]
@@ -86,10 +85,10 @@ async def test_problems_are_logged_and_told_at_begin_and_end(caplog: pytest.LogC
 async def test_each_step_is_counted_once_and_all_of_those_before_a_restart() -> None:
     run = Run()
     run.rewards = [0.01 * step for step in range(80)]
-    await run.watching.look()
+    await run.watching.look(run.now)
     run.rewards += [0.0] * 20
-    await run.watching.look()
-    await run.watching.look()
+    await run.watching.look(run.now)
+    await run.watching.look(run.now)
     assert [change.problem.kind for change in run.told] == [ProblemKind.REWARD_FELL]
 
 
@@ -106,7 +105,7 @@ async def test_watching_continues_when_the_store_cannot_be_read(monkeypatch: pyt
     assert [problem.kind for problem in run.watching.active] == [ProblemKind.DATABASE_AWAY]
     assert run.watching._problems.rewards.step == 0
     run.fails = False
-    await run.watching.look()
+    await run.watching.look(run.now)
     assert run.watching._problems.rewards.step == 5, "they are read the next time"
     task.cancel()
     with suppress(asyncio.CancelledError):
