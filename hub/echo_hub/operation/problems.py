@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from echo_hub.config.operation_sections import AlertsConfig
 from echo_hub.operation.reward_trend import RewardTrend
 
 END_S: Final = 60.0
@@ -107,10 +106,11 @@ class Change:
 
 
 class RunProblems:
-    """All current problems. Call `observe` every few seconds."""
+    """All current problems. Call `observe` every few seconds. A limit of 0 disables its check."""
 
-    def __init__(self, settings: AlertsConfig) -> None:
-        self._settings = settings
+    def __init__(self, *, learner_idle_s: float, disk_free_bytes: int) -> None:
+        self._learner_idle_s = learner_idle_s
+        self._disk_free_bytes = disk_free_bytes
         self.rewards = RewardTrend()
         """Trend of the reward, in which a fall is detected. The caller adds each trained step."""
         self._active: dict[ProblemKind, RunProblem] = {}
@@ -177,7 +177,7 @@ class RunProblems:
             yield ProblemKind.ATTACK, text
 
     def _disk(self, seen: RunObservation) -> str | None:
-        limit, free = self._settings.disk_free_bytes, seen.disk_free_bytes
+        limit, free = self._disk_free_bytes, seen.disk_free_bytes
         least = limit / BETTER if ProblemKind.DISK in self._active else limit
         if free is None or free >= least:
             return None
@@ -193,7 +193,7 @@ class RunProblems:
         )
 
     def _idle(self, seen: RunObservation, now: float) -> str | None:
-        limit_s, since = self._settings.learner_idle_s, self._waits_since
+        limit_s, since = self._learner_idle_s, self._waits_since
         if limit_s and since is not None and now - since >= limit_s:
             return (
                 f"The learner has waited for rollouts for {_minutes(now - since)}, with {_nodes(seen)} connected. "

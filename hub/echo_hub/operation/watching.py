@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
+from echo_hub.operation.alerting import Alerts
 from echo_hub.operation.problems import Change, RunObservation, RunProblem, RunProblems
 from echo_shared.errors import StorageError
 from echo_shared.records.run import StepRecord
@@ -20,12 +21,6 @@ from echo_shared.records.run import StepRecord
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 10.0
-
-
-class Told(Protocol):
-    """Receives each problem's beginning and end. Implemented by `echo_hub.operation.alerting.Alerts`."""
-
-    def changed(self, change: Change) -> None: ...
 
 
 class WatchedRun(Protocol):
@@ -52,7 +47,7 @@ def free_bytes(directory: Path) -> int | None:
 class Watching:
     """Watches the run. `problems` holds the current problems; only this object changes it."""
 
-    def __init__(self, problems: RunProblems, *, run: WatchedRun, told: Told) -> None:
+    def __init__(self, problems: RunProblems, *, run: WatchedRun, told: Alerts) -> None:
         self._problems = problems
         self._run = run
         self._told = told

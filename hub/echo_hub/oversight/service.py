@@ -63,7 +63,9 @@ class OversightService:
         self._siblings = SiblingRuns(
             directory, store, run_id=resources.run_id, hub_key=resources.me.public_key, changes=shared.changes
         )
-        problems = RunProblems(config.alerts)
+        problems = RunProblems(
+            learner_idle_s=config.alerts.learner_idle_s, disk_free_bytes=config.alerts.disk_free_bytes
+        )
         moments = Moments(
             shared,
             intake=intake,

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from echo_hub.config.operation_sections import AlertsConfig
 from echo_hub.operation import watching as watching_module
 from echo_hub.operation.problems import Change, ProblemKind, RunObservation, RunProblems
 from echo_hub.operation.watching import Watching, free_bytes
@@ -29,7 +28,7 @@ class Run:
         self.fails = False
         self.looked = asyncio.Event()
         self.watching = Watching(
-            RunProblems(AlertsConfig()),
+            RunProblems(learner_idle_s=600.0, disk_free_bytes=2_000_000_000),
             run=self,
             told=self,
         )

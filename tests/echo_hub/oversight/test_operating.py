@@ -73,7 +73,7 @@ async def test_a_dead_learner_is_an_event_a_problem_and_an_alert_and_so_is_the_e
 ) -> None:
     monkeypatch.setattr(watching_module, "LOOK_S", 0.001)
     driven = await drive(running=False)
-    problems = RunProblems(AlertsConfig())
+    problems = RunProblems(learner_idle_s=600.0, disk_free_bytes=2_000_000_000)
     moment = Moment(
         status=driven.driver.coordinator.status(),
         distribution=DistributionStatus(),
