@@ -371,7 +371,7 @@ def plan(
     from echo_hub.commands.plan import EXAMPLE, changed, fleet_of_file, fleet_of_run, make_plan, write_json
     from echo_hub.commands.plan_picture import write_svg
     from echo_hub.commands.plan_text import plan_lines
-    from echo_hub.store.settling import read_settings
+    from echo_hub.store.actions import read_settings
     from echo_hub.views.live import with_stored
 
     if example:

@@ -59,7 +59,7 @@ class BoardSource(Protocol):
         ...
 
 
-def board_query(query: Mapping[str, str], *, kind: BoardKind, rows: int = ROWS_SHOWN, team: str = "") -> BoardQuery:
+def board_query(query: Mapping[str, str], *, kind: BoardKind, rows: int = ROWS_SHOWN) -> BoardQuery:
     """Parse the query of a leaderboard's address. Invalid values are replaced by defaults."""
     asked = query.get("sort", "")
     order: BoardOrder = next((known for known in BOARD_ORDERS if known == asked.removeprefix("-")), "rank")
@@ -68,7 +68,6 @@ def board_query(query: Mapping[str, str], *, kind: BoardKind, rows: int = ROWS_S
         order=order,
         reverse=asked == f"-{order}",
         search=" ".join(query.get("q", "").replace("\0", " ").split())[:MOST_SEARCHED],
-        team=team,
         after=whole_number(query.get("after", "0")) or 0,
         limit=rows,
     )

@@ -33,7 +33,7 @@ from echo_hub.store.browsing import (
     read_tokens,
     summaries_of_groups,
 )
-from echo_hub.store.changing import key_of
+from echo_hub.store.bulk import key_of
 from echo_hub.store.keeping import read_kept_totals
 from echo_hub.store.store import Store
 from echo_shared.records.rollout import (

@@ -18,7 +18,7 @@ from echo_hub.driving.progress import RunProgress
 from echo_hub.net.server import Server
 from echo_hub.operation.alert import AboutRun
 from echo_hub.operation.alerting import Alerts, webhook_of
-from echo_hub.operation.event_log import EventLog
+from echo_hub.operation.log_lines import EventLog
 from echo_hub.operation.problems import ProblemKind, RunObservation, RunProblems
 from echo_hub.operation.watching import Watching, free_bytes
 from echo_hub.run.directory import RunDirectory

@@ -38,7 +38,6 @@ from echo_hub.simulator.population import Traits, draw_nodes, liar
 from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.spans import Spans
 from echo_hub.simulator.spreading import Spreading
-from echo_hub.simulator.tokens import TokenCounts
 from echo_hub.simulator.work import MadeUp, SimulatedWork
 from echo_shared.wire.messages import rollout_id
 
@@ -398,3 +397,34 @@ class SimulatedFleet:
         del self._liars[node.node_id]
         self._disconnect(node)
         self._come_falsely(self._scenario.false_claims.fresh_key_s)
+
+
+class TokenCounts:
+    """Counts over planned and dropped groups; lost tokens and failures count over the whole run."""
+
+    def __init__(self) -> None:
+        self.drawn = 0
+        self.given = 0
+        """Tokens taken over from earlier attempts instead of sampled."""
+        self.again = 0
+        """Tokens sampled at a position already sampled under another lease of the index, with any version."""
+        self.lost = 0
+        """Tokens that vanished with a node before they were sent."""
+        self.failures = 0
+        """Number of times that a node vanished with unfinished rollouts."""
+
+    def count(self, begun: Sequence[Sampling], now: float) -> None:
+        """Count all attempts at rollouts of one group."""
+        furthest: dict[int, int] = {}
+        for sampling in begun:
+            there = sampling.drawn(now)
+            self.drawn += there - sampling.given
+            self.given += sampling.given
+            furthest[sampling.index] = max(there, furthest.get(sampling.index, 0))
+            self.again += there - sampling.given
+        self.again -= sum(furthest.values())
+
+    def lose(self, tokens: Sequence[int]) -> None:
+        """Count the unsent tokens of a node that vanished: `tokens` has one number per unfinished rollout."""
+        self.failures += bool(tokens)
+        self.lost += sum(tokens)

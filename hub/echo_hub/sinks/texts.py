@@ -12,7 +12,7 @@ from echo_hub.config.operation_sections import MetricsConfig
 from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.problems import Problems
 from echo_hub.store.browsing import BatchReward, read_batch_rewards, read_tokens
-from echo_hub.store.changing import key_of
+from echo_hub.store.bulk import key_of
 from echo_hub.store.store import Store
 
 STEPS_APART: Final = 10

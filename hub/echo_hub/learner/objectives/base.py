@@ -73,7 +73,9 @@ def rollout_sums(values_N: Tensor, tokens: ObjectiveTokens) -> Tensor:
 def _by_rollout(values_N: Tensor, tokens: ObjectiveTokens) -> Sequence[Tensor]:
     """Return each rollout's values. index_add over all would have no fixed order on CUDA, and rounding can decide what
     is clipped."""
-    return values_N.split(torch.bincount(tokens.rollouts_N, minlength=tokens.num_rollouts).tolist())
+    lengths = torch.bincount(tokens.rollouts_N, minlength=tokens.num_rollouts).tolist()
+    parts: Sequence[Tensor] = values_N.split(lengths)
+    return parts
 
 
 def truncated_losses(tokens: ObjectiveTokens, denominator_logprobs_N: Tensor, *, cap: float) -> TokenLosses:
