@@ -32,7 +32,6 @@ NO_SECRETS: Final = {
     ("GatewaysConfig", "tls_key"): "a path",
     ("ServerConfig", "public_url"): "told to everybody",
     ("GatewaysConfig", "hub_url"): "an origin",
-    ("AboutConfig", "token_from"): "whom to ask for one, as the pages say",
 }
 SECRETS: Final[dict[str, dict[str, Any]]] = {
     "server": {"join": "invite", "invite_tokens": ["invite-token-one", "invite-token-two"]},

@@ -30,7 +30,7 @@ from echo_hub.config.file import load_config
 from echo_hub.core.trust.standing import StandingState
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
-from echo_hub.store.changing import key_of
+from echo_hub.store.bulk import key_of
 from echo_hub.store.database import connect
 from echo_hub.store.tables import evaluations, groups, rollouts, steps, trust
 from echo_shared.records.run import EvaluationKind

@@ -110,10 +110,15 @@ class SimulatedFleet:
             agenda=self._agenda,
             hub_uplink_bytes_s=HUB_UP * BYTES_S,
             delay_s=DELAY_S,
-            arrived=lambda node, version: self._had[version].add(node.node_id),
-            turned_away=lambda node: None,
+            takers=self,
             planner=self._planner,
         )
+
+    def version_arrived(self, node: SimulatedNode, policy_version: int) -> None:
+        self._had[policy_version].add(node.node_id)
+
+    def fetch(self, node: SimulatedNode) -> None:
+        """Do nothing: fetching is not simulated."""
 
     def spread(self, version: int) -> float:
         """Announce a version; return the seconds until all nodes have it."""

@@ -42,7 +42,7 @@ from echo_hub.core.accounting.effects import (
 from echo_hub.core.trust.standing import Decision, StandingRow
 from echo_hub.spread.holdings import Arrival, Release
 from echo_hub.store.async_store import AsyncStore
-from echo_hub.store.changing import key_of
+from echo_hub.store.bulk import key_of
 from echo_hub.store.known_nodes import note_still_here
 from echo_hub.store.retired import StepSpan, read_last
 from echo_hub.store.retiring import ROWS_AT_ONCE, read_final_keys, read_first_mark, read_ripe, retire

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -63,7 +63,7 @@ def measure(seed: int, progress: Progress) -> Measurement:
             if progress.wants(case):
                 with opened(run, engine, scratch / str(number)) as sampler:
                     rollouts = sampler.draw(run.asked(case, HONEST_GROUPS))
-                figures = _figures(examiner, rollouts, run.directory.adapter)
+                figures = _figures(examiner, rollouts, run.adapters)
                 rows.append({"case": case, **figures})
                 progress.done(case, {name: figures[name] for name in ("tokens", "u 0.2", "claim 0.2")})
         shopped: list[dict[str, Any]] = []
@@ -84,10 +84,10 @@ def measure(seed: int, progress: Progress) -> Measurement:
     )
 
 
-def _figures(examiner: Examiner, rollouts: Rollouts, place: Callable[[int], Path]) -> dict[str, Any]:
+def _figures(examiner: Examiner, rollouts: Rollouts, adapters: Mapping[int, Path]) -> dict[str, Any]:
     drawn = as_drawn(rollouts)
     total = NO_EVIDENCE
-    for frame in examiner.examine(drawn, place):
+    for frame in examiner.examine(drawn, adapters):
         for _, shown in unpack_spans(frame["spans"]):
             total += shown
     return {
@@ -123,7 +123,7 @@ def _cost(run: ShortRun, scratch: Path) -> dict[str, float]:
     computed = 0.0
     for repeat in range(1 + COST_REPEATS):
         began = time.process_time()
-        list(examiner.examine(drawn, run.directory.adapter))
+        list(examiner.examine(drawn, run.adapters))
         checked = time.process_time()
         metrics = train_step(policy, optimizer, groups, run.settings)
         if repeat:  # The first pair is not counted: it also allocates memory, and chooses its kernels.

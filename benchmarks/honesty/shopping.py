@@ -79,7 +79,7 @@ def measure(run: ShortRun, examiner: Examiner, precision: str, groups: int) -> l
     policy.set_adapter(policy.read_adapter(run.directory.adapter(VERSION)))
     numerics, told = Numerics(), NumericsClass("torch", precision, "cpu")
     prompts = [one.request.prompt_ids for one in run.asked("to measure", groups)]
-    answer = examiner.measure(told.rounding, VERSION, run.directory.adapter, prompts)
+    answer = examiner.measure(told.rounding, VERSION, run.adapters, prompts)
     numerics.measured(told.rounding, unpack_evidence(answer["evidence"]))
     honest = numerics.honest(numerics.known(told))
     by_group = {one.request.group_id: one for one in asked}
@@ -206,8 +206,7 @@ def _orders(examiner: Examiner, run: ShortRun, rollouts: Rollouts) -> list[list[
     """
     drawn = as_drawn(rollouts)
     shown = {
-        answer["rollout_id"]: unpack_spans(answer["spans"])[0][1]
-        for answer in examiner.examine(drawn, run.directory.adapter)
+        answer["rollout_id"]: unpack_spans(answer["spans"])[0][1] for answer in examiner.examine(drawn, run.adapters)
     }
     groups: dict[int, list[tuple[Evidence, float]]] = {}
     for (one, rollout), as_checked in zip(rollouts, drawn, strict=True):

@@ -54,6 +54,8 @@ class ShortRun:
         """`base` and `task` are the built-in model and its sums by default. The metadata of a problem has its
         `answer`."""
         self.directory = RunDirectory(root)
+        self.adapters: dict[int, Path] = {}
+        """Directories of the versions' adapters."""
         self.base = base or resolve_base("builtin:tiny")
         self.codec = PromptCodec.load(self.base)
         self._tokenizer = Tokenizer.from_file(str(self.base / "tokenizer.json"))
@@ -108,7 +110,7 @@ class ShortRun:
             with policy.holding(policy.published()):
                 rollouts = list(sample_groups(policy.model, [one.request for one in asked]))
             train_step(policy, optimizer, self.for_training(asked, rollouts), self.settings)
-            directory = self.directory.adapter(step)
+            directory = self.adapters[step] = self.directory.adapter(step)
             directory.mkdir(parents=True)
             policy.save_adapter(directory, policy.published())
 

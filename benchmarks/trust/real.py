@@ -177,7 +177,7 @@ class Bench:
         if key not in self.measured:
             run = self.runs[tokens]
             prompts = [one.request.prompt_ids for one in run.asked("to measure", PROMPTS)]
-            answer = self.examiners[precision, tokens].measure(rounding, version, run.directory.adapter, prompts)
+            answer = self.examiners[precision, tokens].measure(rounding, version, run.adapters, prompts)
             self.measured[key] = unpack_evidence(answer["evidence"])
         return self.measured[key]
 
@@ -311,7 +311,7 @@ class _Judge:
     def _shown(self, rollouts: Rollouts, version: int) -> list[tuple[int, Evidence]]:
         """Return group id and evidence of each rollout, group after group."""
         drawn = as_drawn(rollouts, version)
-        answers = self.examiner.examine(drawn, self.bench.runs[SHORT].directory.adapter)
+        answers = self.examiner.examine(drawn, self.bench.runs[SHORT].adapters)
         found = {answer["rollout_id"]: unpack_spans(answer["spans"])[0][1] for answer in answers}
         return sorted(
             (

@@ -161,7 +161,7 @@ def serve(
                 typer.echo(f"Run          {config.run.name} ({directory.root})")
                 typer.echo(f"Dashboard    {hub.dashboard_url}\nLeaderboard  {hub.url}/leaderboard")
                 typer.echo(f"Key          {fingerprint(hub.key)}\nTo lend a machine: {hub.join_command}")
-                showing = asyncio.create_task(ServeLine(hub.pages.run_view, terminal=errors, out=sys.stdout).run())
+                showing = asyncio.create_task(ServeLine(hub.pages, terminal=errors, out=sys.stdout).run())
                 try:
                     await hub.serve()
                 finally:
@@ -199,16 +199,12 @@ def demo(
     async def demo_until_stopped() -> None:
         async with begun(config.learner, run_directory.root) as spawned:
             with uncollected():
-                from echo_hub.commands.demo import DemoReport, default_backends, missing_engine, run_demo
-
-            def write(report: DemoReport) -> None:
-                if report_json is not None:
-                    report_json.write_text(json.dumps(report.as_json(), indent=2) + "\n")
+                from echo_hub.commands.demo import default_backends, missing_engine, run_demo
 
             chosen = tuple(backend or default_backends())
             if not backend and (line := missing_engine()) is not None:
                 typer.echo(line)
-            await run_demo(config, run_directory, backends=chosen, keep=keep, report_to=write, spawned=spawned)
+            await run_demo(config, run_directory, backends=chosen, keep=keep, report_json=report_json, spawned=spawned)
 
     run_until_stopped(demo_until_stopped())
 
@@ -375,7 +371,7 @@ def plan(
     from echo_hub.commands.plan import EXAMPLE, changed, fleet_of_file, fleet_of_run, make_plan, write_json
     from echo_hub.commands.plan_picture import write_svg
     from echo_hub.commands.plan_text import plan_lines
-    from echo_hub.store.settling import read_settings
+    from echo_hub.store.actions import read_settings
     from echo_hub.views.live import with_stored
 
     if example:

@@ -19,7 +19,7 @@ async def test_a_broken_sink_stops_nothing_and_is_reported(
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "wandb.py").write_text("raise RuntimeError('no luck')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "lib"), prepend=os.pathsep)
-    run = await site.make_run("run", metrics={"wandb": "online", "texts": 2, "texts_every": 1})
+    run = await site.make_run("run", metrics={"wandb": "online", "texts": 2})
     hub, url = await site.hub(run)
     node = await site.node(url, "volunteer")
     view = await until(url, lambda view: view["state"] == "finished" and view["problems"])

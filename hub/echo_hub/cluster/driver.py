@@ -29,6 +29,8 @@ from echo_shared.process.child import Frame, ParentPipe
 
 log = logging.getLogger(__name__)
 
+NAMESPACE: Final = "echo"
+"""Ray's namespace of the actors' names. The names begin with the run's id, so runs can share it."""
 ANSWERS_S: Final = 20.0
 """Seconds after which a cluster that has not listed its machines counts as gone."""
 PLACED_S: Final = 10.0
@@ -232,9 +234,7 @@ def main(pipe: ParentPipe) -> int:
     if (frame := pipe.receive()) is None:
         return 0
     try:
-        ray.init(
-            address=frame["address"], namespace=frame["namespace"], log_to_driver=False, logging_level=logging.WARNING
-        )
+        ray.init(address=frame["address"], namespace=NAMESPACE, log_to_driver=False, logging_level=logging.WARNING)
     except (ConnectionError, OSError, RuntimeError, ValueError, TimeoutError, RayError) as error:
         pipe.send({"failed": _in_one_line(error)})
         return 1

@@ -115,7 +115,7 @@ class RayLink:
                 }
                 for kind, parcel in parcels.items()
             }
-            opening = {"address": config.address, "namespace": config.namespace, "owner": owner, "kinds": kinds}
+            opening = {"address": config.address, "owner": owner, "kinds": kinds}
             link = cls(config, {**opening, "silent_s": SILENT_S}, logs=logs)
             await link._connect()
             work = asyncio.create_task(link._run())

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.util
+import json
 import logging
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -61,9 +62,6 @@ class DemoReport:
     dashboard_url: str
     adapter: str
 
-    def as_json(self) -> dict[str, object]:
-        return asdict(self)
-
 
 def missing_engine() -> str | None:
     """Return a line that tells how to install llama.cpp; None if llama.cpp is installed."""
@@ -88,7 +86,7 @@ async def run_demo(
     *,
     backends: tuple[str, ...],
     keep: bool,
-    report_to: Callable[[DemoReport], None],
+    report_json: Path | None,
     spawned: SupervisedChild | None,
 ) -> None:
     """Run the demo to its end, or until cancelled. All processes that it started have ended when this returns.
@@ -105,7 +103,9 @@ async def run_demo(
                 await _show_until_finished(hub, console)
             report = await _report(hub, seconds=time.monotonic() - started)
             _print(report, console)
-            report_to(report)
+            if report_json is not None:
+                text = json.dumps(asdict(report), indent=2) + "\n"
+                await asyncio.to_thread(report_json.write_text, text)
             if keep:
                 console.print("\nThe hub stays up (--keep). Press Ctrl-C to end it.")
                 await asyncio.Event().wait()

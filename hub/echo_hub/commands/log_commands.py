@@ -33,12 +33,12 @@ def log(
     as_json: Annotated[bool, typer.Option("--json", help="Print the raw JSON objects, one per line.")] = False,
 ) -> None:
     """Print the log of a run's hub, whether the hub is running or not."""
-    from echo_hub.operation.log_lines import path_of
+    from echo_hub.operation.log_lines import KEPT, path_of
 
     directory = RunDirectory(run_directory)
     directory.check()
     path = path_of(directory.root)
-    file = LogReader(path, kept=load_config(directory.config, {}).log.kept)
+    file = LogReader(path, kept=KEPT)
     fitting = [*_at_least(level, file.last(_looked_at(lines, level)))]
     _print(fitting[max(0, len(fitting) - lines) :], as_json=as_json)
     if not path.exists():

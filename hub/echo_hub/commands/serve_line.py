@@ -6,7 +6,6 @@ Output errors are ignored: the hub keeps running.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final, TextIO
 
@@ -15,6 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from echo_hub.dashboard.model import RunView
+from echo_hub.dashboard.source import PagesSource
 from echo_hub.oversight.operating import summary
 from echo_shared.errors import StorageError
 from echo_shared.records.health import HubState
@@ -41,12 +41,12 @@ def line_of(view: RunView) -> str:
 
 
 class ServeLine:
-    """Shows the run's status. `read` returns the run's view. `terminal` is the console that log lines use, `out` the
-    file for lines if there is no terminal.
+    """Shows the run's status. `terminal` is the console that log lines use, `out` the file for lines if there is no
+    terminal.
     """
 
-    def __init__(self, read: Callable[[], Awaitable[RunView]], *, terminal: Console, out: TextIO) -> None:
-        self._read = read
+    def __init__(self, pages: PagesSource, *, terminal: Console, out: TextIO) -> None:
+        self._pages = pages
         self._terminal = terminal
         self._out = out
 
@@ -83,7 +83,7 @@ class ServeLine:
     async def _view(self) -> RunView | None:
         """Return the run's view; None if the database cannot be read now. Another part of the hub logs that."""
         with suppress(StorageError):
-            return await self._read()
+            return await self._pages.run_view()
         return None
 
     def _say(self, line: str) -> None:

@@ -35,10 +35,8 @@ class AboutConfig(Section):
     description: Annotated[str, Field(max_length=4_000)] = ""
     """Purpose of the model, names of its makers, and intended use of results."""
     contact: Annotated[str, Field(max_length=400)] = ""
-    """Contact for questions, for example an e-mail address."""
+    """Contact for questions and, with server.join = "invite", for tokens: for example an e-mail address."""
     consent: Annotated[str, Field(max_length=4_000)] = ""
     """Terms that a volunteer accepts by joining: what the machine computes, and which data are kept and shown."""
     links: Annotated[dict[LinkTitle, LinkAddress], Field(max_length=12)] = Field(default_factory=dict)
     """Links by title, http and https only: links = {"Paper" = "https://example.org/paper"}."""
-    token_from: Annotated[str, Field(max_length=400)] = ""
-    """With server.join = "invite": the contact for tokens; empty = contact."""

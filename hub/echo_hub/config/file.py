@@ -32,7 +32,6 @@ MOVED: Final = {
     "training.device": "learner.device",
 }
 """New names of settings, by their names in files of older runs."""
-_FIXED: Final = "the hub has one value for it: remove this setting"
 _NO_MAIL: Final = (
     "the hub sends no e-mail: set alerts.webhook_url, or let Prometheus and Alertmanager send it by the rules in "
     "installers/prometheus/echo.rules.yml; remove this setting"
@@ -45,13 +44,21 @@ GONE: Final = {
     "alerts.smtp_security": _NO_MAIL,
     "alerts.smtp_user": _NO_MAIL,
     "alerts.smtp_password": _NO_MAIL,
-    "alerts.learner_idle_share": _FIXED,
-    "alerts.per_hour": _FIXED,
-    "alerts.quarantined_in_an_hour": _FIXED,
-    "alerts.repeat_s": _FIXED,
-    "cost.hysteresis": _FIXED,
-    "log.events_kept": _FIXED,
-    "training.curriculum_floor": _FIXED,
+    **dict.fromkeys(
+        (
+            *("alerts.learner_idle_share", "alerts.no_nodes_s", "alerts.per_hour", "alerts.quarantined_in_an_hour"),
+            *("alerts.repeat_s", "alerts.reward_fell", "alerts.turned_away_per_s", "cost.hysteresis"),
+            *("learner.hung_s", "learner.offload_optimizer", "log.events_kept", "log.kept", "log.max_bytes"),
+            *("metrics.texts_every", "objective.rate_negative", "objective.rate_positive", "objective.shape_negative"),
+            *("objective.shape_positive", "objective.temperature_negative", "objective.temperature_positive"),
+            *("ray.namespace", "task.scorer_concurrency", "training.curriculum_floor", "trust.false_alarm"),
+            "trust.miss",
+        ),
+        "the hub has one value for it: remove this setting",
+    ),
+    "about.token_from": "about.contact is also the contact for tokens: remove this setting",
+    "metrics.wandb_entity": "set WANDB_ENTITY in the environment of echo-hub serve, and remove this setting",
+    "metrics.wandb_project": "set WANDB_PROJECT in the environment of echo-hub serve, and remove this setting",
 }
 """Advice for settings in files of older runs that no longer exist."""
 

@@ -16,10 +16,7 @@ from typing import Final, Literal
 
 Aggregation = Literal["token_mean", "sequence_mean", "group_mean", "constant"]
 Advantage = Literal["mean", "mean_std", "batch_std", "leave_one_out"]
-NUMBERS: Final = (
-    *("clip_low", "clip_high", "cap", "temperature_positive", "temperature_negative"),
-    *("shape_positive", "rate_positive", "shape_negative", "rate_negative"),
-)
+NUMBERS: Final = ("clip_low", "clip_high", "cap")
 """Settings that only some objectives use; 0 = the paper's value."""
 
 
@@ -48,15 +45,7 @@ PUBLISHED: Final[Mapping[str, Published]] = {
         aggregation="token_mean", advantage="batch_std", numbers={**_CLIP, "cap": 5.0}, takes_old_policy=False
     ),
     "two_sided": Published(aggregation="token_mean", advantage="mean_std", numbers={**_CLIP, "cap": 4.0}),
-    "sapo": Published(
-        aggregation="sequence_mean",
-        advantage="mean_std",
-        numbers={"temperature_positive": 1.0, "temperature_negative": 1.05},
-    ),
-    "vespo": Published(
-        aggregation="token_mean",
-        advantage="mean_std",
-        numbers={"shape_positive": 2.0, "rate_positive": 3.0, "shape_negative": 3.0, "rate_negative": 2.0},
-    ),
+    "sapo": Published(aggregation="sequence_mean", advantage="mean_std", numbers={}),
+    "vespo": Published(aggregation="token_mean", advantage="mean_std", numbers={}),
 }
 """By the objective's name in the settings."""

@@ -26,19 +26,6 @@ class ObjectiveConfig(Section):
     cap: Annotated[float, Field(ge=0)] = 0.0
     """Largest ratio, at least 1. cispo and aipo: a token's weight. decoupled_ppo: largest ratio of proximal to
     behaviour policy, above 1; tokens beyond it are left out. two_sided: delta, more than 1 + clip_high."""
-    temperature_positive: Annotated[float, Field(ge=0)] = 0.0
-    """sapo's gate for tokens of positive advantage: higher values close it sooner away from a ratio of 1."""
-    temperature_negative: Annotated[float, Field(ge=0)] = 0.0
-    """Like temperature_positive, for tokens of negative advantage."""
-    shape_positive: Annotated[float, Field(ge=0)] = 0.0
-    """vespo's weight of a rollout of ratio W with positive advantage, W^shape exp(rate (1 - W))."""
-    rate_positive: Annotated[float, Field(ge=0)] = 0.0
-    """The rate in shape_positive's formula: higher values lower the weight of rollouts that became likelier."""
-    shape_negative: Annotated[float, Field(ge=0)] = 0.0
-    """Like shape_positive, for negative advantage: higher values lower the weight of rollouts that became less
-    likely."""
-    rate_negative: Annotated[float, Field(ge=0)] = 0.0
-    """Like rate_positive, for negative advantage."""
     aggregation: Literal["published", "token_mean", "sequence_mean", "group_mean", "constant"] = "published"
     """How token losses become the step's loss: mean over all tokens; mean over rollouts of their means; mean over
     groups of their token means; or the sum over a constant (rollouts times sampling.max_tokens)."""

@@ -35,10 +35,6 @@ class LogConfig(Section):
 
     level: LogLevel = "info"
     """Lowest level that hub.log has: debug, info, warning or error."""
-    max_bytes: Annotated[int, Field(ge=10_000)] = 10_000_000
-    """Size at which hub.log becomes hub.log.1, and hub.log.1 becomes hub.log.2."""
-    kept: Annotated[int, Field(ge=1, le=100)] = 4
-    """Number of older files that stay."""
 
 
 class AlertsConfig(Section):
@@ -55,16 +51,8 @@ class AlertsConfig(Section):
     events and /metrics always have all problems."""
     learner_idle_s: Annotated[float, Field(ge=0)] = 600.0
     """The learner has waited for rollouts for this long; 0 = never a problem."""
-    no_nodes_s: Annotated[float, Field(ge=0)] = 300.0
-    """No node was connected for this long, though the run needs some; 0 = never a problem."""
-    reward_fell: Annotated[float, Field(ge=0, le=10)] = 0.5
-    """The mean reward of 16 steps has lost this share of what the best 16 steps had gained, and more than chance takes;
-    0 = never a problem."""
     disk_free_bytes: Annotated[int, Field(ge=0)] = 2_000_000_000
     """Less than this is free on the run directory's disk; 0 = never a problem."""
-    turned_away_per_s: Annotated[float, Field(ge=0)] = 50.0
-    """An attack: this many connections, nodes and frames a second were turned away over a minute; 0 = never a
-    problem."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> AlertsConfig:
@@ -86,15 +74,10 @@ class MetricsConfig(Section):
     """Write event files to RUN/tensorboard."""
     wandb: Literal["off", "offline", "online"] = "off"
     """Weights & Biases (extra `wandb`). offline: write to RUN/wandb, for `wandb sync`. online: upload to the account of
-    `wandb login` or WANDB_API_KEY: figures, histograms and the run's settings without the section [server]."""
-    wandb_project: Annotated[str, Field(min_length=1, max_length=128)] = "echo"
-    """Project in W&B."""
-    wandb_entity: Annotated[str, Field(max_length=128)] = ""
-    """User or team in W&B; empty: the account's own."""
+    `wandb login` or WANDB_API_KEY: figures, histograms and the run's settings without the section [server]. The
+    environment names project and team: WANDB_PROJECT (else "echo") and WANDB_ENTITY."""
     texts: Annotated[int, Field(ge=0, le=64)] = 0
-    """Number of prompts and completions of a step that TensorBoard and W&B get, out of the groups that keeping.share
-    chooses; 0 = none. With wandb = "online" these texts leave this machine."""
-    texts_every: Annotated[int, Field(ge=1)] = 10
-    """Steps between two steps with such texts."""
+    """Number of prompts and completions of every tenth step that TensorBoard and W&B get, out of the groups that
+    keeping.share chooses; 0 = none. With wandb = "online" these texts leave this machine."""
     node_series: bool = False
     """/metrics has a dozen series for each node, next to the sums: for fleets of up to some hundreds."""

@@ -27,8 +27,6 @@ class RayConfig(Section):
     address: Annotated[str, Field(pattern=r"^(auto|(ray://)?[^\s/:@]+:\d{1,5})$", max_length=300)] = "auto"
     """auto: the cluster of this machine. HOST:PORT: the same cluster, by its head's address. ray://HOST:PORT: any
     cluster, by its head's port for clients (10001)."""
-    namespace: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")] = "echo"
-    """Namespace of the actors' names, which begin with the run's id."""
     scorer_cpus: Amount = 1.0
     """CPUs that Ray reserves for each scorer."""
     scorer_gpus: Amount = 0.0

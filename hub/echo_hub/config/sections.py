@@ -98,10 +98,6 @@ class TrustConfig(Section):
     """First rollouts of a node that are all checked before training. Afterwards the checked share falls with each
     honest rollout, to half when twice this number was checked, down to least_checked. Rollouts of at least 128 tokens
     count several times, of at least 512 tokens eight times."""
-    false_alarm: Annotated[float, Field(gt=0, le=0.01)] = 1e-6
-    """Rate of false verdicts: an honest node is quarantined at most once in 1 / false_alarm of its checked rollouts."""
-    miss: Annotated[float, Field(gt=0, le=0.1)] = 1e-3
-    """Largest probability that a node which forges a fifth of its tokens becomes proven."""
 
 
 class HubConfig(BaseSettings):

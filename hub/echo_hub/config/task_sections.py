@@ -76,8 +76,6 @@ class TaskConfig(Section):
 
     scorer_processes: Annotated[int, Field(ge=1, le=256)] = 2
     """Processes for scorers."""
-    scorer_concurrency: Annotated[int, Field(ge=1, le=64)] = 64
-    """Concurrent calls of an `async def` scorer in each process; other scorers run one call at a time."""
     scorer_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 10.0
     """Longest time of a scorer call. Beyond it the call is ended and the rollout dropped."""
     scorer_memory_mb: Annotated[int, Field(ge=64)] = 2048

@@ -140,13 +140,8 @@ class LearnerConfig(Section):
     gradient_checkpointing: bool | Literal["auto"] = "auto"
     """Keep only each layer's input for the backward pass: far less memory, a third to a half more time. auto: on a GPU
     that needs it."""
-    offload_optimizer: bool = True
-    """Co-located mode, on a GPU: keep the optimizer's state in the host's memory while the learner samples."""
     deterministic: bool = True
     """A repeated step gives the very same adapter. Without this, some CUDA kernels are faster."""
-    hung_s: Annotated[float, Field(ge=0)] = 3_600.0
-    """Seconds without a finished micro-batch or rollout after which a busy learner is ended and restarted from its
-    checkpoint; 0 = never. A learner without any sign of life is ended after two minutes."""
     checkpoint_every: Annotated[int, Field(ge=1)] = 1
     """Steps between checkpoints; a killed learner repeats the steps since the last one."""
     checkpoints_kept: Annotated[int, Field(ge=1)] = 3

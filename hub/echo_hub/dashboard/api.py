@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any, Final
+from typing import Final
 
 from aiohttp import web
 from aiohttp_sse import sse_response
@@ -55,8 +55,7 @@ class Api:
         self._guard = guard
 
     async def run(self, _request: web.Request) -> web.Response:
-        run = (await self._snapshots.get()).run
-        return await large_json_response(lambda: run)
+        return await large_json_response((await self._snapshots.get()).run)
 
     async def nodes(self, request: web.Request) -> web.Response:
         limit = whole_number(request.query.get("limit", str(MAX_NUMBER)))
@@ -66,20 +65,15 @@ class Api:
             wanted = fleet_query(request.query, limit=limit)
         except WrongFleetQueryError as error:
             return json_response({"error": str(error)}, status=400)
-        fleet = (await self._snapshots.get()).nodes
-
-        def found() -> dict[str, Any]:
-            part = find_nodes(fleet, wanted)
-            return {"nodes": part.nodes, "found": part.num_found}
-
-        return await large_json_response(found)
+        part = await asyncio.to_thread(find_nodes, (await self._snapshots.get()).nodes, wanted)
+        return await large_json_response({"nodes": part.nodes, "found": part.num_found})
 
     async def steps(self, request: web.Request) -> web.Response:
         since = whole_number(request.query.get("since", "0"))
         if since is None:
             return json_response({"error": "since must be a step's number: 0, 1, 2, ..."}, status=400)
         steps = (await self._source.steps(since))[:STEPS_PER_ANSWER]
-        return await large_json_response(lambda: {"steps": steps})
+        return await large_json_response({"steps": steps})
 
     async def live(self, request: web.Request) -> web.Response:
         health = self._source.health()
@@ -111,7 +105,8 @@ class EventStream:
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """GET /api/v1/events"""
-        return await self._viewers.admit(request, self._stream)
+        with self._viewers.admitted(request) as refusal:
+            return await self._stream(request) if refusal is None else refusal
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         seen = -1

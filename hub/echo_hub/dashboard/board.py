@@ -34,12 +34,7 @@ class AboutView:
     links: Mapping[str, str] = field(default_factory=dict)
     """Links by title; http and https only."""
     needs_token: bool = False
-    token_from: str = ""
-    """Contact for invite tokens, if one is needed to join."""
-
-    @property
-    def asks(self) -> str:
-        return self.token_from or self.contact
+    """True if a node needs an invite token to join."""
 
 
 class BoardSource(Protocol):
@@ -64,7 +59,7 @@ class BoardSource(Protocol):
         ...
 
 
-def board_query(query: Mapping[str, str], *, kind: BoardKind, rows: int = ROWS_SHOWN, team: str = "") -> BoardQuery:
+def board_query(query: Mapping[str, str], *, kind: BoardKind, rows: int = ROWS_SHOWN) -> BoardQuery:
     """Parse the query of a leaderboard's address. Invalid values are replaced by defaults."""
     asked = query.get("sort", "")
     order: BoardOrder = next((known for known in BOARD_ORDERS if known == asked.removeprefix("-")), "rank")
@@ -73,7 +68,6 @@ def board_query(query: Mapping[str, str], *, kind: BoardKind, rows: int = ROWS_S
         order=order,
         reverse=asked == f"-{order}",
         search=" ".join(query.get("q", "").replace("\0", " ").split())[:MOST_SEARCHED],
-        team=team,
         after=whole_number(query.get("after", "0")) or 0,
         limit=rows,
     )

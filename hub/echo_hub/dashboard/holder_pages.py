@@ -16,13 +16,13 @@ from echo_hub.dashboard.address import addressed
 from echo_hub.dashboard.board import BoardSource
 from echo_hub.dashboard.curves import CurvesRoom
 from echo_hub.dashboard.milestones import milestones
-from echo_hub.dashboard.picture_room import Pictures
+from echo_hub.dashboard.picture_room import DrawnPicture, Pictures
 from echo_hub.dashboard.responses import html_response, json_response
 from echo_hub.dashboard.share_picture import SharePicture
 from echo_hub.dashboard.snapshots import Snapshots
 from echo_hub.dashboard.templating import Template
 from echo_hub.dashboard.work_curve import WorkCurve, work_curve
-from echo_shared.records.credit import Board, BoardKind, BoardQuery, Holder
+from echo_shared.records.credit import Board, BoardKind, BoardQuery, CreditStanding, Holder
 
 MEMBERS_SHOWN: Final = 100
 _IDS: Final = frozenset("0123456789abcdefghijklmnopqrstuvwxyz")
@@ -87,17 +87,20 @@ class HolderPages:
         if found is None:
             raise web.HTTPNotFound(text="No work of this node or team has counted yet.\n")
         holder_id, holder = found
-        kind = holder.standing.kind
+        drawn = self._pictures.find(holder_id)
+        if drawn is None:
+            async with self._pictures.turn():
+                drawn = self._pictures.find(holder_id) or await self._drawn(holder_id, holder.standing)
+        return drawn.answer(request)
 
-        async def make() -> SharePicture:
-            return SharePicture(
-                run_name=(await self._snapshots.get()).run.name,
-                standing=holder.standing,
-                num_ranked=(await self._board.board(BoardQuery(kind=kind, limit=1))).num_ranked,
-                curve=await self._curve(holder_id),
-            )
-
-        return await self._pictures.serve(request, holder_id, make)
+    async def _drawn(self, holder_id: str, standing: CreditStanding) -> DrawnPicture:
+        picture = SharePicture(
+            run_name=(await self._snapshots.get()).run.name,
+            standing=standing,
+            num_ranked=(await self._board.board(BoardQuery(kind=standing.kind, limit=1))).num_ranked,
+            curve=await self._curve(holder_id),
+        )
+        return await self._pictures.draw(holder_id, picture)
 
     async def serve_json(self, request: web.Request) -> web.Response:
         """GET /api/v1/leaderboard/nodes/{node}, GET /api/v1/leaderboard/teams/{team}: a `Holder` and its `WorkCurve`"""

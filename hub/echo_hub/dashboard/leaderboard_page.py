@@ -161,4 +161,4 @@ class LeaderboardPage:
             return json_response({"error": "after must be a number of rows: 0, 1, 2, ...; limit 1, 2, ..."}, status=400)
         rows = min(limit, ROWS_PER_ANSWER)
         board = await self._board.board(board_query(request.query, kind=kind, rows=rows))
-        return await large_json_response(lambda: {name: board.rows, "found": board.num_found})
+        return await large_json_response({name: board.rows, "found": board.num_found})

@@ -63,13 +63,6 @@ class LiveRequest:
     """True if the page's charts draw /api/v1/curves."""
 
 
-def _timed(make: Callable[[], str]) -> tuple[Rendering, float]:
-    """Return the rendering and its processor time in seconds."""
-    began_s = time.thread_time()
-    made = rendering(make())
-    return made, time.thread_time() - began_s
-
-
 class _Page:
     """One live page, rendered once for all its watchers."""
 
@@ -92,8 +85,13 @@ class _Page:
         """Return a rendering of this snapshot or a newer one."""
         async with self._lock:
             if self._newest is None or not self.is_of(snapshot):
-                make = await look.prepare(snapshot)
-                made, self.took_s = await asyncio.to_thread(_timed, make)
+                render = await look.prepare(snapshot)
+
+                def timed() -> tuple[Rendering, float]:
+                    began_s = time.thread_time()
+                    return rendering(render()), time.thread_time() - began_s
+
+                made, self.took_s = await asyncio.to_thread(timed)
                 self._newest = made
                 self._of = snapshot
                 self._news.clear()
@@ -156,7 +154,8 @@ class LivePages:
     async def answer(self, request: web.Request, look: LiveRequest) -> web.StreamResponse:
         """Answer with the page or with its event stream."""
         if request.method == "GET" and "text/event-stream" in request.headers.get("Accept", ""):
-            return await self._viewers.admit(request, lambda request: self._stream(request, look))
+            with self._viewers.admitted(request) as refusal:
+                return await self._stream(request, look) if refusal is None else refusal
         made = await self._page(look).rendered(look, await self._snapshots.get())
         text = made.text.replace("<html ", f'<html data-revision="{made.revision}" ', 1)
         response = html_response(look.personal(text))

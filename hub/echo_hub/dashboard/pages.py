@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from aiohttp import web
 
 from echo_hub.dashboard.access.attempts import Attempts
@@ -57,7 +55,7 @@ def routes(
     viewers, curves = Viewers(guard), CurvesRoom(source)
     live = LivePages(snapshots, guard, viewers, curves, of=assets.version, heartbeat_s=heartbeat_s)
     told = about or AboutView()
-    login = LoginPage(guard, Attempts(time.monotonic), templates)
+    login = LoginPage(guard, Attempts(), templates)
     return [
         web.get("/", OperatorPage(source, live, templates, curves).serve),
         web.get("/login", login.serve),

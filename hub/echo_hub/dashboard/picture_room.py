@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,48 +24,51 @@ MOST_WAITING: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Drawn:
+class DrawnPicture:
+    """A picture as PNG."""
+
     body: bytes
     tag: str
     good_until: float
 
+    def answer(self, request: web.Request) -> web.Response:
+        headers = {hdrs.CACHE_CONTROL: f"public, max-age={GOOD_S:.0f}", hdrs.ETAG: self.tag}
+        if self.tag in request.headers.get(hdrs.IF_NONE_MATCH, ""):
+            return web.Response(status=304, headers=headers)
+        return web.Response(body=self.body, content_type="image/png", headers=headers)
+
 
 class Pictures:
     def __init__(self) -> None:
-        self._kept: dict[str, _Drawn] = {}
+        self._kept: dict[str, DrawnPicture] = {}
         self._drawing = asyncio.Lock()
         self._waiting = 0
         self.num_drawn = 0
 
-    async def serve(
-        self, request: web.Request, holder: str, make: Callable[[], Awaitable[SharePicture]]
-    ) -> web.Response:
-        """Return the holder's picture; `make` supplies its contents if it has to be drawn."""
-        drawn = self._good(holder)
-        if drawn is None:
-            if self._waiting >= MOST_WAITING:
-                later = {hdrs.RETRY_AFTER: "5"}
-                raise web.HTTPServiceUnavailable(text="Too many pictures at once. Try again.\n", headers=later)
-            self._waiting += 1
-            try:
-                async with self._drawing:
-                    drawn = self._good(holder) or await self._draw(holder, await make())
-            finally:
-                self._waiting -= 1
-        headers = {hdrs.CACHE_CONTROL: f"public, max-age={GOOD_S:.0f}", hdrs.ETAG: drawn.tag}
-        if drawn.tag in request.headers.get(hdrs.IF_NONE_MATCH, ""):
-            return web.Response(status=304, headers=headers)
-        return web.Response(body=drawn.body, content_type="image/png", headers=headers)
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Inside the block, the caller alone may draw. Raises HTTPServiceUnavailable if too many wait."""
+        if self._waiting >= MOST_WAITING:
+            later = {hdrs.RETRY_AFTER: "5"}
+            raise web.HTTPServiceUnavailable(text="Too many pictures at once. Try again.\n", headers=later)
+        self._waiting += 1
+        try:
+            async with self._drawing:
+                yield
+        finally:
+            self._waiting -= 1
 
-    def _good(self, holder: str) -> _Drawn | None:
+    def find(self, holder: str) -> DrawnPicture | None:
+        """Return the holder's picture if it is cached and not too old."""
         drawn = self._kept.get(holder)
         return drawn if drawn and asyncio.get_running_loop().time() < drawn.good_until else None
 
-    async def _draw(self, holder: str, said: SharePicture) -> _Drawn:
+    async def draw(self, holder: str, said: SharePicture) -> DrawnPicture:
+        """Draw and cache the holder's picture."""
         body = await asyncio.to_thread(draw, said)
         self.num_drawn += 1
         tag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
-        drawn = _Drawn(body=body, tag=tag, good_until=asyncio.get_running_loop().time() + GOOD_S)
+        drawn = DrawnPicture(body=body, tag=tag, good_until=asyncio.get_running_loop().time() + GOOD_S)
         self._kept.pop(holder, None)
         self._kept[holder] = drawn
         if len(self._kept) > MOST_KEPT:

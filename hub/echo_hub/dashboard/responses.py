@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -52,9 +52,9 @@ def json_response(value: Any, *, status: int = 200) -> web.Response:
     return _compressed(web.Response(text=text, status=status, content_type="application/json", headers=_FRESH))
 
 
-async def large_json_response(make: Callable[[], Any]) -> web.Response:
-    """Build and serialise the value on a thread, because a large fleet takes a second."""
-    return await asyncio.to_thread(lambda: json_response(make()))
+async def large_json_response(value: Any) -> web.Response:
+    """Serialise the value on a thread, because a large fleet takes a second."""
+    return await asyncio.to_thread(json_response, value)
 
 
 def html_response(text: str, *, status: int = 200) -> web.Response:

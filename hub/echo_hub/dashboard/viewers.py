@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 from aiohttp import web
@@ -30,21 +31,23 @@ class Viewers:
     def __len__(self) -> int:
         return self._viewers.total()
 
-    async def admit(
-        self, request: web.Request, stream: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
-        """Run `stream` until the viewer leaves, or answer why the viewer is not admitted."""
+    @contextmanager
+    def admitted(self, request: web.Request) -> Iterator[web.Response | None]:
+        """Count the viewer inside the block. Yield None, or the answer to a viewer that is not admitted."""
         if self._guard.is_operator(request):
-            return await stream(request)
+            yield None
+            return
         try:
             place = self._guard.visits.place(request)
         except RemoteProtocolError as error:
-            return json_response({"error": error.what}, status=400)
+            yield json_response({"error": error.what}, status=400)
+            return
         if len(self) >= MAX_VIEWERS or self._viewers[place] >= MAX_VIEWERS_OF_ADDRESS:
-            return json_response({"error": "too many viewers for live updates; reload the page instead"}, status=503)
+            yield json_response({"error": "too many viewers for live updates; reload the page instead"}, status=503)
+            return
         self._viewers[place] += 1
         try:
-            return await stream(request)
+            yield None
         finally:
             self._viewers[place] -= 1
             if not self._viewers[place]:

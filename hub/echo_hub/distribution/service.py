@@ -1,16 +1,20 @@
-"""The distribution service: publishes versions, announces them, and spreads them among the nodes."""
+"""The distribution service: publishes versions, announces them, spreads them among the nodes, and records that."""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Sequence
 from typing import assert_never
 
 from echo_hub.core.accounting.effects import AnnounceVersion, DistributionAction, PublishVersion
+from echo_hub.dashboard.source import Changes
 from echo_hub.distribution.publishing import Publishing
-from echo_hub.distribution.records import DistributionRecords
 from echo_hub.driving.shared import Shared
 from echo_hub.net.broadcaster import Broadcaster
 from echo_hub.net.distributor import Distributor
+from echo_hub.spread.holdings import Arrival, Release
+from echo_hub.store.async_store import AsyncStore
 from echo_hub.training.own_sampler import OwnSampler
 
 
@@ -51,3 +55,16 @@ class DistributionService:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.publishing.run())
             tasks.create_task(self.distributor.run())
+
+
+class DistributionRecords:
+    """Commits releases and arrivals, then notifies the pages."""
+
+    def __init__(self, store: AsyncStore, changes: Changes) -> None:
+        self._store = store
+        self._changes = changes
+
+    async def record(self, news: Sequence[Release | Arrival]) -> None:
+        """Commit releases and arrivals, in order."""
+        await self._store.on_writer(self._store.store.record_distribution, news, time.time())
+        self._changes.notify()

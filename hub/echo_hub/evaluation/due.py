@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Collection, Sequence
-from typing import Protocol
+from collections.abc import Collection
 
 from echo_hub.config.sections import HubConfig
 from echo_hub.run.directory import RunDirectory
-from echo_shared.records.run import Evaluation
-
-log = logging.getLogger(__name__)
 
 
 def is_due(config: HubConfig, policy_version: int) -> bool:
@@ -78,35 +73,3 @@ class DueVersions:
     def take_actions(self, version: int) -> frozenset[int]:
         """Return and forget the numbers of the operator's actions that wait for the evaluation of this version."""
         return frozenset(self._actions.pop(version, ()))
-
-
-class Measures(Protocol):
-    """Evaluates one version. Implemented by `echo_hub.evaluation.measuring`."""
-
-    async def measure(self, policy_version: int) -> Sequence[Evaluation]: ...
-
-
-class EvaluationBooks(Protocol):
-    """Records evaluations. Implemented by `echo_hub.evaluation.records`."""
-
-    async def record(self, measured: Sequence[Evaluation]) -> None: ...
-
-
-class Evaluations:
-    """Evaluates the queued versions, one after the other."""
-
-    def __init__(self, due: DueVersions, *, measuring: Measures, books: EvaluationBooks) -> None:
-        self._due = due
-        self._measuring = measuring
-        self._books = books
-
-    async def run(self) -> None:
-        """Evaluate queued versions until cancelled. An error that makes evaluation impossible is raised."""
-        while True:
-            version = await self._due.next()
-            measured = await self._measuring.measure(version)
-            await self._books.record(measured)
-            self._due.done(version)
-            extra = {"event": "version_evaluated", "subject": str(version)}
-            solved = "; ".join(evaluation.text for evaluation in measured)
-            log.info("version %d solves %s", version, solved, extra=extra)

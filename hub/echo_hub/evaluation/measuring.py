@@ -1,18 +1,30 @@
-"""Evaluate a version on the run's nodes, if the settings say so and nodes finish it; else with the hub's own
-sampler."""
+"""Evaluate the due versions and record the figures.
+
+Nodes draw the completions, if the settings say so and nodes finish; else the hub's own sampler does.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections.abc import Sequence
 
 from echo_hub.config.sections import HubConfig
+from echo_hub.core.accounting.effects import ActionSettled
+from echo_hub.dashboard.source import Changes
+from echo_hub.driving.progress import RunProgress
 from echo_hub.evaluation.by_hub import HeldOut, VersionSampler, drawn_by, evaluate_sets, scored_by
 from echo_hub.evaluation.by_nodes import PATIENCE_DEADLINES, NodeEvaluations
+from echo_hub.evaluation.due import DueVersions
 from echo_hub.run.directory import RunDirectory
 from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems
+from echo_hub.store.actions import settle_action
+from echo_hub.store.async_store import AsyncStore
 from echo_shared.records.run import Evaluation
+
+log = logging.getLogger(__name__)
 
 
 class Measuring:
@@ -48,3 +60,43 @@ class Measuring:
         adapter = self._directory.adapter(policy_version) if policy_version else None
         generate = drawn_by(self._own, adapter)
         return await evaluate_sets(policy_version, sets, generate=generate, judge=scored_by(self._scoring))
+
+
+class EvaluationRecords:
+    """Commits evaluations, and reports the operator's actions that asked for them as done."""
+
+    def __init__(self, store: AsyncStore, *, progress: RunProgress, due: DueVersions, changes: Changes) -> None:
+        self._store = store
+        self._progress = progress
+        self._due = due
+        self._changes = changes
+
+    async def record(self, measured: Sequence[Evaluation]) -> None:
+        """Commit all figures of one version, report the waiting actions as done, and notify the pages."""
+        version = measured[0].policy_version
+        await self._store.on_writer(self._store.store.record_evaluations, measured)
+        self._progress.evaluated(version)
+        for number in self._due.take_actions(version):
+            settled = ActionSettled(number=number, done=True, after=version)
+            await self._store.write(settle_action, settled, time.time())
+        self._changes.notify()
+
+
+class Evaluations:
+    """Evaluates the queued versions, one after the other."""
+
+    def __init__(self, due: DueVersions, *, measuring: Measuring, books: EvaluationRecords) -> None:
+        self._due = due
+        self._measuring = measuring
+        self._books = books
+
+    async def run(self) -> None:
+        """Evaluate queued versions until cancelled. An error that makes evaluation impossible is raised."""
+        while True:
+            version = await self._due.next()
+            measured = await self._measuring.measure(version)
+            await self._books.record(measured)
+            self._due.done(version)
+            extra = {"event": "version_evaluated", "subject": str(version)}
+            solved = "; ".join(evaluation.text for evaluation in measured)
+            log.info("version %d solves %s", version, solved, extra=extra)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Final, Protocol, assert_never
+from typing import Final, assert_never
 
 from echo_hub.core.accounting.events import (
     LeaseGivenBack,
@@ -17,7 +17,9 @@ from echo_hub.core.accounting.events import (
 from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.trust.numerics import NumericsClass
 from echo_hub.driving.event_queue import EventQueue
+from echo_hub.intake.known_nodes import KnownNodes
 from echo_hub.intake.partials import FinishedPartial, Partials
+from echo_hub.intake.receipts import ReceiptLookUps
 from echo_hub.net.client_address import origin_of
 from echo_hub.net.distributor import Distributor
 from echo_hub.net.gateway import NodeInfo
@@ -26,6 +28,7 @@ from echo_hub.net.live_nodes import LiveNode, LiveNodes
 from echo_hub.net.peer_log import PeerLog
 from echo_hub.net.tracker import Tracker
 from echo_hub.scoring.stop_strings import StopStrings
+from echo_hub.verify.by_nodes import NodeChecks
 from echo_shared.errors import LocalProtocolError, RefusedError
 from echo_shared.records.rollout import RolloutPayload
 from echo_shared.wire.messages import (
@@ -62,48 +65,6 @@ _KINDS: Final = {
 recognised. All other devices are CPUs."""
 
 
-class Distribution(Protocol):
-    """Admits nodes and takes their messages about versions. Implemented by `echo_hub.net.distributor`."""
-
-    def admit(self, node_id: str) -> None:
-        """Raise RefusedError for a node that may not join."""
-
-    def node_joined(self, node: NodeInfo) -> None: ...
-
-    def node_left(self, node_id: str) -> None: ...
-
-    async def node_said(self, node_id: str, message: Fetched | Have | Links | KeyframeWanted) -> None: ...
-
-
-class Checks(Protocol):
-    """Takes the results of nodes that check other nodes' rollouts. Implemented by `echo_hub.verify.by_nodes`."""
-
-    async def answered(self, node_id: str, result: CheckResult) -> None: ...
-
-    def left(self, node_id: str) -> None: ...
-
-
-class Register(Protocol):
-    """Checks and records the nodes that join. Implemented by `echo_hub.intake.known_nodes`."""
-
-    async def check_name(self, node: NodeInfo) -> None:
-        """Raise RefusedError if the node's name looks like that of another node."""
-
-    async def remember(self, node: NodeInfo) -> None: ...
-
-
-class LookUps(Protocol):
-    """Answers nodes that ask for receipts. Implemented by `echo_hub.intake.receipts.ReceiptLookUps`."""
-
-    async def answer(self, node_id: str, rollout_ids: tuple[str, ...]) -> None: ...
-
-
-class Welcomes(Protocol):
-    """Makes the answer to a node that joins. Implemented by `Welcoming`."""
-
-    def welcome(self, node: NodeInfo) -> Welcome: ...
-
-
 class ConnectedNodes:
     """The inbox of the hub's connections: receives every message of every connected node."""
 
@@ -112,11 +73,11 @@ class ConnectedNodes:
         *,
         queue: EventQueue,
         live: LiveNodes,
-        register: Register,
-        welcoming: Welcomes,
-        distributor: Distribution,
-        look_ups: LookUps,
-        checks: Checks,
+        register: KnownNodes,
+        welcoming: Welcoming,
+        distributor: Distributor,
+        look_ups: ReceiptLookUps,
+        checks: NodeChecks,
         partials: Partials,
         stop_strings: StopStrings,
         invitations: Invitations,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 from echo_hub.config.task_sections import SamplingConfig
 from echo_hub.core.accounting.effects import RevokeLease, SendLease
@@ -17,27 +16,14 @@ from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.evaluation.by_nodes import GREEDY_TEMPERATURE
 from echo_hub.intake.episodes import conversation
-from echo_hub.net.gateway import NodeInfo
+from echo_hub.net.distributor import Distributor
 from echo_hub.net.live_nodes import LiveNode, NodeSender
 from echo_hub.scoring.problems import Problems
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.reading import AnsweredTurn, read_turns
+from echo_hub.training.trainer import Trainer
 from echo_shared.sampling.interface import GroupRequest
-from echo_shared.wire.messages import ArtefactOffer, Lease, LeasedPrefix, LeaseRevoked
-
-
-class Offers(Protocol):
-    """Tells which versions nodes can fetch, and makes their offers. Implemented by `echo_hub.net.distributor`."""
-
-    def has(self, version: int) -> bool: ...
-
-    def lend(self, version: int, node: NodeInfo) -> ArtefactOffer: ...
-
-
-class OwnDevice(Protocol):
-    """Samples on the hub's own device. Implemented by `echo_hub.training.trainer`."""
-
-    def sample(self, request: GroupRequest) -> None: ...
+from echo_shared.wire.messages import Lease, LeasedPrefix, LeaseRevoked
 
 
 class HandingOut:
@@ -51,9 +37,9 @@ class HandingOut:
         store: AsyncStore,
         problems: Problems,
         nodes: Mapping[str, LiveNode],
-        offers: Offers,
+        offers: Distributor,
         connections: NodeSender,
-        own_device: OwnDevice,
+        own_device: Trainer,
     ) -> None:
         self._settings = settings
         self._stop_ids = stop_ids

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from echo_hub.net.client_address import origin_of
@@ -27,9 +27,8 @@ LOOK_S: Final = 30.0
 class KnownNodes:
     """Checks names of nodes, and records nodes in the store."""
 
-    def __init__(self, store: AsyncStore, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, store: AsyncStore) -> None:
         self._store = store
-        self._clock = clock
         self._read_at = float("-inf")
         self._reading = asyncio.Lock()
         self._first: dict[str, CountedName] = {}
@@ -40,10 +39,10 @@ class KnownNodes:
         if not origin_of(node.host):
             return
         async with self._reading:  # Nodes that join meanwhile wait, and are checked against the same names.
-            if self._clock() - self._read_at >= LOOK_S:
+            if time.monotonic() - self._read_at >= LOOK_S:
                 # Use a thread: 100,000 names take half a second.
                 self._first = await asyncio.to_thread(_by_look, await self._store.read(read_counted_names))
-                self._read_at = self._clock()
+                self._read_at = time.monotonic()
         for look in looks_of(node.name):
             first = self._first.get(look)
             if first is None or first.node_id == node.node_id:

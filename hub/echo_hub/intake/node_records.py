@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 
 from echo_hub.driving.resources import Resources
-from echo_hub.intake.teams import change_own_team
-from echo_hub.store.contribution import read_contribution
+from echo_hub.store.node_records import read_contribution
 from echo_hub.store.reading import read_receipts
+from echo_hub.store.store import Store
+from echo_hub.store.teams import change_team, read_own_team
 from echo_shared.records.contribution import sign
 from echo_shared.wire.messages import Receipt, Team, TeamWanted
 
@@ -39,3 +41,12 @@ class NodeRecords:
     async def change_team(self, node_id: str, wanted: TeamWanted) -> Team:
         """Create, join or leave a team for the node, and return its team. Raises RefusedError."""
         return await change_own_team(self._store.store, node_id, wanted)
+
+
+async def change_own_team(store: Store, node_id: str, wanted: TeamWanted) -> Team:
+    """Create, join or leave a team for the node, and return its team. Raises RefusedError if the change is not
+    possible."""
+    now = time.time()
+    if wanted.action != "show":
+        await asyncio.to_thread(store.write, change_team, node_id, wanted, now)
+    return await asyncio.to_thread(store.read, read_own_team, node_id, now)

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import Final
 
 from echo_hub.dashboard.model import public_id
-from echo_hub.net.gateway import NodeInfo
-from echo_hub.net.live_nodes import NodeSender
+from echo_hub.net.live_nodes import LiveNode, NodeSender
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.credits import Credit, read_credits
 from echo_shared.wire.messages import DroppedCount, Totals
@@ -22,21 +21,14 @@ REST: Final = 19.0
 """Pause after a round, as a multiple of the round's duration: so totals take at most a twentieth of the time."""
 
 
-class TotalsListener(Protocol):
-    """A connected node. Implemented by `echo_hub.net.live_nodes.LiveNode`."""
-
-    @property
-    def info(self) -> NodeInfo: ...
-
-
 class TotalsNews:
     """Sends totals. `nodes`: the connected nodes by id; when a node reconnects, its entry is a new object."""
 
-    def __init__(self, *, store: AsyncStore, nodes: Mapping[str, TotalsListener], connections: NodeSender) -> None:
+    def __init__(self, *, store: AsyncStore, nodes: Mapping[str, LiveNode], connections: NodeSender) -> None:
         self._store = store
         self._nodes = nodes
         self._connections = connections
-        self._told: dict[str, tuple[TotalsListener, Totals]] = {}
+        self._told: dict[str, tuple[LiveNode, Totals]] = {}
         """Last totals sent on each connection."""
 
     async def run(self) -> None:
@@ -65,10 +57,10 @@ class TotalsNews:
         new = {node_id: node for node_id, node in self._listening().items() if is_told.get(node_id) is not node}
         await self._tell(new)
 
-    def _listening(self) -> dict[str, TotalsListener]:
+    def _listening(self) -> dict[str, LiveNode]:
         return {node_id: node for node_id, node in self._nodes.items() if node.info.hears_totals}
 
-    async def _tell(self, nodes: Mapping[str, TotalsListener]) -> None:
+    async def _tell(self, nodes: Mapping[str, LiveNode]) -> None:
         if not nodes:
             return
         credits = await self._store.read(read_credits, nodes.keys())

@@ -15,7 +15,6 @@ import os
 import random
 import reprlib
 import secrets
-from collections.abc import Callable
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -64,7 +63,6 @@ class LlmJudge:
         session: aiohttp.ClientSession,
         *,
         is_patient: bool = True,
-        jitter: Callable[[], float] = random.random,
         first_s: float = FIRST_S,
     ) -> None:
         self.name = name
@@ -73,7 +71,6 @@ class LlmJudge:
         self._settings = settings
         self._session = session
         self._is_patient = is_patient
-        self._jitter = jitter
         self._first_s = first_s
         self._places = asyncio.Semaphore(settings.concurrency)
         self._has_answered = False
@@ -107,7 +104,7 @@ class LlmJudge:
                 self.absence.stays_away(str(error))
                 if not self._is_patient and failures + 1 >= IMPATIENT_ATTEMPTS:
                     raise ScorerError(f"The judge {self.name} does not answer.", got=str(error)) from error
-                waits_s = backoff_s(failures, self._jitter(), first_s=self._first_s, limit_s=LIMIT_S)
+                waits_s = backoff_s(failures, random.random(), first_s=self._first_s, limit_s=LIMIT_S)
                 await asyncio.sleep(max(waits_s, error.wait_s))
                 failures += 1
             else:

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -62,7 +62,6 @@ class RewardModel:
         *,
         log: Path,
         is_patient: bool = True,
-        jitter: Callable[[], float] = random.random,
         first_s: float = FIRST_S,
     ) -> None:
         """`log`: file for the process's output. `is_patient`: wait while the process cannot be started."""
@@ -72,7 +71,6 @@ class RewardModel:
         self._settings = settings
         self._log = log
         self._is_patient = is_patient
-        self._jitter = jitter
         self._first_s = first_s
         self._waiting: deque[_Job] = deque()
         self._again: deque[_Job] = deque()
@@ -190,7 +188,7 @@ class RewardModel:
                     job.fail(ScorerError(f"The judge {self.name} does not answer.", got=str(error)))
         else:
             log.warning("the process of the judge %s died, and is started again: %s", self.name, error)
-        waits_s = backoff_s(self._failures, self._jitter(), first_s=self._first_s, limit_s=LIMIT_S)
+        waits_s = backoff_s(self._failures, random.random(), first_s=self._first_s, limit_s=LIMIT_S)
         self._failures += 1
         await asyncio.sleep(waits_s)
 

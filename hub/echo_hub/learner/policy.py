@@ -93,14 +93,16 @@ class Policy:
         Raises LearnerError if the base cannot be loaded or trained here. With several ranks, all of them raise if one
         does.
         """
-        device = ranks.agree(lambda: resolve_device(settings.learner.device))
+        with ranks.agreement():
+            device = resolve_device(settings.learner.device)
         dtype = dtype or _dtype(settings.learner.precision, auto=_suitable_dtype(device, ranks))
         if device.type == "cpu" and dtype is torch.bfloat16 and not multiplies(device, dtype):
             log.warning(
                 "This processor cannot multiply bfloat16, which learner.precision asks for: a step may take hours. "
                 "Set learner.precision to auto or float32."
             )
-        model = ranks.agree(lambda: _load_model(settings, device, dtype))
+        with ranks.agreement():
+            model = _load_model(settings, device, dtype)
         policy = cls(model, settings, device=device, dtype=dtype, ranks=ranks)
         policy._prepare(settings.learner)
         return policy

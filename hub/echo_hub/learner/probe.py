@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Final, Protocol
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 
 from echo_hub.config.training_sections import LearnerConfig
 from echo_hub.learner import fit
-from echo_hub.learner.batch import MicroBatch, build_micro_batches
+from echo_hub.learner.batch import build_micro_batches
 from echo_hub.learner.cuts import ChunkSizes
 from echo_hub.learner.objectives.loss import StepLoss
 from echo_hub.learner.policy import Policy
@@ -39,8 +40,11 @@ class MemoryMeter(Protocol):
     def free_bytes(self) -> int:
         """Return the bytes that can still be allocated."""
 
-    def peak_bytes(self, run: Callable[[], None]) -> int:
-        """Return the peak bytes allocated while `run` is running, above those held before it."""
+    peak_bytes: int
+    """Peak bytes allocated in the last block of `measuring`, above those held before it."""
+
+    def measuring(self) -> AbstractContextManager[None]:
+        """Measure the peak inside the block."""
 
 
 class CudaMeter:
@@ -48,6 +52,7 @@ class CudaMeter:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self.peak_bytes = 0
 
     def free_bytes(self) -> int:
         """Return the bytes that the driver reports as free, plus those that PyTorch has reserved but does not use."""
@@ -55,14 +60,15 @@ class CudaMeter:
         kept = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
         return int(torch.cuda.mem_get_info(self._device)[0]) + int(kept)
 
-    def peak_bytes(self, run: Callable[[], None]) -> int:
-        """Return the peak bytes, as PyTorch counts the sizes of tensors."""
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Measure the peak inside the block, as PyTorch counts the sizes of tensors."""
         torch.cuda.synchronize(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
-        before = torch.cuda.memory_allocated(self._device)
-        run()
+        before = int(torch.cuda.memory_allocated(self._device))
+        yield
         torch.cuda.synchronize(self._device)
-        return int(torch.cuda.max_memory_allocated(self._device)) - int(before)
+        self.peak_bytes = int(torch.cuda.max_memory_allocated(self._device)) - before
 
 
 def place(policy: Policy, learner: LearnerConfig) -> str:
@@ -123,7 +129,9 @@ def _peak_bytes(policy: Policy, settings: LearnerSettings, meter: MemoryMeter, t
     loss = StepLoss(settings.objective, entropy_coefficient=float(settings.objective.trains_entropy))
     peak: int | None = None
     try:
-        peak = meter.peak_bytes(lambda: _compute(policy, batch, loss))
+        with meter.measuring():
+            accumulate_gradient(policy, batch, loss)
+        peak = meter.peak_bytes
     except (MemoryError, RuntimeError) as error:
         if policy.ranks.count > 1 or not ran_out(error):
             raise
@@ -132,10 +140,6 @@ def _peak_bytes(policy: Policy, settings: LearnerSettings, meter: MemoryMeter, t
     if peak is None:
         gc.collect()
     return peak
-
-
-def _compute(policy: Policy, batch: MicroBatch, loss: StepLoss) -> None:
-    accumulate_gradient(policy, batch, loss)
 
 
 def _random_group(vocab_size: int, tokens: int) -> WeightedGroup:

@@ -12,7 +12,6 @@ import itertools
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,8 +25,10 @@ from echo_shared.process.supervised import NO_HEARTBEAT, Command, SupervisedChil
 from echo_shared.sampling.interface import FinishedRollout, GroupRequest
 
 WORKER: Final = "echo_hub.learner.serve"
-LIMITS: Final = replace(NO_HEARTBEAT, silent_s=120.0)
-"""Heartbeat limits of a ready process. A starting process has no limit: it may wait hours for other hosts."""
+LIMITS: Final = replace(NO_HEARTBEAT, silent_s=120.0, stalled_s=3_600.0)
+"""Heartbeat limits of a ready process. A micro-batch or a rollout takes minutes at most. A starting process has no
+limit: it may wait hours for other hosts.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,9 +285,8 @@ async def _spawn(settings: LearnerConfig, run_dir: Path) -> SupervisedChild:
         environment["OMP_NUM_THREADS"] = str(settings.threads)
     module, *arguments = _command(settings)
     log = run_dir / "logs" / "learner.log"
-    limits = replace(LIMITS, stalled_s=settings.hung_s or inf)
     command = Command(module=module, arguments=tuple(arguments), name="learner", log=log, env=environment)
-    return await SupervisedChild.spawn(command, limits)
+    return await SupervisedChild.spawn(command, LIMITS)
 
 
 def _command(learner: LearnerConfig) -> Sequence[str]:

@@ -10,7 +10,7 @@ A learner of one process uses the same class, `TrainingRanks()`, whose methods t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -113,20 +113,19 @@ class TrainingRanks:
             told[name] = torch.from_numpy(frame["tensor"].copy())
         return told
 
-    def agree(self, make: Callable[[], T]) -> T:
-        """Return `make()` if it succeeds at every rank. Otherwise raise the first failing rank's EchoError at every
-        rank.
-        """
+    @contextmanager
+    def agreement(self) -> Iterator[None]:
+        """If the block fails at any rank, raise the first failing rank's EchoError at every rank."""
         if self.count == 1:
-            return make()
+            yield
+            return
         problem: Frame = {}
         try:
-            made = make()
+            yield
         except EchoError as error:
             problem = pack_error(error)
         for first in filter(None, self.exchange(problem)):
             raise unpack_error(first)
-        return made
 
     def exchange(self, frame: Frame) -> list[Frame]:
         """Return every rank's frame, in rank order, at every rank."""

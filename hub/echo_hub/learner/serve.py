@@ -25,6 +25,7 @@ from echo_hub.learner.launch import end_with
 from echo_hub.learner.ranks import ALONE, TrainingRanks
 from echo_hub.learner.worker import LearnerWorker
 from echo_shared.errors import EchoError, LearnerError
+from echo_shared.files.full_disk import Room
 from echo_shared.process.child import Frame, ParentPipe
 from echo_shared.process.heartbeat import Heartbeat
 
@@ -58,7 +59,8 @@ def _answer_all(pipe: ParentPipe, ranks: TrainingRanks, heartbeat: Heartbeat, op
         answer = partial(_send, pipe, frame["call"])
         try:
             if worker is None:
-                worker = LearnerWorker.open(ranks.tell(frame), ranks, heartbeat, partial(_tell_disk, pipe))
+                room = Room(tell=partial(_tell_disk, pipe))
+                worker = LearnerWorker.open(ranks.tell(frame), ranks, heartbeat, room)
                 told = frames.pack_told(worker.told)
                 answer({"kind": "result", "policy_version": worker.policy_version, "told": told})
             elif frame["command"] == "hold":

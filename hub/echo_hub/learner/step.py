@@ -66,11 +66,9 @@ def train_step(
     optimizer: torch.optim.Optimizer,
     groups: Sequence[TrainingGroup],
     settings: LearnerSettings,
-    *,
-    learner_version: int = 0,
 ) -> dict[str, float]:
     """Train a step without history, and return its metrics: see `screened_step`."""
-    return screened_step(policy, optimizer, groups, settings, learner_version=learner_version).metrics
+    return screened_step(policy, optimizer, groups, settings).metrics
 
 
 def screened_step(

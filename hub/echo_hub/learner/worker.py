@@ -65,9 +65,9 @@ class LearnerWorker:
         policy: Policy,
         lock: FileLock | None,
         heartbeat: Heartbeat | None,
-        tell_disk: Callable[[str], object],
+        room: Room,
     ) -> None:
-        """`heartbeat` is the one that rank 0 sends to the hub. `tell_disk` is described in `open`."""
+        """`heartbeat` is the one that rank 0 sends to the hub."""
         self._settings = settings
         self._heartbeat = heartbeat
         self._checkpoints = run_dir / "checkpoints"
@@ -79,7 +79,7 @@ class LearnerWorker:
         self._optimizer = make_optimizer(policy, settings.training)
         self._offload = Offload(self._optimizer, policy.device)
         self._writer = CheckpointWriter()
-        self._room = Room(tell=tell_disk)
+        self._room = room
         self._unconfirmed: Callable[[], None] | None = None
         """Writes the results of a computed step that awaits the hub's confirmation; None without such a step."""
         self.failed = False
@@ -104,21 +104,21 @@ class LearnerWorker:
         frame: Frame,
         ranks: TrainingRanks = ALONE,
         heartbeat: Heartbeat | None = None,
-        tell_disk: Callable[[str], object] = lambda said: None,
+        room: Room | None = None,
     ) -> LearnerWorker:
-        """Lock the run directory, and load the base and the newest checkpoint, if there is one.
-
-        `tell_disk` is called with a full disk's message when writing waits for space, and with "" when it continues;
-        from any thread.
+        """Lock the run directory, and load the base and the newest checkpoint, if there is one. Writing waits for space
+        in `room`.
         """
         given = LearnerSettings.model_validate(frame["settings"])
-        settings = ranks.agree(lambda: ranks.place(given))
+        with ranks.agreement():
+            settings = ranks.place(given)
         run_dir = Path(frame["run_dir"])
         if settings.learner.threads:
             torch.set_num_threads(settings.learner.threads)
         determinism.choose(deterministic=settings.learner.deterministic)
-        lock = ranks.agree(lambda: None if ranks.rank else _lock(run_dir, wait_s=settings.lock_wait_s))
-        worker = cls(settings, run_dir, Policy.load(settings, ranks), lock, heartbeat, tell_disk)
+        with ranks.agreement():
+            lock = None if ranks.rank else _lock(run_dir, wait_s=settings.lock_wait_s)
+        worker = cls(settings, run_dir, Policy.load(settings, ranks), lock, heartbeat, room or Room())
         if heartbeat is not None:
             worker._policy.computed = heartbeat.step
         worker._resume()
@@ -130,13 +130,15 @@ class LearnerWorker:
     def _start(self, run_dir: Path) -> dict[str, Tensor]:
         """Return the adapter that the run started with, as nodes got it: rank 0's file, at every rank."""
         policy, ranks = self._policy, self._ranks
-        read = ranks.agree(lambda: {} if ranks.rank else policy.read_adapter(run_dir / "start" / "adapter"))
+        with ranks.agreement():
+            read = {} if ranks.rank else policy.read_adapter(run_dir / "start" / "adapter")
         return {name: weight.to(policy.device) for name, weight in ranks.tell_tensors(read).items()}
 
     def _resume(self) -> None:
         """Resume every rank from rank 0's newest checkpoint, if there is one."""
         found = checkpoint.complete(self._checkpoints)[:1] if self._ranks.rank == 0 else []
-        tensors = self._ranks.agree(lambda: checkpoint.read(found[0], self._policy) if found else {})
+        with self._ranks.agreement():
+            tensors = checkpoint.read(found[0], self._policy) if found else {}
         newest = found[0] if found else checkpoint.NONE
         state = {"step": newest.step, "told": frames.pack_told(newest.told), "history": newest.history.frame()}
         told = self._ranks.tell(state if self._ranks.rank == 0 else None)
@@ -331,7 +333,7 @@ class LearnerWorker:
 
     def _sample(self, groups: Sequence[GroupRequest]) -> Iterator[Frame]:
         """Sample with exactly the weights that nodes get."""
-        if self._settings.learner.offload_optimizer and self._policy.device.type == "cuda":
+        if self._policy.device.type == "cuda":
             self._offload.make_room()
         with self._policy.holding(self._policy.published()):
             yield from self._draw(groups, draw)

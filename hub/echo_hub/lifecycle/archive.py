@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 import echo_shared
 from echo_hub.lifecycle.rollouts import RolloutReader
 from echo_hub.lifecycle.rollouts_parquet import AT_ONCE, pyarrow_parquet, schema, tables
-from echo_hub.store.changing import key_of
+from echo_hub.store.bulk import key_of
 from echo_hub.store.retired import RetiredMark, StepSpan, read_last
 from echo_hub.store.retiring import (
     FACTS,

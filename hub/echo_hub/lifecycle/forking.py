@@ -36,8 +36,8 @@ from echo_hub.run.start import (
     write_checkpoint,
     write_files,
 )
+from echo_hub.store.actions import read_settings
 from echo_hub.store.beginnings import first_group_behind
-from echo_hub.store.settling import read_settings
 from echo_hub.views.live import with_stored
 from echo_shared.errors import ConfigError
 from echo_shared.files.atomic import atomic_directory, disk_errors

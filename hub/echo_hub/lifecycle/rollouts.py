@@ -7,7 +7,7 @@ says where to continue.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from typing import Final, Protocol
@@ -33,7 +33,7 @@ from echo_hub.store.browsing import (
     read_tokens,
     summaries_of_groups,
 )
-from echo_hub.store.changing import key_of
+from echo_hub.store.bulk import key_of
 from echo_hub.store.keeping import read_kept_totals
 from echo_hub.store.store import Store
 from echo_shared.records.rollout import (
@@ -81,8 +81,8 @@ class WholeRollout:
 class _Gains:
     """Advantages of rollouts by step. Each step's batch is computed once."""
 
-    def __init__(self, of_step: Callable[[int], dict[int, dict[tuple[int, int], float]]]) -> None:
-        self._of_step = lru_cache(STEPS_REMEMBERED)(of_step)
+    def __init__(self, reader: RolloutReader) -> None:
+        self._of_step = lru_cache(STEPS_REMEMBERED)(reader.advantages)
 
     def of(self, one: RolloutSummary) -> float | None:
         if one.step is None:
@@ -150,7 +150,7 @@ class RolloutReader:
         group = self._store.read(read_group, group_id)
         if group is None:
             return None
-        gains = {} if group.step is None else self._advantages(group.step).get(group_id, {})
+        gains = {} if group.step is None else self.advantages(group.step).get(group_id, {})
         tokens = self._store.read(read_tokens, [key_of(each.rollout_id) for each in group.rollouts])
         prompt_ids = self._problems.prompt_ids(group_id)
         return GroupView(
@@ -164,14 +164,14 @@ class RolloutReader:
     def export(self, wanted: RolloutFilter) -> Iterator[WholeRollout]:
         """Yield all matching rollouts, the newest lease first."""
         before: Key | None = NEWEST
-        gains = _Gains(self._advantages)
+        gains = _Gains(self)
         while before is not None:
             rows, before = self._matching(wanted, before, ROWS_READ)
             yield from self._whole([row.summary for row in rows], gains)
 
     def of_groups(self, group_ids: Sequence[int], keys: Collection[Key]) -> Iterator[WholeRollout]:
         """Yield the rollouts in `keys` of these groups, group by group, in the database's order."""
-        gains = _Gains(self._advantages)
+        gains = _Gains(self)
         for start in range(0, len(group_ids), GROUPS_READ):
             found = self._store.read(summaries_of_groups, group_ids[start : start + GROUPS_READ])
             there = [self._told(each) for each in found if key_of(each.rollout_id) in keys]
@@ -258,7 +258,7 @@ class RolloutReader:
             pieces.append(TextPiece(text=text, num_tokens=count, logprob=logprob, version=int(versions[end - 1])))
         return tuple(pieces)
 
-    def _advantages(self, step: int) -> dict[int, dict[tuple[int, int], float]]:
+    def advantages(self, step: int) -> dict[int, dict[tuple[int, int], float]]:
         """Return the advantages of a step's batch, by group, then by (index, turn)."""
         ends: dict[int, list[BatchReward]] = {}
         for end in self._store.read(read_batch_rewards, step):

@@ -76,7 +76,7 @@ Said = Fetched | Have | Links | KeyframeWanted
 
 
 class DistributionBooks(Protocol):
-    """Records the releases and arrivals of versions. Implemented by `echo_hub.distribution.records`."""
+    """Records the releases and arrivals of versions. Implemented by `echo_hub.distribution.service`."""
 
     async def record(self, news: Sequence[Release | Arrival]) -> None:
         """Commit releases and arrivals in order. The caller passes all that are waiting in one call."""

@@ -1,4 +1,6 @@
-"""RUN/logs/hub.log: what the hub and its libraries log while serving, one JSON object per line.
+"""Handlers for what the hub and its libraries log while serving: RUN/logs/hub.log, and the run's events.
+
+RUN/logs/hub.log has one JSON object per line:
 
     {"time": "2026-11-25T10:00:00.123Z", "level": "warning", "logger": "echo_hub.training.trainer",
      "message": "the learner died", "event": "learner_died", "subject": "", "data": {}, "exception": "Traceback ..."}
@@ -15,13 +17,18 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from echo_hub.config.operation_sections import LogConfig
+from echo_hub.operation.events import event_of
 from echo_shared.logs.log_file import LogFile
+from echo_shared.records.run import RunEvent
 
 log = logging.getLogger(__name__)
 
+MAX_BYTES: Final = 10_000_000
+KEPT: Final = 4
+"""Older log files that stay. The database keeps events, so that the log is only needed for details of recent days."""
 EXTRA: Final = ("event", "subject", "data")
 """Optional fields of a log line; `events` explains them."""
 _SECRET: Final = "[secret]"
@@ -74,7 +81,7 @@ def logged_to_file(settings: LogConfig, run_dir: Path, *, secrets: Collection[st
     def refused(error: OSError) -> None:
         log.warning("hub.log cannot be written; logging resumes when the disk accepts writes: %s", error.strerror)
 
-    handler = LogFile(path, max_bytes=settings.max_bytes, kept=settings.kept, refused=refused)
+    handler = LogFile(path, max_bytes=MAX_BYTES, kept=KEPT, refused=refused)
     handler.setFormatter(JsonLines(secrets))
     handler.setLevel(settings.level.upper())
     root, own = logging.getLogger(), logging.getLogger("echo_hub")
@@ -87,3 +94,28 @@ def logged_to_file(settings: LogConfig, run_dir: Path, *, secrets: Collection[st
         root.removeHandler(handler)
         own.setLevel(before)
         handler.close()
+
+
+class Notes(Protocol):
+    """Takes events for the store. Implemented by `echo_hub.driving.driver`."""
+
+    def note_threadsafe(self, event: RunEvent) -> None:
+        """Take an event. May be called from any thread."""
+
+
+class EventLog(logging.Handler):
+    """Makes an event of each line at level INFO or above of the loggers that it is added to. Passes it to `notes` on
+    the thread that logs."""
+
+    def __init__(self, notes: Notes) -> None:
+        super().__init__(logging.INFO)
+        self._notes = notes
+
+    def emit(self, record: logging.LogRecord) -> None:
+        extra = {name: getattr(record, name) for name in EXTRA if hasattr(record, name)}
+        try:
+            event = event_of(at=record.created, level=record.levelno, text=record.getMessage(), extra=extra)
+        except (TypeError, ValueError):
+            self.handleError(record)
+        else:
+            self._notes.note_threadsafe(event)

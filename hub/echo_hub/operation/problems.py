@@ -21,6 +21,10 @@ limit / BETTER."""
 IDLE_SHARE: Final = 0.8
 """Share of waiting time from which the learner counts as idle. At this share it could train on five times as many
 rollouts."""
+NO_NODES_S: Final = 300.0
+"""Seconds without any connected node that are a problem. A restart of the hub or of a router takes less."""
+TURNED_AWAY_PER_S: Final = 50.0
+"""Refused connections, nodes and frames a second that count as an attack. Honest nodes wait before they try again."""
 QUARANTINED: Final = 3
 """Number of nodes quarantined within an hour that counts as an attack. Honest nodes are hardly ever quarantined, so
 three at once are no coincidence."""
@@ -53,17 +57,6 @@ class ProblemKind(StrEnum):
     REWARD_FELL = "reward_fell"
     DISK = "disk"
     ATTACK = "attack"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AlertThresholds:
-    """Limits from which a value is a problem; 0 disables a check. `AlertsConfig` documents the same fields."""
-
-    learner_idle_s: float
-    no_nodes_s: float
-    reward_fell: float
-    disk_free_bytes: int
-    turned_away_per_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,10 +106,11 @@ class Change:
 
 
 class RunProblems:
-    """All current problems. Call `observe` every few seconds."""
+    """All current problems. Call `observe` every few seconds. A limit of 0 disables its check."""
 
-    def __init__(self, limits: AlertThresholds) -> None:
-        self._limits = limits
+    def __init__(self, *, learner_idle_s: float, disk_free_bytes: int) -> None:
+        self._learner_idle_s = learner_idle_s
+        self._disk_free_bytes = disk_free_bytes
         self.rewards = RewardTrend()
         """Trend of the reward, in which a fall is detected. The caller adds each trained step."""
         self._active: dict[ProblemKind, RunProblem] = {}
@@ -183,15 +177,15 @@ class RunProblems:
             yield ProblemKind.ATTACK, text
 
     def _disk(self, seen: RunObservation) -> str | None:
-        limit, free = self._limits.disk_free_bytes, seen.disk_free_bytes
+        limit, free = self._disk_free_bytes, seen.disk_free_bytes
         least = limit / BETTER if ProblemKind.DISK in self._active else limit
         if free is None or free >= least:
             return None
         return f"The run directory's disk has {free / 1e9:.2f} GB left. Free some space, or the hub will have to wait."
 
     def _no_nodes(self, now: float) -> str | None:
-        limit, since = self._limits.no_nodes_s, self._alone_since
-        if not limit or since is None or now - since < limit:
+        since = self._alone_since
+        if since is None or now - since < NO_NODES_S:
             return None
         return (
             f"No node has been connected for {_minutes(now - since)}. Share the join command, and check "
@@ -199,7 +193,7 @@ class RunProblems:
         )
 
     def _idle(self, seen: RunObservation, now: float) -> str | None:
-        limit_s, since = self._limits.learner_idle_s, self._waits_since
+        limit_s, since = self._learner_idle_s, self._waits_since
         if limit_s and since is not None and now - since >= limit_s:
             return (
                 f"The learner has waited for rollouts for {_minutes(now - since)}, with {_nodes(seen)} connected. "
@@ -213,9 +207,7 @@ class RunProblems:
         return f"The learner was idle for {share:.0%} of its newest steps' time. `echo-hub plan` says what would help."
 
     def _reward_fell(self) -> str | None:
-        limit = self._limits.reward_fell
-        has_fallen = ProblemKind.REWARD_FELL in self._active
-        fall = self.rewards.fall(limit, has_fallen=has_fallen) if limit else None
+        fall = self.rewards.fall(has_fallen=ProblemKind.REWARD_FELL in self._active)
         if fall is None:
             return None
         return (
@@ -234,7 +226,7 @@ class RunProblems:
             )
         since, _ = self._turned_away[0]
         rate = _risen(self._turned_away) / max(now - since, RATE_S)
-        if self._limits.turned_away_per_s and rate >= self._limits.turned_away_per_s * margin:
+        if rate >= TURNED_AWAY_PER_S * margin:
             signs.append(
                 f"{rate:.0f} connections, nodes and frames per second are refused. `/metrics` says which and why; "
                 "rate-limit their senders at a proxy, or require invites."

@@ -17,6 +17,8 @@ from statistics import fmean
 from typing import Final
 
 WINDOW: Final = 16
+LOST: Final = 0.5
+"""Share of the gain whose loss is a fall."""
 SIGNIFICANT: Final = 6.0
 RECOVERED: Final = 0.5
 """Once fallen, the reward has recovered when the fall is below this share of either limit (gain, standard errors)."""
@@ -67,15 +69,15 @@ class RewardTrend:
         if self._best is None or now.mean >= self._best.mean:
             self._best, self._lowest = now, self._lowest_so_far
 
-    def fall(self, share: float, *, has_fallen: bool) -> Fall | None:
-        """Return the fall from the best window; None if the fall is below `share` of the gain, or explained by chance.
+    def fall(self, *, has_fallen: bool) -> Fall | None:
+        """Return the fall from the best window; None if the fall is below LOST of the gain, or explained by chance.
         With `has_fallen`, half of both limits suffices."""
         best, now = self._best, self._now
         if best is None or now is None:
             return None
         variance = self._squares / self._num_squares / 2
         lost, chance = best.mean - now.mean, SIGNIFICANT * sqrt(2 * variance / WINDOW)
-        least = share * (best.mean - self._lowest) * (RECOVERED if has_fallen else 1.0)
+        least = LOST * (best.mean - self._lowest) * (RECOVERED if has_fallen else 1.0)
         if lost <= 0 or lost < least or lost <= chance * (RECOVERED if has_fallen else 1.0):
             return None
         return Fall(best=best.mean, best_step=best.step, now=now.mean)

@@ -9,24 +9,18 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
-from echo_hub.config.operation_sections import AlertsConfig
-from echo_hub.operation.problems import AlertThresholds, Change, RunObservation, RunProblem, RunProblems
+from echo_hub.operation.alerting import Alerts
+from echo_hub.operation.problems import Change, RunObservation, RunProblem, RunProblems
 from echo_shared.errors import StorageError
 from echo_shared.records.run import StepRecord
 
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 10.0
-
-
-class Told(Protocol):
-    """Receives each problem's beginning and end. Implemented by `echo_hub.operation.alerting.Alerts`."""
-
-    def changed(self, change: Change) -> None: ...
 
 
 class WatchedRun(Protocol):
@@ -42,10 +36,6 @@ class WatchedRun(Protocol):
         """Report that the set of problems has changed, so that pages are updated."""
 
 
-def limits_of(settings: AlertsConfig) -> AlertThresholds:
-    return AlertThresholds(**{name: getattr(settings, name) for name in AlertThresholds.__slots__})
-
-
 def free_bytes(directory: Path) -> int | None:
     """Return the free bytes on the directory's disk; None if the system does not tell. Blocks."""
     try:
@@ -57,13 +47,10 @@ def free_bytes(directory: Path) -> int | None:
 class Watching:
     """Watches the run. `problems` holds the current problems; only this object changes it."""
 
-    def __init__(
-        self, problems: RunProblems, *, run: WatchedRun, told: Told, clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, problems: RunProblems, *, run: WatchedRun, told: Alerts) -> None:
         self._problems = problems
         self._run = run
         self._told = told
-        self._clock = clock
 
     @property
     def active(self) -> tuple[RunProblem, ...]:
@@ -73,17 +60,17 @@ class Watching:
     async def run(self) -> None:
         """Check the run every LOOK_S seconds, until cancelled."""
         while True:
-            await self.look()
+            await self.look(time.time())
             await asyncio.sleep(LOOK_S)
 
-    async def look(self) -> None:
+    async def look(self, now: float) -> None:
         """Check the run once. Steps that cannot be read from the database now are read at the next check."""
         try:
             await self._read_steps()
         except StorageError as error:
             log.debug("the newest steps could not be read: %s", error.brief)
         before = self.active
-        for change in self._problems.observe(await self._run.observe(), self._clock()):
+        for change in self._problems.observe(await self._run.observe(), now):
             _say(change)
             self._told.changed(change)
         if self.active != before:

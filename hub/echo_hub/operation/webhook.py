@@ -6,7 +6,6 @@ import asyncio
 import ipaddress
 import random
 import time
-from collections.abc import Callable
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -32,19 +31,16 @@ attempt."""
 class Webhook:
     """The receiver of alerts named in the settings. `attempts`: maximum number of attempts per alert."""
 
-    def __init__(
-        self, settings: AlertsConfig, *, attempts: int = ATTEMPTS, jitter: Callable[[], float] = random.random
-    ) -> None:
+    def __init__(self, settings: AlertsConfig, *, attempts: int = ATTEMPTS) -> None:
         self._settings = settings
         self._attempts = attempts
-        self._jitter = jitter
 
     async def send(self, alert: Alert, about: AboutRun) -> None:
         """Deliver the alert. Raises ConnectError after the last failed attempt."""
         body, trouble = payload(alert, about), ""
         for attempt in range(self._attempts):
             if attempt:
-                await asyncio.sleep(backoff_s(attempt - 1, self._jitter(), first_s=FIRST_S, limit_s=LIMIT_S))
+                await asyncio.sleep(backoff_s(attempt - 1, random.random(), first_s=FIRST_S, limit_s=LIMIT_S))
             try:
                 async with asyncio.timeout(ATTEMPT_S):
                     status = await self._post(body, alert.alert_id)

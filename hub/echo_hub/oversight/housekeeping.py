@@ -6,20 +6,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Iterable, Sequence
-from typing import Final, Protocol
+from collections.abc import Collection, Iterable
+from typing import Final
 
 from echo_hub.config.training_sections import LearnerConfig
 from echo_hub.core.accounting.events import NodePardoned
 from echo_hub.core.status import StatusSource
 from echo_hub.driving.event_queue import EventQueue
+from echo_hub.intake.connected import ConnectedNodes
+from echo_hub.net.distributor import Distributor
+from echo_hub.net.invitations import Invitations
 from echo_hub.run.directory import RunDirectory
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.invites import read_invites, read_num_invites
 from echo_hub.store.known_nodes import note_still_here, read_banned_nodes
 from echo_hub.store.standings import read_wanted_pardons
 from echo_hub.store.tallies import read_useful_nodes
-from echo_shared.records.run import Invite
 
 log = logging.getLogger(__name__)
 
@@ -32,25 +34,6 @@ def kept_steps(settings: LearnerConfig) -> int:
     """Return the number of steps, at least 2, whose tokens are kept in the store: a restarted learner may repeat all
     steps after the oldest kept checkpoint."""
     return settings.checkpoint_every * (settings.checkpoints_kept + 1)
-
-
-class Bans(Protocol):
-    """Bars nodes. Implemented by `echo_hub.net.distributor`."""
-
-    def bar(self, node_ids: frozenset[str]) -> None:
-        """Bar exactly these nodes, and admit all other nodes again."""
-
-
-class Invites(Protocol):
-    """Holds all invites. Implemented by `echo_hub.net.invitations`."""
-
-    def renew(self, invites: Sequence[Invite]) -> None: ...
-
-
-class UsefulNodes(Protocol):
-    """Holds the ids of nodes that have done useful work. Implemented by `echo_hub.intake.connected`."""
-
-    def note_useful(self, node_ids: frozenset[str]) -> None: ...
 
 
 class Housekeeping:
@@ -66,9 +49,9 @@ class Housekeeping:
         queue: EventQueue,
         live: Collection[str],
         evaluating: Collection[int],
-        bans: Bans,
-        invitations: Invites,
-        nodes: UsefulNodes,
+        bans: Distributor,
+        invitations: Invitations,
+        nodes: ConnectedNodes,
     ) -> None:
         """`live`: ids of the connected nodes. `evaluating`: versions that evaluations still need."""
         self._settings = settings

@@ -8,16 +8,17 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from echo_hub.config.operation_sections import AlertsConfig
 from echo_hub.dashboard.model import RunView
 from echo_hub.dashboard.source import Changes
 from echo_hub.driving.driver import Driver
 from echo_hub.driving.progress import RunProgress
+from echo_hub.net.server import Server
 from echo_hub.operation.alert import AboutRun
 from echo_hub.operation.alerting import Alerts, webhook_of
-from echo_hub.operation.event_log import EventLog
+from echo_hub.operation.log_lines import EventLog
 from echo_hub.operation.problems import ProblemKind, RunObservation, RunProblems
 from echo_hub.operation.watching import Watching, free_bytes
 from echo_hub.run.directory import RunDirectory
@@ -25,6 +26,7 @@ from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.events import read_events
 from echo_hub.store.reports import read_steps
 from echo_hub.views.alarms import alarms
+from echo_hub.views.pages_source import HubPages
 from echo_hub.views.run import MomentSource, broken_now, common_faults, goes_on_with, lacks_nodes, waits_for
 from echo_shared.errors import EchoError, StorageError
 from echo_shared.records.run import EventFilter, StepRecord
@@ -38,26 +40,13 @@ about it."""
 STEPS_AT_ONCE: Final = 1_000
 
 
-class RunViewSource(Protocol):
-    """Returns the run's figures as the pages show them. Implemented by `echo_hub.views.pages_source`."""
-
-    async def run_view(self) -> RunView: ...
-
-
-class Addressed(Protocol):
-    """A server that has an address once it is open. Implemented by `echo_hub.net.server`."""
-
-    @property
-    def url(self) -> str: ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
     """The run's id, name and address, for alerts."""
 
     run_id: str
     name: str
-    server: Addressed
+    server: Server
 
     def about(self) -> AboutRun:
         return AboutRun(run_id=self.run_id, name=printable_line(self.name), url=self.server.url)
@@ -72,7 +61,7 @@ class RunObserver:
         *,
         store: AsyncStore,
         moments: MomentSource,
-        pages: RunViewSource,
+        pages: HubPages,
         changes: Changes,
     ) -> None:
         self._directory = directory
@@ -124,7 +113,7 @@ class Operation:
         store: AsyncStore,
         progress: RunProgress,
         observer: RunObserver,
-        pages: RunViewSource,
+        pages: HubPages,
         problems: RunProblems,
         description: Description,
     ) -> None:

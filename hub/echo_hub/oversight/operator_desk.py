@@ -15,7 +15,7 @@ import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from echo_hub.actions.records import ActionOutcome, ActionRecord, Actor, ApiToken, is_good_for
 from echo_hub.actions.requests import (
@@ -48,6 +48,7 @@ from echo_hub.dashboard.source import Changes
 from echo_hub.driving.event_queue import EventQueue
 from echo_hub.evaluation.due import DueVersions
 from echo_hub.lifecycle.export import export_adapter
+from echo_hub.net.distributor import Distributor
 from echo_hub.oversight.secrets_made import secret_of
 from echo_hub.run.directory import RunDirectory
 from echo_hub.store.actions import (
@@ -72,12 +73,6 @@ PATIENCE_S: Final = 10.0
 pending."""
 
 
-class KeyRotation(Protocol):
-    """Replaces the run's key for artefacts. Implemented by `echo_hub.net.distributor`."""
-
-    def rotate_key(self) -> None: ...
-
-
 class Desk:
     """Takes the operator's actions. Those for the coordinator go to `queue`, evaluations to `due`. `changes` is
     notified of results."""
@@ -90,7 +85,7 @@ class Desk:
         guard: Guard,
         queue: EventQueue,
         due: DueVersions,
-        run_keys: KeyRotation,
+        run_keys: Distributor,
         changes: Changes,
     ) -> None:
         self._store = store

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import assert_never
 
+from aiohttp import web
+
+from echo_hub.cluster.model_processes import process_of
+from echo_hub.config.sections import HubConfig
 from echo_hub.core.accounting.effects import (
     CheckRollout,
     HastenChecks,
@@ -13,22 +18,27 @@ from echo_hub.core.accounting.effects import (
     PublishVersion,
     TellOperator,
 )
+from echo_hub.dashboard.access.credentials import OperatorCredentials
+from echo_hub.dashboard.access.guard import Guard, Visits
 from echo_hub.distribution.service import DistributionService
 from echo_hub.driving.shared import Shared
+from echo_hub.intake.episodes import DrawnRollouts
 from echo_hub.intake.service import IntakeService
 from echo_hub.lifecycle.retention import Retention
 from echo_hub.lifecycle.sibling_runs import SiblingRuns
+from echo_hub.net.client_address import client_ip, is_https, place_of
+from echo_hub.net.own_address import requested_address
 from echo_hub.net.server import Server
 from echo_hub.operation.problems import RunProblems
-from echo_hub.operation.watching import limits_of
-from echo_hub.oversight.checking import verifying_of
-from echo_hub.oversight.housekeeping import Housekeeping
+from echo_hub.oversight.housekeeping import Housekeeping, kept_steps
 from echo_hub.oversight.moments import Moments
 from echo_hub.oversight.operating import Description, Operation, RunObserver
-from echo_hub.oversight.operator_access import guard_of
 from echo_hub.oversight.operator_desk import Desk
+from echo_hub.run.directory import RunDirectory
 from echo_hub.sinks.chosen import chosen_sinks
 from echo_hub.training.service import TrainingService
+from echo_hub.verify.verifier import Verifier, program, verifier_settings
+from echo_hub.verify.verifying import Verifying
 from echo_hub.views.evaluations import EvaluationViews
 from echo_hub.views.pages_source import HubPages
 from echo_hub.views.run import RunViews
@@ -64,7 +74,9 @@ class OversightService:
         self._siblings = SiblingRuns(
             directory, store, run_id=resources.run_id, hub_key=resources.me.public_key, changes=shared.changes
         )
-        problems = RunProblems(limits_of(config.alerts))
+        problems = RunProblems(
+            learner_idle_s=config.alerts.learner_idle_s, disk_free_bytes=config.alerts.disk_free_bytes
+        )
         moments = Moments(
             shared,
             intake=intake,
@@ -164,3 +176,46 @@ def _pages_of(shared: Shared, moments: Moments, siblings: SiblingRuns) -> HubPag
         nodes=shared.live,
         moments=moments,
     )
+
+
+def verifying_of(shared: Shared, drawn: DrawnRollouts) -> Verifying:
+    """Return the verifier for the run's settings. If the settings choose no verifier process, it refuses all checks."""
+    resources = shared.resources
+    config, directory = resources.config, resources.directory
+    settings, kept = verifier_settings(config, resources.learner), config.training.max_staleness + 2
+    process = None
+    if config.run.mode != "colocated" and config.trust.verifier in ("process", "ray"):
+        process = process_of(
+            program(settings),
+            settings,
+            logs=directory.root / "logs",
+            cluster=resources.cluster if config.trust.verifier == "ray" else None,
+            kept=kept,
+        )
+    verifier = Verifier(
+        process,
+        settings,
+        directory=directory,
+        kept=kept,
+        patience=max(1, kept_steps(config.learner) // config.training.publish_every - 1),
+        rollouts=drawn,
+    )
+    return Verifying(verifier, shared.queue)
+
+
+def guard_of(config: HubConfig, directory: RunDirectory, *, run_id: str) -> Guard:
+    """Return the guard, which authenticates requests to the operator's pages and API. Raises ConfigError if the
+    operator's token cannot be read or made."""
+    proxies = config.server.trusted_proxies
+    credentials = OperatorCredentials(token=directory.operator_token, password=directory.operator_password)
+    credentials.open()
+
+    def place(request: web.Request) -> str:
+        return place_of(client_ip(request, proxies))
+
+    visits = Visits(
+        place=place,
+        is_https=partial(is_https, trusted_proxies=proxies),
+        address=partial(requested_address, settings=config.server),
+    )
+    return Guard(credentials, visits, name=run_id[:8])

@@ -39,6 +39,10 @@ from echo_shared.process.child import OUT_OF_MEMORY_STATUS, ChildExited, Death, 
 
 log = logging.getLogger(__name__)
 
+ASYNC_CALLS: Final = 64
+"""Calls of an `async def` scorer that one process runs at the same time. A scorer whose service bears fewer can limit
+itself with a semaphore.
+"""
 PART_CALLS: Final = 64
 """Maximum number of calls in one message to a process."""
 MOST_SENT: Final = 8
@@ -107,7 +111,7 @@ class ScoringPool:
         self._problems = problems
         self._processes = processes
         self._is_patient = is_patient
-        self._width = _width(config, problems)
+        self._width = _width(problems)
         self._waiting: asyncio.Queue[_Part] = asyncio.Queue()
         self._children: dict[int, ScoringProcess] = {}
         self._broken: ScorerError | None = None
@@ -130,7 +134,7 @@ class ScoringPool:
         needed if scoring.engine is "ray". `is_patient`: wait for judges and a cluster that do not answer. Raises
         ConfigError if a judge's key is not in the environment.
         """
-        width = _width(config, problems)
+        width = _width(problems)
         processes = processes_of(config, base_dir=base_dir, logs=logs, width=width, cluster=cluster)
         async with Judges.open(config.reward.judges, logs=logs, is_patient=is_patient) as judges:
             pool = cls(config, problems, processes=processes, judges=judges, is_patient=is_patient)
@@ -381,9 +385,9 @@ class ScoringPool:
         return ScorerDeath("The scorer's process died.", got=error.got, do=error.do)
 
 
-def _width(config: HubConfig, problems: Problems) -> int:
+def _width(problems: Problems) -> int:
     """Return the number of calls that one process runs at the same time."""
-    return config.task.scorer_concurrency if problems.is_async else 1
+    return ASYNC_CALLS if problems.is_async else 1
 
 
 class ScorerDeath(ScorerError):

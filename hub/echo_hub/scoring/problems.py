@@ -9,7 +9,7 @@ through all evaluation sets.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -62,14 +62,9 @@ class Problems:
         task."""
         members = config.task.members
         drawn = held_out or {}
-
-        def held_out_of_all() -> Iterator[str]:
-            return (prompt for task in tasks.values() for prompt in task.stream.held_out.prompts)
-
-        tasks = {
-            key: TaskProblems.of_run(config, key, codec, cached=cached, heldout=drawn.get(key), avoid=held_out_of_all)
-            for key in members
-        }
+        tasks = {key: TaskProblems.of_run(config, key, codec, cached=cached, heldout=drawn.get(key)) for key in members}
+        for task in tasks.values():
+            task.stream.others = [other.stream for other in tasks.values() if other is not task]
         return cls(
             tasks,
             mixture=Mixture.of(config.run.seed, [task.weight for task in members.values()]),

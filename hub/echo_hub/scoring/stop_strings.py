@@ -8,7 +8,7 @@ resumed and checked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -26,18 +26,16 @@ Ids = NDArray[np.int32]
 
 
 class StopStrings:
-    """The texts at which completions are cut (stop strings). `text` decodes token ids below `num_ids`, special tokens
-    included. Other ids, which a hostile node may send, are skipped."""
+    """The texts at which completions are cut (stop strings)."""
 
-    def __init__(self, strings: Sequence[str], text: Callable[[Ids], str], *, num_ids: int) -> None:
+    def __init__(self, strings: Sequence[str], codec: PromptCodec | None) -> None:
         self._strings = tuple(strings)
-        self._text = text
-        self._num_ids = num_ids
+        self._codec = codec
 
     @classmethod
     def of_run(cls, config: HubConfig, codec: PromptCodec) -> StopStrings:
         """Return the stop strings of the run's settings."""
-        return cls(config.sampling.stop, codec.text, num_ids=codec.num_ids)
+        return cls(config.sampling.stop, codec)
 
     def end(self, ids: Ids) -> int | None:
         """Return the number of tokens up to and including the first that completes a stop string; None if no stop
@@ -77,11 +75,13 @@ class StopStrings:
         )
 
     def _holds(self, ids: Ids) -> bool:
-        text = self._text(ids[(ids >= 0) & (ids < self._num_ids)])
+        assert self._codec is not None, "only without stop strings"
+        # A hostile node may send other ids than the tokenizer has.
+        text = self._codec.text(ids[(ids >= 0) & (ids < self._codec.num_ids)])
         return any(string in text for string in self._strings)
 
 
-NO_STRINGS: Final = StopStrings((), str, num_ids=0)
+NO_STRINGS: Final = StopStrings((), None)
 
 
 def _cut(payload: RolloutPayload, count: int) -> RolloutPayload:

@@ -7,7 +7,7 @@ for this case.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -55,7 +55,7 @@ class _Fitting:
         self._tokens = tokens
         self._failures = 0
 
-    def __call__(self, prompt: str) -> bool:
+    def fits(self, prompt: str) -> bool:
         """Return True if the prompt is short enough. Raises ConfigError if the model cannot be given this prompt."""
         try:
             return self._codec.has_room(prompt, tokens=self._tokens)
@@ -107,10 +107,9 @@ class TaskProblems:
         *,
         cached: int,
         heldout: HeldOutProblems | None,
-        avoid: Callable[[], Iterable[str]],
     ) -> TaskProblems:
-        """Create the problems of the run's task `key`. `codec` is the base model's. `heldout` (problems drawn before)
-        and `avoid` (prompts not to train on) are passed to the stream of problems."""
+        """Create the problems of the run's task `key`. `codec` is the base model's. `heldout`: problems drawn
+        before."""
         wanted = config.task.members[key]
         task = make_task(wanted.name, wanted.options)
         own = codec.with_words(system_prompt=wanted.system_prompt or "", prompt_suffix=wanted.prompt_suffix or "")
@@ -122,9 +121,8 @@ class TaskProblems:
             task,
             run_seed=config.run.seed,
             heldout_problems=max((one.problems for one in config.evaluation_sets if one.task == key), default=0),
-            fits=_Fitting(own, key, tokens=codec.context_tokens - config.sampling.max_tokens),
+            fitting=_Fitting(own, key, tokens=codec.context_tokens - config.sampling.max_tokens),
             heldout=heldout,
-            avoid=avoid,
             epochs=permuted if config.task.draws == "epochs" else None,
         )
         return cls(

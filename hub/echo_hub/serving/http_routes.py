@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from aiohttp import web
 
+from echo_hub.dashboard.board import AboutView
 from echo_hub.dashboard.pages import routes as page_routes
 from echo_hub.driving.shared import Shared
 from echo_hub.intake.node_records import NodeRecords
@@ -16,7 +17,6 @@ from echo_hub.net.install_routes import routes as install_routes
 from echo_hub.net.own_books import OwnBooks
 from echo_hub.net.tracker import routes as tracker_routes
 from echo_hub.serving.services import HubServices
-from echo_hub.views.about import about_view
 from echo_hub.views.board import HubBoard
 
 
@@ -41,7 +41,7 @@ def http_routes(shared: Shared, services: HubServices) -> Iterator[web.AbstractR
         oversight.guard,
         oversight.desk,
         board=HubBoard(store),
-        about=about_view(config),
+        about=AboutView(**config.about.model_dump(), needs_token=config.server.join == "invite"),
         rollouts=HubRollouts(reader),
         node_series=config.metrics.node_series,
     )

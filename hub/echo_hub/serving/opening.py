@@ -405,8 +405,6 @@ def coordinator_settings(
             secret=secret,
             least_checked=config.trust.least_checked,
             first_checked=config.trust.first_checked,
-            false_alarm=config.trust.false_alarm,
             temperature=config.sampling.temperature,
-            miss=config.trust.miss,
         ),
     )

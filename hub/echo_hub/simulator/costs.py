@@ -19,21 +19,14 @@ class Costs:
         self.by_time: list[tuple[float, float]] = [(0.0, 0.0)]
         self.told: Counter[str] = Counter()
         """Number of messages that told a node why it gets no work, by reason."""
-        self._paid_at: dict[str, float] = {}
-        """Time of the last record that charged each node."""
 
     def accrue(self, record: CostAccrued, now: float) -> None:
         self.dollars += sum(cost.dollars for cost in record.nodes)
         self.by_time.append((now, self.dollars))
-        self._paid_at.update((cost.node_id, now) for cost in record.nodes)
 
     def tell(self, action: TellStandby) -> None:
         if action.reason is not None:
             self.told[action.reason] += 1
-
-    def num_paid(self, since: float) -> int:
-        """Return the number of nodes that were paid at time `since` or later."""
-        return sum(at >= since for at in self._paid_at.values())
 
     def until(self, now: float) -> float:
         """Return the total dollars recorded until `now`. The costs of the last seconds may not be recorded yet."""

@@ -10,11 +10,11 @@ which version.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -38,17 +38,22 @@ from echo_hub.simulator.population import Traits, draw_nodes, liar
 from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.spans import Spans
 from echo_hub.simulator.spreading import Spreading
-from echo_hub.simulator.tokens import TokenCounts
 from echo_hub.simulator.work import MadeUp, SimulatedWork
 from echo_shared.wire.messages import rollout_id
 
 _NOTHING: Final[Mapping[int, Spans]] = MappingProxyType({})
 
 
+class SimulatedHub(Protocol):
+    """Gets the nodes' events: `echo_hub.simulator.world.World`."""
+
+    def tell(self, event: Event) -> None: ...
+
+
 class SimulatedFleet:
     """All nodes, honest ones and liars, and what happens to them in virtual time.
 
-    `tell` passes events to the hub; `work` provides what nodes sample; `hours` counts connected nodes. `nodes`: the
+    `hub` gets the events; `work` provides what nodes sample; `hours` counts connected nodes. `nodes`: the
     honest nodes, if they are not drawn from the scenario. Agenda entries of a node's earlier connections are ignored.
     """
 
@@ -57,14 +62,14 @@ class SimulatedFleet:
         scenario: Scenario,
         *,
         agenda: Agenda,
-        tell: Callable[[Event], None],
+        hub: SimulatedHub,
         work: SimulatedWork | None = None,
         hours: Hours | None = None,
         nodes: Sequence[Traits] | None = None,
     ) -> None:
         self._scenario = scenario
         self._agenda = agenda
-        self._tell = tell
+        self._hub = hub
         self._work = work or MadeUp(scenario)
         self._hours = hours or Hours()
         self.lengths = LengthModel(scenario.lengths, group_size=scenario.training.group_size, seed=scenario.run.seed)
@@ -86,8 +91,7 @@ class SimulatedFleet:
             agenda=agenda,
             hub_uplink_bytes_s=publication.hub_uplink_bytes_s,
             delay_s=scenario.nodes.delay_s,
-            arrived=self._version_arrived,
-            turned_away=self._fetch,
+            takers=self,
         )
         self._by_id = {node.node_id: node for node in self.honest}
 
@@ -155,7 +159,7 @@ class SimulatedFleet:
             self._spreading.announce(policy_version, self._scenario.publication.payload_bytes, there)
         else:
             for node in there:
-                self._fetch(node)
+                self.fetch(node)
         for node in self._liars.values():
             self._report(node, policy_version)
 
@@ -209,7 +213,7 @@ class SimulatedFleet:
         as_leased = (lease.node.node_id, lease.policy_version)
         if any((span.node_id, span.policy_version) != as_leased for span in spans):
             payload = replace(payload, spans=spans)
-        self._tell(
+        self._hub.tell(
             RolloutArrived(
                 node_id=lease.node.node_id,
                 rollout_id=rollout_id(lease.lease_id, index),
@@ -229,7 +233,7 @@ class SimulatedFleet:
         publication = self._scenario.publication
         return len(nodes) <= publication.planned_nodes and self._spreading.can_carry(publication.payload_bytes, nodes)
 
-    def _version_arrived(self, node: SimulatedNode, policy_version: int) -> None:
+    def version_arrived(self, node: SimulatedNode, policy_version: int) -> None:
         """Handle a version that arrived. Of two versions in transit, the older one may arrive last."""
         if policy_version > node.policy_version:
             self._watch(node.version_came(policy_version, self._agenda.now))
@@ -247,7 +251,7 @@ class SimulatedFleet:
             self._watch(node.move_on(self._agenda.now))
             self._look_at_moves(node)
 
-    def _fetch(self, node: SimulatedNode) -> None:
+    def fetch(self, node: SimulatedNode) -> None:
         if node.fetching is None and node.policy_version < self._newest_version:
             node.fetching = self._newest_version
             self._agenda.at(self._agenda.now + node.traits.fetch_s, self._fetched, (node, node.session))
@@ -257,8 +261,8 @@ class SimulatedFleet:
         if session != node.session or node.fetching is None:
             return
         version, node.fetching = node.fetching, None
-        self._version_arrived(node, version)
-        self._fetch(node)
+        self.version_arrived(node, version)
+        self.fetch(node)
 
     def _report(self, node: SimulatedNode, policy_version: int) -> None:
         self._agenda.at(self._agenda.now + self._delay_s, self._reported, (node, node.session, policy_version))
@@ -266,7 +270,7 @@ class SimulatedFleet:
     def _reported(self, subject: tuple[SimulatedNode, int, int]) -> None:
         node, session, policy_version = subject
         if session == node.session:
-            self._tell(NodeReported(node_id=node.node_id, capacity=node.capacity, policy_version=policy_version))
+            self._hub.tell(NodeReported(node_id=node.node_id, capacity=node.capacity, policy_version=policy_version))
 
     # --- nodes that come and go
 
@@ -291,14 +295,14 @@ class SimulatedFleet:
         node.sent_late = {(sampling.lease.lease_id, sampling.index) for sampling in spool}
         for sampling in spool:
             self._send(sampling)
-        self._fetch(node)
+        self.fetch(node)
 
     def _connect(self, node: SimulatedNode) -> None:
         node.session += 1
         node.connected, node.connected_at, node.gone_at, node.paused = True, self._agenda.now, inf, False
         self._hours.connect(node.traits.width > 0, self._agenda.now)
-        self._tell(NodeConnected(node_id=node.node_id, cost_per_hour=asked_of_hub(self._scenario, node.traits)))
-        self._tell(NodeReported(node_id=node.node_id, capacity=node.capacity, policy_version=node.policy_version))
+        self._hub.tell(NodeConnected(node_id=node.node_id, cost_per_hour=asked_of_hub(self._scenario, node.traits)))
+        self._hub.tell(NodeReported(node_id=node.node_id, capacity=node.capacity, policy_version=node.policy_version))
 
     def _disconnect(self, node: SimulatedNode) -> None:
         self._tell_begun(sampling for lease in node.held.values() for sampling in lease.unfinished.values())
@@ -307,7 +311,7 @@ class SimulatedFleet:
         node.connected_s += self._agenda.now - node.connected_at
         self._hours.connect(-(node.traits.width > 0), self._agenda.now)
         self._spreading.left(node)
-        self._tell(NodeDisconnected(node_id=node.node_id))
+        self._hub.tell(NodeDisconnected(node_id=node.node_id))
 
     def _go(self, subject: tuple[SimulatedNode, int]) -> None:
         """Disconnect a node whose day is over."""
@@ -331,11 +335,11 @@ class SimulatedFleet:
         other node needs them."""
         ids = [rollout_id(one.lease.lease_id, one.index) for one in samplings if self._known(one)]
         if ids:
-            self._tell(RolloutsBegun(rollout_ids=tuple(ids)))
+            self._hub.tell(RolloutsBegun(rollout_ids=tuple(ids)))
 
     def _give_back(self, node: SimulatedNode, lease_id: int, indices: tuple[int, ...]) -> None:
         reason = "the node is paused" if node.paused else "the node is leaving"
-        self._tell(LeaseGivenBack(node_id=node.node_id, lease_id=lease_id, indices=indices, reason=reason))
+        self._hub.tell(LeaseGivenBack(node_id=node.node_id, lease_id=lease_id, indices=indices, reason=reason))
 
     def _await_pause(self, node: SimulatedNode) -> None:
         if rate := self._scenario.availability.pauses_per_hour:
@@ -393,3 +397,34 @@ class SimulatedFleet:
         del self._liars[node.node_id]
         self._disconnect(node)
         self._come_falsely(self._scenario.false_claims.fresh_key_s)
+
+
+class TokenCounts:
+    """Counts over planned and dropped groups; lost tokens and failures count over the whole run."""
+
+    def __init__(self) -> None:
+        self.drawn = 0
+        self.given = 0
+        """Tokens taken over from earlier attempts instead of sampled."""
+        self.again = 0
+        """Tokens sampled at a position already sampled under another lease of the index, with any version."""
+        self.lost = 0
+        """Tokens that vanished with a node before they were sent."""
+        self.failures = 0
+        """Number of times that a node vanished with unfinished rollouts."""
+
+    def count(self, begun: Sequence[Sampling], now: float) -> None:
+        """Count all attempts at rollouts of one group."""
+        furthest: dict[int, int] = {}
+        for sampling in begun:
+            there = sampling.drawn(now)
+            self.drawn += there - sampling.given
+            self.given += sampling.given
+            furthest[sampling.index] = max(there, furthest.get(sampling.index, 0))
+            self.again += there - sampling.given
+        self.again -= sum(furthest.values())
+
+    def lose(self, tokens: Sequence[int]) -> None:
+        """Count the unsent tokens of a node that vanished: `tokens` has one number per unfinished rollout."""
+        self.failures += bool(tokens)
+        self.lost += sum(tokens)

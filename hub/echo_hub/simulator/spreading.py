@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import ceil
 from statistics import fmean
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -73,11 +73,20 @@ class _Push:
     """Pieces that each node still lacks, by node id."""
 
 
+class VersionTakers(Protocol):
+    """The nodes that get versions: `echo_hub.simulator.fleet.SimulatedFleet`."""
+
+    def version_arrived(self, node: SimulatedNode, policy_version: int) -> None:
+        """Handle a version that a node has completely."""
+
+    def fetch(self, node: SimulatedNode) -> None:
+        """Let a node fetch the rest of its version elsewhere."""
+
+
 class Spreading:
     """Distribution of versions over simulated connections.
 
-    `arrived` is called for each node that has a version, `turned_away` for each node that must fetch the rest
-    elsewhere. A node that connects later takes part only if `joined` is called.
+    A node that connects later takes part only if `joined` is called.
     """
 
     def __init__(
@@ -86,8 +95,7 @@ class Spreading:
         agenda: Agenda,
         hub_uplink_bytes_s: float,
         delay_s: float,
-        arrived: Callable[[SimulatedNode, int], None],
-        turned_away: Callable[[SimulatedNode], None],
+        takers: VersionTakers,
         planner: Callable[..., Broadcast] = Broadcast,
     ) -> None:
         """`planner` creates the plan of one version, with the arguments of `Broadcast`."""
@@ -96,8 +104,7 @@ class Spreading:
         self.bytes_pushed = 0.0
         """Bytes that left the hub, without protocol overhead."""
         self._delay_s = delay_s
-        self._arrived = arrived
-        self._turned_away = turned_away
+        self._takers = takers
         self._heard_at: dict[str, float] = {}
         """Time of each node's last piece, or of an announcement to a node that waited for nothing, by node id."""
         self._uplink = SimulatedUplink(agenda, hub_uplink_bytes_s)
@@ -206,7 +213,7 @@ class Spreading:
                 if lacks and self._agenda.now - self._heard_at[node_id] > SILENCE_S:
                     push.plan.turn_away(node_id, self._agenda.now)
                     del push.lacks[node_id]
-                    self._turned_away(self._lines[node_id].node)
+                    self._takers.fetch(self._lines[node_id].node)
             self._plan()
             self._agenda.at(self._agenda.now + CHECK_S, self._check, push)
 
@@ -287,7 +294,7 @@ class Spreading:
         node_id = line.node.node_id
         # Otherwise the node has left, or returned without the version.
         if node_id in push.lacks and self._lines.get(node_id) is line:
-            self._arrived(line.node, push.version)
+            self._takers.version_arrived(line.node, push.version)
 
 
 def piece_bytes_for(total_bytes: int) -> int:

@@ -122,7 +122,7 @@ class World:
         self.agenda = Agenda()
         self.hours = Hours()
         self.fleet = SimulatedFleet(
-            scenario, agenda=self.agenda, tell=self.tell, work=self.work, hours=self.hours, nodes=nodes
+            scenario, agenda=self.agenda, hub=self, work=self.work, hours=self.hours, nodes=nodes
         )
         self.steps: list[tuple[float, float]] = []
         """(begin, end) of each step in virtual seconds, in order, including the step in progress."""

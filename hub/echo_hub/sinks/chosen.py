@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 from echo_hub.config.sections import HubConfig
@@ -10,7 +9,6 @@ from echo_hub.dashboard.source import Changes
 from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.problems import Problems
 from echo_hub.sinks.following import EntryWriter, Following
-from echo_hub.sinks.reading import EntryReader
 from echo_hub.sinks.texts import SampleTexts
 from echo_hub.sinks.wandb_sink import WandB
 from echo_hub.store.async_store import AsyncStore
@@ -37,6 +35,4 @@ def chosen_sinks(
     if config.metrics.wandb != "off":
         writers.append(WandB(config, directory=root / "wandb", run_id=run_id))
     texts = SampleTexts(config.metrics, store=store.store, codec=codec, problems=problems)
-    return [
-        Following(writer, partial(EntryReader, store.store, texts=texts), store.server, changes) for writer in writers
-    ]
+    return [Following(writer, store.store, store.server, changes, texts=texts) for writer in writers]

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from collections.abc import Awaitable, Sequence
+from typing import Final, Protocol, TypeVar
 
 from echo_hub.dashboard.source import Changes
 from echo_hub.sinks.reading import Entry, EntryReader, Position
+from echo_hub.sinks.texts import SampleTexts
+from echo_hub.store.store import Store
 from echo_shared.files.full_disk import Room
 from echo_shared.process.abandonable import abandonable
 
@@ -52,15 +54,14 @@ class EntryWriter(Protocol):
 
 
 class Following:
-    """Feeds one writer from the store. `read` makes a reader of the entries after a position; `server` waits while the
-    database is unreachable.
-    """
+    """Feeds one writer from the store; `server` waits while the database is unreachable."""
 
     def __init__(
-        self, writer: EntryWriter, read: Callable[[Position], EntryReader], server: Room, changes: Changes
+        self, writer: EntryWriter, store: Store, server: Room, changes: Changes, *, texts: SampleTexts | None = None
     ) -> None:
         self._writer = writer
-        self._read = read
+        self._store = store
+        self._texts = texts
         self._server = server
         self._changes = changes
         self.problem: str | None = None
@@ -79,23 +80,23 @@ class Following:
 
     async def _follow(self) -> None:
         try:
-            position = await self._call(self._writer.open)
-            reading = await self._server.until_done(lambda: asyncio.to_thread(self._read, position))
+            position = await self._call(abandonable(self._writer.open))
+            reading = await self._server.until_done(
+                lambda: asyncio.to_thread(EntryReader, self._store, position, texts=self._texts)
+            )
             while True:
                 seen = self._changes.number
                 while entries := await self._server.until_done(lambda: asyncio.to_thread(reading.read)):
-                    await self._call(self._writer.write, entries, reading.position)
+                    await self._call(abandonable(self._writer.write, entries, reading.position))
                 self._recovered()
                 await self._changes.wait(seen)
                 await asyncio.sleep(WRITE_EVERY_S)
         finally:
             await self._close()
 
-    async def _call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a method of the writer and return its result. A slow call is reported, and still awaited before the next
-        one.
-        """
-        call = asyncio.ensure_future(abandonable(function, *arguments))
+    async def _call(self, work: Awaitable[T]) -> T:
+        """Return the result of a call of the writer. A slow call is reported, and still awaited before the next one."""
+        call = asyncio.ensure_future(work)
         try:
             done, _ = await asyncio.wait([call], timeout=SLOW_S)
             if not done:

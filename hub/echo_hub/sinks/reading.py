@@ -14,10 +14,11 @@ The step is a policy version everywhere. The wall time is the one in the databas
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Final
 
+from echo_hub.sinks.texts import SampleText, SampleTexts
 from echo_hub.store.browsing import read_batch_rewards
 from echo_hub.store.reports import read_evaluations, read_newest_step, read_steps
 from echo_hub.store.store import Store
@@ -28,16 +29,6 @@ SAMPLES: Final = "samples"
 STEPS_A_READ: Final = 100
 HISTOGRAMS_AT_START: Final = 500
 """Number of newest steps before the hub's start that get histograms. Each needs a query for its rollouts."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleText:
-    """One rollout as text. A model or a stranger wrote the texts, so they are untrusted."""
-
-    rollout_id: str
-    reward: float
-    prompt: str
-    completion: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +51,9 @@ class Position:
 
 
 class EntryReader:
-    """Reads the entries after `position`. Blocks, and is not thread-safe."""
+    """Reads the entries after `position`, with the sample texts of each step. Blocks, and is not thread-safe."""
 
-    def __init__(
-        self, store: Store, position: Position, *, texts: Callable[[int], Sequence[SampleText]] = lambda step: ()
-    ) -> None:
-        """`texts` returns the sample texts of a step, to add to the step's entry."""
+    def __init__(self, store: Store, position: Position, *, texts: SampleTexts | None = None) -> None:
         self.position = position
         """Position after the last entry that `read` has returned."""
         self._store = store
@@ -96,7 +84,7 @@ class EntryReader:
             at=record.trained_at,
             scalars=_scalars(record, before),
             histograms=self._histograms(record.step) if is_whole else {},
-            texts=self._texts(record.step) if is_whole else (),
+            texts=self._texts.of_step(record.step) if is_whole and self._texts is not None else (),
         )
 
     def _histograms(self, step: int) -> dict[str, list[float]]:

@@ -23,7 +23,8 @@ from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from echo_hub.dashboard.formats import visible
-from echo_hub.sinks.reading import SAMPLES, Entry, Position, SampleText
+from echo_hub.sinks.reading import SAMPLES, Entry, Position
+from echo_hub.sinks.texts import SampleText
 
 _VERSION: Final = "brain.Event:2"
 """Content of an event file's first event, which names the file's format."""

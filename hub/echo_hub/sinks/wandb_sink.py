@@ -18,7 +18,8 @@ from typing import Any, Final
 import numpy as np
 
 from echo_hub.config.sections import HubConfig
-from echo_hub.sinks.reading import SAMPLES, Entry, Position, SampleText
+from echo_hub.sinks.reading import SAMPLES, Entry, Position
+from echo_hub.sinks.texts import SampleText
 from echo_shared.errors import ConfigError, EchoError
 from echo_shared.files.atomic import write_private
 from echo_shared.installation import how_to_install
@@ -61,8 +62,7 @@ class WandB:
         metrics, settings = self._config.metrics, without_secrets(self._config).model_dump(mode="json")
         self._directory.mkdir(parents=True, exist_ok=True)
         self._run = wandb.init(
-            project=metrics.wandb_project,
-            entity=metrics.wandb_entity or None,
+            project=os.environ.get("WANDB_PROJECT", "echo"),
             id=self._run_id,
             name=self._config.run.name,
             mode=metrics.wandb,  # type: ignore[arg-type]  # Open only where it is not "off".

@@ -8,7 +8,7 @@ records its final outcome in the same transaction as its effects.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from sqlalchemy import Connection, Row, delete, func, insert, select, update
@@ -24,10 +24,9 @@ from echo_hub.actions.requests import (
     RevokeToken,
     Unban,
 )
-from echo_hub.core.accounting.effects import ActionSettled
+from echo_hub.core.accounting.effects import ActionSettled, SettingRecorded
 from echo_hub.store import invites, standings
 from echo_hub.store.known_nodes import ban_nodes, unban_nodes
-from echo_hub.store.settling import read_settings, settle
 from echo_hub.store.tables import actions, api_tokens, live_settings, nodes, run_meta, trust
 from echo_shared.records.run import Invite
 
@@ -239,3 +238,35 @@ def _revoke_token(connection: Connection, number: int, name: str, now: float) ->
     if connection.execute(update(api_tokens).where(*of_name).values(revoked_at=now)).rowcount == 0:
         raise ActionRefusedError("There is no valid token of this name.")
     return ActionSettled(number=number, done=True)
+
+
+def settle(connection: Connection, records: Sequence[ActionSettled], now: float) -> None:
+    """Record outcomes of actions. A recorded outcome stays: after a crash, the hub may carry out the same action a
+    second time.
+    """
+    for record in records:
+        of_it = (actions.c.number == record.number, actions.c.outcome == "wanted")
+        connection.execute(
+            update(actions)
+            .where(*of_it)
+            .values(
+                outcome="done" if record.done else "refused",
+                settled_at=now,
+                before=record.before,
+                after=record.after,
+                detail=record.detail,
+            )
+        )
+
+
+def note_settings(connection: Connection, records: Sequence[SettingRecorded]) -> None:
+    """Store the newest value of each setting. Safe without an upsert: the store has one writer."""
+    for name, stored in {record.setting: record.stored for record in records}.items():
+        of_name = live_settings.c.name == str(name)
+        if connection.execute(update(live_settings).where(of_name).values(value=stored)).rowcount == 0:
+            connection.execute(insert(live_settings), {"name": str(name), "value": stored})
+
+
+def read_settings(connection: Connection) -> dict[str, Any]:
+    """Return the settings that operators have changed, by name."""
+    return {row.name: row.value for row in connection.execute(select(live_settings))}

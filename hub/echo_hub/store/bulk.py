@@ -1,4 +1,4 @@
-"""Execute one statement for many rows with a single compilation, and select rows by many keys.
+"""Execute one statement for many rows with a single compilation, select rows by many keys, and update rollouts.
 
 SQLAlchemy looks up the names, defaults and types of every row's parameters, which takes several times as long as SQLite
 takes for the row. Here they are looked up once for each statement. Values are still converted by the type of their
@@ -22,6 +22,8 @@ from sqlalchemy import Connection, Dialect, Insert, Update, func, literal, selec
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.sql import ColumnElement
 from sqlalchemy.sql.dml import Delete
+
+from echo_shared.errors import LocalProtocolError
 
 T = TypeVar("T")
 
@@ -140,3 +142,31 @@ def _update_of(text: str, places: Sequence[str], *, names: Sequence[str], fixed:
         return f"{before} FROM (VALUES {', '.join(rows)}) AS given WHERE {where}"
 
     return of
+
+
+Rows = list[dict[str, Any]]
+
+
+def key_of(rollout_id: str) -> tuple[int, int]:
+    """Return the lease and index in a rollout's id."""
+    lease_id, _, index = rollout_id.partition("-")
+    return int(lease_id), int(index)
+
+
+def rows_of(rollout_ids: Iterable[str], **values: Any) -> Rows:
+    """Return one parameter row for each rollout: its lease as "lease", its index as "at", and these values."""
+    return [{"lease": lease, "at": index, **values} for lease, index in map(key_of, rollout_ids)]
+
+
+def change(connection: Connection, statement: Update, rows: Rows, what: str) -> None:
+    """Execute the statement for each row. Raises LocalProtocolError if a row changes nothing."""
+    check_changed(execute_many(connection, statement, rows), len(rows), what)
+
+
+def check_changed(changed: int, wanted: int, what: str) -> None:
+    """Raise LocalProtocolError if an update changed another number of rollouts than it had to."""
+    if changed != wanted:
+        raise LocalProtocolError(
+            "The coordinator's records do not fit the store; no record of this turn was written.",
+            got=f"{changed} of {wanted} rollouts could be {what}",
+        )

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, select
 
-from echo_hub.store.bulk import among
-from echo_hub.store.changing import key_of
+from echo_hub.store.bulk import among, key_of
 from echo_hub.store.reading import StoredPayload, in_parts, read_payloads
 from echo_hub.store.tables import groups, rollouts
 from echo_shared.wire.messages import DropReason

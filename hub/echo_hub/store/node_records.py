@@ -1,5 +1,5 @@
-"""One node's full record for its page: totals, outcomes, checks and trust decisions. Reads only. The number of rows
-read is limited, so a long run costs no more time than a new one.
+"""One node's full record for its page, and its contribution for its certificate. Reads only. The number of rows read is
+limited, so a long run costs no more time than a new one.
 """
 
 from __future__ import annotations
@@ -7,13 +7,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Table, select
 
 from echo_hub.core.trust.evidence import CLAIM_EDGES, DRAW_EDGES, NO_EVIDENCE
 from echo_hub.store.browsing import newest_of_node
 from echo_hub.store.reports import read_leaderboard
 from echo_hub.store.standings import STORED
-from echo_hub.store.tables import nodes, tallies, trust, trust_log
+from echo_hub.store.tables import checking, nodes, tallies, trust, trust_log
+from echo_hub.store.tallies import EVALUATED, TRAINED
+from echo_shared.records.contribution import Contribution, moment
 from echo_shared.records.node import CheckEvidence, NodeOutcome, NodeRecord, TokenClass, TrustDecision
 
 DECISIONS: Final = 50
@@ -81,3 +83,42 @@ def _evidence(stored: Mapping[str, Any] | None) -> CheckEvidence | None:
 
 def _classes(edges: Sequence[float], counts: Sequence[int]) -> tuple[TokenClass, ...]:
     return tuple(TokenClass(edge=edge, tokens=count) for edge, count in zip((*edges, None), counts, strict=True))
+
+
+def read_contribution(
+    connection: Connection, node_id: str, *, run_id: str, run_name: str, hub_key: bytes, now: float
+) -> Contribution | None:
+    """Return the node's contribution; None if it never joined the run."""
+    node = _row(connection, nodes, node_id)
+    if not node:
+        return None
+    rows = connection.execute(select(tallies).where(tallies.c.node_id == node_id)).mappings()
+    final: dict[str, Mapping[str, Any]] = {row["outcome"]: dict(row) for row in rows}
+    trained, evaluated = final.get(TRAINED, {}), final.get(EVALUATED, {})
+    judged, checked = _row(connection, trust, node_id), _row(connection, checking, node_id)
+    num_failed = judged.get("num_failed", 0)
+    return Contribution(
+        run_id=run_id,
+        run_name=run_name,
+        hub_key=hub_key.hex(),
+        node_id=node_id,
+        node_key=node["public_key"],
+        node_name=node["name"],
+        first_seen=moment(node["first_seen"]),
+        last_seen=moment(node["last_seen"]),
+        issued_at=moment(now),
+        trained_rollouts=trained.get("rollouts", 0),
+        trained_tokens=trained.get("tokens", 0),
+        evaluated_rollouts=evaluated.get("rollouts", 0),
+        evaluated_tokens=evaluated.get("tokens", 0),
+        checks_passed=judged.get("num_checked", 0) - num_failed,
+        checks_failed=num_failed,
+        others_checked_rollouts=checked.get("rollouts", 0),
+        others_checked_tokens=checked.get("tokens", 0),
+    )
+
+
+def _row(connection: Connection, table: Table, node_id: str) -> Mapping[str, Any]:
+    """Return the node's row in a table; empty if it has none."""
+    found = connection.execute(select(table).where(table.c.node_id == node_id)).mappings().one_or_none()
+    return {} if found is None else dict(found)

@@ -15,8 +15,7 @@ from sqlalchemy import Connection, select
 from echo_hub.core.evaluation_groups import EvaluationGroup, evaluation_ids
 from echo_hub.core.policy.leasing import turn_seed
 from echo_hub.store import old_receipts
-from echo_hub.store.bulk import among
-from echo_hub.store.changing import key_of
+from echo_hub.store.bulk import among, key_of
 from echo_hub.store.payload_rows import NAMES, ids_of, payload_of
 from echo_hub.store.tables import WITH_PAYLOAD, groups, payloads, rollouts, steps
 from echo_shared.errors import StorageError

@@ -23,7 +23,7 @@ from echo_hub.core.evaluation_groups import evaluation_ids
 from echo_hub.spread.holdings import Arrival, Release
 from echo_hub.store import lost_commits, reports
 from echo_hub.store.arrivals import write_news
-from echo_hub.store.changing import key_of
+from echo_hub.store.bulk import key_of
 from echo_hub.store.database import (
     check_migrated,
     check_undamaged,

@@ -16,8 +16,7 @@ from typing import Final
 from sqlalchemy import Connection, delete, func, insert, select, update
 
 from echo_hub.core.accounting.effects import StepTrained
-from echo_hub.store.bulk import among
-from echo_hub.store.changing import check_changed, key_of
+from echo_hub.store.bulk import among, check_changed, key_of
 from echo_hub.store.credit import grant
 from echo_hub.store.tables import rollouts, steps, uncounted
 from echo_hub.store.tallies import TRAINED, dropped_of, final_so_far, tally_leases

@@ -37,11 +37,10 @@ from echo_hub.core.accounting.effects import (
     VersionRecorded,
 )
 from echo_hub.store import old_receipts
-from echo_hub.store.bulk import among, execute_many
-from echo_hub.store.changing import Rows, change, check_changed, key_of, rows_of
+from echo_hub.store.actions import note_settings, settle
+from echo_hub.store.bulk import Rows, among, change, check_changed, execute_many, key_of, rows_of
 from echo_hub.store.credit import grant
 from echo_hub.store.payload_rows import bytes_of, row_of
-from echo_hub.store.settling import note_settings, settle
 from echo_hub.store.standings import write_coarse_classes, write_decisions, write_standings
 from echo_hub.store.tables import groups, payloads, rollouts, steps, versions
 from echo_hub.store.tallies import (

@@ -12,7 +12,7 @@ text raises `NotUnderstood`; no part is skipped.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -116,7 +116,7 @@ def read(text: str) -> Item:
         pieces = pieces[:-1]
     if not pieces:
         raise NotUnderstood("nothing")
-    apart, between = _split(pieces, lambda piece: _joint(piece) != "")
+    apart, between = _split_where(pieces, [_joint(piece) != "" for piece in pieces])
     parts, joints = _without_double_joints(apart, [_joint(joint) for joint in between])
     if not joints:
         return _item(pieces)
@@ -184,14 +184,23 @@ def _is_condition(item: Item) -> bool:
     return isinstance(item, Relation) and all(sign != "=" for sign in item.signs)
 
 
-def _split(pieces: Sequence[Node], is_joint: Callable[[Node], bool]) -> tuple[list[Sequence[Node]], list[Node]]:
-    """Split the pieces at joints, such as commas, outside all brackets. Return the parts and the joints."""
+def _is_sign(piece: Node, *signs: str) -> bool:
+    return isinstance(piece, Token) and piece.text in signs
+
+
+def _split(pieces: Sequence[Node], *signs: str) -> tuple[list[Sequence[Node]], list[Node]]:
+    """Split the pieces at these signs outside all brackets. Return the parts and the signs."""
+    return _split_where(pieces, [_is_sign(piece, *signs) for piece in pieces])
+
+
+def _split_where(pieces: Sequence[Node], are_joints: Sequence[bool]) -> tuple[list[Sequence[Node]], list[Node]]:
+    """Split the pieces at joints outside all brackets. Return the parts and the joints."""
     parts: list[Sequence[Node]] = []
     joints: list[Node] = []
     depth = begin = 0
-    for place, piece in enumerate(pieces):
+    for place, (piece, is_joint) in enumerate(zip(pieces, are_joints, strict=True)):
         depth += _deeper(piece)
-        if depth == 0 and is_joint(piece):
+        if depth == 0 and is_joint:
             parts.append(pieces[begin:place])
             joints.append(piece)
             begin = place + 1
@@ -208,10 +217,6 @@ def _deeper(piece: Node) -> int:
     return 0
 
 
-def _signs(*signs: str) -> Callable[[Node], bool]:
-    return lambda piece: isinstance(piece, Token) and piece.text in signs
-
-
 def _item(pieces: Sequence[Node]) -> Item:
     if not pieces:
         raise NotUnderstood("a part that is empty")
@@ -220,7 +225,7 @@ def _item(pieces: Sequence[Node]) -> Item:
         if num_both != 1:
             raise NotUnderstood(r"several \pm")
         return Several("list", tuple(_item([_with_sign(piece, sign) for piece in pieces]) for sign in "+-"))
-    sides, signs = _split(pieces, _signs(*_RELATIONS))
+    sides, signs = _split(pieces, *_RELATIONS)
     if not signs:
         return _value(pieces)
     texts = tuple(sign.text for sign in signs if isinstance(sign, Token))
@@ -252,18 +257,18 @@ def _with_sign(piece: Node, sign: str) -> Node:
 
 def _value(pieces: Sequence[Node]) -> Item:
     """Parse an item that is not a relation: an expression, a set, a list in brackets or a matrix."""
-    parts, joints = _split(pieces, _signs(*_SET_SIGNS))
+    parts, joints = _split(pieces, *_SET_SIGNS)
     if joints:
         by = {_SET_SIGNS[joint.text] for joint in joints if isinstance(joint, Token)}
         if len(by) > 1 or (by == {"without"} and len(joints) > 1):
             raise NotUnderstood("several set signs without brackets")
         return Sets(by.pop(), tuple(_braced(part) or _value(part) for part in parts))
-    parts, joints = _split(pieces, _signs(":"))
+    parts, joints = _split(pieces, ":")
     if joints:
         return Several("ratio", tuple(read_expression(part) for part in parts))
     match pieces:
-        case [Group(inner=inner)] if not inner or _split(inner, _signs(","))[1]:
-            return _set(inner, _split(inner, _signs(","))[0])
+        case [Group(inner=inner)] if not inner or _split(inner, ",")[1]:
+            return _set(inner, _split(inner, ",")[0])
         case [Token(text=r"\emptyset")]:
             return Several("set", ())
         case [Call(name=r"\mathbb", arguments=((Token(text="R"),),))]:
@@ -289,7 +294,7 @@ def _braced(pieces: Sequence[Node]) -> Item | None:
     """Parse a set in braces without backslashes, which LaTeX would not show."""
     match pieces:
         case [Group(inner=inner)]:
-            return _set(inner, _split(inner, _signs(","))[0])
+            return _set(inner, _split(inner, ",")[0])
     return None
 
 
@@ -313,7 +318,7 @@ def _infinity(pieces: Sequence[Node]) -> str | None:
 
 
 def _bracketed(first: str, inner: Sequence[Node], last: str) -> Item:
-    parts, joints = _split(inner, _signs(",", ";"))
+    parts, joints = _split(inner, ",", ";")
     match first, last:
         case (r"\{", r"\}"):
             return _set(inner, parts)
@@ -331,7 +336,7 @@ def _bracketed(first: str, inner: Sequence[Node], last: str) -> Item:
             return Several("tuple", tuple(_value(part) for part in parts))
         case ("[", "]") if joints:
             return Several("row", tuple(map(read_expression, parts)))
-        case ("(", ")") if not joints and _split(inner, _signs(*_SET_SIGNS))[1]:
+        case ("(", ")") if not joints and _split(inner, *_SET_SIGNS)[1]:
             return _value(inner)
     return _measured([Token(TokenKind.SIGN, first), *inner, Token(TokenKind.SIGN, last)])
 
@@ -339,10 +344,10 @@ def _bracketed(first: str, inner: Sequence[Node], last: str) -> Item:
 def _set(inner: Sequence[Node], parts: Sequence[Sequence[Node]]) -> Item:
     if not inner:
         return Several("set", ())
-    (left, *right), bars = _split(inner, _signs("|", ":"))
+    (left, *right), bars = _split(inner, "|", ":")
     if len(bars) == 1:
         condition = _item(right[0])
-        names = left[: next((place for place, piece in enumerate(left) if _signs(r"\in")(piece)), len(left))]
+        names = left[: next((place for place, piece in enumerate(left) if _is_sign(piece, r"\in")), len(left))]
         if not _is_condition(condition) or key(left) not in (key(names), (*key(names), r"\in", (r"\mathbb", ("R",)))):
             raise NotUnderstood("a set by its condition")
         if not any(side == read_expression(names) for side in getattr(condition, "sides", ())):
@@ -371,10 +376,10 @@ def _environment(pieces: Sequence[Node]) -> Item:
             raise NotUnderstood("an environment that does not end")
     if kind == "array" and inner and isinstance(inner[0], Group):
         inner = inner[1:]  # Skip the argument that aligns the matrix's columns.
-    if inner and _signs(_ROW_END)(inner[-1]):
+    if inner and _is_sign(inner[-1], _ROW_END):
         inner = inner[:-1]
-    rows, _ = _split(inner, _signs(_ROW_END))
-    cells = [_split(row, _signs("&"))[0] for row in rows]
+    rows, _ = _split(inner, _ROW_END)
+    cells = [_split(row, "&")[0] for row in rows]
     if kind == "cases" and all(len(row) == 1 for row in cells):
         without_commas = [row[0][:-1] if row[0] and _joint(row[0][-1]) == "," else row[0] for row in cells]
         return Several("list", tuple(_item(row) for row in without_commas))
@@ -393,7 +398,7 @@ def _measured(pieces: Sequence[Node]) -> Item:
     while end and _is_of_unit(pieces, end - 1):
         end -= 1
     unit = "".join(_unit_text(piece) for piece in pieces[end:]).strip()
-    if end == 0 or _signs("+", "-", "*", "/", r"\cdot", r"\times")(pieces[end - 1]) or not unit:
+    if end == 0 or _is_sign(pieces[end - 1], "+", "-", "*", "/", r"\cdot", r"\times") or not unit:
         end, unit = len(pieces), ""
     expression = read_expression(pieces[:end])
     if before and unit:

@@ -88,16 +88,22 @@ _REFUSED: Final[Mapping[str, str]] = {
 class ReasoningGymTask:
     """One dataset of reasoning-gym. A problem's metadata is the dataset's entry."""
 
-    def __init__(self, dataset: str, build: Callable[[int], Any]) -> None:
-        """`build` creates the dataset with one item from a 32-bit seed."""
+    def __init__(self, dataset: str, options: Mapping[str, Any]) -> None:
         self.name = f"reasoning-gym:{dataset}"
-        self._build = build
-        self._scorer = build(0)
+        self._dataset = dataset
+        self._options = options
+        self._scorer = self._build(0)
         self._guard = _GUARDS.get(dataset)
 
     def sample(self, seed: int) -> Problem:
         entry = self._build(derive_seed(self.name, seed) >> 32)[0]
         return Problem(prompt=entry["question"], metadata=entry)
+
+    def _build(self, seed: int) -> Any:
+        """Create the dataset with one item from a 32-bit seed."""
+        from reasoning_gym.factory import create_dataset
+
+        return create_dataset(self._dataset, seed=seed, size=1, **self._options)
 
     def score(self, problem: Problem, completion: str) -> float:
         """Return the dataset's reward for the last `<answer>...</answer>`, or for the whole completion without tags.
@@ -124,7 +130,7 @@ class ReasoningGymTask:
 
 def make_reasoning_gym(dataset: str, options: Mapping[str, Any]) -> ReasoningGymTask:
     """Create the task of a dataset. Raises ConfigError for an unknown or refused dataset, and for invalid options."""
-    from reasoning_gym.factory import DATASETS, create_dataset
+    from reasoning_gym.factory import DATASETS
 
     if dataset in _REFUSED:
         raise ConfigError(
@@ -148,11 +154,8 @@ def make_reasoning_gym(dataset: str, options: Mapping[str, Any]) -> ReasoningGym
                 do=f"Its options are {', '.join(sorted(known))}.",
             )
 
-    def build(seed: int) -> Any:
-        return create_dataset(dataset, seed=seed, size=1, **options)
-
     try:
-        return ReasoningGymTask(dataset, build)
+        return ReasoningGymTask(dataset, options)
     except (AssertionError, AttributeError, TypeError, ValueError) as error:  # Raised by the datasets' own checks.
         raise ConfigError(
             f"The options do not fit the reasoning-gym dataset {dataset}.",

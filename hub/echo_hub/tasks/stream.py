@@ -14,10 +14,10 @@ prompt) is replaced by a drawn problem, which then occurs twice in that epoch.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, Protocol
 
 from echo_hub.tasks.base import FileTask, NumberedTask, Problem, Task
 from echo_hub.tasks.environments.base import Environment
@@ -50,6 +50,13 @@ size and a key.
 """
 
 
+class PromptFitting(Protocol):
+    """Tells which prompts the model can be given. Implemented by `echo_hub.scoring.task_problems`."""
+
+    def fits(self, prompt: str) -> bool:
+        """Return True if the model's context has room for the prompt. Raises ConfigError for an unusable prompt."""
+
+
 class ProblemStream:
     """Problems of a run. `train(n)` and `heldout(n)` always return the same problem for the same number."""
 
@@ -59,22 +66,21 @@ class ProblemStream:
         *,
         run_seed: int,
         heldout_problems: int,
-        fits: Callable[[str], bool] = lambda prompt: True,
+        fitting: PromptFitting | None = None,
         heldout: HeldOutProblems | None = None,
         epochs: Order | None = None,
-        avoid: Callable[[], Iterable[str]] = tuple,
     ) -> None:
-        """`fits` returns True if the model's context has room for a prompt, and raises ConfigError for an unusable
-        prompt. `heldout` is the held-out set of an equal stream; None means that it is drawn. `epochs` gives the order
-        of a `NumberedTask`'s problems; None means drawing with replacement. `avoid` is called once and returns the
-        prompts of other tasks' held-out sets, which are not trained on either.
+        """`fitting` checks prompts; None: every prompt is usable. `heldout` is the held-out set of an equal stream;
+        None means that it is drawn. `epochs` gives the order of a `NumberedTask`'s problems; None means drawing with
+        replacement.
         """
         self._task = task
         self._run_seed = run_seed
         self._heldout_problems = heldout_problems
-        self._fits = fits
+        self._fitting = fitting
         self._known = heldout
-        self._avoid = avoid
+        self.others: Sequence[ProblemStream] = ()
+        """Streams of the run's other tasks. Their held-out problems are not trained on either."""
         # Cached, because a check against a protocol is slow.
         self._numbered = task if isinstance(task, NumberedTask) else None
         self._epochs = epochs if self._numbered is not None else None
@@ -171,7 +177,10 @@ class ProblemStream:
 
     @cached_property
     def _heldout(self) -> frozenset[str]:
-        return frozenset(self.held_out.prompts).union(self._avoid())
+        return frozenset(self.held_out.prompts).union(*(other.held_out.prompts for other in self.others))
+
+    def _fits(self, prompt: str) -> bool:
+        return self._fitting is None or self._fitting.fits(prompt)
 
     def _checked(self, prompt: str) -> str:
         if self._fits(prompt):

@@ -9,10 +9,9 @@ from echo_hub.core.accounting.effects import BeginStep, EvaluationDone, FinishRu
 from echo_hub.distribution.service import DistributionService
 from echo_hub.driving.shared import Shared
 from echo_hub.evaluation.by_nodes import NodeEvaluations
-from echo_hub.evaluation.due import DueVersions, Evaluations
+from echo_hub.evaluation.due import DueVersions
 from echo_hub.evaluation.evaluator import Evaluator, evaluator_of
-from echo_hub.evaluation.measuring import Measuring
-from echo_hub.evaluation.records import EvaluationRecords
+from echo_hub.evaluation.measuring import EvaluationRecords, Evaluations, Measuring
 from echo_hub.intake.episodes import TrainingBatches
 from echo_hub.training.own_sampler import OwnSampler
 from echo_hub.training.step_settings import RunStepSettings

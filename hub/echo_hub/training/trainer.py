@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Final, Protocol, assert_never
+from typing import Final, assert_never
 
 from echo_hub.core.accounting.effects import PlannedGroup
 from echo_hub.core.accounting.events import LearnerLost, LearnerReady, RolloutArrived, StepComputed, StepDone
@@ -29,10 +29,12 @@ from echo_hub.dashboard.source import Changes
 from echo_hub.driving.event_queue import EventQueue
 from echo_hub.evaluation.by_hub import Generated
 from echo_hub.evaluation.due import DueVersions
+from echo_hub.intake.episodes import TrainingBatches
 from echo_hub.learner.process import Learner, StepUnderWay
 from echo_hub.learner.request_batches import batches
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
 from echo_hub.scoring.stop_strings import NO_STRINGS, StopStrings
+from echo_hub.training.step_settings import RunStepSettings
 from echo_shared.errors import LearnerError
 from echo_shared.files.full_disk import Room
 from echo_shared.process.backoff import Restarts
@@ -96,28 +98,6 @@ class _Generate:
 _Job = _Begin | _Train | _Generate | GroupRequest
 
 
-class Batches(Protocol):
-    """Loads batches and groups from the store. Implemented by `echo_hub.intake.episodes.TrainingBatches`."""
-
-    async def batch(self, step: int) -> Sequence[TrainingGroup]: ...
-
-    async def groups(self, wanted: Mapping[int, Sequence[str]]) -> Mapping[int, TrainingGroup]: ...
-
-
-class StepSettings(Protocol):
-    """Settings of single steps; calls for the same step always return the same. Implemented by
-    `echo_hub.training.step_settings`."""
-
-    def export_path(self, step: int) -> Path | None:
-        """Return the directory for the step's adapter; None if it is not exported."""
-
-    def learning_rate(self, step: int) -> float | None:
-        """Return the step's learning rate; None stands for that of the learner's settings."""
-
-    def objective(self, step: int) -> str | None:
-        """Return the step's objective as JSON; None stands for that of the learner's settings."""
-
-
 class Trainer:
     """Supervises the learner process and sends it its jobs."""
 
@@ -126,8 +106,8 @@ class Trainer:
         *,
         settings: LearnerSettings,
         run_dir: Path,
-        batches: Batches,
-        steps: StepSettings,
+        batches: TrainingBatches,
+        steps: RunStepSettings,
         queue: EventQueue,
         due: DueVersions,
         pages: Changes,

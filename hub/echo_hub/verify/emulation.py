@@ -21,7 +21,7 @@ engine.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final
 
 import torch
@@ -184,13 +184,14 @@ def emulating(precision: str, weights: Collection[int]) -> Iterator[None]:
         yield
 
 
-def in_float32() -> AbstractContextManager[None]:
-    """Compute inside the block in float32, with weights that are stored in 16 bits; without an autograd graph.
+def exactly(*, in_float32: bool) -> AbstractContextManager[None]:
+    """With `in_float32`, compute inside the block in float32, with weights that are stored in 16 bits; without an
+    autograd graph.
 
     Each weight is converted when it is used. So the model takes half of the memory, and the results equal those of
     float32 weights.
     """
-    return emulating(_EXACT, ())
+    return emulating(_EXACT, ()) if in_float32 else nullcontext()
 
 
 def _exact(value: Any) -> Any:

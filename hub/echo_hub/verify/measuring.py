@@ -8,8 +8,7 @@ verifier's own rounding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -23,7 +22,7 @@ from echo_hub.learner.logprobs import exact, logits_in_chunks
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.learner.weighting import WeightedGroup, WeightedRollout
-from echo_hub.verify.emulation import emulating
+from echo_hub.verify.emulation import emulating, exactly
 from echo_shared.errors import LearnerError
 from echo_shared.sampling import draws
 from echo_shared.sampling.interface import FinishedRollout, GroupRequest
@@ -89,20 +88,20 @@ def measured(
     *,
     adapter: Mapping[str, Tensor],
     seed: int,
-    computing: Callable[[], AbstractContextManager[None]] = nullcontext,
+    in_float32: bool = False,
 ) -> Evidence:
     """Return the evidence that an honest engine with this rounding and adapter would show on the completions in
     `groups`.
 
-    `rounding` is one of `core.trust.numerics.ROUNDINGS`. `computing` returns the context of the verifier's own, exact
-    computation.
+    `rounding` is one of `core.trust.numerics.ROUNDINGS`. `in_float32`: the verifier computes in
+    float32, whatever the weights are stored in.
     """
     policy.set_adapter(adapter)
     generator = np.random.Generator(np.random.Philox(key=draws.derive_seed("numerics", rounding, seed)))
     found = []
     for batch in build_micro_batches(groups, micro_batch_tokens=settings.learner.tokens_at_once):
         moved = batch.to(policy.device)
-        found += _examined(policy, settings.temperature, rounding, moved, generator, computing)
+        found += _examined(policy, settings.temperature, rounding, moved, generator, in_float32=in_float32)
     below_N, logprobs_N, uniforms_N, claims_N = (np.concatenate(parts) for parts in zip(*found, strict=True))
     return Evidence.of(below_N, logprobs_N, uniforms_N, claims_N)
 
@@ -118,17 +117,18 @@ def _examined(
     rounding: str,
     batch: MicroBatch,
     generator: np.random.Generator,
-    computing: Callable[[], AbstractContextManager[None]],
+    *,
+    in_float32: bool,
 ) -> list[_Drawn]:
     storages = policy.base_storages
-    with computing():
+    with exactly(in_float32=in_float32):
         hidden_NH = policy.states(batch)
     with emulating(rounding, storages):
         emulated_NH = policy.states(batch)
     true_chunks, drawn_chunks = logits_in_chunks(hidden_NH, policy.head), logits_in_chunks(emulated_NH, policy.head)
     found: list[_Drawn] = []
     while True:
-        with torch.no_grad(), policy.autocast(), computing():
+        with torch.no_grad(), policy.autocast(), exactly(in_float32=in_float32):
             true_logits = next(true_chunks, None)
         if true_logits is None:
             return found

@@ -17,7 +17,6 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -37,7 +36,7 @@ from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.learner.weighting import WeightedGroup, WeightedRollout
 from echo_hub.verify.drawn import DrawnRollout, pack_evidence
-from echo_hub.verify.emulation import in_float32
+from echo_hub.verify.emulation import exactly
 from echo_hub.verify.measuring import contexts, measured
 from echo_shared.errors import BackendError, LearnerError
 from echo_shared.process.answering import serve
@@ -98,15 +97,15 @@ class Examiner:
         settings: LearnerSettings,
         *,
         kept: int,
-        computing: Callable[[], AbstractContextManager[None]] = nullcontext,
+        in_float32: bool = False,
     ) -> None:
-        """`policy`: the base (version 0). `kept`: number of adapters kept on its device. `computing`: makes the context
-        of each forward pass, to compute in another precision than the weights are stored in.
+        """`policy`: the base (version 0). `kept`: number of adapters kept on its device. `in_float32`: compute in
+        float32, whatever the weights are stored in.
         """
         self._policy = policy
         self._settings = settings
         self._kept = kept
-        self._computing = computing
+        self._in_float32 = in_float32
         self._base = {name: parameter.detach().clone() for name, parameter in policy.parameters.items()}
         self._adapters: OrderedDict[int, Mapping[str, Tensor]] = OrderedDict()
         self._contexts: tuple[int, list[WeightedGroup]] | None = None
@@ -124,7 +123,6 @@ class Examiner:
         held_in: torch.dtype | None = None
         if settings.learner.precision == "auto":
             held_in = torch.float32 if is_float32_affordable(settings) else stored_dtype(settings.base_dir)
-        computing = in_float32 if held_in in _STORED.values() else nullcontext
         try:
             policy = Policy.load(settings, dtype=held_in)
         except torch.OutOfMemoryError as error:
@@ -133,16 +131,16 @@ class Examiner:
                 got=f"trust.verifier_device = {settings.learner.device}: {error}",
                 do='Set trust.verifier_device to another device, such as "cpu".',
             ) from error
-        return cls(policy, settings, kept=frame["kept"], computing=computing)
+        return cls(policy, settings, kept=frame["kept"], in_float32=held_in in _STORED.values())
 
     def measure(
-        self, rounding: str, version: int, place: Callable[[int], Path], prompts: Sequence[NDArray[np.int32]]
+        self, rounding: str, version: int, adapters: Mapping[int, Path], prompts: Sequence[NDArray[np.int32]]
     ) -> Frame:
         """Return the answer to a measurement: the evidence of an honest engine with this rounding and version, or why
         measuring failed."""
         began = self._clock()
         try:
-            adapter = self._adapter(version, place)
+            adapter = self._adapter(version, adapters)
             if self._contexts is None or self._contexts[0] != version:
                 self._policy.set_adapter(adapter)
                 self._contexts = version, contexts(self._policy, self._settings, prompts, seed=version)
@@ -153,7 +151,7 @@ class Examiner:
                 self._contexts[1],
                 adapter=adapter,
                 seed=version,
-                computing=self._computing,
+                in_float32=self._in_float32,
             )
         except (LearnerError, BackendError, torch.OutOfMemoryError) as error:
             return {"rounding": rounding, "cannot": str(error)}
@@ -161,10 +159,10 @@ class Examiner:
             return {"rounding": rounding, "cannot": "The policy's logits are not finite."}
         return {"rounding": rounding, "evidence": pack_evidence(evidence), "seconds": self._clock() - began}
 
-    def examine(self, rollouts: Sequence[DrawnRollout], place: Callable[[int], Path]) -> Iterator[Frame]:
+    def examine(self, rollouts: Sequence[DrawnRollout], adapters: Mapping[int, Path]) -> Iterator[Frame]:
         """Yield one answer for each rollout as soon as it is computed, rollouts of older versions first.
 
-        `place` returns the directory of a version's adapter.
+        `adapters` has the directory of each version's adapter.
         """
         began = self._clock()
         pieces = []
@@ -174,13 +172,13 @@ class Examiner:
             else:
                 pieces += _pieces(drawn)
         pieces.sort(key=_version)
-        adapters: _Adapters = {}
+        weights: _Adapters = {}
         for version, of_version in groupby(pieces, key=_version):
             try:
-                adapters[version] = self._adapter(version, place)
+                weights[version] = self._adapter(version, adapters)
             except LearnerError as error:
                 yield from _refused(list(of_version), f"The adapter of version {version} is gone: {error.got}")
-        for part, found in self._computed([piece for piece in pieces if not piece.case.cannot], adapters):
+        for part, found in self._computed([piece for piece in pieces if not piece.case.cannot], weights):
             ended = self._clock()
             _spread(ended - began, part)
             began = ended
@@ -203,13 +201,13 @@ class Examiner:
             return f"token ids {ids.min()} to {ids.max()}, with a vocabulary of {vocabulary}"
         return ""
 
-    def _adapter(self, version: int, place: Callable[[int], Path]) -> Mapping[str, Tensor]:
+    def _adapter(self, version: int, adapters: Mapping[int, Path]) -> Mapping[str, Tensor]:
         """Return a version's adapter, from memory or its directory. Raises LearnerError if the directory is gone."""
         if version == 0:
             return self._base
         adapter = self._adapters.pop(version, None)
         if adapter is None:
-            read = self._policy.read_adapter(place(version))
+            read = self._policy.read_adapter(adapters[version])
             adapter = {name: weight.to(self._policy.device) for name, weight in read.items()}
         self._adapters[version] = adapter
         if len(self._adapters) > self._kept:
@@ -250,7 +248,7 @@ class Examiner:
         moved, greedy_N = batch.to(self._policy.device), _greedy(pieces)
         if greedy_N is not None:
             greedy_N = greedy_N.to(self._policy.device)
-        with self._computing():
+        with exactly(in_float32=self._in_float32):
             below_N, logprobs_N = self._policy.intervals(moved, greedy_N=greedy_N, adapters=adapters)
         return np.stack([below_N.numpy(force=True), logprobs_N.numpy(force=True)])
 
@@ -412,11 +410,9 @@ def opened(opening: Frame) -> Callable[[Frame], Iterator[Frame]]:
         adapters = {version: Path(path) for version, path in request["adapters"].items()}
         if "prompts" in request:
             for rounding in request["asked"]:
-                yield examiner.measure(rounding, request["version"], adapters.__getitem__, request["prompts"])
+                yield examiner.measure(rounding, request["version"], adapters, request["prompts"])
         else:
-            yield from examiner.examine(
-                [unpack_payload(DrawnRollout, frame) for frame in request["asked"]], adapters.__getitem__
-            )
+            yield from examiner.examine([unpack_payload(DrawnRollout, frame) for frame in request["asked"]], adapters)
 
     return answers
 

@@ -12,14 +12,13 @@ import threading
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Protocol
 
 from echo_hub.dashboard.model import FleetView, NodesAway, NodeView
 from echo_hub.store.known_nodes import read_banned_nodes
 from echo_hub.store.reports import read_leaderboard, read_under_way
 from echo_hub.store.store import Store
 from echo_hub.views.beside import ReadBeside
-from echo_hub.views.nodes import ConnectedNode, node_view
 from echo_shared.records.run import NodeTotals
 
 MOST_NODES: Final = 10_000
@@ -168,3 +167,32 @@ def _words(node: ConnectedNode) -> tuple[object, ...]:
 def _others(before: Mapping[str, int], now: Mapping[str, int]) -> set[str]:
     """Return the keys whose values differ, or that only one of the two has."""
     return {key for key, _ in before.items() ^ now.items()}
+
+
+class ConnectedNode(Protocol):
+    """The latest report of a connected node about itself, as in `echo_hub.net.live_nodes.LiveNode`."""
+
+    activity: str
+    capacity: int
+    policy_version: int | None
+    tokens_per_s: float
+    precision: str
+    cost_per_hour: float
+    standby: str
+    affordable: bool
+
+
+def node_view(totals: NodeTotals, said: ConnectedNode | None, *, in_flight: int) -> NodeView:
+    """Return the view of one node. `said` is its latest report, or None if it is disconnected."""
+    return NodeView(
+        totals=totals,
+        connected=said is not None,
+        activity=said.activity if said else "",
+        policy_version=said.policy_version if said else None,
+        capacity=said.capacity if said else 0,
+        in_flight=in_flight,
+        tokens_per_s=said.tokens_per_s if said else 0.0,
+        precision=(said.precision if said else "") or totals.precision,
+        costs_per_hour=said.cost_per_hour if said else 0.0,
+        standby=said.standby if said else "",
+    )

@@ -16,8 +16,7 @@ from echo_hub.store.events import read_events
 from echo_hub.store.node_records import read_node_record
 from echo_hub.store.reports import read_steps
 from echo_hub.store.store import Store
-from echo_hub.views.all_nodes import AllNodes
-from echo_hub.views.nodes import ConnectedNode
+from echo_hub.views.all_nodes import AllNodes, ConnectedNode
 from echo_hub.views.run import Moment, MomentSource, RunViews, health
 from echo_shared.records.health import Health
 from echo_shared.records.node import NodeRecord

@@ -4,7 +4,7 @@ import asyncio
 import io
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
@@ -12,6 +12,7 @@ from rich.console import Console
 from echo_hub.commands import serve_line as serve_line_module
 from echo_hub.commands.serve_line import DONE, ServeLine, line_of
 from echo_hub.dashboard.model import RunState, RunView
+from echo_hub.dashboard.source import PagesSource
 from echo_shared.errors import StorageError
 from echo_shared.records.health import Health, HubState
 
@@ -37,13 +38,13 @@ FINISHED = replace(VIEW, health=Health(state=HubState.FINISHED), trained_step=1_
 
 
 class Run:
-    """Scripted views of the run, one per read; the last one repeats. `read` ends the wait once all were returned."""
+    """Scripted views of the run, one per read; the last one repeats. `done` is set once all were returned."""
 
     def __init__(self, *views: RunView | Exception) -> None:
         self.views = list(views)
         self.done = asyncio.Event()
 
-    async def read(self) -> RunView:
+    async def run_view(self) -> RunView:
         view = self.views.pop(0) if len(self.views) > 1 else self.views[0]
         if len(self.views) == 1 and view is self.views[0]:
             self.done.set()
@@ -56,7 +57,7 @@ async def shown(run: Run, monkeypatch: pytest.MonkeyPatch, *, terminal: bool, ou
     monkeypatch.setattr(serve_line_module, "REFRESH_S", 0.0)
     screen, plain = io.StringIO(), io.StringIO()
     console = Console(file=screen, force_terminal=terminal, width=200, color_system=None)
-    task = asyncio.create_task(ServeLine(run.read, terminal=console, out=out or plain).run())
+    task = asyncio.create_task(ServeLine(cast(PagesSource, run), terminal=console, out=out or plain).run())
     async with asyncio.timeout(60):
         await run.done.wait()
         await asyncio.sleep(0)

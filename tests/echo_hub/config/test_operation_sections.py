@@ -5,7 +5,7 @@ from typing import Any, get_args
 import pytest
 from pydantic import ValidationError
 
-from echo_hub.config.operation_sections import AlertKind, AlertsConfig, LogConfig
+from echo_hub.config.operation_sections import AlertKind, AlertsConfig
 from echo_hub.operation.problems import ProblemKind
 from echo_shared.settings import secrets_of
 
@@ -41,9 +41,3 @@ def test_secret_settings_are_marked() -> None:
         }
     )
     assert sorted(secrets_of(settings)) == sorted(["https://x.example/secret", "s" * 16])
-
-
-def test_a_log_has_a_cap() -> None:
-    for wrong in ({"max_bytes": 0}, {"kept": 0}, {"level": "loud"}):
-        with pytest.raises(ValidationError):
-            LogConfig.model_validate(wrong)

@@ -120,10 +120,9 @@ from echo_hub.core.step_screen import StepScreen
 from echo_hub.core.trust.pairs import PeerFinding
 from echo_hub.core.trust.settings import TrustSettings
 from echo_hub.core.trust.standing import StandingState
-from echo_hub.store.actions import find_action, note_action
+from echo_hub.store.actions import find_action, note_action, read_settings
 from echo_hub.store.reading import read_batch, read_evaluated, read_groups, read_payloads, read_receipts, read_turns
 from echo_hub.store.reports import read_accounting
-from echo_hub.store.settling import read_settings
 from echo_hub.store.store import Store
 from echo_hub.store.unfinished import read_snapshot
 from echo_shared.records.rollout import DrawnSpan, RolloutPayload

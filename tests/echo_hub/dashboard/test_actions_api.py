@@ -12,7 +12,7 @@ from aiohttp import ClientSession
 
 from echo_hub.dashboard.actions_api import MAX_BODY_BYTES
 from echo_hub.driving.progress import RunProgress
-from echo_hub.evaluation.records import EvaluationRecords
+from echo_hub.evaluation.measuring import EvaluationRecords
 from tests.echo_hub.views.conftest import evaluated
 
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from echo_hub.dashboard.board import MOST_SEARCHED, AboutView, board_query, page_links, sort_of
+from echo_hub.dashboard.board import MOST_SEARCHED, board_query, page_links, sort_of
 from echo_shared.records.credit import Board, BoardQuery
 
 
@@ -19,7 +19,3 @@ def test_pages_lead_to_their_neighbours() -> None:
     board = Board(rows=(), num_found=0, num_ranked=0)
     assert page_links(BoardQuery(), board) == ("", "")
     assert page_links(BoardQuery(after=50, search="a&b"), board) == ("?sort=rank&q=a%26b#table", "")
-
-
-def test_the_person_to_ask_defaults_to_the_contact() -> None:
-    assert AboutView(contact="Ada").asks == "Ada" and AboutView(contact="Ada", token_from="Bob").asks == "Bob"

@@ -60,11 +60,7 @@ async def test_the_about_page_shows_texts_as_plain_text(source: Any, store: Stor
         assert "ask <bdi>ada@example.org</bdi>" in board and 'href="/about"' in board
 
 
-async def test_the_person_to_ask_for_a_token_can_differ_from_the_contact(
-    source: Any, store: Store, guard: Guard
-) -> None:
-    async with served(source, store, guard, about=AboutView(needs_token=True, token_from="Bob")) as stranger:
-        assert "ask <bdi>Bob</bdi>" in await text_of(stranger, "/about")
+async def test_a_run_without_texts_says_so(source: Any, store: Store, guard: Guard) -> None:
     async with served(source, store, guard) as stranger:
         text = await text_of(stranger, "/about")
         assert "has not described" in text and "TOKEN" not in text

@@ -36,7 +36,7 @@ from echo_hub.core.trust.standing import Decision
 from echo_hub.driving import driver as driver_module
 from echo_hub.driving import event_queue
 from echo_hub.driving.driver import Driver
-from echo_hub.operation.event_log import EventLog
+from echo_hub.operation.log_lines import EventLog
 from echo_hub.scoring.backlog import FAR_BEHIND
 from echo_hub.store import database
 from echo_hub.store.database import read_meta

@@ -7,7 +7,8 @@ from pathlib import Path
 from echo_hub.config.sections import HubConfig
 from echo_hub.config.task_sections import EvaluationConfig
 from echo_hub.config.training_sections import TrainingConfig
-from echo_hub.evaluation.due import DueVersions, Evaluations, is_due
+from echo_hub.evaluation.due import DueVersions, is_due
+from echo_hub.evaluation.measuring import Evaluations
 from echo_hub.run.directory import RunDirectory
 from echo_shared.records.run import Evaluation, EvaluationKind
 

@@ -31,12 +31,12 @@ def node(node_id: str, name: str, *, host: str = "192.0.2.7", invite_id: int | N
 
 
 class Hub:
-    """Stands for the store's names of nodes, and the clock."""
+    """Stands for the store's names of nodes."""
 
     def __init__(self) -> None:
-        self.now, self.num_reads = 0.0, 0
+        self.num_reads = 0
         self.books = [CountedName("ada", "Ada"), CountedName("twin", "Аda"), CountedName("ben", "Ben", invite_id=3)]
-        self.names = KnownNodes(cast(AsyncStore, self), clock=lambda: self.now)
+        self.names = KnownNodes(cast(AsyncStore, self))
 
     async def read(self, query: object) -> list[CountedName]:
         assert query is read_counted_names
@@ -72,7 +72,7 @@ async def test_a_name_is_nobodys_before_work_has_counted() -> None:
     assert await hub.refusal(node("new", "Cleo")) is None and await hub.refusal(node("newer", "Cleo")) is None
     hub.books = [*hub.books, CountedName("newer", "Cleo")]
     assert await hub.refusal(node("new", "Cleo")) is None, "the store is read only now and then"
-    hub.now += LOOK_S
+    hub.names._read_at -= LOOK_S
     assert await hub.refusal(node("new", "Cleo")) is not None and await hub.refusal(node("newer", "Cleo")) is None
 
 

@@ -23,7 +23,7 @@ ASKED = Asked(prompt="Say hello.", completion="Hello!")
 async def judge(endpoint: FakeEndpoint, *, is_patient: bool = True, **settings: object) -> AsyncIterator[LlmJudge]:
     config = LlmJudgeConfig.model_validate({"kind": "llm", "url": endpoint.url, "model": "m", **settings})
     async with session_for(config, "sk-1") as session:
-        yield LlmJudge("style", config, session, is_patient=is_patient, jitter=lambda: 0.0, first_s=0.001)
+        yield LlmJudge("style", config, session, is_patient=is_patient, first_s=0.001)
 
 
 async def test_a_verdict_gives_the_value_and_its_cost_is_counted(endpoint: FakeEndpoint) -> None:

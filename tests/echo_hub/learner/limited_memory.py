@@ -26,25 +26,20 @@ class LimitedMemory:
 
     def __init__(self, limit_bytes: float = float("inf")) -> None:
         self.limit_bytes = limit_bytes
-        self.most_bytes = 0
+        self.peak_bytes = 0
         self.refused = 0
         self._bytes = 0
         self._count: dict[int, int] = {}
 
     @contextmanager
-    def holds(self) -> Iterator[None]:
+    def measuring(self) -> Iterator[None]:
         """Raise torch.OutOfMemoryError in the block if a graph keeps too much."""
-        self.most_bytes = 0
+        self.peak_bytes = 0
         with torch.autograd.graph.saved_tensors_hooks(self._keep, lambda kept: kept.tensor):
             yield
 
     def free_bytes(self) -> int:
         return int(self.limit_bytes)
-
-    def peak_bytes(self, run: Callable[[], None]) -> int:
-        with self.holds():
-            run()
-        return self.most_bytes
 
     def _keep(self, tensor: Tensor) -> _Kept:
         storage = tensor.untyped_storage()
@@ -54,7 +49,7 @@ class LimitedMemory:
                 self.refused += 1
                 raise torch.OutOfMemoryError(f"Tried to keep {size} bytes beside {self._bytes}.")
             self._bytes += size
-            self.most_bytes = max(self.most_bytes, self._bytes)
+            self.peak_bytes = max(self.peak_bytes, self._bytes)
         self._count[place] = self._count.get(place, 0) + 1
         return _Kept(tensor.detach(), partial(self._let_go, place, size))
 

@@ -10,8 +10,9 @@ from echo_hub.learner.cuts import ChunkSizes
 from echo_hub.learner.fit import MOST_TOKENS
 from echo_hub.learner.objectives.loss import StepLoss
 from echo_hub.learner.policy import Policy
-from echo_hub.learner.probe import _compute, _random_group, first_cut, place
+from echo_hub.learner.probe import _random_group, first_cut, place
 from echo_hub.learner.settings import LearnerSettings
+from echo_hub.learner.step import accumulate_gradient
 from tests.echo_hub.learner.limited_memory import LimitedMemory
 
 MakeSettings = Callable[..., LearnerSettings]
@@ -46,7 +47,10 @@ def test_the_chosen_size_fits_and_leaves_little_memory(make_settings: MakeSettin
 
     def peak_bytes(tokens: int) -> int:
         (batch,) = build_micro_batches([_random_group(policy.vocab_size, tokens)], micro_batch_tokens=tokens)
-        return LimitedMemory().peak_bytes(lambda: _compute(policy, batch, loss))
+        whole = LimitedMemory()
+        with whole.measuring():
+            accumulate_gradient(policy, batch, loss)
+        return whole.peak_bytes
 
     assert 0.8 * memory.limit_bytes < peak_bytes(cut.micro_batch_tokens) < 0.95 * memory.limit_bytes
     assert peak_bytes(cut.micro_batch_tokens * 5 // 4 + 512) > memory.limit_bytes

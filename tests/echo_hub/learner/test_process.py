@@ -135,10 +135,10 @@ async def test_a_process_without_heartbeat_or_progress_is_ended(
 
     (tmp_path / "hung.py").write_text(HUNG)
     # `silent_s` stays long: on a busy machine, the hung process could count as silent first.
-    monkeypatch.setattr(process, "LIMITS", replace(LIMITS, beat_s=0.05, look_s=0.05))
+    monkeypatch.setattr(process, "LIMITS", replace(LIMITS, beat_s=0.05, look_s=0.05, stalled_s=0.5))
     monkeypatch.setattr(process, "WORKER", "hung")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
-    of_learner = settings.learner.model_copy(update={"hung_s": 0.5, "micro_batch_tokens": 64})
+    of_learner = settings.learner.model_copy(update={"micro_batch_tokens": 64})
     learner = await Learner.start(settings.model_copy(update={"learner": of_learner}), tmp_path)
     try:
         with pytest.raises(ChildExited) as stalled:

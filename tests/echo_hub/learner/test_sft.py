@@ -198,10 +198,10 @@ def test_fine_tuning_starts_with_the_given_adapter(make_settings: MakeSettings, 
 def test_an_update_that_does_not_fit_is_cut(make_settings: MakeSettings, tmp_path: Path) -> None:
     settings, plan = plan_of(make_settings(), epochs=1)
     memory = LimitedMemory()
-    with memory.holds():
+    with memory.measuring():
         whole = run(settings, plan, tmp_path / "whole")
-    little = LimitedMemory(0.7 * memory.most_bytes)
-    with little.holds():
+    little = LimitedMemory(0.7 * memory.peak_bytes)
+    with little.measuring():
         halves = run(settings, plan, tmp_path / "halves")
     assert little.refused
     for name, weight in whole.policy.parameters.items():

@@ -38,7 +38,7 @@ def trained(
     policy = Policy.load(settings)
     optimizer = make_optimizer(policy, settings.training)
     outcomes = []
-    with memory.holds():
+    with memory.measuring():
         for step in range(steps):
             history = outcomes[-1].history if outcomes else NO_HISTORY
             outcome = step_within_memory(
@@ -59,7 +59,7 @@ def test_a_step_too_large_for_memory_is_repeated_in_halves_with_equal_result(
     whole, expected = trained(settings, make_groups(0), cuts_in(tmp_path / "whole"), memory)
     (tmp_path / "halves").mkdir()
     cuts = cuts_in(tmp_path / "halves")
-    little = LimitedMemory(0.7 * memory.most_bytes)
+    little = LimitedMemory(0.7 * memory.peak_bytes)
     halves, outcomes = trained(settings, make_groups(0), cuts, little)
     torch.testing.assert_close(halves, whole, rtol=0, atol=2e-5)
     first, second = (outcome.metrics for outcome in outcomes)
@@ -81,7 +81,10 @@ def test_a_single_rollout_is_the_floor_and_nothing_is_left_of_the_attempts(
     policy = Policy.load(settings)
     optimizer = make_optimizer(policy, settings.training)
     before = {name: weight.detach().clone() for name, weight in policy.parameters.items()}
-    with LimitedMemory(10_000).holds(), pytest.raises(LearnerError, match="too little memory for a single") as error:
+    with (
+        LimitedMemory(10_000).measuring(),
+        pytest.raises(LearnerError, match="too little memory for a single") as error,
+    ):
         step_within_memory(policy, optimizer, make_groups(0), settings, cuts=cuts_in(tmp_path))
     assert "Tried to keep" in error.value.got and "gradient_checkpointing to true" in error.value.do
     assert not optimizer.state
@@ -123,7 +126,7 @@ def test_several_ranks_end_and_the_next_ones_know_why(
     tokens = PLENTY
     for _ in range(2):
         cuts = Cuts.read(tmp_path / "checkpoints", place="here") if tokens < PLENTY else cuts_in(tmp_path)
-        with LimitedMemory(10_000).holds(), pytest.raises(torch.OutOfMemoryError):
+        with LimitedMemory(10_000).measuring(), pytest.raises(torch.OutOfMemoryError):
             step_within_memory(policy, optimizer, make_groups(0), settings, cuts=cuts)
         known = Cuts.read(tmp_path / "checkpoints", place="here").at(1)
         assert known is not None and known.micro_batch_tokens <= tokens // 2

@@ -94,14 +94,12 @@ def check_words(ranks: TrainingRanks) -> None:
     ranks.add_up(values)
     assert values[0].tolist() == [[3.0, 3.0], [3.0, 3.0]] and float(values[1]) == 10
     assert ranks.collect(torch.tensor([[float(ranks.rank)]])).tolist() == [[0.0], [1.0]]
-    assert ranks.agree(lambda: ranks.rank) == ranks.rank
-
-    def fail() -> None:
-        if ranks.rank == 1:
-            raise StorageError("Only here.")
-
+    with ranks.agreement():
+        pass
     try:
-        ranks.agree(fail)
+        with ranks.agreement():
+            if ranks.rank == 1:
+                raise StorageError("Only here.")
         raise AssertionError("rank 1 had failed")
     except StorageError as error:
         assert error.what == "Only here."
@@ -111,7 +109,8 @@ def check_place(settings: LearnerSettings, ranks: TrainingRanks) -> None:
     placed = ranks.place(settings)
     assert placed.base_dir == Path("elsewhere") and placed.learner.threads == 1
     try:
-        ranks.agree(lambda: Policy.load(placed))
+        with ranks.agreement():
+            Policy.load(placed)
         raise AssertionError("there is no base model elsewhere")
     except LearnerError as error:
         assert error.what == "The base model cannot be loaded."

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from echo_hub.config.operation_sections import LogConfig
+from echo_hub.operation import log_lines
 from echo_hub.operation.log_lines import JsonLines, logged_to_file, path_of
 from tests.small_disk import mounted, needs_mounts
 
@@ -60,8 +61,10 @@ def test_secrets_are_never_logged(tmp_path: Path) -> None:
     assert lines(tmp_path)[0]["data"] == {"password": "[secret]", "tries": 3}
 
 
-def test_logs_are_rotated_within_their_size_limit(tmp_path: Path) -> None:
-    with logged_to_file(LogConfig(max_bytes=10_000, kept=2), tmp_path, secrets=()):
+def test_logs_are_rotated_within_their_size_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_lines, "MAX_BYTES", 10_000)
+    monkeypatch.setattr(log_lines, "KEPT", 2)
+    with logged_to_file(LogConfig(), tmp_path, secrets=()):
         for number in range(300):
             own.info("line %d %s", number, "x" * 100)
     files = sorted(path_of(tmp_path).parent.iterdir())

@@ -5,14 +5,12 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from echo_hub.config.operation_sections import AlertsConfig
 from echo_hub.operation import watching as watching_module
 from echo_hub.operation.problems import Change, ProblemKind, RunObservation, RunProblems
-from echo_hub.operation.watching import Watching, free_bytes, limits_of
+from echo_hub.operation.watching import Watching, free_bytes
 from echo_shared.errors import StorageError
 from echo_shared.records.run import StepRecord
 
@@ -30,10 +28,9 @@ class Run:
         self.fails = False
         self.looked = asyncio.Event()
         self.watching = Watching(
-            RunProblems(limits_of(AlertsConfig())),
+            RunProblems(learner_idle_s=600.0, disk_free_bytes=2_000_000_000),
             run=self,
             told=self,
-            clock=lambda: self.now,
         )
 
     def changed(self, change: Change) -> None:
@@ -72,11 +69,11 @@ async def test_problems_are_logged_and_told_at_begin_and_end(caplog: pytest.LogC
     caplog.set_level(logging.INFO)
     run = Run()
     run.seen = RunObservation(disk_free_bytes=1_000_000_000)
-    await run.watching.look()
-    await run.watching.look()
+    await run.watching.look(run.now)
+    await run.watching.look(run.now)
     assert [problem.kind for problem in run.watching.active] == [ProblemKind.DISK] and run.num_notified == 1
     run.seen, run.now = RunObservation(), 1_000.0
-    await run.watching.look()
+    await run.watching.look(run.now)
     assert run.watching.active == () and [change.began for change in run.told] == [True, False]
     began, over = caplog.records
     assert (began.levelno, began.event, began.subject) == (logging.WARNING, "problem_began", "disk")  # type: ignore[attr-defined]
@@ -87,10 +84,10 @@ async def test_problems_are_logged_and_told_at_begin_and_end(caplog: pytest.LogC
 async def test_each_step_is_counted_once_and_all_of_those_before_a_restart() -> None:
     run = Run()
     run.rewards = [0.01 * step for step in range(80)]
-    await run.watching.look()
+    await run.watching.look(run.now)
     run.rewards += [0.0] * 20
-    await run.watching.look()
-    await run.watching.look()
+    await run.watching.look(run.now)
+    await run.watching.look(run.now)
     assert [change.problem.kind for change in run.told] == [ProblemKind.REWARD_FELL]
 
 
@@ -107,14 +104,12 @@ async def test_watching_continues_when_the_store_cannot_be_read(monkeypatch: pyt
     assert [problem.kind for problem in run.watching.active] == [ProblemKind.DATABASE_AWAY]
     assert run.watching._problems.rewards.step == 0
     run.fails = False
-    await run.watching.look()
+    await run.watching.look(run.now)
     assert run.watching._problems.rewards.step == 5, "they are read the next time"
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
 
 
-def test_the_limits_are_the_settings_and_a_disk_has_room(tmp_path: Path) -> None:
-    settings: Any = AlertsConfig(learner_idle_s=7.0)
-    assert limits_of(settings).learner_idle_s == 7.0
+def test_a_disk_has_room(tmp_path: Path) -> None:
     assert (free_bytes(tmp_path) or 0) > 0 and free_bytes(tmp_path / "none") is None

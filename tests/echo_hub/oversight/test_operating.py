@@ -17,7 +17,6 @@ from echo_hub.config.operation_sections import AlertsConfig
 from echo_hub.dashboard.model import RunState, RunView
 from echo_hub.operation import watching as watching_module
 from echo_hub.operation.problems import ProblemKind, RunProblems
-from echo_hub.operation.watching import limits_of
 from echo_hub.oversight.operating import Description, Operation, RunObserver, summary
 from echo_hub.run.directory import RunDirectory
 from echo_hub.spread.holdings import DistributionStatus
@@ -74,7 +73,7 @@ async def test_a_dead_learner_is_an_event_a_problem_and_an_alert_and_so_is_the_e
 ) -> None:
     monkeypatch.setattr(watching_module, "LOOK_S", 0.001)
     driven = await drive(running=False)
-    problems = RunProblems(limits_of(AlertsConfig()))
+    problems = RunProblems(learner_idle_s=600.0, disk_free_bytes=2_000_000_000)
     moment = Moment(
         status=driven.driver.coordinator.status(),
         distribution=DistributionStatus(),

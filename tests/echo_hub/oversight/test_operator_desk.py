@@ -22,8 +22,7 @@ from echo_hub.dashboard.source import Changes
 from echo_hub.evaluation.due import DueVersions
 from echo_hub.oversight.operator_desk import Desk, asked_of
 from echo_hub.run.directory import RunDirectory
-from echo_hub.store.actions import find_action, note_action, read_wanted_actions
-from echo_hub.store.settling import read_settings
+from echo_hub.store.actions import find_action, note_action, read_settings, read_wanted_actions
 
 CLI = Actor(via="cli", who="ada")
 

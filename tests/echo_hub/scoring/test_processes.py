@@ -74,9 +74,7 @@ def test_where_scoring_runs() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "ray", [{"address": "head"}, {"address": "http://head:1"}, {"scorer_resources": {"CPU": 2}}, {"namespace": "a b"}]
-)
+@pytest.mark.parametrize("ray", [{"address": "head"}, {"address": "http://head:1"}, {"scorer_resources": {"CPU": 2}}])
 def test_settings_that_make_no_cluster_are_refused(ray: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="ray"):
         config(ray=ray)

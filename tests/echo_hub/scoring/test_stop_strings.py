@@ -21,7 +21,7 @@ def ids(text: str, *more: int) -> np.ndarray:
 
 
 def stops(*strings: str) -> StopStrings:
-    return StopStrings(strings, CODEC.text, num_ids=CODEC.num_ids)
+    return StopStrings(strings, CODEC)
 
 
 @pytest.mark.parametrize(

@@ -32,10 +32,10 @@ class Heard:
     def __init__(self, scenario: Scenario) -> None:
         self.agenda = Agenda()
         self.events: list[tuple[float, Event]] = []
-        self.fleet = SimulatedFleet(scenario, agenda=self.agenda, tell=self._hear)
+        self.fleet = SimulatedFleet(scenario, agenda=self.agenda, hub=self)
         self.fleet.begin()
 
-    def _hear(self, event: Event) -> None:
+    def tell(self, event: Event) -> None:
         self.events.append((self.agenda.now, event))
 
     def until(self, moment: float) -> None:

@@ -49,12 +49,14 @@ class Swarmed:
             agenda=self.agenda,
             hub_uplink_bytes_s=hub_up * MBIT,
             delay_s=delay_s,
-            arrived=self._arrived,
-            turned_away=lambda node: self.turned_away.append(node.node_id),
+            takers=self,
         )
 
-    def _arrived(self, node: SimulatedNode, version: int) -> None:
-        self.had[version, node.node_id] = self.agenda.now
+    def version_arrived(self, node: SimulatedNode, policy_version: int) -> None:
+        self.had[policy_version, node.node_id] = self.agenda.now
+
+    def fetch(self, node: SimulatedNode) -> None:
+        self.turned_away.append(node.node_id)
 
     def until(self, moment: float) -> None:
         while self.agenda.next_at <= moment:

@@ -7,14 +7,13 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 
 import pytest
 
 from echo_hub.dashboard.source import Changes
 from echo_hub.sinks import following
 from echo_hub.sinks.following import Following
-from echo_hub.sinks.reading import Entry, EntryReader, Position
+from echo_hub.sinks.reading import Entry, Position
 from echo_hub.store.store import Store
 from echo_shared.errors import DATABASE_AWAY
 from echo_shared.files.full_disk import Room
@@ -73,7 +72,7 @@ class Odd:
 
 @asynccontextmanager
 async def followed(writer: Odd, store: Store, changes: Changes) -> AsyncIterator[Following]:
-    one = Following(writer, partial(EntryReader, store), Room(code=DATABASE_AWAY), changes)
+    one = Following(writer, store, Room(code=DATABASE_AWAY), changes)
     task = asyncio.create_task(one.run())
     yield one
     task.cancel()

@@ -5,9 +5,11 @@ from dataclasses import replace
 import pytest
 
 from echo_hub.sinks import reading as module
-from echo_hub.sinks.reading import EntryReader, Position, SampleText
+from echo_hub.sinks.reading import EntryReader, Position
+from echo_hub.sinks.texts import SampleText
 from echo_hub.store.store import Store
 from echo_shared.records.run import TaskFigures
+from tests.echo_hub.sinks.fixed_texts import FixedTexts
 from tests.echo_hub.written_steps import evaluated, train
 
 
@@ -81,7 +83,7 @@ def test_old_steps_have_only_scalars(store: Store, monkeypatch: pytest.MonkeyPat
     for step in range(1, 5):
         train(store, step)
     text = SampleText(rollout_id="", reward=0, prompt="", completion="")
-    reading = EntryReader(store, Position(), texts=lambda step: [text])
+    reading = EntryReader(store, Position(), texts=FixedTexts(text))
     train(store, 5)
     assert [(bool(entry.histograms), len(entry.texts)) for entry in reading.read()] == [(False, 0)] * 2 + [
         (True, 1)

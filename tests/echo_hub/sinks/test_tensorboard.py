@@ -12,9 +12,11 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.util.tensor_util import make_ndarray
 
-from echo_hub.sinks.reading import SAMPLES, EntryReader, Position, SampleText
+from echo_hub.sinks.reading import SAMPLES, EntryReader, Position
 from echo_hub.sinks.tensorboard import TensorBoard
+from echo_hub.sinks.texts import SampleText
 from echo_hub.store.store import Store
+from tests.echo_hub.sinks.fixed_texts import FixedTexts
 from tests.echo_hub.written_steps import evaluated, train
 
 TEXT = SampleText(rollout_id="1-0", reward=0.5, prompt="1+1=", completion="<script>\n# 2\x1b[2J")
@@ -58,7 +60,7 @@ def test_distributions_are_histograms_and_samples_are_texts(store: Store, tmp_pa
     for step in (1, 2):
         train(store, step)
     sink = TensorBoard(tmp_path)
-    reading = EntryReader(store, sink.open(), texts=lambda step: [TEXT] if step == 2 else [])
+    reading = EntryReader(store, sink.open(), texts=FixedTexts(TEXT, steps=[2]))
     sink.write(reading.read(), reading.position)
     sink.close()
     files = loaded(tmp_path)

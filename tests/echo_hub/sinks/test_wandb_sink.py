@@ -15,10 +15,12 @@ import pytest
 
 from echo_hub.config.file import load_config
 from echo_hub.config.sections import HubConfig
-from echo_hub.sinks.reading import EntryReader, Position, SampleText
+from echo_hub.sinks.reading import EntryReader, Position
+from echo_hub.sinks.texts import SampleText
 from echo_hub.sinks.wandb_sink import TOLD_SECTIONS, WandB
 from echo_hub.store.store import Store
 from echo_shared.errors import ConfigError, EchoError
+from tests.echo_hub.sinks.fixed_texts import FixedTexts
 from tests.echo_hub.written_steps import evaluated, train
 
 pytestmark = pytest.mark.timeout(300)
@@ -94,7 +96,7 @@ def read(directory: Path) -> dict[str, Any]:
 
 
 def feed(one: WandB, store: Store, texts: tuple[SampleText, ...] = ()) -> Position:
-    reading = EntryReader(store, one.open(), texts=lambda step: texts)
+    reading = EntryReader(store, one.open(), texts=FixedTexts(*texts))
     while entries := reading.read():
         one.write(entries, reading.position)
     one.close()

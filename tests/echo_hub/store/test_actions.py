@@ -29,12 +29,12 @@ from echo_hub.store.actions import (
     read_action_log,
     read_api_tokens,
     read_num_api_tokens,
+    read_settings,
     read_wanted_actions,
     was_undone,
 )
 from echo_hub.store.invites import read_invites
 from echo_hub.store.known_nodes import read_banned_nodes
-from echo_hub.store.settling import read_settings
 from echo_hub.store.standings import read_wanted_pardons
 from echo_hub.store.store import Store
 

@@ -22,10 +22,10 @@ from echo_hub.store import retiring
 from echo_hub.store.actions import read_action_log
 from echo_hub.store.board import read_board, read_public_receipt, read_shares
 from echo_hub.store.browsing import NEWEST, find_rollouts, read_batch_rewards, read_group
-from echo_hub.store.contribution import read_contribution
 from echo_hub.store.credits import read_credits
 from echo_hub.store.database import open_to_read
 from echo_hub.store.keeping import read_kept_totals
+from echo_hub.store.node_records import read_contribution
 from echo_hub.store.reading import read_evaluated, read_payloads, read_receipts
 from echo_hub.store.reports import read_accounting, read_costs, read_evaluations, read_leaderboard, read_steps
 from echo_hub.store.retired import RetiredMark, StepSpan, read_last

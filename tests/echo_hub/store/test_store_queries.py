@@ -49,6 +49,7 @@ from echo_hub.store.actions import (
     read_action_log,
     read_api_tokens,
     read_num_api_tokens,
+    read_settings,
     read_wanted_actions,
     settle_action,
     was_undone,
@@ -62,7 +63,6 @@ from echo_hub.store.browsing import (
     read_tokens,
     summaries_of_groups,
 )
-from echo_hub.store.contribution import read_contribution
 from echo_hub.store.credits import read_credits
 from echo_hub.store.database import connect, read_meta, write_meta
 from echo_hub.store.drawing import read_draws
@@ -71,7 +71,7 @@ from echo_hub.store.events import read_events
 from echo_hub.store.invites import add_invite, read_came_by, read_invites, read_num_invites, revoke_invite
 from echo_hub.store.keeping import read_kept_totals
 from echo_hub.store.known_nodes import ban_nodes, note_still_here, read_banned_nodes, read_counted_names, unban_nodes
-from echo_hub.store.node_records import read_node_record
+from echo_hub.store.node_records import read_contribution, read_node_record
 from echo_hub.store.reading import read_batch, read_evaluated, read_groups, read_payloads, read_receipts, read_turns
 from echo_hub.store.recent import read_node_kinds, read_recent_rollouts, read_spreads
 from echo_hub.store.recent_work import read_batch_ages, read_lengths
@@ -96,7 +96,6 @@ from echo_hub.store.retiring import (
     read_trained_at,
     retire,
 )
-from echo_hub.store.settling import read_settings
 from echo_hub.store.standings import read_wanted_pardons, want_pardon
 from echo_hub.store.store import Store
 from echo_hub.store.tables import metadata

@@ -19,7 +19,7 @@ from echo_hub.core.accounting.effects import (
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.policy.leasing import turn_seed
 from echo_hub.store.browsing import NEWEST, find_rollouts, read_batch_rewards
-from echo_hub.store.changing import key_of
+from echo_hub.store.bulk import key_of
 from echo_hub.store.database import open_to_read
 from echo_hub.store.reading import read_batch, read_evaluated, read_groups, read_payloads, read_receipts, read_turns
 from echo_hub.store.reports import read_accounting, read_steps

@@ -82,9 +82,11 @@ class Counted:
 
 
 def test_prompts_that_do_not_fit_are_skipped_and_others_stay() -> None:
-    fitting = ProblemStream(
-        make_task("arithmetic", {}), run_seed=0, heldout_problems=50, fits=lambda prompt: prompt[0] != "1"
-    )
+    class NotOne:
+        def fits(self, prompt: str) -> bool:
+            return prompt[0] != "1"
+
+    fitting = ProblemStream(make_task("arithmetic", {}), run_seed=0, heldout_problems=50, fitting=NotOne())
     for some, same in (
         ([fitting.train(n) for n in range(200)], [stream().train(n) for n in range(200)]),
         ([fitting.heldout(n) for n in range(50)], [stream().heldout(n) for n in range(50)]),
@@ -160,10 +162,11 @@ class Numbered:
         return 0.0
 
 
-def asked(prompt: str) -> bool:
-    if "half" in prompt:
-        raise ConfigError("It holds half of a character.", got=prompt, do="Correct the file.")
-    return len(prompt) < 10
+class Short:
+    def fits(self, prompt: str) -> bool:
+        if "half" in prompt:
+            raise ConfigError("It holds half of a character.", got=prompt, do="Correct the file.")
+        return len(prompt) < 10
 
 
 LONG, HALF = "much too long", "a half"
@@ -174,13 +177,15 @@ LONG, HALF = "much too long", "a half"
 def test_a_problem_that_cannot_be_asked_is_passed_over(wrong: tuple[str, ...], draws: str) -> None:
     task = Numbered(*wrong, "1", "2", "3", "4")
     problems = ProblemStream(
-        task, run_seed=0, heldout_problems=1, fits=asked, epochs=permuted if draws == "epochs" else None
+        task, run_seed=0, heldout_problems=1, fitting=Short(), epochs=permuted if draws == "epochs" else None
     )
     problems.prepare()
     assert {problems.train(number).prompt for number in range(100)} == {"1", "2", "3", "4"} - set(
         problems.heldout_prompts
     )
-    again = ProblemStream(Numbered(*task.prompts), run_seed=0, heldout_problems=1, fits=asked, epochs=problems._epochs)
+    again = ProblemStream(
+        Numbered(*task.prompts), run_seed=0, heldout_problems=1, fitting=Short(), epochs=problems._epochs
+    )
     assert [again.train(n) for n in range(20)] == [problems.train(n) for n in range(20)], "as after a restart"
     if draws == "replacement":
         assert all(task.read[number] == 1 for number in range(len(wrong)))
@@ -199,6 +204,6 @@ def test_a_problem_that_cannot_be_asked_is_passed_over(wrong: tuple[str, ...], d
 def test_a_task_without_usable_problems_is_refused_after_one_pass(prompts: list[str], said: str) -> None:
     task = Numbered(*prompts)
     with pytest.raises(ConfigError) as caught:
-        ProblemStream(task, run_seed=0, heldout_problems=0, fits=asked).prepare()
+        ProblemStream(task, run_seed=0, heldout_problems=0, fitting=Short()).prepare()
     assert said in str(caught.value)
     assert task.read == dict.fromkeys(range(len(prompts)), 1)

@@ -27,6 +27,11 @@ MAX_TOKENS = 12
 STOP_ID = 1
 
 
+def adapters_in(directory: RunDirectory) -> dict[int, Path]:
+    """Return the directories of the first versions' adapters, which need not exist."""
+    return {version: directory.adapter(version) for version in range(1, 12)}
+
+
 @dataclass(frozen=True, slots=True)
 class Versions:
     """A run directory with the adapters of versions 1 to `VERSIONS`, and a policy that samples with them."""
@@ -34,6 +39,10 @@ class Versions:
     directory: RunDirectory
     settings: LearnerSettings
     policy: Policy
+
+    @property
+    def adapters(self) -> dict[int, Path]:
+        return adapters_in(self.directory)
 
     def request(self, number: int, *, size: int = 4, prefixes: Sequence[Prefix] = ()) -> GroupRequest:
         rng = np.random.default_rng(number)

@@ -22,7 +22,7 @@ from echo_shared.sampling.interface import Prefix
 from echo_shared.sampling.torch_draws import most_likely
 from echo_shared.sampling.torch_sampler import sample_groups
 from tests.echo_hub.core.trust.simulated import greedy as greedy_evidence
-from tests.echo_hub.verify.conftest import MAX_TOKENS, Versions, as_drawn
+from tests.echo_hub.verify.conftest import MAX_TOKENS, Versions, adapters_in, as_drawn
 
 Made = Callable[..., Examiner]
 
@@ -39,7 +39,7 @@ def answers(
     examiner: Examiner, rollouts: Sequence[DrawnRollout], directory: RunDirectory
 ) -> dict[str, tuple[NodeEvidence, ...] | str]:
     """Return each rollout's answer, and check that none is missing."""
-    found = list(examiner.examine(rollouts, directory.adapter))
+    found = list(examiner.examine(rollouts, adapters_in(directory)))
     assert sorted(frame["rollout_id"] for frame in found) == sorted(one.rollout_id for one in rollouts)
     return {frame["rollout_id"]: frame.get("cannot") or unpack_spans(frame["spans"]) for frame in found}
 
@@ -277,7 +277,7 @@ def test_without_memory_for_many_rollouts_are_examined_one_by_one(versions: Vers
 
 
 def test_the_time_is_divided_among_the_rollouts(versions: Versions, made: Made) -> None:
-    found = list(made().examine([*versions.drawn(1, 0, 1), *going_on(versions, 53)], versions.directory.adapter))
+    found = list(made().examine([*versions.drawn(1, 0, 1), *going_on(versions, 53)], versions.adapters))
     assert all(frame["seconds"] > 0 for frame in found)
 
 
@@ -325,8 +325,8 @@ PROMPTS = [np.array([number + 2, 7, 9], np.int32) for number in range(4)]
 def test_a_rounding_is_measured_with_a_version(versions: Versions, made: Made) -> None:
     """Evidence must be honest under this version, whatever version the last check used."""
     examiner = made()
-    list(examiner.examine(versions.drawn(3, 0), versions.directory.adapter))
-    frame = examiner.measure("f32", 1, versions.directory.adapter, PROMPTS)
+    list(examiner.examine(versions.drawn(3, 0), versions.adapters))
+    frame = examiner.measure("f32", 1, versions.adapters, PROMPTS)
     shown = unpack_evidence(frame["evidence"])
     assert frame["rounding"] == "f32" and frame["seconds"] > 0
     assert shown.num_tokens > 200 and sum(shown.draws[2:]) == sum(shown.claims[2:]) == 0
@@ -336,27 +336,27 @@ def test_checks_are_unchanged_by_a_measurement(versions: Versions, made: Made) -
     """Measurements load an adapter; the following checks must load theirs, or none."""
     examiner, rollouts = made(), [*versions.drawn(0, 1), *versions.drawn(2, 2)]
     before = answers(examiner, rollouts, versions.directory)
-    examiner.measure("q4_0", 3, versions.directory.adapter, PROMPTS)
+    examiner.measure("q4_0", 3, versions.adapters, PROMPTS)
     assert answers(examiner, rollouts, versions.directory) == before
 
 
 def test_a_version_that_is_gone_cannot_be_measured(versions: Versions, made: Made) -> None:
-    frame = made().measure("f32", 9, versions.directory.adapter, PROMPTS)
+    frame = made().measure("f32", 9, versions.adapters, PROMPTS)
     assert frame["rounding"] == "f32" and "cannot be read" in frame["cannot"] and "evidence" not in frame
 
 
 def test_without_prompts_nothing_can_be_measured(versions: Versions, made: Made) -> None:
-    assert "cannot" in made().measure("f32", 0, versions.directory.adapter, [])
+    assert "cannot" in made().measure("f32", 0, versions.adapters, [])
 
 
 def test_a_model_with_nan_outputs_measures_nothing(versions: Versions, made: Made) -> None:
     """Given NaN the finest scale would be the most likely one, and honest nodes would seem to forge."""
     examiner = made()
-    frame = examiner.measure("f32", 0, versions.directory.adapter, PROMPTS)
+    frame = examiner.measure("f32", 0, versions.adapters, PROMPTS)
     assert "evidence" in frame
     states = examiner._policy.states
     examiner._policy.states = lambda batch: states(batch) * torch.nan  # type: ignore[method-assign]
-    assert "cannot" in examiner.measure("q8_0", 0, versions.directory.adapter, PROMPTS)
+    assert "cannot" in examiner.measure("q8_0", 0, versions.adapters, PROMPTS)
 
 
 def test_on_a_cpu_auto_is_float32(versions: Versions) -> None:

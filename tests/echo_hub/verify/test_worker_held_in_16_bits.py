@@ -53,7 +53,7 @@ def test_16_bit_storage_gives_the_findings_of_float32(
     for fits in (True, False):
         examiner = opened(own, fits=fits, monkeypatch=monkeypatch)
         assert examiner._policy.head.weight.dtype is (torch.float32 if fits else dtype)
-        frames = examiner.examine([*honest, *forged], own.directory.adapter)
+        frames = examiner.examine([*honest, *forged], own.adapters)
         found.append({frame["rollout_id"]: unpack_spans(frame["spans"])[0][1] for frame in frames})
     exact, held = found
     for one in honest:
@@ -75,7 +75,7 @@ def test_16_bit_storage_gives_the_measurements_of_float32(
         scales = []
         for fits in (True, False):
             examiner = opened(own, fits=fits, monkeypatch=monkeypatch)
-            shown = unpack_evidence(examiner.measure(rounding, 1, own.directory.adapter, PROMPTS)["evidence"])
+            shown = unpack_evidence(examiner.measure(rounding, 1, own.adapters, PROMPTS)["evidence"])
             scales.append((shown.draws_CS[0].argmax(), shown.claims_CS[0].argmax()))
         assert np.abs(np.subtract(*scales)).max() <= 1, "completions are sampled in 16 bits, so they differ"
 
@@ -87,7 +87,7 @@ def test_bfloat16_that_is_asked_for_computes_in_bfloat16(
     learner = own.settings.learner.model_copy(update={"precision": "bfloat16"})
     coarse = replace(own, settings=own.settings.model_copy(update={"learner": learner}))
     rollouts = own.drawn(1, *range(8))
-    frames = opened(coarse, fits=True, monkeypatch=monkeypatch).examine(rollouts, own.directory.adapter)
+    frames = opened(coarse, fits=True, monkeypatch=monkeypatch).examine(rollouts, own.adapters)
     off = [sum(unpack_spans(frame["spans"])[0][1].claims[1:]) for frame in frames]
     assert sum(off) > 0, "its own rounding is visible"
 

@@ -21,7 +21,7 @@ from echo_hub.intake.partials import Partials
 from echo_hub.net.gateway import NodeInfo
 from echo_hub.net.invitations import Invitations
 from echo_hub.net.live_nodes import LiveNodes
-from echo_hub.operation.event_log import EventLog
+from echo_hub.operation.log_lines import EventLog
 from echo_hub.run.directory import RunDirectory
 from echo_hub.scoring.checks import SamplingBounds
 from echo_hub.scoring.stop_strings import NO_STRINGS

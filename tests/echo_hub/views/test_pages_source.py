@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from echo_hub.core.accounting.effects import SendLease
 from echo_hub.dashboard.pages import routes
 from echo_hub.operation.state import NO_NODES
-from echo_hub.oversight.operator_access import guard_of
+from echo_hub.oversight.service import guard_of
 from echo_hub.sinks.reading import EntryReader, Position
 from echo_hub.sinks.tensorboard import TensorBoard
 from echo_hub.store.events import read_events

@@ -7,8 +7,7 @@ times reveal nothing about a token.
 from __future__ import annotations
 
 import secrets
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from hashlib import sha256
 from typing import Final
 
@@ -30,19 +29,18 @@ def hash_of(token: str) -> str:
 
 
 class ApiTokens:
-    """The database's tokens in memory, so that requests need no query. `clock` returns seconds since the epoch."""
+    """The database's tokens in memory, so that requests need no query."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._by_hash: dict[str, ApiToken] = {}
 
     def renew(self, tokens: Iterable[ApiToken]) -> None:
         """Replace all known tokens by these."""
         self._by_hash = {token.token_hash: token for token in tokens}
 
-    def find(self, given: str) -> ApiToken | None:
-        """Return the token's record if it is valid now, else None."""
+    def find(self, given: str, now: float) -> ApiToken | None:
+        """Return the token's record if it is valid at `now` (seconds since the epoch), else None."""
         if not given.startswith(PREFIX) or len(given) > MOST_CHARACTERS:
             return None
         token = self._by_hash.get(hash_of(given))
-        return token if token is not None and token.holds(self._clock()) else None
+        return token if token is not None and token.holds(now) else None

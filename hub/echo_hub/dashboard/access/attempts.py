@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 BURST: Final = 5
@@ -13,19 +12,17 @@ MOST_PLACES: Final = 10_000
 
 
 class Attempts:
-    """A token bucket for each address key. `clock` returns seconds from any origin."""
+    """A token bucket for each address key."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._free_at: dict[str, float] = {}
         """Time at which each address has its full burst again (the generic cell rate algorithm)."""
 
-    def wait_s(self, place: str) -> float:
+    def wait_s(self, place: str, now: float) -> float:
         """Count one attempt and return 0 if it is allowed.
 
         Otherwise return the seconds to wait, without counting it.
         """
-        now = self._clock()
         free_at = max(self._free_at.pop(place, now), now)
         wait_s = free_at - now - (BURST - 1) * EVERY_S
         self._free_at[place] = free_at if wait_s > 0 else free_at + EVERY_S

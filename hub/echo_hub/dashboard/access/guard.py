@@ -108,17 +108,15 @@ class Guard:
         visits: Visits,
         *,
         name: str,
-        clock: Callable[[], float] = time.monotonic,
         tokens: ApiTokens | None = None,
     ) -> None:
         self.credentials = credentials
         self.tokens = tokens or ApiTokens()
         self.visits = visits
         self._name = name
-        self._clock = clock
-        self._sessions = BrowserSessions(clock)
+        self._sessions = BrowserSessions()
         self._password_set_at = credentials.password_set_at
-        self._looked_at = clock()
+        self._looked_at = time.monotonic()
 
     @property
     def middleware(self) -> Middleware:
@@ -186,16 +184,16 @@ class Guard:
         self._sessions.end_all()
 
     def session(self, request: web.Request) -> BrowserSession | None:
-        if self._clock() - self._looked_at >= _CREDENTIALS_S:
+        if time.monotonic() - self._looked_at >= _CREDENTIALS_S:
             self._heed_new_password()
-        return self._sessions.find(request.cookies.get(self._cookie(request), ""))
+        return self._sessions.find(request.cookies.get(self._cookie(request), ""), time.monotonic())
 
     def begin_session(self, request: web.Request) -> web.Response:
         """Begin a session, and return the response that sets its cookie."""
         # Notice a new password before the session begins: otherwise the next check would end it with the older
         # sessions.
         self._heed_new_password()
-        session = self._sessions.begin()
+        session = self._sessions.begin(time.monotonic())
         response = see_other(f"/#key={session.key}")
         response.set_cookie(
             self._cookie(request),
@@ -244,7 +242,7 @@ class Guard:
         shown = given.removeprefix(_BEARER)
         if self.credentials.is_token(shown):
             return Actor(via="api", who="the operator's token")
-        token = self.tokens.find(shown)
+        token = self.tokens.find(shown, time.time())
         return None if token is None else Actor(via="api", who=token.name, scope=token.scope)
 
     def _begun_by_address(self, request: web.Request) -> web.Response | None:
@@ -255,7 +253,7 @@ class Guard:
 
     def _heed_new_password(self) -> None:
         """End all sessions if the password has changed."""
-        self._looked_at = self._clock()
+        self._looked_at = time.monotonic()
         if (set_at := self.credentials.password_set_at) != self._password_set_at:
             self._password_set_at = set_at
             self._sessions.end_all()

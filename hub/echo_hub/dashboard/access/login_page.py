@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from functools import lru_cache
 from math import ceil
 from typing import Final
@@ -51,7 +52,7 @@ class LoginPage:
             return self._page("This form cannot be read.", status=400)
         if self._guard.credentials.is_token(given.strip()):
             return self._guard.begin_session(request)
-        if wait_s := self._attempts.wait_s(place):
+        if wait_s := self._attempts.wait_s(place, time.monotonic()):
             page = self._page(f"Too many attempts: try again in {ceil(wait_s)} seconds.", status=429)
             page.headers["Retry-After"] = str(ceil(wait_s))
             return page

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,27 +28,26 @@ class BrowserSession:
 
 
 class BrowserSessions:
-    """The open sessions. `clock` returns seconds from any origin."""
+    """The open sessions. `now` is in seconds from any origin."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._open: dict[str, BrowserSession] = {}
         """Open sessions by id, oldest first."""
 
-    def begin(self) -> BrowserSession:
+    def begin(self, now: float) -> BrowserSession:
         while len(self._open) >= MOST:
             del self._open[next(iter(self._open))]
         session = BrowserSession(
             session_id=secrets.token_urlsafe(_SECRET_BYTES),
             key=secrets.token_urlsafe(_SECRET_BYTES),
-            ends_at=self._clock() + LIFE_S,
+            ends_at=now + LIFE_S,
         )
         self._open[session.session_id] = session
         return session
 
-    def find(self, session_id: str) -> BrowserSession | None:
+    def find(self, session_id: str, now: float) -> BrowserSession | None:
         session = self._open.get(session_id)
-        if session is not None and session.ends_at <= self._clock():
+        if session is not None and session.ends_at <= now:
             self.end(session_id)
             return None
         return session

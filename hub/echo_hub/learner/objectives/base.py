@@ -9,7 +9,7 @@ Dimensions: N trained tokens of one micro-batch, which holds whole rollouts.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -62,18 +62,20 @@ def ratio(numerator_logprobs_N: Tensor, denominator_logprobs_N: Tensor) -> Tenso
 
 def rollout_means(values_N: Tensor, tokens: ObjectiveTokens) -> Tensor:
     """Return, for each token, the mean of the values over all tokens of its rollout [N]."""
-    return _of_rollouts(Tensor.mean, values_N, tokens)
+    return torch.cat([part.mean().expand_as(part) for part in _by_rollout(values_N, tokens)])
 
 
 def rollout_sums(values_N: Tensor, tokens: ObjectiveTokens) -> Tensor:
     """Return, for each token, the sum of the values over all tokens of its rollout [N]."""
-    return _of_rollouts(Tensor.sum, values_N, tokens)
+    return torch.cat([part.sum().expand_as(part) for part in _by_rollout(values_N, tokens)])
 
 
-def _of_rollouts(reduce: Callable[[Tensor], Tensor], values_N: Tensor, tokens: ObjectiveTokens) -> Tensor:
+def _by_rollout(values_N: Tensor, tokens: ObjectiveTokens) -> Sequence[Tensor]:
+    """Return each rollout's values. index_add over all would have no fixed order on CUDA, and rounding can decide what
+    is clipped."""
     lengths = torch.bincount(tokens.rollouts_N, minlength=tokens.num_rollouts).tolist()
-    # Reduce each rollout separately: index_add has no fixed order on CUDA, and rounding can decide what is clipped.
-    return torch.cat([reduce(part).expand_as(part) for part in values_N.split(lengths)])
+    parts: Sequence[Tensor] = values_N.split(lengths)
+    return parts
 
 
 def truncated_losses(tokens: ObjectiveTokens, denominator_logprobs_N: Tensor, *, cap: float) -> TokenLosses:

@@ -15,21 +15,23 @@ Source: Soft Adaptive Policy Optimization (arXiv 2511.20347).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
 from echo_hub.learner.objectives.base import ObjectiveTokens, TokenLosses, ratio
 
+TEMPERATURE_POSITIVE: Final = 1.0
+TEMPERATURE_NEGATIVE: Final = 1.05
+"""The paper's values."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sapo:
-    temperature_positive: float
-    temperature_negative: float
-
     def losses(self, tokens: ObjectiveTokens) -> TokenLosses:
         ratio_N = ratio(tokens.learner_logprobs_N, tokens.old_logprobs_N)
-        negative_N = torch.full_like(ratio_N, self.temperature_negative)
-        temperature_N = negative_N.masked_fill(tokens.advantages_N > 0, self.temperature_positive)
+        negative_N = torch.full_like(ratio_N, TEMPERATURE_NEGATIVE)
+        temperature_N = negative_N.masked_fill(tokens.advantages_N > 0, TEMPERATURE_POSITIVE)
         gated_N = 4 / temperature_N * torch.sigmoid(temperature_N * (ratio_N - 1))
         return TokenLosses(
             losses_N=-gated_N * tokens.advantages_N, clipped_N=torch.zeros_like(ratio_N, dtype=torch.bool)

@@ -17,26 +17,28 @@ Source: Variational Sequence-level Soft Policy Optimization (arXiv 2602.10693).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
 from echo_hub.learner.objectives.base import MAX_LOG_RATIO, ObjectiveTokens, TokenLosses, rollout_sums
 
+SHAPE_POSITIVE: Final = 2.0
+RATE_POSITIVE: Final = 3.0
+SHAPE_NEGATIVE: Final = 3.0
+RATE_NEGATIVE: Final = 2.0
+"""The paper's values of k and λ."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vespo:
-    shape_positive: float
-    rate_positive: float
-    shape_negative: float
-    rate_negative: float
-
     def losses(self, tokens: ObjectiveTokens) -> TokenLosses:
         log_ratio_N = tokens.learner_logprobs_N.detach() - tokens.old_logprobs_N
         bounded_N = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         log_w_N = rollout_sums(bounded_N, tokens).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         is_positive_N = tokens.advantages_N > 0
-        shape_N = torch.full_like(log_w_N, self.shape_negative).masked_fill(is_positive_N, self.shape_positive)
-        rate_N = torch.full_like(log_w_N, self.rate_negative).masked_fill(is_positive_N, self.rate_positive)
+        shape_N = torch.full_like(log_w_N, SHAPE_NEGATIVE).masked_fill(is_positive_N, SHAPE_POSITIVE)
+        rate_N = torch.full_like(log_w_N, RATE_NEGATIVE).masked_fill(is_positive_N, RATE_POSITIVE)
         weight_N = (shape_N * log_w_N - rate_N * log_w_N.expm1()).exp()
         return TokenLosses(
             losses_N=-weight_N * tokens.advantages_N * tokens.learner_logprobs_N,

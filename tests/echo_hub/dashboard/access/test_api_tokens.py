@@ -7,22 +7,19 @@ from echo_hub.dashboard.access.api_tokens import MOST_CHARACTERS, ApiTokens, has
 
 
 def test_a_token_is_found_while_it_is_good_and_never_by_its_hash() -> None:
-    now = [100.0]
     secret = new_api_token()
     token = ApiToken(
         token_id=1, name="ci", scope="operate", token_hash=hash_of(secret), created_at=0.0, expires_at=200.0
     )
-    tokens = ApiTokens(lambda: now[0])
-    assert tokens.find(secret) is None
+    tokens = ApiTokens()
+    assert tokens.find(secret, 100.0) is None
     tokens.renew([token])
-    assert tokens.find(secret) == token
+    assert tokens.find(secret, 100.0) == token
     for wrong in ("", secret[:-1], f"{secret}x", token.token_hash, "echo_\ud800", "echo_" + "x" * MOST_CHARACTERS):
-        assert tokens.find(wrong) is None
-    now[0] = 200.0
-    assert tokens.find(secret) is None
-    now[0] = 100.0
+        assert tokens.find(wrong, 100.0) is None
+    assert tokens.find(secret, 200.0) is None
     tokens.renew([replace(token, revoked_at=50.0)])
-    assert tokens.find(secret) is None
+    assert tokens.find(secret, 100.0) is None
 
 
 def test_no_two_tokens_are_alike_and_each_has_256_bits() -> None:

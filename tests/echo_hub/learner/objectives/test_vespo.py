@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from echo_hub.learner.objectives.base import Objective, ObjectiveTokens
 from echo_hub.learner.objectives.vespo import Vespo
 
-VESPO = Vespo(shape_positive=2.0, rate_positive=3.0, shape_negative=3.0, rate_negative=2.0)
+VESPO = Vespo()
 
 
 def phi(w: float, k: float, rate: float) -> float:

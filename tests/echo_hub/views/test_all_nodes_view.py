@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from echo_hub.core.accounting.effects import SendLease
-from echo_hub.views.nodes import node_view
+from echo_hub.views.all_nodes import node_view
 from echo_shared.records.run import Accounting, NodeTotals
 from echo_shared.wire.messages import LeaseReturned
 

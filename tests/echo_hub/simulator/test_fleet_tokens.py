@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from echo_hub.simulator.fleet import TokenCounts
 from echo_hub.simulator.node import HeldLease, Sampling, SimulatedNode
 from echo_hub.simulator.population import Traits
-from echo_hub.simulator.tokens import TokenCounts
 from echo_shared.records.rollout import DrawnSpan
 
 TRAITS = Traits(width=1, capacity=2, s_per_token=1.0, prefill_s=0.0, fetch_s=0.0, phase=0.0, price_per_hour=0.0)

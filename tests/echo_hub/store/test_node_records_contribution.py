@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from echo_hub.core.accounting.effects import RolloutsDropped
-from echo_hub.store.contribution import read_contribution
+from echo_hub.store.node_records import read_contribution
 from echo_hub.store.reports import read_leaderboard
 from echo_hub.store.store import Store
 from echo_shared.records.contribution import moment

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from echo_hub.intake.teams import change_own_team
+from echo_hub.intake.node_records import change_own_team
 from echo_hub.store.store import Store
 from echo_shared.errors import RefusedError
 from echo_shared.wire.messages import Team, TeamWanted

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from echo_hub.core.accounting.effects import SettingRecorded
-from echo_hub.store.settling import read_settings
+from echo_hub.store.actions import read_settings
 from echo_hub.store.store import Store
 
 

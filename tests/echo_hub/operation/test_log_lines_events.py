@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import logging
 
-from echo_hub.operation.event_log import EventLog
+from echo_hub.operation.log_lines import EventLog
 from echo_shared.records.run import RunEvent, Severity
 
 
