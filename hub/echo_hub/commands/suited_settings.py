@@ -40,8 +40,8 @@ _SMALL: Final = 1_000_000_000
 _RATES: Final = ((500_000_000, 1e-4), (3_000_000_000, 5e-5))
 """Learning rates for models with fewer weights than the first number."""
 _LARGE_RATE: Final = 2e-5
-_ROLLOUTS: Final = 128
-"""Number of rollouts in a step."""
+_ROLLOUTS, _ROLLOUTS_ON_CPU = 128, 64
+"""Number of rollouts in a step, if the learner has a GPU and if not."""
 _SAVED_OF_HIDDEN, _SAVED_OF_INNER = 14, 4
 """Values that each layer keeps per token for the backward pass, as multiples of the hidden size and of the
 inner size.
@@ -104,6 +104,9 @@ def _chosen(
     answer_tokens = max((len(codec.encode_reply(answer)) for answer in answers), default=0)
     max_tokens = _max_tokens(given, facts, prompt_tokens=prompt_tokens, answer_tokens=answer_tokens)
     group_size = 16 if facts.num_weights < _SMALL else 8
+    rollouts, work = (
+        (_ROLLOUTS, "to sample on a few nodes") if has_gpu else (_ROLLOUTS_ON_CPU, "to train on without a GPU")
+    )
     rate = next((rate for most, rate in _RATES if facts.num_weights < most), _LARGE_RATE)
     size = f"{facts.num_weights / 1e6:,.0f} million weights"
     chosen: Suited = {
@@ -126,9 +129,8 @@ def _chosen(
                 "those solved in 5 % of attempts, 34 % of groups of 8 are mixed, 56 % of groups of 16.",
             ),
             "groups_per_step": (
-                _ROLLOUTS // group_size,
-                f"{_ROLLOUTS} rollouts per step: a few lent machines sample that in minutes. More make the gradient "
-                "less noisy.",
+                rollouts // group_size,
+                f"{rollouts} rollouts per step take minutes {work}. More make the gradient less noisy.",
             ),
             "learning_rate": (
                 rate,

@@ -87,13 +87,14 @@ def test_prompts_ask_for_tags_if_the_scorer_reads_them(
 def test_sizes_follow_the_weights_and_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = chat_model(tmp_path / "chat", max_position_embeddings=4096, num_hidden_layers=30, hidden_size=576)
     small, _ = suited(base, "arithmetic")
-    assert (small["training.group_size"], small["training.groups_per_step"]) == (16, 8)
+    assert (small["training.group_size"], small["training.groups_per_step"]) == (16, 4)
     assert small["training.learning_rate"] == 1e-4 and small["learner.micro_batch_tokens"] % 256 == 0
     monkeypatch.setattr("echo_hub.commands.suited_settings._num_weights", lambda path: 7_000_000_000)
     large, _ = suited(base, "arithmetic")
     assert (large["training.group_size"], large["training.learning_rate"]) == (8, 2e-5)
     assert large["learner.precision"] == "bfloat16", "a quarter of no test machine's memory is large enough for float32"
     on_gpu, _ = suited(base, "arithmetic", has_gpu=True)
+    assert on_gpu["training.groups_per_step"] == 16
     assert not [name for name in on_gpu if name.startswith(("learner.", "evaluation."))]
 
 
