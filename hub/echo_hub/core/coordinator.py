@@ -54,7 +54,7 @@ from echo_hub.core.accounting.outbox import Outbox
 from echo_hub.core.accounting.restoring import restore_failure, restore_rollout
 from echo_hub.core.accounting.snapshot import CoordinatorSnapshot
 from echo_hub.core.activation.activation import Activation
-from echo_hub.core.activation.useful import Demand
+from echo_hub.core.activation.choice import Demand
 from echo_hub.core.evaluating import Evaluating
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.nodes.ready import Nodes

@@ -2,7 +2,7 @@
 
 A *gift* is a node that costs nothing. Gifts are always active; the gift that got work longest ago is served first. A
 *priced* node costs money while it is active. The priced nodes with the cheapest rollouts are active: just enough to
-cover the part of the learner's demand that gifts leave, times a safety margin (`useful`, `choice`). All other priced
+cover the part of the learner's demand that gifts leave, times a safety margin (`choice`). All other priced
 nodes are on standby: they still get new versions and finish their leases, but get no new leases.
 
     enter   once the margin has shrunk by `HYSTERESIS`: then at once enough nodes to restore it
@@ -44,11 +44,10 @@ import numpy as np
 
 from echo_hub.core.accounting.effects import TellStandby
 from echo_hub.core.accounting.outbox import Outbox
-from echo_hub.core.activation.choice import Bools, Floats, cheapest
+from echo_hub.core.activation.choice import Bools, Demand, Floats, cheapest
 from echo_hub.core.activation.meter import CostMeter
 from echo_hub.core.activation.priced import Priced
 from echo_hub.core.activation.settings import HYSTERESIS, ActivationSettings
-from echo_hub.core.activation.useful import Demand
 from echo_hub.core.nodes.node import Node
 from echo_hub.core.nodes.ready import Nodes
 from echo_hub.core.policy.lengths import CompletionLengths

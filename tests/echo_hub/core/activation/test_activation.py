@@ -29,8 +29,8 @@ from echo_hub.core.activation.activation import (
     TURN_S,
     Activation,
 )
+from echo_hub.core.activation.choice import Demand
 from echo_hub.core.activation.settings import HYSTERESIS, ActivationSettings
-from echo_hub.core.activation.useful import Demand
 from echo_hub.core.nodes.node import Node, NodeSettings
 from echo_hub.core.nodes.ready import Nodes
 from echo_hub.core.policy.lengths import CompletionLengths
