@@ -17,7 +17,6 @@ from dataclasses import replace
 from math import inf
 from typing import Any, Final
 
-from echo_hub.core.accounting.arrivals import unlike_lease
 from echo_hub.core.accounting.effects import Effect, FinishRun, LookUpReceipt, ScoreRollout, TellOperator
 from echo_hub.core.accounting.events import (
     CheckAbandoned,
@@ -48,7 +47,7 @@ from echo_hub.core.accounting.events import (
     VersionPublished,
     VersionUnusable,
 )
-from echo_hub.core.accounting.groups import GroupOwner, LeasedRollout
+from echo_hub.core.accounting.groups import GroupOwner, LeasedRollout, unlike_lease
 from echo_hub.core.accounting.ledger import Ledger
 from echo_hub.core.accounting.outbox import Outbox
 from echo_hub.core.accounting.restoring import restore_failure, restore_rollout

@@ -46,12 +46,12 @@ from echo_hub.core.accounting.effects import (
     VersionRecorded,
 )
 from echo_hub.core.accounting.events import GroupPrepared, LearnerReady, StepDone
-from echo_hub.core.accounting.groups import LeasedRollout, RolloutGroup, Slot
+from echo_hub.core.accounting.groups import LeasedRollout, RolloutGroup, Slot, SortedIds
 from echo_hub.core.accounting.ledger import Ledger
 from echo_hub.core.accounting.outbox import Outbox
 from echo_hub.core.accounting.snapshot import RECENT_STEPS, CoordinatorSnapshot, GroupRow, StepRow
 from echo_hub.core.nodes.node import Node
-from echo_hub.core.policy.admission import Outlook, SortedIds, oldest_useful_version
+from echo_hub.core.policy.admission import Outlook, oldest_useful_version
 from echo_hub.core.policy.curriculum import Curriculum, CurriculumStatus
 from echo_hub.core.policy.tempo import Tempo
 from echo_hub.core.policy.usability import Usability

@@ -10,8 +10,6 @@ drops, and with variable batch sizes.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from echo_hub.core.settings import CoordinatorSettings
@@ -52,49 +50,3 @@ def room(settings: CoordinatorSettings, outlook: Outlook, *, lease_version: int,
 def oldest_useful_version(settings: CoordinatorSettings, step: int) -> int:
     """Return the oldest version whose rollouts step `step` may consume."""
     return max(0, step - 1 - settings.staleness_bound)
-
-
-class SortedIds(list[int]):
-    """Group ids in ascending order. Use only these methods to change the list.
-
-    Most changes happen at the two ends, where list operations are fast.
-    """
-
-    __slots__ = ()
-
-    def __init__(self, ids: Iterable[int] = ()) -> None:
-        super().__init__(sorted(ids))
-
-    def __contains__(self, group_id: object) -> bool:
-        assert isinstance(group_id, int)
-        position = bisect_left(self, group_id)
-        return position < len(self) and self[position] == group_id
-
-    def add(self, group_id: int) -> None:
-        """Add the id. A present id changes nothing."""
-        position = bisect_left(self, group_id)
-        if position == len(self) or self[position] != group_id:
-            self.insert(position, group_id)
-
-    def discard(self, group_id: int) -> None:
-        """Remove the id. A missing id changes nothing."""
-        position = bisect_left(self, group_id)
-        if position < len(self) and self[position] == group_id:
-            del self[position]
-
-    def discard_all(self, group_ids: Collection[int]) -> None:
-        """Remove many ids in one pass."""
-        gone = set(group_ids)
-        self[:] = [group_id for group_id in self if group_id not in gone]
-
-    def first(self, count: int) -> tuple[int, ...]:
-        """Return the `count` smallest ids."""
-        return tuple(self[:count])
-
-    def last(self, count: int) -> tuple[int, ...]:
-        """Return the `count` largest ids, ascending."""
-        return tuple(self[-count:])
-
-    def position(self, group_id: int) -> int:
-        """Return how many ids are smaller than `group_id`."""
-        return bisect_left(self, group_id)

@@ -61,7 +61,6 @@ from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence
 from echo_hub.core.trust.forgetting import Forgetting
 from echo_hub.core.trust.judging import Alternative, added, alarm, judged, proof_added
 from echo_hub.core.trust.lagging import Lag, Lagging
-from echo_hub.core.trust.mismatch import Mismatch
 from echo_hub.core.trust.numerics import LEAST_TOKENS, CoarseClass, Honest, Numerics, NumericsClass
 from echo_hub.core.trust.rate import is_drawn, long_proven, patience, share_checked, worth
 from echo_hub.core.trust.reasons import (
@@ -75,11 +74,10 @@ from echo_hub.core.trust.reasons import (
     what_is_wrong,
     why_not,
 )
-from echo_hub.core.trust.screening import Seen, standing_out
+from echo_hub.core.trust.screening import Mismatch, Seen, standing_out
 from echo_hub.core.trust.settings import TrustSettings
 from echo_hub.core.trust.shopping import Edges, Shopping, edges, weigh
-from echo_hub.core.trust.standing import Decision, Standing, StandingRow, StandingState
-from echo_hub.core.trust.standings import Standings
+from echo_hub.core.trust.standing import Decision, Standing, StandingRow, Standings, StandingState
 from echo_hub.core.trust.under_check import Check, Held, UnderCheck
 from echo_shared.records.node import TrustStatus
 from echo_shared.wire.messages import Checked, DropReason, StandbyReason
