@@ -5,8 +5,8 @@ whatever the event was. Can a step be planned? May groups be opened? Is there a 
 late or repeated event is harmless. An impossible event raises LocalProtocolError. After an error or a failed commit,
 discard this object, which is ahead of the store, and build a new one.
 
-Reading order: settings, events, effects, admission, groups, ledger, nodes, leasing, training, evaluating, activation,
-trust, admitting, coordinator.
+Reading order: settings, events, effects, groups, ledger, nodes, policy, training, evaluating, activation, trust,
+coordinator.
 """
 
 from __future__ import annotations
@@ -58,9 +58,10 @@ from echo_hub.core.evaluating import Evaluating
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.nodes.ready import Nodes
 from echo_hub.core.operating import OVER, PAUSED, answer
-from echo_hub.core.policy import admission
+from echo_hub.core.policy import sizing
 from echo_hub.core.policy.admitting import Admitting
 from echo_hub.core.policy.leasing import Leasing
+from echo_hub.core.policy.outstanding import OutstandingLeases
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.core.status import CoordinatorStatus
 from echo_hub.core.training import Training
@@ -86,11 +87,12 @@ class Coordinator:
         self._owners: tuple[GroupOwner, ...] = (self._training, self._evaluating)
         checks = settings.trust if settings.mode != "colocated" else replace(settings.trust, enabled=False)
         self._trust = Trust(checks, ledger=self._ledger, nodes=self._nodes, out=self._out)
+        self._outstanding = OutstandingLeases(ledger=self._ledger, nodes=self._nodes, out=self._out)
         self._leasing = Leasing(
             settings,
             ledger=self._ledger,
             nodes=self._nodes,
-            out=self._out,
+            outstanding=self._outstanding,
             beside=[owner for owner in self._owners if not owner.for_learner],
             next_lease_id=snapshot.next_lease_id,
         )
@@ -130,7 +132,7 @@ class Coordinator:
         for failure in self._snapshot.scorer_failures:
             restore_failure(self._ledger, *failure)
         for (deadline, lease_id), indices in leases.items():
-            self._leasing.watch(lease_id, tuple(indices), deadline)
+            self._outstanding.watch(lease_id, tuple(indices), deadline)
         for planned in self._snapshot.planned:
             self._ledger.take_from_queues(planned.group_ids)
         self._give_back_hub_leases()
@@ -148,11 +150,19 @@ class Coordinator:
             HANDLERS[type(event)](self, event, now)
         if self._leasing.begin_turn(now):
             self._stood = -1
+        if self._outstanding.due_at <= now:
+            self._outstanding.look_after(now)
         return self._turn(now)
 
     def due_at(self) -> float | None:
         """Return the time at which the caller must send a Tick if no event comes earlier; None: never."""
-        due = min(self._leasing.due_at, self._nodes.next_end_of_rest, self._activation.due_at, self._trust.due_at)
+        due = min(
+            self._leasing.due_at,
+            self._outstanding.due_at,
+            self._nodes.next_end_of_rest,
+            self._activation.due_at,
+            self._trust.due_at,
+        )
         return due if due < inf else None
 
     @property
@@ -271,13 +281,13 @@ class Coordinator:
     def _connected(self, event: NodeConnected, now: float) -> None:
         self._nodes.connect(event.node_id, event.cost_per_hour, origin=event.invite or event.origin)
         self._activation.connected(event.node_id, now)
-        self._leasing.came(event.node_id)
+        self._outstanding.came(event.node_id)
         self._trust.connected(event.node_id, event.numerics, now, kin=(event.origin, event.invite))
 
     def _disconnected(self, event: NodeDisconnected, now: float) -> None:
         self._activation.disconnected(event.node_id, self._demand, now)
         self._nodes.disconnect(event.node_id)
-        self._leasing.left(event.node_id, now)
+        self._outstanding.left(event.node_id, now)
         self._trust.disconnected(event.node_id)
 
     def _reported(self, event: NodeReported, now: float) -> None:
@@ -289,7 +299,7 @@ class Coordinator:
         self._trust.reported(event.node_id, event.precision, now, checks=event.checks, policy_version=version)
         self._activation.reported(event.node_id, event.capacity, event.policy_version, now)
         self._nodes.report(event.node_id, event.capacity, event.policy_version)
-        self._leasing.send_again(event.node_id, now)
+        self._outstanding.send_again(event.node_id, now)
 
     def _tick(self, event: Tick, now: float) -> None:
         """Do nothing: `handle_all` checks all timers after every event."""
@@ -326,7 +336,7 @@ class Coordinator:
         """Return the oldest version that may have sampled a token of this rollout, so that the next step can still
         train on it."""
         for_learner = self._ledger.groups[rollout.group_id].owner.for_learner
-        return admission.oldest_useful_version(self._settings, self._training.next_step) if for_learner else 0
+        return sizing.oldest_useful_version(self._settings, self._training.next_step) if for_learner else 0
 
     def _given_back(self, event: LeaseGivenBack, now: float) -> None:
         found = [self._ledger.rollouts.get(rollout_id(event.lease_id, index)) for index in event.indices]

@@ -51,9 +51,9 @@ from echo_hub.core.accounting.ledger import Ledger
 from echo_hub.core.accounting.outbox import Outbox
 from echo_hub.core.accounting.snapshot import RECENT_STEPS, CoordinatorSnapshot, GroupRow, StepRow
 from echo_hub.core.nodes.node import Node
-from echo_hub.core.policy.admission import Outlook, oldest_useful_version
 from echo_hub.core.policy.curriculum import Curriculum, CurriculumStatus
-from echo_hub.core.policy.tempo import Tempo
+from echo_hub.core.policy.measured import Tempo
+from echo_hub.core.policy.sizing import Outlook, oldest_useful_version
 from echo_hub.core.policy.usability import Usability
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.core.step_screen import StepScreen

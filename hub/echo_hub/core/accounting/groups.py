@@ -19,6 +19,7 @@ from echo_hub.core.accounting.events import RolloutArrived
 from echo_hub.core.nodes.node import Node
 from echo_shared.records.rewards import all_equal, of_each_turn, returns
 from echo_shared.records.rollout import RolloutPayload
+from echo_shared.sampling.draws import derive_seed
 from echo_shared.wire.messages import ReceiptState
 
 
@@ -421,3 +422,10 @@ def unlike_lease(event: RolloutArrived, rollout: LeasedRollout, *, owner: GroupO
         mixed = f"policy versions {first} to {last}, newest published {newest}"
     wrong = [f"{name} {got} instead of {want}" for name, (got, want) in said.items() if got != want]
     return ", ".join([*wrong, *filter(None, [mixed, event.problem])])
+
+
+def turn_seed(group_seed: int, turn: int, attempt: int = 0) -> int:
+    """Return the sampling seed of one turn of a group. `attempt`: number of scorer failures on this turn."""
+    if attempt:
+        return derive_seed(group_seed, turn, attempt)
+    return derive_seed(group_seed, turn) if turn else group_seed

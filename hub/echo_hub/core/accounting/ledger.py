@@ -42,7 +42,7 @@ from echo_hub.core.accounting.groups import LeasedRollout, RolloutGroup, Slot, S
 from echo_hub.core.accounting.outbox import Outbox
 from echo_hub.core.accounting.snapshot import StepRow
 from echo_hub.core.nodes.ready import Nodes
-from echo_hub.core.policy.lengths import CompletionLengths
+from echo_hub.core.policy.measured import CompletionLengths
 from echo_shared.records.rollout import RolloutPayload
 from echo_shared.records.run import TaskFigures
 from echo_shared.wire.messages import DropReason, ReceiptState, rollout_id

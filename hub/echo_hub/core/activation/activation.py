@@ -50,7 +50,7 @@ from echo_hub.core.activation.priced import Priced
 from echo_hub.core.activation.settings import HYSTERESIS, ActivationSettings
 from echo_hub.core.nodes.node import Node
 from echo_hub.core.nodes.ready import Nodes
-from echo_hub.core.policy.lengths import CompletionLengths
+from echo_hub.core.policy.measured import CompletionLengths
 from echo_shared.wire.messages import StandbyReason
 
 ROUND_S: Final = 5.0

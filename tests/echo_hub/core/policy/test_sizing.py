@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from echo_hub.core.policy.admission import Outlook, oldest_useful_version, room
+from echo_hub.core.policy.sizing import Outlook, oldest_useful_version, room
 from echo_hub.core.settings import CoordinatorSettings
 
 
