@@ -94,7 +94,7 @@ _NO_GROUNDS: Final = Grounds()
 
 @dataclass(slots=True, eq=False)
 class Standing:
-    """One node's standing in memory. Only `Trust` changes it."""
+    """One node's standing in memory. Only `Trust` and its `Decisions` change it."""
 
     node_id: str
     state: StandingState = StandingState.NEW
@@ -187,7 +187,7 @@ class Standings:
     """Trust standings by node id. `numerics`: the known classes of engines."""
 
     def __init__(self, numerics: Numerics) -> None:
-        self._numerics = numerics
+        self.numerics = numerics
         self._standings: dict[str, Standing] = {}
         self._left: OrderedDict[str, None] = OrderedDict()
         """Nodes that left before any check, the longest ago first."""
@@ -198,7 +198,7 @@ class Standings:
     def restore(self, row: StandingRow) -> Standing:
         """Take over a standing from before a restart."""
         standing = self._standings[row.node_id] = Standing.of(row)
-        standing.numerics = self._numerics.known(row.numerics)
+        standing.numerics = self.numerics.known(row.numerics)
         return standing
 
     def get(self, node_id: str) -> Standing | None:
@@ -212,7 +212,7 @@ class Standings:
         """Return a node's standing; an unknown node gets a new one."""
         standing = self._standings.get(node_id)
         if standing is None:
-            standing = self._standings[node_id] = Standing(node_id, numerics=self._numerics.known(NOT_SAID))
+            standing = self._standings[node_id] = Standing(node_id, numerics=self.numerics.known(NOT_SAID))
         return standing
 
     def connected(self, node_id: str, kin: Iterable[str]) -> Standing:
