@@ -301,9 +301,6 @@ class Coordinator:
         self._nodes.report(event.node_id, event.capacity, event.policy_version)
         self._outstanding.send_again(event.node_id, now)
 
-    def _tick(self, event: Tick, now: float) -> None:
-        """Do nothing: `handle_all` checks all timers after every event."""
-
     def _arrived(self, event: RolloutArrived, now: float) -> None:
         newest = self.published_version if self._settings.interrupts else None
         rollout = self._ledger.rollouts.get(event.rollout_id)
@@ -368,9 +365,6 @@ class Coordinator:
         if slot.num_returns >= MAX_RETURNS:
             group.owner.returned_too_often(group)
 
-    def _begun(self, event: RolloutsBegun, _now: float) -> None:
-        self._ledger.note_begun(event.rollout_ids)
-
     # --- groups and scores
 
     def _group_prepared(self, event: GroupPrepared, now: float) -> None:
@@ -408,18 +402,6 @@ class Coordinator:
 
     # --- trust
 
-    def _rollout_checked(self, event: RolloutChecked, now: float) -> None:
-        self._go_on(self._trust.checked(event, now), now)
-
-    def _numerics_measured(self, event: NumericsMeasured, _now: float) -> None:
-        self._trust.measured(event)
-
-    def _check_returned(self, event: CheckReturned, now: float) -> None:
-        self._go_on(self._trust.returned(event, now), now)
-
-    def _check_abandoned(self, event: CheckAbandoned, now: float) -> None:
-        self._go_on(self._trust.abandoned(event), now)
-
     def _go_on(self, held: Held | None, now: float) -> None:
         """Process the scorer's answer that was held back while the rollout was checked; None: there is none."""
         if isinstance(held, RolloutScored):
@@ -452,9 +434,6 @@ class Coordinator:
 
     # --- learner
 
-    def _learner_ready(self, event: LearnerReady, now: float) -> None:
-        self._training.learner_ready(event, now)
-
     def _learner_lost(self, event: LearnerLost, now: float) -> None:
         self._training.learner_lost()
         self._give_back_hub_leases()
@@ -462,9 +441,6 @@ class Coordinator:
     def _give_back_hub_leases(self) -> None:
         """Drop the leases of the hub's own sampler (co-located mode), whose process has ended."""
         self._ledger.drop(self._ledger.held_by(HUB_NODE_ID), DropReason.RETURNED, "the learner stopped")
-
-    def _step_computed(self, event: StepComputed, now: float) -> None:
-        self._training.step_computed(event.step, now)
 
     def _step_done(self, event: StepDone, now: float) -> None:
         screened, suspects = self._training.whose(event)
@@ -477,17 +453,6 @@ class Coordinator:
         self._nodes.published(max(event.policy_version, self._training.published_version))
         self._training.version_published(event.policy_version, now)
 
-    def _version_unusable(self, event: VersionUnusable, now: float) -> None:
-        self._training.version_unusable(event.policy_version, event.reason)
-
-    # --- evaluations
-
-    def _evaluation_wanted(self, event: EvaluationWanted, now: float) -> None:
-        self._evaluating.begin(event.policy_version)
-
-    def _evaluation_abandoned(self, event: EvaluationAbandoned, now: float) -> None:
-        self._evaluating.abandon(event.policy_version)
-
 
 HANDLERS: Final[Mapping[type, Callable[[Coordinator, Any, float], None]]] = {
     NodeConnected: Coordinator._connected,
@@ -498,23 +463,24 @@ HANDLERS: Final[Mapping[type, Callable[[Coordinator, Any, float], None]]] = {
     RolloutScored: Coordinator._scored,
     RolloutContinued: Coordinator._continued,
     RolloutRejected: Coordinator._rejected,
-    RolloutChecked: Coordinator._rollout_checked,
-    NumericsMeasured: Coordinator._numerics_measured,
-    CheckReturned: Coordinator._check_returned,
-    CheckAbandoned: Coordinator._check_abandoned,
+    RolloutChecked: lambda core, event, now: core._go_on(core._trust.checked(event, now), now),
+    NumericsMeasured: lambda core, event, now: core._trust.measured(event),
+    CheckReturned: lambda core, event, now: core._go_on(core._trust.returned(event, now), now),
+    CheckAbandoned: lambda core, event, now: core._go_on(core._trust.abandoned(event), now),
     NodePardoned: lambda core, event, now: core._trust.pardon(event.node_id, now),
     OperatorAsked: Coordinator._operator_asked,
     NodeVouchedFor: lambda core, event, now: core._trust.vouched(event, now),
     LeaseGivenBack: Coordinator._given_back,
-    RolloutsBegun: Coordinator._begun,
-    LearnerReady: Coordinator._learner_ready,
+    RolloutsBegun: lambda core, event, now: core._ledger.note_begun(event.rollout_ids),
+    LearnerReady: lambda core, event, now: core._training.learner_ready(event, now),
     LearnerLost: Coordinator._learner_lost,
-    StepComputed: Coordinator._step_computed,
+    StepComputed: lambda core, event, now: core._training.step_computed(event.step, now),
     StepDone: Coordinator._step_done,
     VersionPublished: Coordinator._version_published,
-    VersionUnusable: Coordinator._version_unusable,
-    EvaluationWanted: Coordinator._evaluation_wanted,
-    EvaluationAbandoned: Coordinator._evaluation_abandoned,
-    Tick: Coordinator._tick,
+    VersionUnusable: lambda core, event, now: core._training.version_unusable(event.policy_version, event.reason),
+    EvaluationWanted: lambda core, event, now: core._evaluating.begin(event.policy_version),
+    EvaluationAbandoned: lambda core, event, now: core._evaluating.abandon(event.policy_version),
+    Tick: lambda core, event, now: None,
 }
-"""Handler of each event type; a test checks that its keys equal `Event`."""
+"""Handler of each event type; a test checks that its keys equal `Event`. A Tick only begins a turn, in which all timers
+are checked."""

@@ -116,8 +116,8 @@ from echo_hub.core.operating import restored
 from echo_hub.core.policy.curriculum import CurriculumSettings
 from echo_hub.core.policy.mixture import TrainedTask
 from echo_hub.core.settings import CoordinatorSettings
-from echo_hub.core.step_screen import StepScreen
 from echo_hub.core.trust.pairs import PeerFinding
+from echo_hub.core.trust.screening import StepScreen
 from echo_hub.core.trust.settings import TrustSettings
 from echo_hub.core.trust.standing import StandingState
 from echo_hub.store.actions import find_action, note_action

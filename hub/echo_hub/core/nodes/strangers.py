@@ -23,18 +23,18 @@ from typing import Final
 from echo_hub.core.nodes.node import Node
 
 UNPROVEN_SHARE: Final = 16
-"""Divisor of the base of the strangers' limit: 1/16 of a step's rollouts, or of all held rollouts."""
+"""Divisor of the base of the strangers' limit: 1/16 of a step's rollouts, or of all held rollouts. Chosen."""
 LEAST: Final = 4
-"""Divisor of the minimum: losses leave strangers a quarter of the base, and at least one rollout."""
+"""Divisor of the minimum: losses leave strangers a quarter of the base, and at least one rollout. Chosen."""
 LOST: Final = 2
-"""Returned rollouts that pay for one lost rollout."""
+"""Returned rollouts that pay for one lost rollout. Chosen."""
 USED: Final = 2
-"""Largest earned credit, as a multiple of the rollouts that strangers hold."""
+"""Largest earned credit, as a multiple of the rollouts that strangers hold. Chosen."""
 LUMP: Final = 16
 """Once strangers hold their limit, they get work again only when 1/16 of the limit is free. A search for a stranger
-after every single return would cost too much time."""
+after every single return would cost too much time. Chosen."""
 ORIGIN_SHARE: Final = 4
-"""Divisor that gives one origin's places: a quarter of the strangers' limit (`may_hold`), minimum one."""
+"""Divisor that gives one origin's places: a quarter of the strangers' limit (`may_hold`), minimum one. Chosen."""
 
 
 class Strangers:

@@ -22,8 +22,6 @@ letting the learner wait:
 
 Until the learner begins its first step, all work is released, because step times are unknown. From then on, the longer
 the first step takes, the less work is released.
-
-Values marked "chosen" are set by hand; `python -m benchmarks simulate` measures what they do together.
 """
 
 from __future__ import annotations
@@ -39,8 +37,7 @@ RECENT_LENGTHS: Final = 512
 """Number of recent completions from which the figures of the whole task are computed. Chosen: ten lie above
 `LONG_SHARE`."""
 LONG_SHARE: Final = 0.98
-"""Quantile of recent lengths that defines `long_tokens`. Chosen: at most one completion in fifty is leased twice for
-its length alone."""
+"""Quantile of recent lengths that defines `long_tokens`. Chosen."""
 DEVIATIONS: Final = 1.5
 """Standard deviations of the prediction error that the safety factor `longer` covers. Formula: 93 % of completions, if
 errors are normal."""
@@ -49,13 +46,13 @@ _SORTED_EVERY: Final = 64
 _TASK_WEIGHT: Final = 2.0
 """Weight of the task's mean in the prediction for a prompt, in completions of this prompt. Chosen."""
 _MOST: Final = 32.0
-"""Number of completions that a prompt's mean is averaged over, approximately. Chosen: a few groups of usual size."""
+"""Number of completions that a prompt's mean is averaged over, approximately. Chosen."""
 RECENT_STEPS: Final = 8
 """Number of recent steps in the medians and averages of step times. Chosen."""
 READY: Final = 0.05
 """Desired lead of a complete batch over the learner's need, as a fraction of a step. Chosen."""
 FIRST_MARGIN: Final = 1.2
-"""Safety factor on lead times at the start of the run. Chosen; measured waits and leads replace it step by step."""
+"""Safety factor on lead times at the start of the run. Chosen; early and late batches then adjust it."""
 MOST_MARGIN: Final = 8.0
 """Upper bound of the safety factor. Chosen: three doublings, after three steps that each waited a whole step."""
 LEAST_MARGIN: Final = 1.0

@@ -19,8 +19,6 @@ A step's work may be leased to all nodes once it is needed, and earlier to slowe
 return is leased to no node. Exception: if too little is leased for the next batch, late results are better than none. A
 completion that is longer than estimated returns stale and costs its whole group, so estimates include a safety factor.
 An idle learner costs even more, so the safety factor shrinks to nothing if the learner waits.
-
-Values marked "chosen" are set by hand; `python -m benchmarks simulate` measures what they do together.
 """
 
 from __future__ import annotations
@@ -51,7 +49,7 @@ nodes first and to unproven ones last, because no time is left to replace a lost
 EARLIER: Final = 1.3
 """A slow node may begin with a step's work this many times its own sampling time before the step begins. Chosen."""
 SOON_S: Final = 0.01
-"""Times until the release of work up to this many seconds count as zero. Chosen: less than a message takes."""
+"""Times until the release of work up to this many seconds count as zero. Chosen."""
 PREFILL: Final = 1 / 16
 """Assumed time for the prefill of one prompt token, relative to sampling one token. Chosen, not measured."""
 PREFILL_SHARE: Final = 1 / 4

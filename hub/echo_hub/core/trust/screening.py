@@ -1,5 +1,5 @@
-"""Hints from the learner: nodes whose rollouts differ from those of all other nodes. The learner computes every token's
-logits in training anyway.
+"""What the learner finds about a step's rollouts, and hints from that: nodes whose rollouts differ from those of all
+other nodes. The learner computes every token's logits in training anyway.
 
 The learner's policy is newer than the one that sampled, so even honest draws lie outside their intervals. Therefore a
 node is compared with the other nodes of the same step, never with the sampling policy's distribution. A node that
@@ -13,9 +13,10 @@ An operator should examine a node that deviates more than similar nodes.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from heapq import nlargest
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -39,6 +40,41 @@ LEAST_TOKENS: Final = 64
 """Minimum number of tokens for showing a node's mismatch: with fewer, a single odd token decides the mean."""
 SHOWN: Final = 20
 """Number of nodes whose mismatch is shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepScreen:
+    """What the learner found about one batch.
+
+    Groups and rollouts are named by position in `group_ids` and `rollout_ids` of the step's `StepPlanned`. Screening
+    the same batch again gives the same result.
+    """
+
+    left_out: tuple[int, ...] = ()
+    """Groups that the learner left out of the step, because one of their rollouts claims log-probabilities that no
+    honest engine can have."""
+    suspects: tuple[int, ...] = ()
+    """Rollouts that caused a group to be left out, or an update to be held back.
+
+    For an episode of several turns, all its turns are listed; `screened` has evidence about each turn.
+    """
+    screened: Mapping[int, Evidence] = field(default_factory=dict)
+    """Evidence about each rollout that the learner computed, in the learner's precision."""
+
+    @classmethod
+    def of(cls, frame: Mapping[str, Any]) -> StepScreen:
+        """Build the screen from the learner's lists, which have the same names; the evidence is in parallel lists."""
+        if not frame:
+            return cls()
+        evidence = zip(frame["screened"], frame["draws"], frame["claims"], frame["mismatch_kl"], strict=True)
+        return cls(
+            left_out=tuple(frame["left_out"]),
+            suspects=tuple(frame["suspects"]),
+            screened={
+                place: Evidence(draws=tuple(draws), claims=tuple(claims), mismatch_kl=mismatch)
+                for place, draws, claims, mismatch in evidence
+            },
+        )
 
 
 class Seen(NamedTuple):

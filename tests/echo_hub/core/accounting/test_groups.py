@@ -15,6 +15,7 @@ from echo_hub.core.accounting.outbox import Outbox
 from echo_hub.core.nodes.node import Node
 from echo_hub.core.nodes.ready import Nodes
 from echo_hub.core.policy.leasing import Leasing
+from echo_hub.core.policy.outstanding import OutstandingLeases
 from echo_hub.core.settings import CoordinatorSettings
 from echo_shared.records.rollout import RolloutPayload
 from echo_shared.wire.messages import DropReason, FinishReason, ReceiptState
@@ -123,7 +124,8 @@ def test_a_further_kind_of_owner_takes_one_class() -> None:
     out = Outbox()
     books, nodes = ledger(out)
     checking = Checking(books)
-    leasing = Leasing(SETTINGS, ledger=books, nodes=nodes, out=out, beside=[checking], next_lease_id=1)
+    outstanding = OutstandingLeases(ledger=books, nodes=nodes, out=out)
+    leasing = Leasing(SETTINGS, ledger=books, nodes=nodes, outstanding=outstanding, beside=[checking], next_lease_id=1)
     nodes.connect("a")
     nodes.report("a", 8, 0)
     for group_id, version in ((100, 5), (101, 6)):

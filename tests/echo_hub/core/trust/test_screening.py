@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from echo_hub.core.trust.evidence import Evidence
-from echo_hub.core.trust.screening import LEAST_TOKENS, SHOWN, STEPS, Mismatch, Seen, standing_out
+from echo_hub.core.trust.screening import LEAST_TOKENS, SHOWN, STEPS, Mismatch, Seen, StepScreen, standing_out
 
 USUAL = Evidence(draws=(900, 50, 30, 15, 4, 1), claims=(900, 50, 30, 15, 4, 1))
 
@@ -58,3 +58,21 @@ def test_of_many_nodes_some_are_named() -> None:
     seen = Mismatch()
     seen.add(Seen(f"n{number}", evidence(100, float(number))) for number in range(10 * SHOWN))
     assert [node.node_id for node in seen.largest] == [f"n{10 * SHOWN - 1 - place}" for place in range(SHOWN)]
+
+
+def test_the_learners_screening_report_is_parsed() -> None:
+    said = {
+        "left_out": [1],
+        "suspects": [4, 5],
+        "screened": [0, 4],
+        "draws": [[3, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 2]],
+        "claims": [[3, 0, 0, 0, 0, 0], [0, 0, 0, 0, 1, 1]],
+        "mismatch_kl": [0.0, 1.5],
+    }
+    screen = StepScreen.of(said)
+    assert (screen.left_out, screen.suspects) == ((1,), (4, 5))
+    assert screen.screened == {
+        0: Evidence(draws=(3, 0, 0, 0, 0, 0), claims=(3, 0, 0, 0, 0, 0)),
+        4: Evidence(draws=(0, 0, 0, 0, 0, 2), claims=(0, 0, 0, 0, 1, 1), mismatch_kl=1.5),
+    }
+    assert StepScreen.of({}) == StepScreen()
