@@ -376,13 +376,13 @@ class Activation:
         return (node.behind_s or self._behind_s) + node.pace.token_s * self._lengths.mean_tokens + node.pace.way_s
 
     def _useful(self, node: Node, demand: Demand) -> float:
-        return demand.useful_of(self._rate(node), self._late_s(node))
+        return demand.useful(self._rate(node), self._late_s(node))
 
     def _is_too_slow(self, node: Node, demand: Demand | None) -> bool:
         """True if a rollout takes this node so long that it arrives too stale for every step. Speeds measured by turns
         count as well."""
         measured = node.pace.tokens_per_s > 0 and self._lengths.mean_tokens > 0
-        return demand is not None and measured and not demand.useful_of(1.0, self._late_s(node))
+        return demand is not None and measured and not demand.useful(1.0, self._late_s(node))
 
     def _choose_soon(self, now: float) -> None:
         self._choose_at = min(self._choose_at, max(now, self._chosen_at + self._react_s))

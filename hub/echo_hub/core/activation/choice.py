@@ -23,7 +23,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from echo_hub.core.capacity.rule import in_time
+from echo_hub.core.capacity.rule import Each, in_time
 
 FILLS: Final = 64
 """Maximum number of nodes that one choice adds to fill the budget, or removes as superfluous."""
@@ -50,20 +50,13 @@ class Demand:
         rollouts per second always shorten the step."""
         return self.rollouts_per_step if self.max_staleness else inf
 
-    def useful(self, rate: Floats, late_s: Floats) -> Floats:
-        """Return the rollouts per step of each node that arrive in time, [N], by the provisioning rule with measured
-        figures. With a staleness bound of 0 the learner waits for every rollout, so none is late.
+    def useful(self, rate: Each, late_s: Each) -> Each:
+        """Return the rollouts per step that arrive in time, of one node or of each, [N], by the provisioning rule with
+        measured figures. With a staleness bound of 0 the learner waits for every rollout, so none is late.
 
         A node samples `rate` rollouts a second. `late_s` is the seconds from the training of a version until a rollout
         sampled with it is back.
         """
-        step_s, every, bound = self.step_s, self.publish_every, self.max_staleness
-        if not bound:
-            return rate * step_s
-        return in_time(rate, late_s, step_s=step_s, publish_every=every, staleness_bound=bound)
-
-    def useful_of(self, rate: float, late_s: float) -> float:
-        """Return `useful` of a single node."""
         step_s, every, bound = self.step_s, self.publish_every, self.max_staleness
         if not bound:
             return rate * step_s

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from echo_hub.core.capacity.model import Workload
 
-_Each = TypeVar("_Each", float, NDArray[np.float64])
+Each = TypeVar("Each", float, NDArray[np.float64])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ def useful_rollouts_of_each(pool: NodeByNode, workload: Workload) -> NDArray[np.
     return in_time(pool.rollouts_per_s, late_s, step_s=step_s, publish_every=every, staleness_bound=bound)
 
 
-def in_time(rollouts_per_s: _Each, late_s: _Each, *, step_s: float, publish_every: int, staleness_bound: int) -> _Each:
+def in_time(rollouts_per_s: Each, late_s: Each, *, step_s: float, publish_every: int, staleness_bound: int) -> Each:
     """Return the rollouts per step that arrive in time, for one node or for each, [N]: the rule's term mu_i min(kappa
     T, max(0, S T - B_i - L_i)) / kappa.
 

@@ -101,11 +101,11 @@ def test_useful_time_is_when_a_nodes_rollouts_can_be_used(
     late_s: float, staleness: int, every: int, expected: float
 ) -> None:
     demand = Demand(rollouts_per_step=8, step_s=10.0, max_staleness=staleness, publish_every=every)
-    assert demand.useful_of(1.0, late_s) == pytest.approx(expected)
+    assert demand.useful(1.0, late_s) == pytest.approx(expected)
     assert demand.useful(np.array([1.0, 2.0]), np.array([late_s, late_s])) == pytest.approx([expected, 2 * expected])
     assert demand.need == 8
 
 
 def test_without_staleness_no_number_of_nodes_is_enough() -> None:
     demand = Demand(rollouts_per_step=8, step_s=10.0, max_staleness=0, publish_every=1)
-    assert demand.need == inf and demand.useful_of(2.0, 99.0) == 20.0
+    assert demand.need == inf and demand.useful(2.0, 99.0) == 20.0
