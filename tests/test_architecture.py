@@ -255,7 +255,7 @@ ARROWS: dict[str, set[str]] = {
     },
 }
 """For each room, the rooms of its package that it may import. Both sides may import all of echo_shared."""
-MOST_CALLABLES = 101
+MOST_CALLABLES = 97
 """Largest number of function parameters that are annotated as Callable, or as an alias of it; clocks and random sources
 count.
 """

@@ -18,7 +18,7 @@ from benchmarks.harness.requests import group_request
 from benchmarks.learning.virtual_run import Point, score_of
 from benchmarks.papers.cases import Case
 from echo_hub.config.sections import HubConfig
-from echo_hub.core.policy.leasing import turn_seed
+from echo_hub.core.accounting.groups import turn_seed
 from echo_hub.evaluation.by_hub import Generated, HeldOut, Ids, Played, evaluate
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout

@@ -5,8 +5,8 @@ whatever the event was. Can a step be planned? May groups be opened? Is there a 
 late or repeated event is harmless. An impossible event raises LocalProtocolError. After an error or a failed commit,
 discard this object, which is ahead of the store, and build a new one.
 
-Reading order: settings, events, effects, admission, groups, ledger, nodes, leasing, training, evaluating, activation,
-trust, admitting, coordinator.
+Reading order: settings, events, effects, groups, ledger, nodes, policy, training, evaluating, activation, trust,
+coordinator.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from dataclasses import replace
 from math import inf
 from typing import Any, Final
 
-from echo_hub.core.accounting.arrivals import unlike_lease
 from echo_hub.core.accounting.effects import Effect, FinishRun, LookUpReceipt, ScoreRollout, TellOperator
 from echo_hub.core.accounting.events import (
     CheckAbandoned,
@@ -48,20 +47,21 @@ from echo_hub.core.accounting.events import (
     VersionPublished,
     VersionUnusable,
 )
-from echo_hub.core.accounting.groups import GroupOwner, LeasedRollout
+from echo_hub.core.accounting.groups import GroupOwner, LeasedRollout, unlike_lease
 from echo_hub.core.accounting.ledger import Ledger
 from echo_hub.core.accounting.outbox import Outbox
 from echo_hub.core.accounting.restoring import restore_failure, restore_rollout
 from echo_hub.core.accounting.snapshot import CoordinatorSnapshot
 from echo_hub.core.activation.activation import Activation
-from echo_hub.core.activation.useful import Demand
+from echo_hub.core.activation.choice import Demand
 from echo_hub.core.evaluating import Evaluating
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.nodes.ready import Nodes
 from echo_hub.core.operating import OVER, PAUSED, answer
-from echo_hub.core.policy import admission
+from echo_hub.core.policy import sizing
 from echo_hub.core.policy.admitting import Admitting
 from echo_hub.core.policy.leasing import Leasing
+from echo_hub.core.policy.outstanding import OutstandingLeases
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.core.status import CoordinatorStatus
 from echo_hub.core.training import Training
@@ -87,11 +87,12 @@ class Coordinator:
         self._owners: tuple[GroupOwner, ...] = (self._training, self._evaluating)
         checks = settings.trust if settings.mode != "colocated" else replace(settings.trust, enabled=False)
         self._trust = Trust(checks, ledger=self._ledger, nodes=self._nodes, out=self._out)
+        self._outstanding = OutstandingLeases(ledger=self._ledger, nodes=self._nodes, out=self._out)
         self._leasing = Leasing(
             settings,
             ledger=self._ledger,
             nodes=self._nodes,
-            out=self._out,
+            outstanding=self._outstanding,
             beside=[owner for owner in self._owners if not owner.for_learner],
             next_lease_id=snapshot.next_lease_id,
         )
@@ -131,7 +132,7 @@ class Coordinator:
         for failure in self._snapshot.scorer_failures:
             restore_failure(self._ledger, *failure)
         for (deadline, lease_id), indices in leases.items():
-            self._leasing.watch(lease_id, tuple(indices), deadline)
+            self._outstanding.watch(lease_id, tuple(indices), deadline)
         for planned in self._snapshot.planned:
             self._ledger.take_from_queues(planned.group_ids)
         self._give_back_hub_leases()
@@ -149,11 +150,19 @@ class Coordinator:
             HANDLERS[type(event)](self, event, now)
         if self._leasing.begin_turn(now):
             self._stood = -1
+        if self._outstanding.due_at <= now:
+            self._outstanding.look_after(now)
         return self._turn(now)
 
     def due_at(self) -> float | None:
         """Return the time at which the caller must send a Tick if no event comes earlier; None: never."""
-        due = min(self._leasing.due_at, self._nodes.next_end_of_rest, self._activation.due_at, self._trust.due_at)
+        due = min(
+            self._leasing.due_at,
+            self._outstanding.due_at,
+            self._nodes.next_end_of_rest,
+            self._activation.due_at,
+            self._trust.due_at,
+        )
         return due if due < inf else None
 
     @property
@@ -272,13 +281,13 @@ class Coordinator:
     def _connected(self, event: NodeConnected, now: float) -> None:
         self._nodes.connect(event.node_id, event.cost_per_hour, origin=event.invite or event.origin)
         self._activation.connected(event.node_id, now)
-        self._leasing.came(event.node_id)
+        self._outstanding.came(event.node_id)
         self._trust.connected(event.node_id, event.numerics, now, kin=(event.origin, event.invite))
 
     def _disconnected(self, event: NodeDisconnected, now: float) -> None:
         self._activation.disconnected(event.node_id, self._demand, now)
         self._nodes.disconnect(event.node_id)
-        self._leasing.left(event.node_id, now)
+        self._outstanding.left(event.node_id, now)
         self._trust.disconnected(event.node_id)
 
     def _reported(self, event: NodeReported, now: float) -> None:
@@ -290,10 +299,7 @@ class Coordinator:
         self._trust.reported(event.node_id, event.precision, now, checks=event.checks, policy_version=version)
         self._activation.reported(event.node_id, event.capacity, event.policy_version, now)
         self._nodes.report(event.node_id, event.capacity, event.policy_version)
-        self._leasing.send_again(event.node_id, now)
-
-    def _tick(self, event: Tick, now: float) -> None:
-        """Do nothing: `handle_all` checks all timers after every event."""
+        self._outstanding.send_again(event.node_id, now)
 
     def _arrived(self, event: RolloutArrived, now: float) -> None:
         newest = self.published_version if self._settings.interrupts else None
@@ -327,7 +333,7 @@ class Coordinator:
         """Return the oldest version that may have sampled a token of this rollout, so that the next step can still
         train on it."""
         for_learner = self._ledger.groups[rollout.group_id].owner.for_learner
-        return admission.oldest_useful_version(self._settings, self._training.next_step) if for_learner else 0
+        return sizing.oldest_useful_version(self._settings, self._training.next_step) if for_learner else 0
 
     def _given_back(self, event: LeaseGivenBack, now: float) -> None:
         found = [self._ledger.rollouts.get(rollout_id(event.lease_id, index)) for index in event.indices]
@@ -358,9 +364,6 @@ class Coordinator:
         slot.num_returns += not is_excused
         if slot.num_returns >= MAX_RETURNS:
             group.owner.returned_too_often(group)
-
-    def _begun(self, event: RolloutsBegun, _now: float) -> None:
-        self._ledger.note_begun(event.rollout_ids)
 
     # --- groups and scores
 
@@ -399,18 +402,6 @@ class Coordinator:
 
     # --- trust
 
-    def _rollout_checked(self, event: RolloutChecked, now: float) -> None:
-        self._go_on(self._trust.checked(event, now), now)
-
-    def _numerics_measured(self, event: NumericsMeasured, _now: float) -> None:
-        self._trust.measured(event)
-
-    def _check_returned(self, event: CheckReturned, now: float) -> None:
-        self._go_on(self._trust.returned(event, now), now)
-
-    def _check_abandoned(self, event: CheckAbandoned, now: float) -> None:
-        self._go_on(self._trust.abandoned(event), now)
-
     def _go_on(self, held: Held | None, now: float) -> None:
         """Process the scorer's answer that was held back while the rollout was checked; None: there is none."""
         if isinstance(held, RolloutScored):
@@ -443,9 +434,6 @@ class Coordinator:
 
     # --- learner
 
-    def _learner_ready(self, event: LearnerReady, now: float) -> None:
-        self._training.learner_ready(event, now)
-
     def _learner_lost(self, event: LearnerLost, now: float) -> None:
         self._training.learner_lost()
         self._give_back_hub_leases()
@@ -453,9 +441,6 @@ class Coordinator:
     def _give_back_hub_leases(self) -> None:
         """Drop the leases of the hub's own sampler (co-located mode), whose process has ended."""
         self._ledger.drop(self._ledger.held_by(HUB_NODE_ID), DropReason.RETURNED, "the learner stopped")
-
-    def _step_computed(self, event: StepComputed, now: float) -> None:
-        self._training.step_computed(event.step, now)
 
     def _step_done(self, event: StepDone, now: float) -> None:
         screened, suspects = self._training.whose(event)
@@ -468,17 +453,6 @@ class Coordinator:
         self._nodes.published(max(event.policy_version, self._training.published_version))
         self._training.version_published(event.policy_version, now)
 
-    def _version_unusable(self, event: VersionUnusable, now: float) -> None:
-        self._training.version_unusable(event.policy_version, event.reason)
-
-    # --- evaluations
-
-    def _evaluation_wanted(self, event: EvaluationWanted, now: float) -> None:
-        self._evaluating.begin(event.policy_version)
-
-    def _evaluation_abandoned(self, event: EvaluationAbandoned, now: float) -> None:
-        self._evaluating.abandon(event.policy_version)
-
 
 HANDLERS: Final[Mapping[type, Callable[[Coordinator, Any, float], None]]] = {
     NodeConnected: Coordinator._connected,
@@ -489,23 +463,24 @@ HANDLERS: Final[Mapping[type, Callable[[Coordinator, Any, float], None]]] = {
     RolloutScored: Coordinator._scored,
     RolloutContinued: Coordinator._continued,
     RolloutRejected: Coordinator._rejected,
-    RolloutChecked: Coordinator._rollout_checked,
-    NumericsMeasured: Coordinator._numerics_measured,
-    CheckReturned: Coordinator._check_returned,
-    CheckAbandoned: Coordinator._check_abandoned,
+    RolloutChecked: lambda core, event, now: core._go_on(core._trust.checked(event, now), now),
+    NumericsMeasured: lambda core, event, now: core._trust.measured(event),
+    CheckReturned: lambda core, event, now: core._go_on(core._trust.returned(event, now), now),
+    CheckAbandoned: lambda core, event, now: core._go_on(core._trust.abandoned(event), now),
     NodePardoned: lambda core, event, now: core._trust.pardon(event.node_id, now),
     OperatorAsked: Coordinator._operator_asked,
     NodeVouchedFor: lambda core, event, now: core._trust.vouched(event, now),
     LeaseGivenBack: Coordinator._given_back,
-    RolloutsBegun: Coordinator._begun,
-    LearnerReady: Coordinator._learner_ready,
+    RolloutsBegun: lambda core, event, now: core._ledger.note_begun(event.rollout_ids),
+    LearnerReady: lambda core, event, now: core._training.learner_ready(event, now),
     LearnerLost: Coordinator._learner_lost,
-    StepComputed: Coordinator._step_computed,
+    StepComputed: lambda core, event, now: core._training.step_computed(event.step, now),
     StepDone: Coordinator._step_done,
     VersionPublished: Coordinator._version_published,
-    VersionUnusable: Coordinator._version_unusable,
-    EvaluationWanted: Coordinator._evaluation_wanted,
-    EvaluationAbandoned: Coordinator._evaluation_abandoned,
-    Tick: Coordinator._tick,
+    VersionUnusable: lambda core, event, now: core._training.version_unusable(event.policy_version, event.reason),
+    EvaluationWanted: lambda core, event, now: core._evaluating.begin(event.policy_version),
+    EvaluationAbandoned: lambda core, event, now: core._evaluating.abandon(event.policy_version),
+    Tick: lambda core, event, now: None,
 }
-"""Handler of each event type; a test checks that its keys equal `Event`."""
+"""Handler of each event type; a test checks that its keys equal `Event`. A Tick only begins a turn, in which all timers
+are checked."""

@@ -14,13 +14,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from echo_hub.core.accounting.effects import EvaluationDone
-from echo_hub.core.accounting.groups import LeasedRollout, RolloutGroup, Slot
+from echo_hub.core.accounting.groups import LeasedRollout, RolloutGroup, Slot, SortedIds
 from echo_hub.core.accounting.ledger import Ledger
 from echo_hub.core.accounting.outbox import Outbox
 from echo_hub.core.accounting.snapshot import CoordinatorSnapshot, UnfinishedRollout
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.nodes.node import Node
-from echo_hub.core.policy.admission import SortedIds
 from echo_hub.core.settings import CoordinatorSettings
 from echo_shared.sampling.draws import derive_seed
 from echo_shared.wire.messages import DropReason

@@ -46,19 +46,18 @@ from echo_hub.core.accounting.effects import (
     VersionRecorded,
 )
 from echo_hub.core.accounting.events import GroupPrepared, LearnerReady, StepDone
-from echo_hub.core.accounting.groups import LeasedRollout, RolloutGroup, Slot
+from echo_hub.core.accounting.groups import LeasedRollout, RolloutGroup, Slot, SortedIds
 from echo_hub.core.accounting.ledger import Ledger
 from echo_hub.core.accounting.outbox import Outbox
 from echo_hub.core.accounting.snapshot import RECENT_STEPS, CoordinatorSnapshot, GroupRow, StepRow
 from echo_hub.core.nodes.node import Node
-from echo_hub.core.policy.admission import Outlook, SortedIds, oldest_useful_version
 from echo_hub.core.policy.curriculum import Curriculum, CurriculumStatus
-from echo_hub.core.policy.tempo import Tempo
+from echo_hub.core.policy.measured import Tempo
+from echo_hub.core.policy.mixture import TaskTally
+from echo_hub.core.policy.sizing import Outlook, oldest_useful_version
 from echo_hub.core.policy.usability import Usability
 from echo_hub.core.settings import CoordinatorSettings
-from echo_hub.core.step_screen import StepScreen
-from echo_hub.core.task_books import TaskBooks
-from echo_hub.core.trust.screening import Seen
+from echo_hub.core.trust.screening import Seen, StepScreen
 from echo_shared.errors import LearnerError, LocalProtocolError
 from echo_shared.wire.messages import DropReason
 
@@ -93,7 +92,7 @@ class Training:
         self._ledger = ledger
         self._out = out
         self.wanting = SortedIds()
-        self._books = TaskBooks(settings.mixture, settings.tasks, discount=settings.discount)
+        self._tally = TaskTally(settings.mixture, settings.tasks, discount=settings.discount)
         self._curriculum = _curriculum(settings, snapshot)
         self._replayable = set(snapshot.replayable)
         self._newest_planned_group = snapshot.newest_planned_group
@@ -420,7 +419,7 @@ class Training:
             older = self._ledger.waiting.position(group_id)
             if self._settings.mode != "async" and older != self._ledger.complete.position(group_id):
                 return  # An older group is still open, and groups are examined in order.
-            self._books.dropped_flat(group_id)
+            self._tally.dropped_flat(group_id)
             self._rate([group_id])
             self._ledger.drop_group(self._ledger.groups[group_id], DropReason.NO_ADVANTAGE)
             if group_id > self._newest_planned_group:
@@ -434,7 +433,7 @@ class Training:
         batch = self._batch()
         if not batch:
             return False
-        by_task = self._books.planned(self._ledger.groups[group_id] for group_id in batch)
+        by_task = self._tally.planned(self._ledger.groups[group_id] for group_id in batch)
         self.planned.append(self._ledger.plan(self.next_step, batch, now, by_task=by_task))
         self._batch_sizes.append(len(batch))
         self._newest_planned_group = max(self._newest_planned_group, batch[-1])

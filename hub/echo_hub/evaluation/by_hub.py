@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echo_hub.config.sections import HubConfig
+from echo_hub.core.accounting.groups import turn_seed
 from echo_hub.core.evaluating import evaluation_seed
-from echo_hub.core.policy.leasing import turn_seed
 from echo_hub.evaluation.figures import Attempt, summary, with_headline
 from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems

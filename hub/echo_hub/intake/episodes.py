@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echo_hub.core.accounting.effects import DrawnTurn
+from echo_hub.core.accounting.groups import turn_seed
 from echo_hub.core.evaluating import evaluation_seed
 from echo_hub.core.evaluation_groups import EvaluationGroup
-from echo_hub.core.policy.leasing import turn_seed
 from echo_hub.learner.settings import TrainingGroup, TrainingRollout
 from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.scorer import ScoringJob

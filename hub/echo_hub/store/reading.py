@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, select
 
+from echo_hub.core.accounting.groups import turn_seed
 from echo_hub.core.evaluation_groups import EvaluationGroup, evaluation_ids
-from echo_hub.core.policy.leasing import turn_seed
 from echo_hub.store import old_receipts
 from echo_hub.store.bulk import among, key_of
 from echo_hub.store.payload_rows import NAMES, ids_of, payload_of

@@ -22,9 +22,15 @@ from pathlib import Path
 from typing import Final, assert_never
 
 from echo_hub.core.accounting.effects import PlannedGroup
-from echo_hub.core.accounting.events import LearnerLost, LearnerReady, RolloutArrived, StepComputed, StepDone
+from echo_hub.core.accounting.events import (
+    LearnerLost,
+    LearnerReady,
+    RolloutArrived,
+    StepComputed,
+    StepDone,
+)
 from echo_hub.core.nodes.node import HUB_NODE_ID
-from echo_hub.core.step_screen import StepScreen
+from echo_hub.core.trust.screening import StepScreen
 from echo_hub.dashboard.source import Changes
 from echo_hub.driving.event_queue import EventQueue
 from echo_hub.evaluation.by_hub import Generated

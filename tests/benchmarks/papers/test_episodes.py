@@ -5,7 +5,7 @@ import pytest
 from benchmarks.papers.cases import COLOCATED, Case
 from benchmarks.papers.episodes import Play, run_episodes
 from benchmarks.papers.runs import carry_out
-from echo_hub.core.policy.leasing import turn_seed
+from echo_hub.core.accounting.groups import turn_seed
 from tests.benchmarks.papers.toy import smaller
 
 GAME = Case(name="", settings={"task": {"name": "environment:guess"}, "sampling": {"max_tokens": 4}}, runner="episodes")

@@ -29,10 +29,10 @@ from echo_hub.core.accounting.events import (
     RolloutScored,
     Tick,
 )
+from echo_hub.core.accounting.groups import turn_seed
 from echo_hub.core.accounting.snapshot import CoordinatorSnapshot, GroupRow, UnfinishedRollout
 from echo_hub.core.coordinator import MAX_RETURNS
 from echo_hub.core.nodes.conduct import MAX_REST_S
-from echo_hub.core.policy.leasing import turn_seed
 from echo_shared.wire.messages import DropReason, ReceiptState
 
 BenchOf = Callable[..., Any]

@@ -107,17 +107,17 @@ from echo_hub.core.accounting.events import (
     Tick,
     VersionPublished,
 )
+from echo_hub.core.accounting.groups import turn_seed
 from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.evaluating import evaluation_seed
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.operating import restored
 from echo_hub.core.policy.curriculum import CurriculumSettings
-from echo_hub.core.policy.leasing import turn_seed
 from echo_hub.core.policy.mixture import TrainedTask
 from echo_hub.core.settings import CoordinatorSettings
-from echo_hub.core.step_screen import StepScreen
 from echo_hub.core.trust.pairs import PeerFinding
+from echo_hub.core.trust.screening import StepScreen
 from echo_hub.core.trust.settings import TrustSettings
 from echo_hub.core.trust.standing import StandingState
 from echo_hub.store.actions import find_action, note_action, read_settings

@@ -38,8 +38,8 @@ from echo_hub.core.accounting.events import (
     VersionPublished,
 )
 from echo_hub.core.accounting.snapshot import CoordinatorSnapshot, GroupRow, StepRow, UnfinishedRollout
-from echo_hub.core.step_screen import StepScreen
 from echo_hub.core.training import MAX_FLAT_BATCHES, MAX_REDRAWS
+from echo_hub.core.trust.screening import StepScreen
 from echo_shared.errors import LocalProtocolError
 from echo_shared.wire.messages import DropReason, ReceiptState, rollout_id
 from tests.echo_hub.core.conftest import PAYLOAD

@@ -7,9 +7,9 @@ from typing import Any, cast
 import numpy as np
 
 from echo_hub.core.accounting.effects import DrawnTurn
+from echo_hub.core.accounting.groups import turn_seed
 from echo_hub.core.evaluating import evaluation_seed
 from echo_hub.core.evaluation_groups import EvaluationGroup
-from echo_hub.core.policy.leasing import turn_seed
 from echo_hub.intake.episodes import TrainingBatches, conversation, drawn_rollout, training_rollout
 from echo_hub.store.drawing import StoredDraw
 from echo_hub.store.reading import AnsweredTurn, BatchEpisode, BatchTurn, StoredPayload

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from echo_hub.cluster.model_processes import ProcessBeside
 from echo_hub.config.sections import HubConfig, TrustConfig
 from echo_hub.core.accounting.effects import GroupOpened, RolloutReceived, RolloutsDropped, RolloutsLeased
-from echo_hub.core.policy.leasing import turn_seed
+from echo_hub.core.accounting.groups import turn_seed
 from echo_hub.core.trust.evidence import Evidence
 from echo_hub.intake.episodes import DrawnRollouts
 from echo_hub.learner.settings import LearnerSettings

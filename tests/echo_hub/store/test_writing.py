@@ -16,8 +16,8 @@ from echo_hub.core.accounting.effects import (
     StepTrained,
     VersionRecorded,
 )
+from echo_hub.core.accounting.groups import turn_seed
 from echo_hub.core.evaluation_groups import EvaluationGroup
-from echo_hub.core.policy.leasing import turn_seed
 from echo_hub.store.browsing import NEWEST, find_rollouts, read_batch_rewards
 from echo_hub.store.bulk import key_of
 from echo_hub.store.database import open_to_read

@@ -21,7 +21,7 @@ from echo_hub.core.accounting.effects import (
 from echo_hub.core.accounting.events import LearnerReady, OperatorAsked, StepDone
 from echo_hub.core.policy.curriculum import CurriculumSettings
 from echo_hub.core.policy.mixture import TrainedTask
-from echo_hub.core.step_screen import StepScreen
+from echo_hub.core.trust.screening import StepScreen
 from echo_hub.dashboard.model import Doing, Readiness, RunState
 from echo_hub.operation.problems import ProblemKind, RunProblem
 from echo_hub.store.reports import read_accounting

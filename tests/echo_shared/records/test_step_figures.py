@@ -27,7 +27,7 @@ def test_every_line_has_a_chart_and_every_chart_a_line() -> None:
         assert len({figure.colour for figure in lines}) == len({figure.label for figure in lines}) == len(lines)
 
 
-EVIDENCE = {"core/step_screen.py", "learner/screen.py", "operation/alert.py", "judges/llm.py"}
+EVIDENCE = {"core/trust/screening.py", "learner/screen.py", "operation/alert.py", "judges/llm.py"}
 """Files in which the same words mean something else."""
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from echo_hub.core.step_screen import StepScreen
 from echo_hub.core.trust.evidence import Evidence
 from echo_hub.core.trust.numerics import NOT_SAID, NumericsClass
 from echo_hub.core.trust.pairs import PeerFinding
+from echo_hub.core.trust.screening import StepScreen
 from echo_shared.records.rollout import RolloutPayload
 from echo_shared.wire.messages import DropReason
 

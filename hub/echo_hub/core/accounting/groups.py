@@ -1,4 +1,5 @@
-"""State of unfinished work: one rollout, one index and one group. The ledger owns and changes these objects.
+"""State of unfinished work: one rollout, one index and one group; which indices want a lease. The ledger owns and
+changes these objects.
 
 Each group belongs to training or to an evaluation, its owner: see `GroupOwner`.
 
@@ -8,15 +9,17 @@ rollout per turn. Turns of an episode are leased in sequence, because each turn'
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from echo_hub.core.accounting.effects import DrawnTurn
+from echo_hub.core.accounting.events import RolloutArrived
 from echo_hub.core.nodes.node import Node
-from echo_hub.core.policy.admission import SortedIds
 from echo_shared.records.rewards import all_equal, of_each_turn, returns
 from echo_shared.records.rollout import RolloutPayload
+from echo_shared.sampling.draws import derive_seed
 from echo_shared.wire.messages import ReceiptState
 
 
@@ -164,7 +167,7 @@ class RolloutGroup:
     unleased: set[int] = field(default_factory=set)
     """Indices whose current turn is not received and not held by a node in time, so that they want a lease."""
     asked_for: bool = True
-    """False: the group gets no leases until its owner calls `Ledger.ask_for`."""
+    """False: no index of the group wants a lease until its owner calls `Ledger.ask_for`."""
     prompt: int | None = None
     """Key that is equal whenever the same prompt comes again; None if unknown."""
     prompt_tokens: int = 0
@@ -277,6 +280,52 @@ class RolloutGroup:
         self.oldest_version = oldest_of(self.received)
 
 
+class SortedIds(list[int]):
+    """Group ids in ascending order. Use only these methods to change the list.
+
+    Most changes happen at the two ends, where list operations are fast.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, ids: Iterable[int] = ()) -> None:
+        super().__init__(sorted(ids))
+
+    def __contains__(self, group_id: object) -> bool:
+        assert isinstance(group_id, int)
+        position = bisect_left(self, group_id)
+        return position < len(self) and self[position] == group_id
+
+    def add(self, group_id: int) -> None:
+        """Add the id. A present id changes nothing."""
+        position = bisect_left(self, group_id)
+        if position == len(self) or self[position] != group_id:
+            self.insert(position, group_id)
+
+    def discard(self, group_id: int) -> None:
+        """Remove the id. A missing id changes nothing."""
+        position = bisect_left(self, group_id)
+        if position < len(self) and self[position] == group_id:
+            del self[position]
+
+    def discard_all(self, group_ids: Collection[int]) -> None:
+        """Remove many ids in one pass."""
+        gone = set(group_ids)
+        self[:] = [group_id for group_id in self if group_id not in gone]
+
+    def first(self, count: int) -> tuple[int, ...]:
+        """Return the `count` smallest ids."""
+        return tuple(self[:count])
+
+    def last(self, count: int) -> tuple[int, ...]:
+        """Return the `count` largest ids, ascending."""
+        return tuple(self[-count:])
+
+    def position(self, group_id: int) -> int:
+        """Return how many ids are smaller than `group_id`."""
+        return bisect_left(self, group_id)
+
+
 class GroupOwner(Protocol):
     """The part of the coordinator that opened a group and decides on its leases and its end: training or evaluation.
 
@@ -313,3 +362,70 @@ class GroupOwner(Protocol):
 
     def end_run(self) -> None:
         """Drop all groups that are no longer needed after the last step is trained and published."""
+
+
+class Wants:
+    """Maintains which indices want a lease: `unleased` of each group, and `wanting` of each owner (its groups with such
+    an index). The caller must report every changed slot."""
+
+    def __init__(self) -> None:
+        self.num_changes = 0
+        """Counter that grows whenever an index may start to want a lease."""
+
+    def note(self, group: RolloutGroup, index: int) -> None:
+        """Update an index after any change of its slot."""
+        group.note_wants()
+        if group.asked_for and group.slots[index].wants_lease:
+            group.unleased.add(index)
+            group.owner.wanting.add(group.group_id)
+            self.num_changes += 1
+        else:
+            self.settle(group, index)
+
+    def note_all(self, group: RolloutGroup) -> None:
+        """Update all indices of a newly requested group; until now it wanted no lease."""
+        group.note_wants()
+        group.unleased.update([index for index, slot in enumerate(group.slots) if slot.wants_lease])
+        if group.unleased:
+            group.owner.wanting.add(group.group_id)
+            self.num_changes += 1
+
+    def settle(self, group: RolloutGroup, index: int) -> None:
+        """Note that the index wants no lease."""
+        group.note_wants()
+        if index in group.unleased:
+            group.unleased.discard(index)
+            if not group.unleased:
+                group.owner.wanting.discard(group.group_id)
+
+
+def unlike_lease(event: RolloutArrived, rollout: LeasedRollout, *, owner: GroupOwner, newest: int | None) -> str:
+    """Return how an arrived rollout contradicts its lease, as text for people; empty = not at all.
+
+    `owner`: owner of the group. `newest`: newest version that a completion for the learner may have switched to; None:
+    a completion must be sampled entirely with the lease's version.
+    """
+    first, last = event.policy_version_start, event.policy_version_end
+    leased = (rollout.lease_id, rollout.group_id, rollout.index, rollout.policy_version, rollout.policy_version)
+    if (event.lease_id, event.group_id, event.index, first, last) == leased:
+        return event.problem
+    said: dict[str, tuple[int, int]] = {
+        "lease": (event.lease_id, rollout.lease_id),
+        "group": (event.group_id, rollout.group_id),
+        "index": (event.index, rollout.index),
+    }
+    mixed = ""
+    if newest is None or not owner.for_learner:
+        said["first policy version"] = (first, rollout.policy_version)
+        said["last policy version"] = (last, rollout.policy_version)
+    elif not first <= last <= max(newest, rollout.policy_version):
+        mixed = f"policy versions {first} to {last}, newest published {newest}"
+    wrong = [f"{name} {got} instead of {want}" for name, (got, want) in said.items() if got != want]
+    return ", ".join([*wrong, *filter(None, [mixed, event.problem])])
+
+
+def turn_seed(group_seed: int, turn: int, attempt: int = 0) -> int:
+    """Return the sampling seed of one turn of a group. `attempt`: number of scorer failures on this turn."""
+    if attempt:
+        return derive_seed(group_seed, turn, attempt)
+    return derive_seed(group_seed, turn) if turn else group_seed

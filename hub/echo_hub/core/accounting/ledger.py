@@ -38,13 +38,11 @@ from echo_hub.core.accounting.effects import (
     StepPlanned,
     StepTrained,
 )
-from echo_hub.core.accounting.groups import LeasedRollout, RolloutGroup, Slot, oldest_of
+from echo_hub.core.accounting.groups import LeasedRollout, RolloutGroup, Slot, SortedIds, Wants, oldest_of
 from echo_hub.core.accounting.outbox import Outbox
 from echo_hub.core.accounting.snapshot import StepRow
 from echo_hub.core.nodes.ready import Nodes
-from echo_hub.core.policy.admission import SortedIds
-from echo_hub.core.policy.lengths import CompletionLengths
-from echo_hub.core.policy.wants import Wants
+from echo_hub.core.policy.measured import CompletionLengths
 from echo_shared.records.rollout import RolloutPayload
 from echo_shared.records.run import TaskFigures
 from echo_shared.wire.messages import DropReason, ReceiptState, rollout_id

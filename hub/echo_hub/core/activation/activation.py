@@ -2,7 +2,7 @@
 
 A *gift* is a node that costs nothing. Gifts are always active; the gift that got work longest ago is served first. A
 *priced* node costs money while it is active. The priced nodes with the cheapest rollouts are active: just enough to
-cover the part of the learner's demand that gifts leave, times a safety margin (`useful`, `choice`). All other priced
+cover the part of the learner's demand that gifts leave, times a safety margin (`choice`). All other priced
 nodes are on standby: they still get new versions and finish their leases, but get no new leases.
 
     enter   once the margin has shrunk by `HYSTERESIS`: then at once enough nodes to restore it
@@ -44,14 +44,13 @@ import numpy as np
 
 from echo_hub.core.accounting.effects import TellStandby
 from echo_hub.core.accounting.outbox import Outbox
-from echo_hub.core.activation.choice import Bools, Floats, cheapest
+from echo_hub.core.activation.choice import Bools, Demand, Floats, cheapest
 from echo_hub.core.activation.meter import CostMeter
 from echo_hub.core.activation.priced import Priced
 from echo_hub.core.activation.settings import HYSTERESIS, ActivationSettings
-from echo_hub.core.activation.useful import Demand
 from echo_hub.core.nodes.node import Node
 from echo_hub.core.nodes.ready import Nodes
-from echo_hub.core.policy.lengths import CompletionLengths
+from echo_hub.core.policy.measured import CompletionLengths
 from echo_shared.wire.messages import StandbyReason
 
 ROUND_S: Final = 5.0
@@ -377,13 +376,13 @@ class Activation:
         return (node.behind_s or self._behind_s) + node.pace.token_s * self._lengths.mean_tokens + node.pace.way_s
 
     def _useful(self, node: Node, demand: Demand) -> float:
-        return demand.useful_of(self._rate(node), self._late_s(node))
+        return demand.useful(self._rate(node), self._late_s(node))
 
     def _is_too_slow(self, node: Node, demand: Demand | None) -> bool:
         """True if a rollout takes this node so long that it arrives too stale for every step. Speeds measured by turns
         count as well."""
         measured = node.pace.tokens_per_s > 0 and self._lengths.mean_tokens > 0
-        return demand is not None and measured and not demand.useful_of(1.0, self._late_s(node))
+        return demand is not None and measured and not demand.useful(1.0, self._late_s(node))
 
     def _choose_soon(self, now: float) -> None:
         self._choose_at = min(self._choose_at, max(now, self._chosen_at + self._react_s))

@@ -1,5 +1,5 @@
-"""Cheapest set of nodes that does enough work within a budget: a covering knapsack with one row, solved by price per
-rollout.
+"""The learner's demand, and the cheapest set of nodes that covers it within a budget: a covering knapsack with one row,
+solved by price per rollout.
 
     node   cost per hour   rollouts per step   price per rollout
     a      0.30            6                   0.050
@@ -16,10 +16,14 @@ The choice takes one numpy pass over all nodes, and up to `FILLS` shorter ones: 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from echo_hub.core.capacity.rule import Each, in_time
 
 FILLS: Final = 64
 """Maximum number of nodes that one choice adds to fill the budget, or removes as superfluous."""
@@ -29,6 +33,34 @@ NOTHING: Final = 1e-9
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """The learner's demand for rollouts."""
+
+    rollouts_per_step: float
+    step_s: float
+    max_staleness: int
+    publish_every: int
+
+    @property
+    def need(self) -> float:
+        """Return the rollouts per step that keep the learner busy; infinite with a staleness bound of 0, where more
+        rollouts per second always shorten the step."""
+        return self.rollouts_per_step if self.max_staleness else inf
+
+    def useful(self, rate: Each, late_s: Each) -> Each:
+        """Return the rollouts per step that arrive in time, of one node or of each, [N], by the provisioning rule with
+        measured figures. With a staleness bound of 0 the learner waits for every rollout, so none is late.
+
+        A node samples `rate` rollouts a second. `late_s` is the seconds from the training of a version until a rollout
+        sampled with it is back.
+        """
+        step_s, every, bound = self.step_s, self.publish_every, self.max_staleness
+        if not bound:
+            return rate * step_s
+        return in_time(rate, late_s, step_s=step_s, publish_every=every, staleness_bound=bound)
 
 
 def cheapest(useful: Floats, cost: Floats, *, need: float, budget: float, price: Floats | None = None) -> Bools:

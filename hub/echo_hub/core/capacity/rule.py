@@ -26,7 +26,6 @@ lower bound.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -35,7 +34,7 @@ from numpy.typing import NDArray
 
 from echo_hub.core.capacity.model import Workload
 
-_Each = TypeVar("_Each", float, NDArray[np.float64])
+Each = TypeVar("Each", float, NDArray[np.float64])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,30 +58,19 @@ def useful_rollouts_of_each(pool: NodeByNode, workload: Workload) -> NDArray[np.
     """Return how many rollouts per step each node returns in time, on average, [N]."""
     late_s = pool.broadcast_s + pool.latency_s
     step_s, every, bound = workload.step_s, workload.publish_every, workload.staleness_bound
-    return in_time(pool.rollouts_per_s, late_s, step_s=step_s, publish_every=every, staleness_bound=bound, clip=np.clip)
+    return in_time(pool.rollouts_per_s, late_s, step_s=step_s, publish_every=every, staleness_bound=bound)
 
 
-def in_time(
-    rollouts_per_s: _Each,
-    late_s: _Each,
-    *,
-    step_s: float,
-    publish_every: int,
-    staleness_bound: int,
-    clip: Callable[[_Each, float, float], _Each],
-) -> _Each:
+def in_time(rollouts_per_s: Each, late_s: Each, *, step_s: float, publish_every: int, staleness_bound: int) -> Each:
     """Return the rollouts per step that arrive in time, for one node or for each, [N]: the rule's term mu_i min(kappa
     T, max(0, S T - B_i - L_i)) / kappa.
 
-    `late_s` is B_i + L_i. `clip`: `numpy.clip` for arrays, `clip_one` for numbers, on which numpy is slow.
+    `late_s` is B_i + L_i.
     """
-    window_s = clip(staleness_bound * step_s - late_s, 0.0, publish_every * step_s)
-    return rollouts_per_s * window_s / publish_every
-
-
-def clip_one(value: float, least: float, most: float) -> float:
-    """Return `value` clipped to `least` .. `most`, as `numpy.clip` does for arrays."""
-    return most if value > most else least if value < least else value
+    most_s, left_s = publish_every * step_s, staleness_bound * step_s - late_s
+    if isinstance(left_s, float):  # numpy is slow on single numbers.
+        return rollouts_per_s * min(max(left_s, 0.0), most_s) / publish_every
+    return rollouts_per_s * np.clip(left_s, 0.0, most_s) / publish_every
 
 
 def needed_staleness(pool: NodeByNode, workload: Workload) -> float | None:

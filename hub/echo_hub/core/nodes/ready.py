@@ -23,9 +23,8 @@ from typing import Final, assert_never
 
 from echo_hub.core.nodes.conduct import Conduct
 from echo_hub.core.nodes.node import UNPROVEN, Node, NodeSettings, Place
-from echo_hub.core.nodes.origins import Origins
 from echo_hub.core.nodes.queues import ReadyQueues
-from echo_hub.core.nodes.strangers import Strangers
+from echo_hub.core.nodes.strangers import Origins, Strangers
 from echo_shared.wire.messages import MAX_BATCHED
 
 REMEMBERED: Final = 65_536

@@ -1,4 +1,4 @@
-"""Limit on the rollouts held by all unproven nodes together: a slow start.
+"""Limits on the rollouts held by unproven nodes: all together (a slow start), and those of one origin.
 
 Nothing is known about an unproven node (a *stranger*: no rollout of it was scored), and keys cost nothing. So each
 stranger gets one rollout until it has returned one. Together, strangers hold at most base + earned rollouts:
@@ -10,23 +10,31 @@ So the number of honest newcomers doubles with every round, as in TCP's slow sta
 that return nothing lower the limit for all: two returned rollouts pay for one lost rollout, but at least a quarter of
 the base remains. Unused credit expires (RFC 7661): it never exceeds `USED` times the rollouts that strangers hold.
 Otherwise an attacker could save credit with many honest keys.
+
+An *origin* is an address, an address range, or an invite, so that all keys of one person share it. A stranger needs one
+of its origin's *places* before it is offered work, and keeps it until its work is back or overdue. If no place is free,
+strangers wait first come, first served. Nodes of unknown origin need no place.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from echo_hub.core.nodes.node import Node
+
 UNPROVEN_SHARE: Final = 16
-"""Divisor of the base of the strangers' limit: 1/16 of a step's rollouts, or of all held rollouts."""
+"""Divisor of the base of the strangers' limit: 1/16 of a step's rollouts, or of all held rollouts. Chosen."""
 LEAST: Final = 4
-"""Divisor of the minimum: losses leave strangers a quarter of the base, and at least one rollout."""
+"""Divisor of the minimum: losses leave strangers a quarter of the base, and at least one rollout. Chosen."""
 LOST: Final = 2
-"""Returned rollouts that pay for one lost rollout."""
+"""Returned rollouts that pay for one lost rollout. Chosen."""
 USED: Final = 2
-"""Largest earned credit, as a multiple of the rollouts that strangers hold."""
+"""Largest earned credit, as a multiple of the rollouts that strangers hold. Chosen."""
 LUMP: Final = 16
 """Once strangers hold their limit, they get work again only when 1/16 of the limit is free. A search for a stranger
-after every single return would cost too much time."""
+after every single return would cost too much time. Chosen."""
+ORIGIN_SHARE: Final = 4
+"""Divisor that gives one origin's places: a quarter of the strangers' limit (`may_hold`), minimum one. Chosen."""
 
 
 class Strangers:
@@ -85,3 +93,42 @@ class Strangers:
             self.is_full = True
         elif self.in_flight <= limit - max(1, limit // LUMP):
             self.is_full = False
+
+
+class Origins:
+    """Counts the taken places of each origin and maintains `Node.has_place`."""
+
+    def __init__(self) -> None:
+        self._num_taken: dict[str, int] = {}
+        self._waiting: dict[str, dict[str, None]] = {}
+
+    def enter(self, node: Node, may_hold: int) -> bool:
+        """Return True if the stranger has or gets a place of its origin. Otherwise it waits in its origin's queue.
+        `may_hold`: number of rollouts that all strangers together may hold."""
+        if node.has_place or not node.origin:
+            return True
+        taken = self._num_taken.get(node.origin, 0)
+        if taken >= max(1, may_hold // ORIGIN_SHARE):
+            self._waiting.setdefault(node.origin, {})[node.node_id] = None
+            return False
+        self._num_taken[node.origin] = taken + 1
+        node.has_place = True
+        return True
+
+    def leave(self, node: Node) -> None:
+        """Free the place of its origin that the node uses."""
+        node.has_place = False
+        taken = self._num_taken.pop(node.origin) - 1
+        if taken:
+            self._num_taken[node.origin] = taken
+
+    def next_waiting(self, origin: str) -> str | None:
+        """Remove and return the next node that waits for a place of this origin; None: no node waits."""
+        waiting = self._waiting.get(origin)
+        if not waiting:
+            return None
+        node_id = next(iter(waiting))
+        del waiting[node_id]
+        if not waiting:
+            del self._waiting[origin]
+        return node_id

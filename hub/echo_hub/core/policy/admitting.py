@@ -7,7 +7,7 @@ from echo_hub.core.accounting.effects import PrepareGroup
 from echo_hub.core.accounting.events import GroupPrepared
 from echo_hub.core.accounting.ledger import Ledger
 from echo_hub.core.accounting.outbox import Outbox
-from echo_hub.core.policy.admission import room
+from echo_hub.core.policy.sizing import room
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.core.training import Training
 

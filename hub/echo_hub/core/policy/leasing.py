@@ -1,26 +1,20 @@
 """Assignment of group members to nodes: which node gets which rollouts, and when.
 
 The unit of work is one member of a group. Steps are served in order, and a step's groups are leased no earlier than
-needed (`tempo`). Within a step, completions that are likely long come first. They go to nodes that sample them within a
-typical rollout's time, so each node gets the longest completions that suit its speed. The rest goes, shortest first, to
-any node that returns it in time, so slow nodes get short completions. A lease is no larger than its node can return in
-time at its measured speed, after its current work (`terms`). It is large enough that the prefill of a long prompt costs
-little per completion.
+needed (`sizing`). Within a step, completions that are likely long come first. They go to nodes that sample them within
+a typical rollout's time, so each node gets the longest completions that suit its speed. The rest goes, shortest first,
+to any node that returns it in time, so slow nodes get short completions.
 
 A node too slow for the current step works for a later step: slower nodes get a step's groups earlier. A group is as old
 as its oldest rollout, so no node gets a rollout that would be stale on return. One exception: if the learner is idle,
 no rollout is expected in time and no node is fast enough, any node may take the work.
 
-An index is *late* if its node needs far longer than the longest completions take, or has left. Then another node may
-lease the index too, and the first valid result wins. An index is *overdue* after its deadline: the node has probably
-lost it. An index that failed on a node goes to other nodes first, and to unproven ones (strangers) only if no proven
-node is present. The failed node gets such an index again only without any other candidate. A reconnected node is sent
-its leases again, because the dying connection may have lost them.
+An index that failed on a node goes to other nodes first, and to unproven ones (strangers) only if no proven node is
+present. The failed node gets such an index again only without any other candidate.
 
 If the hub has tokens of an unfinished completion from a proven node, the next node continues them. The lease then names
 the version that sampled them while it is fresh enough, or any newer version if nodes may switch versions within a
-completion. For each index, a lease names the earlier lease whose tokens are continued. A lease that is sent again
-continues its own tokens.
+completion. For each index, a lease names the earlier lease whose tokens are continued.
 
 Other owners, such as evaluations, share the nodes with training. While both want leases, one in `EVALUATION_SHARE`
 leased rollouts goes to the other owner. It also gets the capacity that training does not want. So neither side starves,
@@ -34,55 +28,56 @@ After a scorer failure the turn is sampled again with another seed. The same see
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from heapq import heappop, heappush
+from collections.abc import Hashable, Iterable
+from functools import lru_cache
 from math import inf
-from typing import Final, Literal
+from typing import Final
 
-from echo_hub.core.accounting.effects import RolloutsLeased, SendLease
-from echo_hub.core.accounting.groups import GroupOwner, LeasedRollout, RolloutGroup
+from echo_hub.core.accounting.effects import RolloutsLeased
+from echo_hub.core.accounting.groups import GroupOwner, RolloutGroup, Slot
 from echo_hub.core.accounting.ledger import Ledger
-from echo_hub.core.accounting.outbox import Outbox
 from echo_hub.core.nodes.node import UNPROVEN, Node
 from echo_hub.core.nodes.ready import Nodes, slowest_token_s, speed_class
-from echo_hub.core.policy.admission import Outlook, oldest_useful_version
-from echo_hub.core.policy.takers import Takers, length_class
-from echo_hub.core.policy.tempo import Tempo
-from echo_hub.core.policy.terms import ANY, EARLIER, SOON_S, TYPICAL, LeaseTerms, is_late, terms_of_step, typical_s
+from echo_hub.core.policy.measured import Tempo
+from echo_hub.core.policy.outstanding import OutstandingLeases
+from echo_hub.core.policy.sizing import (
+    ANY,
+    EARLIER,
+    SOON_S,
+    LeaseTerms,
+    Outlook,
+    StepWork,
+    Supply,
+    lateness_s,
+    lease_size,
+    oldest_useful_version,
+    terms_of_step,
+)
 from echo_hub.core.settings import CoordinatorSettings
-from echo_shared.sampling.draws import derive_seed
-from echo_shared.wire.messages import rollout_id
 
 EVALUATION_SHARE: Final = 4
-"""One in this many leased rollouts goes to other owners than training, such as evaluations, while both want leases."""
-
-LATE: Final = 1.5
-"""A rollout is late after this many times the seconds that its node needs for the longest completions, after its
-current work."""
-LATE_S: Final = 2.0
-"""Seconds added to that limit for the way to the node and back."""
-LEFT_S: Final = 10.0
-"""Seconds that a disconnected node has to return before its rollouts count as late."""
+"""One in this many leased rollouts goes to other owners than training, such as evaluations, while both want leases.
+Chosen."""
 SLOWEST_S: Final = 3_600.0
-"""Even the slowest node gets a step's groups at most this many seconds before the step begins."""
+"""Even the slowest node gets a step's groups at most this many seconds before the step begins. Chosen."""
 AT_ONCE: Final = 64
 """Number of oldest wanting groups of a step that are sorted by expected length, so that the longest are leased first,
-as in StreamRL (arXiv 2504.15930)."""
+as in StreamRL (arXiv 2504.15930). Chosen."""
 YOUNGEST: Final = 16
-"""Number of youngest groups among which `lease_turn` looks for a single rollout for a slow node."""
-LOOKED_AT_ONCE: Final = 256
-"""Maximum number of leases whose lateness or deadline is handled in one turn of the coordinator."""
+"""Number of youngest groups among which `lease_turn` looks for a single rollout for a slow node. Chosen."""
 LEASED_AT_ONCE: Final = 128
-"""Maximum number of leases made in one turn of the coordinator. The next turn, which follows at once, makes the
-rest."""
+"""Maximum number of leases made in one turn of the coordinator. The next turn, which follows at once, makes the rest.
+Chosen."""
+
+_Kind = tuple[Hashable, int, int | None]
+"""Key of groups for which a search has the same result: avoided nodes, length class and, where rollouts may become
+stale, the oldest leased version."""
 
 
-def turn_seed(group_seed: int, turn: int, attempt: int = 0) -> int:
-    """Return the sampling seed of one turn of a group. `attempt`: number of scorer failures on this turn."""
-    if attempt:
-        return derive_seed(group_seed, turn, attempt)
-    return derive_seed(group_seed, turn) if turn else group_seed
+@lru_cache(maxsize=4_096)
+def length_class(num_tokens: float) -> int:
+    """Return the length class: lengths in one class differ by less than the factor of a speed class."""
+    return speed_class(num_tokens)
 
 
 class _Share:
@@ -105,12 +100,94 @@ class _Share:
             self.due = 0
 
 
-class Leasing:
-    """Leases the groups of all owners to nodes, and watches the leases.
+class Takers:
+    """Finds the node that takes rollouts of a group: with free capacity, within the terms, without an earlier failure.
 
-    `_watched` is a heap of (time, reason, lease id, indices). At that time the lease may be late, its deadline may
-    pass, or its node may be absent too long. `beside`: the owners other than training, such as evaluations.
+    While the groups of one owner are offered, free capacity only shrinks. So a failed search is remembered by the
+    group's length class and the avoided nodes, and later groups of the same kind skip the search. Call `begin` whenever
+    nodes may have gained free capacity since the last search.
     """
+
+    def __init__(self, *, ledger: Ledger, nodes: Nodes) -> None:
+        self._ledger = ledger
+        self._nodes = nodes
+        self._avoided: dict[tuple[tuple[str, ...], int], tuple[str, ...]] = {}
+        self._unfillable: dict[tuple[float, ...], set[_Kind]] = {}
+        """Kinds of groups for which no node was found, by terms."""
+        self.most_avoided = 0
+        """Largest number of nodes avoided in one search."""
+
+    def begin(self) -> None:
+        self._avoided.clear()
+        self._unfillable.clear()
+        self.most_avoided = 0
+
+    def avoided(self, slot: Slot, oldest: int) -> tuple[str, ...]:
+        """Return the nodes that must not get this index: those on which it failed, while another node takes work."""
+        failed = slot.failed_on
+        if not failed:
+            return ()
+        known = self._avoided.get((failed, oldest))
+        if known is None:
+            candidates = self._nodes.num_candidates(oldest)
+            if candidates > self._nodes.num_candidates(oldest, among=failed):
+                known = failed
+            else:  # It failed on all nodes, so only the latest is avoided now.
+                known = failed[-1:] if candidates > 1 else ()
+            self._avoided[failed, oldest] = known
+        return known
+
+    def any_left(self, group: RolloutGroup, terms: LeaseTerms) -> bool:
+        """False if an earlier search with these terms found no node for a group of this kind."""
+        unfillable = self._unfillable.get(_key(terms))
+        return unfillable is None or _kind(group, terms, group.failures) not in unfillable
+
+    def note_nobody(self, group: RolloutGroup, terms: LeaseTerms) -> None:
+        """Remember that no node can take any wanted index of the group."""
+        self._unfillable.setdefault(_key(terms), set()).add(_kind(group, terms, group.failures))
+
+    def find(self, group: RolloutGroup, terms: LeaseTerms, avoid: tuple[str, ...] = ()) -> tuple[Node, int] | None:
+        """Return the best node for the group, and its maximum number of rollouts; None: no node."""
+        unfillable, kind = self._unfillable.setdefault(_key(terms), set()), _kind(group, terms, avoid)
+        if kind in unfillable:
+            return None
+        self.most_avoided = max(self.most_avoided, len(avoid))
+        found = self._search(group, terms, avoid)
+        if found is None:
+            unfillable.add(kind)
+        return found
+
+    def _search(self, group: RolloutGroup, terms: LeaseTerms, avoid: tuple[str, ...]) -> tuple[Node, int] | None:
+        expected = self._ledger.expected_tokens(group)
+        if not expected or (terms.in_s == inf and not terms.not_before_s):
+            for node in self._nodes.next_ready(terms.oldest, avoid):
+                return node, min(self._nodes.room(node), lease_size(node, group, terms, expected))
+            return None
+        paces = (terms.not_before_s / expected, min(terms.in_s, terms.suits_s) / expected)
+        is_urgent = bool(avoid) or terms.is_urgent
+        by_speed = is_urgent or expected > self._ledger.lengths.mean_tokens
+        nodes = self._nodes.next_ready(terms.oldest, avoid, paces=paces, by_speed=by_speed, unproven_last=is_urgent)
+        # A second failure would cost the whole group, so unproven nodes are avoided.
+        only_proven = bool(avoid) and self._nodes.any_proven(beside=avoid)
+        for node in nodes:
+            if not node.proven and (only_proven or not self._nodes.unproven_may):
+                continue
+            if size := lease_size(node, group, terms, expected):
+                return node, min(self._nodes.room(node), size)
+        return None
+
+
+def _key(terms: LeaseTerms) -> tuple[float, ...]:
+    """Return the terms that affect a search result."""
+    return terms.oldest, terms.in_s, terms.not_before_s, terms.suits_s, terms.stale_s
+
+
+def _kind(group: RolloutGroup, terms: LeaseTerms, kept_from: Hashable) -> _Kind:
+    return kept_from, length_class(group.expected_tokens), None if terms.stale_s == inf else group.oldest_leased
+
+
+class Leasing:
+    """Leases the groups of all owners to nodes. `beside`: the owners other than training, such as evaluations."""
 
     def __init__(
         self,
@@ -118,7 +195,7 @@ class Leasing:
         *,
         ledger: Ledger,
         nodes: Nodes,
-        out: Outbox,
+        outstanding: OutstandingLeases,
         beside: Iterable[GroupOwner],
         next_lease_id: int,
     ) -> None:
@@ -126,9 +203,8 @@ class Leasing:
         self._ledger = ledger
         self._nodes = nodes
         self._takers = Takers(ledger=ledger, nodes=nodes)
-        self._out = out
+        self._outstanding = outstanding
         self._next_lease_id = next_lease_id
-        self._watched: list[tuple[float, Literal["late", "away", "overdue"], int, tuple[int, ...]]] = []
         self._release_at = inf
         self._takes_any = False
         """True while any node may take work, however slow it is: the learner is idle, no rollout is expected in time,
@@ -144,14 +220,12 @@ class Leasing:
         self._asked: tuple[int, Outlook] | None = None
         """Counters and outlook after the last complete offer of the waiting groups. While unchanged, no group needs
         another offer; None: offer all again."""
-        self._unsent: set[str] = set()
-        """Connected nodes that have not been sent their current leases since they connected."""
         self._shares = [_Share(owner) for owner in beside]
 
     @property
     def due_at(self) -> float:
-        """Return the time of the next watched lease, release of work, or pending offer; inf = none."""
-        return min(self._watched[0][0] if self._watched else inf, self._release_at, self._goes_on_at)
+        """Return the time of the next release of work or pending offer; inf = none."""
+        return min(self._release_at, self._goes_on_at)
 
     def change(self, settings: CoordinatorSettings) -> None:
         """Apply new settings, and offer all work again under them."""
@@ -162,69 +236,14 @@ class Leasing:
         """Cancel the timer for the work of future steps: the run has ended."""
         self._release_at = inf
 
-    def watch(self, lease_id: int, indices: tuple[int, ...], deadline: float) -> None:
-        """Watch the lease's deadline. When it passes, the unfinished rollouts are leased again."""
-        heappush(self._watched, (deadline, "overdue", lease_id, indices))
-
     def begin_turn(self, now: float) -> bool:
-        """Mark late and overdue rollouts at the start of a turn.
-
-        Return True if leases may be possible although no event changed anything: the last turn left work, or a step's
-        work may be leased from now on.
-        """
+        """Begin a turn of the coordinator. Return True if leases may be possible although no event changed anything:
+        the last turn left work, or a step's work may be leased from now on."""
         more = now >= self._goes_on_at or now >= self._release_at
         if more:
             self._asked = None
         self._may_lease, self._goes_on_at = LEASED_AT_ONCE, inf
-        if self._watched and self._watched[0][0] <= now:
-            self._look_after(now)
         return more
-
-    def _look_after(self, now: float) -> None:
-        """Handle watched leases whose time has come: expire those past their deadline, and mark late ones."""
-        for _ in range(LOOKED_AT_ONCE):
-            if not self._watched:
-                return
-            at, what, lease_id, indices = self._watched[0]
-            still_leased = self._still_leased(lease_id, indices)
-            if at > now and still_leased:
-                return
-            heappop(self._watched)
-            for rollout in still_leased:
-                if what == "overdue":
-                    self._ledger.expire(rollout, now)
-                elif not rollout.late and (what == "late" or not self._nodes.is_connected(rollout.node_id)):
-                    self._ledger.mark_late(rollout, now, is_slow=what == "late")
-
-    def _still_leased(self, lease_id: int, indices: Iterable[int]) -> list[LeasedRollout]:
-        """Return the lease's rollouts that are not received and within their deadline."""
-        found = (self._ledger.rollouts.get(rollout_id(lease_id, index)) for index in indices)
-        return [rollout for rollout in found if rollout is not None and rollout.in_time]
-
-    def left(self, node_id: str, now: float) -> None:
-        """Watch the leases of a node that disconnected: after `LEFT_S` without it they count as late."""
-        self._unsent.discard(node_id)
-        for lease_id, of_lease in self._held_leases(node_id):
-            heappush(self._watched, (now + LEFT_S, "away", lease_id, tuple(rollout.index for rollout in of_lease)))
-
-    def came(self, node_id: str) -> None:
-        """Note that the node connected, so that its leases are sent again after its first report."""
-        self._unsent.add(node_id)
-
-    def send_again(self, node_id: str, now: float) -> None:
-        """Send the node its current leases once after a reconnect. A node ignores leases that it still has."""
-        if node_id in self._unsent:
-            self._unsent.discard(node_id)
-            for _, of_lease in self._held_leases(node_id):
-                self._send(of_lease, now)
-
-    def _held_leases(self, node_id: str) -> list[tuple[int, list[LeasedRollout]]]:
-        """Return the node's leases without overdue rollouts, by lease id."""
-        leases: dict[int, list[LeasedRollout]] = {}
-        for rollout in self._ledger.held_by(node_id):
-            if not rollout.overdue:
-                leases.setdefault(rollout.lease_id, []).append(rollout)
-        return sorted(leases.items())
 
     def dispatch(
         self, owner: GroupOwner, now: float, *, newest_version: int, outlook: Outlook, tempo: Tempo, num_changes: int
@@ -254,21 +273,20 @@ class Leasing:
             end = outlook.end_of(step)
             next_steps = waiting[end] if end < len(waiting) else None
             stop = len(wanting) if next_steps is None else wanting.position(next_steps)
+            work = StepWork(step, stop - start, self._num_missing(end), len(waiting) - len(wanting))
             terms = terms_of_step(
-                step,
-                stop - start,
-                now,
-                num_wanting=len(wanting),
+                work,
+                self._supply,
                 settings=self._settings,
-                ledger=self._ledger,
-                nodes=self._nodes,
                 outlook=outlook,
                 tempo=tempo,
+                num_ready=self._nodes.num_ready,
+                now=now,
             )
             if terms.early_s:
                 self._release_at = min(self._release_at, now + terms.early_s)
-            elif self._takes_any and is_late(step, outlook, tempo):
-                terms = replace(terms, in_s=inf)
+            elif self._takes_any and tempo.waits and step == outlook.next_step:
+                terms = terms._replace(in_s=inf)
             if terms.not_before_s > SLOWEST_S:
                 break
             refused: int | None = None
@@ -283,6 +301,22 @@ class Leasing:
                 start = len(wanting) if next_steps is None else wanting.position(next_steps)
         done = start >= len(wanting) or (self._nodes.any_ready and self._may_lease)
         self._nodes.notice_from(self._notice_from if done else -inf, most_avoided=self._takers.most_avoided)
+
+    @property
+    def _supply(self) -> Supply:
+        nodes, lengths = self._nodes, self._ledger.lengths
+        return Supply(
+            rollout_s=lengths.mean_tokens / nodes.tokens_per_s if nodes.tokens_per_s else None,
+            typical_s=lengths.mean_tokens * nodes.typical_token_s + nodes.typical_way_s,
+            longer=lengths.longer,
+            scoring_s=self._ledger.scoring_s,
+        )
+
+    def _num_missing(self, end: int) -> int:
+        """Return how many groups before position `end` of the queue are incomplete."""
+        waiting, complete = self._ledger.waiting, self._ledger.complete
+        num_complete = complete.position(waiting[end]) if end < len(waiting) else len(complete)
+        return min(end, len(waiting)) - num_complete
 
     def _any_slow(self, group_ids: Iterable[int], terms: LeaseTerms, now: float) -> bool:
         """True if some node with free capacity is so slow that it must begin with these groups now, before faster
@@ -315,7 +349,7 @@ class Leasing:
         suited, left = terms, list[RolloutGroup]()
         longest, shortest = expected_tokens(groups[0]), expected_tokens(groups[-1])
         if not terms.not_before_s and length_class(longest) > length_class(shortest):
-            suited = replace(terms, suits_s=typical_s(self._ledger, self._nodes) or inf)
+            suited = terms._replace(suits_s=terms.typical_s or inf)
         left.extend(group for group in groups if not self._lease_all(group, suited, now))
         refused, seen_at = 0, -1
         for group in reversed(left):
@@ -408,7 +442,14 @@ class Leasing:
         for share in self._shares:
             share.leased(group.owner, len(indices))
         deadline = now + self._settings.deadline_s
-        late_at = now + self._lateness_s(node, group, len(indices), terms)
+        late_s = lateness_s(
+            node,
+            terms,
+            count=len(indices),
+            expected_tokens=self._ledger.expected_tokens(group),
+            long_tokens=self._ledger.lengths.long_tokens,
+            token_s=self._nodes.typical_token_s,
+        )
         record = RolloutsLeased(
             lease_id=lease_id,
             node_id=node.node_id,
@@ -421,42 +462,5 @@ class Leasing:
         mixes = self._settings.interrupts and group.owner.for_learner
         goes_on = () if node.is_hub else self._ledger.begun(record, oldest=terms.oldest if mixes else None)
         leased = self._ledger.lease(record, now, goes_on)
-        self.watch(lease_id, indices, deadline)
-        if late_at < deadline and not node.is_hub:
-            heappush(self._watched, (late_at, "late", lease_id, indices))
-        self._send(leased, now, goes_on)
-
-    def _lateness_s(self, node: Node, group: RolloutGroup, count: int, terms: LeaseTerms) -> float:
-        """Return after how many seconds a rollout of this lease counts as late, so that other nodes get its index
-        too."""
-        lengths = self._ledger.lengths
-        if not lengths.long_tokens or not self._nodes.typical_token_s:
-            return inf
-        if node.proven:
-            queued = node.held_tokens + (count - 1) * self._ledger.expected_tokens(group)
-            return LATE_S + LATE * node.pace.finish_s(queued, lengths.long_tokens)
-        usual_s = typical_s(self._ledger, self._nodes)
-        # After that, another node could not finish it for this step.
-        in_time_s = max(usual_s, terms.left_s - TYPICAL * usual_s)
-        return min(in_time_s, LATE_S + LATE * count * lengths.long_tokens * self._nodes.typical_token_s)
-
-    def _send(
-        self, rollouts: Sequence[LeasedRollout], now: float, goes_on: tuple[tuple[int, int], ...] | None = None
-    ) -> None:
-        """Send rollouts of one lease to its node. `goes_on` None: the lease is sent again."""
-        first = rollouts[0]
-        group = self._ledger.groups[first.group_id]
-        self._out.act(
-            SendLease(
-                node_id=first.node_id,
-                lease_id=first.lease_id,
-                group_id=first.group_id,
-                indices=tuple(rollout.index for rollout in rollouts),
-                turn=first.turn,
-                seed=turn_seed(group.seed, first.turn, group.slots[first.index].scorer_failures),
-                policy_version=first.policy_version,
-                deadline_s=first.deadline - now,
-                may_move_on=group.owner.may_move_on,
-                goes_on=goes_on if goes_on is not None else tuple((each.index, each.lease_id) for each in rollouts),
-            )
-        )
+        self._outstanding.watch(lease_id, indices, deadline, late_at=now + late_s)
+        self._outstanding.send(leased, now, goes_on)

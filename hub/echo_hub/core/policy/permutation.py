@@ -12,7 +12,8 @@ from typing import Final
 from echo_shared.sampling.draws import derive_seed
 
 ROUNDS: Final = 4
-"""Rounds of the Feistel network."""
+"""Rounds of the Feistel network. Source: Luby and Rackoff (SIAM J. Comput. 17, 1988): four rounds give a strong
+pseudorandom permutation if the round function is pseudorandom."""
 
 
 def permuted(place: int, size: int, *key: int | str) -> int:

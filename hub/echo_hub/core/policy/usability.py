@@ -18,9 +18,10 @@ from typing import Final, NamedTuple
 from echo_hub.core.nodes.node import Node
 
 LEAST_REFUSED: Final = 2
-"""Number of origins (invites or network addresses) whose nodes must refuse a version to withdraw it."""
+"""Number of origins (invites or network addresses) whose nodes must refuse a version to withdraw it. The
+smallest number that rules out a fault of one origin."""
 MOST_VOICES: Final = 1_024
-"""Maximum number of nodes whose reports are kept per version."""
+"""Maximum number of nodes whose reports are kept per version. Chosen to bound the memory."""
 BY_NODES: Final = "{count} dissimilar nodes cannot use it, and none has sampled with it"
 
 

@@ -22,7 +22,7 @@ unpredictable. A restart forgets all checks here; unchecked rollouts are request
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from heapq import heappop, heappush
@@ -36,7 +36,7 @@ from echo_hub.core.trust.judging import added, weigh
 from echo_hub.core.trust.numerics import Honest, NumericsClass
 from echo_hub.core.trust.pairs import PeerFinding, contradiction
 from echo_hub.core.trust.rate import is_drawn
-from echo_hub.core.trust.standing import Standing, StandingState
+from echo_hub.core.trust.standing import Standing, Standings, StandingState
 
 AUDITED: Final = 0.1
 """Share of rollouts with a settled check that one more node checks, as an audit of the checkers."""
@@ -109,9 +109,8 @@ class _Case:
 class Checking:
     """All checks that nodes make of each other's rollouts.
 
-    `standing_of`: trust standing of a node. `honest`: rounding expected of honest nodes of a class. `doubt`: evidence
-    against a node, in nats, above which a finding counts as an accusation. `alarm`: evidence, in nats, from which two
-    findings contradict each other.
+    `doubt`: evidence against a node, in nats, above which a finding counts as an accusation. `alarm`: evidence, in
+    nats, from which two findings contradict each other.
     """
 
     def __init__(
@@ -121,16 +120,14 @@ class Checking:
         deadline_s: float,
         alarm: float,
         doubt: float,
-        standing_of: Callable[[str], Standing],
-        honest: Callable[[NumericsClass], Honest],
+        standings: Standings,
         out: Outbox,
     ) -> None:
         self._secret = secret
         self._deadline_s = deadline_s
         self._alarm = alarm
         self._doubt = doubt
-        self._standing_of = standing_of
-        self._honest = honest
+        self._standings = standings
         self._out = out
         self._checkers: dict[str, _Checker] = {}
         """Connected checkers."""
@@ -189,7 +186,7 @@ class Checking:
                 self._ask_again(self._cases[rollout_id])
 
     def _pool_of(self, checker: _Checker) -> list[_Checker] | None:
-        standing = self._standing_of(checker.node_id)
+        standing = self._standings.of(checker.node_id)
         if not checker.room or not _may_check(standing):
             return None
         return self._proven if standing.is_proven else self._new
@@ -230,7 +227,7 @@ class Checking:
         if case is None or case.asking != node_id:
             return None
         self._release(case)
-        standing = self._standing_of(node_id)
+        standing = self._standings.of(node_id)
         if finding is None or not _may_check(standing):
             self._ask_again(case)
             return None
@@ -322,9 +319,9 @@ class Checking:
     def _choice(self, case: _Case) -> _Checker | None:
         """Return the next checker of the case; None: no node that may check it is free."""
         involved = {*case.drawers, *case.asked}
-        kin = frozenset().union(*(self._standing_of(node_id).kin for node_id in involved))
+        kin = frozenset().union(*(self._standings.of(node_id).kin for node_id in involved))
         before = [opinion.numerics for opinion in case.opinions]
-        drawn_by = {self._standing_of(node_id).numerics for node_id in case.drawers}
+        drawn_by = {self._standings.of(node_id).numerics for node_id in case.drawers}
         start = int.from_bytes(self._lot(case.rollout_id, ""))
         for pool in (self._proven, self._new):
             is_there, best = False, None
@@ -333,7 +330,7 @@ class Checking:
                 node_id = checker.node_id
                 if checker.policy_version < case.policy_version or node_id in involved:
                     continue
-                standing = self._standing_of(node_id)
+                standing = self._standings.of(node_id)
                 if kin & standing.kin:
                     continue
                 is_there = True
@@ -398,16 +395,17 @@ class Checking:
         return CheckOutcome(rollout_id=case.rollout_id, is_doubtful=is_doubtful, is_known=case.is_known)
 
     def _spans(self, opinion: _Opinion) -> tuple[Span, ...]:
-        found_by = self._honest(opinion.numerics)
+        standings = self._standings
+        found_by = standings.numerics.honest(opinion.numerics)
         return tuple(
-            (node_id, evidence, self._honest(self._standing_of(node_id).numerics).together(found_by))
+            (node_id, evidence, standings.numerics.honest(standings.of(node_id).numerics).together(found_by))
             for node_id, evidence in opinion.finding.spans
         )
 
     def _weight(self, case: _Case, opinion: _Opinion) -> float:
         """Return the evidence in nats that this finding would leave against the sampler that it hits hardest."""
         return max(
-            max(added(self._standing_of(node_id).sums, weigh(evidence, honest)))
+            max(added(self._standings.of(node_id).sums, weigh(evidence, honest)))
             for node_id, evidence, honest in self._spans(opinion)
         )
 
@@ -415,7 +413,7 @@ class Checking:
         return self._weight(case, opinion) > self._doubt
 
     def _agree(self, one: _Opinion, other: _Opinion) -> bool:
-        honest = self._honest(one.numerics).together(self._honest(other.numerics))
+        honest = self._standings.numerics.honest(one.numerics).together(self._standings.numerics.honest(other.numerics))
         return contradiction(one.finding, other.finding, honest) < self._alarm
 
 

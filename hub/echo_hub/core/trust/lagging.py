@@ -29,7 +29,7 @@ point.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from statistics import fmean, median, median_low
@@ -150,8 +150,8 @@ class Lagging:
             node.points.clear()
             node.mismatch, node.streak = None, 0
 
-    def add(self, step: int, seen: Iterable[Seen], kind_of: Callable[[str], str]) -> tuple[Lag, ...]:
-        """Process one step's rollouts. Return the lags that begin with them. `kind_of`: maps a node id to its kind."""
+    def add(self, step: int, seen: Iterable[Seen], kinds: Mapping[str, str]) -> tuple[Lag, ...]:
+        """Process one step's rollouts. Return the lags that begin with them. `kinds`: kind of each node."""
         fresh: set[str] = set()
         for node_id, evidence, staleness in seen:
             if evidence.num_tokens:
@@ -162,7 +162,7 @@ class Lagging:
                     fresh.add(node_id)
         for node_id in sorted(fresh):
             node = self._nodes.pop(node_id)
-            node.kind = kind_of(node_id)
+            node.kind = kinds[node_id]
             node.add_point(step)
             self._nodes[node_id] = node  # Nodes with the newest points are last.
         for node_id in [one for one, node in self._nodes.items() if node.seen_at < step - REMEMBERED]:

@@ -58,6 +58,9 @@ FINER: Final = 32
 """A node is finer than its class if fewer of its claims lie beyond an edge: at most one per `FINER` expected."""
 MOST_CLASSES: Final = 256
 """Maximum number of classes. Nodes invent the names, so further nodes share the last class."""
+MEASURED_AGAIN: Final = 4
+"""Divisor of the version number that gives the wait until the next measurement of a rounding: it is measured at
+versions 0, 1, 2, 3, 4, 6, 8, 11 ..."""
 
 
 class NumericsClass(NamedTuple):
@@ -171,6 +174,8 @@ class Numerics:
     def __init__(self, temperature: float = 1.0) -> None:
         self._temperature = temperature
         self._shown: dict[NumericsClass, Evidence] = {}
+        self._measured_from: dict[str, int] = {}
+        """Policy version from which each rounding must be measured again."""
         self._measured: dict[str, Evidence] = {}
         self._class_wide: dict[NumericsClass, Honest] = {}
 
@@ -199,6 +204,18 @@ class Numerics:
     def unlearn(self, numerics: NumericsClass, evidence: Evidence) -> None:
         """Remove a node's evidence from its class, because the node must prove itself again."""
         self._shown[numerics] = self._shown[numerics] - evidence
+
+    def is_due(self, rounding: str, policy_version: int) -> bool:
+        """Return True if the rounding is to be measured with this version: first with version 0, and again once the
+        version number has grown by a quarter. The measurement then counts as begun."""
+        if policy_version < self._measured_from.get(rounding, 0):
+            return False
+        self._measured_from[rounding] = policy_version + 1 + policy_version // MEASURED_AGAIN
+        return True
+
+    def not_measured(self, rounding: str, policy_version: int) -> None:
+        """Note that a measurement with this version failed: it is due again with the next version."""
+        self._measured_from[rounding] = policy_version + 1
 
     def honest(self, numerics: NumericsClass, without: Evidence = NO_EVIDENCE, shown: Evidence = NO_EVIDENCE) -> Honest:
         """Return the rounding of honest nodes of the class.

@@ -8,17 +8,13 @@ Each verdict counts for the node that sampled the tokens, whichever node returne
 evidence against it than honest nodes usually have is *watched*: all its rollouts are checked. From half of the
 conviction threshold on, a node is *suspect*: it must prove itself again, and its rollouts outside of batches are
 checked. A convicted node is quarantined until the operator pardons it. A quarantined node gets no work, and its
-rollouts outside of batches are dropped. No node is quarantined for failures that many nodes show on one version or
-problem (`common_faults`), or for coarse rounding that several nodes of its class share without having a common owner
-(`numerics`).
+rollouts outside of batches are dropped. Failures that many nodes share quarantine none (`decisions`).
 
 A checked rollout is judged once more when its reward is known: a node must not choose tokens by reward and pass that
 off as rounding (`shopping`).
 
-Before the first check of a rollout from some kind of engine, the verifier measures how coarsely such engines round with
-the run's own model. The measurement is repeated as the policy changes.
-
-The verifier itself decides how long it takes: an abandoned check counts as no check.
+The verifier measures how coarsely each kind of engine rounds with the run's own model, before it checks a rollout of
+that kind, and again as the policy changes. It decides how long a check takes; an abandoned check counts as no check.
 
 With `by_nodes` there is no verifier. Nodes check each other (`checking`), and verdicts allow for the differences
 between two honest engines (`pairs`).
@@ -35,13 +31,10 @@ from echo_hub.core.accounting.effects import (
     ActionSettled,
     CheckingCredited,
     CheckRecorded,
-    CoarseClassesRecorded,
     LookUpReceipt,
     MeasureNumerics,
     StandingRecorded,
     TellOperator,
-    TellStandby,
-    TrustDecided,
 )
 from echo_hub.core.accounting.events import (
     CheckAbandoned,
@@ -56,33 +49,31 @@ from echo_hub.core.accounting.outbox import Outbox
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.nodes.ready import Nodes
 from echo_hub.core.trust.checking import Checking, CheckOutcome
-from echo_hub.core.trust.common_faults import Cause, CommonFaults
-from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence
+from echo_hub.core.trust.common_faults import Cause
+from echo_hub.core.trust.decisions import Decisions
+from echo_hub.core.trust.evidence import Evidence
 from echo_hub.core.trust.forgetting import Forgetting
 from echo_hub.core.trust.judging import Alternative, added, alarm, judged, proof_added
 from echo_hub.core.trust.lagging import Lag, Lagging
-from echo_hub.core.trust.mismatch import Mismatch
-from echo_hub.core.trust.numerics import LEAST_TOKENS, CoarseClass, Honest, Numerics, NumericsClass
+from echo_hub.core.trust.numerics import CoarseClass, Honest, Numerics, NumericsClass
 from echo_hub.core.trust.rate import is_drawn, long_proven, patience, share_checked, worth
 from echo_hub.core.trust.reasons import (
     BY_OPERATOR,
     CHANGED,
-    CLASS_WIDE,
     DISPROVED,
     DOUBTFUL,
     OUTVOTED,
-    convicting,
+    UNTRAINABLE,
     what_is_wrong,
     why_not,
 )
-from echo_hub.core.trust.screening import Seen, standing_out
+from echo_hub.core.trust.screening import Mismatch, Seen, standing_out
 from echo_hub.core.trust.settings import TrustSettings
 from echo_hub.core.trust.shopping import Edges, Shopping, edges, weigh
-from echo_hub.core.trust.standing import Decision, Standing, StandingRow, StandingState
-from echo_hub.core.trust.standings import Standings
+from echo_hub.core.trust.standing import Decision, Standing, StandingRow, Standings, StandingState
 from echo_hub.core.trust.under_check import Check, Held, UnderCheck
 from echo_shared.records.node import TrustStatus
-from echo_shared.wire.messages import Checked, DropReason, StandbyReason
+from echo_shared.wire.messages import Checked, DropReason
 
 DOUBT: Final = 0.5
 """Share of the conviction threshold above which a node is suspect and must prove itself again."""
@@ -95,16 +86,13 @@ threshold."""
 CLASS_CAUSE: Final = ("versions from", 0)
 """Possible cause, other than the node, of a conviction by the test of rewards: the node's whole numerics class, on any
 version."""
-MEASURED_AGAIN: Final = 4
-"""Divisor of the version number that gives the wait until the next measurement of a rounding: it is measured at
-versions 0, 1, 2, 3, 4, 6, 8, 11 ..."""
 PROVEN_ANYWAY: Final = 8
 """A node with this many times `first_checked` rollouts verified in a row counts as proven even if its draws prove
 little. That happens with a policy that is sure of every token, where a forger could change little."""
 
 
 class Trust:
-    """Standings of all nodes. Only this class changes them."""
+    """Judges nodes by their checked rollouts and the learner's findings."""
 
     def __init__(self, settings: TrustSettings, *, ledger: Ledger, nodes: Nodes, out: Outbox) -> None:
         self._settings = settings
@@ -113,38 +101,35 @@ class Trust:
         self._out = out
         self._forgetting = Forgetting(ledger)
         self._numerics = Numerics(settings.temperature)
-        self._measured_from: dict[str, int] = {}
-        """Policy version from which each rounding must be measured again."""
-        self._faults = CommonFaults()
         self._standings = Standings(self._numerics)
         self._checking = Checking(
             secret=settings.secret,
             deadline_s=settings.check_deadline_s,
             alarm=alarm(settings.false_alarm),
             doubt=DOUBT * alarm(settings.false_alarm),
-            standing_of=self._standings.of,
-            honest=self._numerics.honest,
+            standings=self._standings,
             out=out,
         )
         """Checks by nodes; used only with the setting `by_nodes`."""
-        self._under_check = UnderCheck(
-            self._checking if settings.by_nodes else None,
-            ledger=ledger,
-            nodes=nodes,
-            forgetting=self._forgetting,
-            out=out,
-        )
+        checking = self._checking if settings.by_nodes else None
+        self._under_check = UnderCheck(checking, ledger=ledger, nodes=nodes, forgetting=self._forgetting, out=out)
         self._mismatch = Mismatch()
         self._lagging = Lagging()
         self._shopping = Shopping()
-        self._condemned_for: dict[str, tuple[Cause, ...]] = {}
-        """Possible causes other than the node itself, for each quarantined node, since the hub's start."""
+        self._decisions = Decisions(
+            settings,
+            standings=self._standings,
+            under_check=self._under_check,
+            forgetting=self._forgetting,
+            lagging=self._lagging,
+            nodes=nodes,
+            out=out,
+        )
         self._alarm = alarm(settings.false_alarm)
         self._proof = log(settings.miss)
         self._checked: Counter[str] = Counter()
         self._failed: Counter[str] = Counter()
         self._num_abandoned = 0
-        self._num_quarantined = 0
 
     @property
     def status(self) -> TrustStatus:
@@ -154,7 +139,7 @@ class Trust:
             failed_checks=dict(self._failed),
             abandoned_checks=self._num_abandoned,
             waiting_checks=len(self._under_check),
-            quarantined=self._num_quarantined,
+            quarantined=self._decisions.num_quarantined,
             checkers=self._checking.num_checkers,
             opinions=self._checking.num_opinions,
             disagreements=self._checking.num_disagreements,
@@ -162,7 +147,9 @@ class Trust:
             checked_tokens=self._checking.num_tokens,
             mismatch=self._mismatch.largest,
             lagging=tuple((lag.node_id, str(lag)) for lag in self._lagging.lags),
-            suspended=tuple(f"{numerics} on {kind} {number}" for numerics, kind, number in self._faults.all_suspended),
+            suspended=tuple(
+                f"{numerics} on {kind} {number}" for numerics, kind, number in self._decisions.faults.all_suspended
+            ),
             coarser=tuple(
                 f"{numerics} (draws {draws:.2g}, claims {claims:.2g} nats)"
                 for numerics, draws, claims in self._numerics.coarser_than_measured
@@ -179,7 +166,7 @@ class Trust:
             if standing.is_proven:
                 standing.share = self._share(standing)
             elif standing.is_quarantined:
-                self._num_quarantined += 1
+                self._decisions.num_quarantined += 1
                 self._nodes.quarantine(standing.node_id)
 
     @property
@@ -195,7 +182,7 @@ class Trust:
         if self._settings.by_nodes:
             self._checking.connected(node_id)
         if standing.is_quarantined:
-            self._tell(standing)
+            self._decisions.tell(standing)
         if not numerics.precision and numerics == standing.numerics._replace(precision=""):
             return
         self._change_engine(standing, numerics, now)
@@ -241,13 +228,11 @@ class Trust:
         return self._under_check.holds(scored)
 
     def _measure(self, numerics: NumericsClass, policy_version: int) -> None:
-        """Have the verifier measure the class's rounding before it gets rollouts of this version, and again once the
-        version number has grown by a quarter. With `by_nodes` there is no verifier, and the default scales apply."""
+        """Have the verifier measure the class's rounding if that is due, before it gets rollouts of this version. With
+        `by_nodes` there is no verifier, and the default scales apply."""
         is_verified = self._settings.enabled and not self._settings.by_nodes
-        if not is_verified or policy_version < self._measured_from.get(numerics.rounding, 0):
-            return
-        self._measured_from[numerics.rounding] = policy_version + 1 + policy_version // MEASURED_AGAIN
-        self._out.act(MeasureNumerics(rounding=numerics.rounding, policy_version=policy_version))
+        if is_verified and self._numerics.is_due(numerics.rounding, policy_version):
+            self._out.act(MeasureNumerics(rounding=numerics.rounding, policy_version=policy_version))
 
     def measured(self, event: NumericsMeasured) -> None:
         """Store a measured rounding. If the measurement failed, the earlier one stays, and the next version triggers
@@ -255,7 +240,7 @@ class Trust:
         if event.evidence is not None:
             self._numerics.measured(event.rounding, event.evidence)
         else:
-            self._measured_from[event.rounding] = event.policy_version + 1
+            self._numerics.not_measured(event.rounding, event.policy_version)
 
     def abandoned(self, event: CheckAbandoned) -> Held | None:
         """Give up a check that the verifier cannot do. Return the score that was held back for it."""
@@ -284,9 +269,9 @@ class Trust:
         for node_id, num_tokens in outcome.agreed:
             self._out.record(CheckingCredited(node_id=node_id, num_tokens=num_tokens))
         for node_id in outcome.outvoted:
-            self._distrust(node_id, OUTVOTED, now)
+            self._decisions.distrust(node_id, OUTVOTED, now)
         for node_id in outcome.disproved:
-            self._distrust(node_id, DISPROVED, now)
+            self._decisions.distrust(node_id, DISPROVED, now)
         if outcome.spans:
             return self._conclude(outcome.rollout_id, outcome.spans, now)
         check = None if outcome.is_known else self._under_check.answered(outcome.rollout_id)
@@ -298,12 +283,6 @@ class Trust:
             self._forgetting.set_aside(rollout, DOUBTFUL)
             return None
         return check.held
-
-    def _distrust(self, node_id: str, reason: str, now: float) -> None:
-        standing = self._standings.of(node_id)
-        if not standing.is_quarantined:
-            self._begin_again(standing, StandingState.SUSPECT, reason, now)
-            self._out.record(StandingRecorded(row=standing.row))
 
     def _conclude(
         self, rollout_id: str, spans: tuple[tuple[str, Evidence, Honest | None], ...], now: float
@@ -328,7 +307,7 @@ class Trust:
         self._tell_checked(rollout_id, check, failed)
         for node_id in failed:
             standing = self._standings.of(node_id)
-            self._condemn(standing, _causes(standing, check), rollout_id, now)
+            self._decisions.condemn(standing, _causes(standing, check), rollout_id, now)
         rank = self._shopping.checked(rollout_id, found)
         if rank is not None:
             self._weigh_rewards(rollout_id, rank, found, now)
@@ -351,11 +330,11 @@ class Trust:
             standing.weigh_rewards(added(standing.sums, weigh(one, excess)), one.counts)
             failed = max(standing.sums) >= self._alarm
             cause = (standing.numerics, *CLASS_CAUSE)
-            self._faults.note(cause, standing.node_id, is_established=standing.is_proven, failed=failed)
+            self._decisions.faults.note(cause, standing.node_id, is_established=standing.is_proven, failed=failed)
             if failed:
                 standing.num_failed += 1
                 self._failed[str(standing.numerics)] += 1
-                self._condemn(standing, (cause,), rollout_id, now)
+                self._decisions.condemn(standing, (cause,), rollout_id, now)
             elif not self._doubts(standing, now) and standing.is_proven:
                 standing.share = self._share(standing)
 
@@ -365,7 +344,8 @@ class Trust:
         screened = tuple(screened)
         self._mismatch.add(screened)
         of_nodes = [seen for seen in screened if seen.node_id != HUB_NODE_ID]
-        for lag in self._lagging.add(step, of_nodes, lambda node_id: self._standings.of(node_id).numerics.kind):
+        kinds = {name: self._standings.of(name).numerics.kind for name in {seen.node_id for seen in of_nodes}}
+        for lag in self._lagging.add(step, of_nodes, kinds):
             self._lags(lag, now)
         if not self._settings.enabled:
             return
@@ -375,7 +355,7 @@ class Trust:
         for among in alike.values():
             for node_id, weight in standing_out(among, self._alarm * DOUBT).items():
                 reason = f"The learner finds its rollouts unlike other nodes' ({weight:.1f} nats)."
-                self._suspect(self._standings.of(node_id), reason, now)
+                self._decisions.suspect(self._standings.of(node_id), reason, now)
 
     def _lags(self, lag: Lag, now: float) -> None:
         """Act on a node that seems to sample with an old version. With checks, the node becomes suspect: its rollouts
@@ -383,23 +363,22 @@ class Trust:
         other nodes without growth, which rule out the run itself as cause."""
         standing = self._standings.of(lag.node_id)
         if self._settings.enabled:
-            self._suspect(standing, str(lag), now)
+            self._decisions.suspect(standing, str(lag), now)
         elif not (lag.is_alone or standing.is_quarantined):
-            self._quarantine(standing, str(lag), now)
-            self._decide(lag.node_id, Decision.QUARANTINED, str(lag), now)
+            self._decisions.quarantine(standing, str(lag), now)
 
     def suspected(self, node_ids: Iterable[str], now: float) -> None:
         """Make the nodes suspect whose rollouts made the learner leave out groups or hold back a step."""
         if self._settings.enabled:
             for node_id in node_ids:
-                self._suspect(self._standings.of(node_id), "The learner could not train on one of its rollouts.", now)
+                self._decisions.suspect(self._standings.of(node_id), UNTRAINABLE, now)
 
     def pardon(self, node_id: str, now: float) -> None:
         """Release a quarantined node at the operator's wish. For other nodes, only log the decision."""
         standing = self._standings.get(node_id)
         if standing is not None and standing.is_quarantined:
-            self._release(standing, StandingState.NEW, "", now)
-        self._decide(node_id, Decision.PARDONED, BY_OPERATOR, now)
+            self._decisions.release(standing, StandingState.NEW, "", now)
+        self._decisions.record(node_id, Decision.PARDONED, BY_OPERATOR, now)
 
     def vouched(self, event: NodeVouchedFor, now: float) -> None:
         """Set a node to proven with the lowest checked share, or back to new, as the operator wishes."""
@@ -409,16 +388,16 @@ class Trust:
             self._out.record(ActionSettled(number=event.number, done=False, detail=refusal))
         else:
             before = standing.state
-            self._begin_again(standing, StandingState.NEW, BY_OPERATOR, now)
+            self._decisions.begin_again(standing, StandingState.NEW, BY_OPERATOR, now)
             standing.acquit()
             if event.is_trusted:
                 standing.state = StandingState.PROVEN
                 standing.num_verified = long_proven(self._settings.first_checked, self._settings.least_checked)
                 standing.share = self._share(standing)
-                self._checking.changed(standing.node_id)
+                self._under_check.changed(standing.node_id)
             decision = Decision.TRUSTED if event.is_trusted else Decision.DISTRUSTED
             self._out.record(StandingRecorded(row=standing.row))
-            self._decide(standing.node_id, decision, BY_OPERATOR, now)
+            self._decisions.record(standing.node_id, decision, BY_OPERATOR, now)
             self._out.record(ActionSettled(number=event.number, done=True, before=before, after=standing.state))
         self._out.act(TellOperator(number=event.number))
 
@@ -438,7 +417,7 @@ class Trust:
         """Store what the node reports about its engine. A proven node whose engine changed must prove itself again."""
         numerics = self._numerics.known(numerics)
         if standing.is_proven and standing.numerics != numerics:
-            self._begin_again(standing, StandingState.NEW, CHANGED, now)
+            self._decisions.begin_again(standing, StandingState.NEW, CHANGED, now)
             self._out.record(StandingRecorded(row=standing.row))
         standing.numerics = numerics
 
@@ -459,7 +438,7 @@ class Trust:
             self._out.record(StandingRecorded(row=standing.row))
             return failed
         for cause in _causes(standing, check):
-            self._faults.note(cause, standing.node_id, is_established=standing.is_proven, failed=failed)
+            self._decisions.faults.note(cause, standing.node_id, is_established=standing.is_proven, failed=failed)
         standing.weigh(sums, evidence)
         standing.show(evidence)
         if not failed:
@@ -478,7 +457,7 @@ class Trust:
             if standing.num_verified < first or not is_shown:
                 return
             standing.state, standing.reason, standing.since = StandingState.PROVEN, "", now
-            self._checking.changed(standing.node_id)
+            self._under_check.changed(standing.node_id)
         standing.share = self._share(standing)
         if learns:
             standing.shown += evidence.counts
@@ -491,17 +470,10 @@ class Trust:
         if max(standing.sums) <= DOUBT * self._alarm:
             return False
         if standing.is_proven or standing.num_verified:
-            self._begin_again(standing, StandingState.SUSPECT, what_is_wrong(standing), now)
+            self._decisions.begin_again(standing, StandingState.SUSPECT, what_is_wrong(standing), now)
             self._under_check.begin_all(standing.node_id)
             self._out.record(StandingRecorded(row=standing.row))
         return True
-
-    def _begin_again(self, standing: Standing, state: StandingState, reason: str, now: float) -> None:
-        """Restart the node's proof in a new state. What its class learned from the node is removed."""
-        self._numerics.unlearn(standing.numerics, standing.taught)
-        standing.shown = standing.taught = NO_EVIDENCE
-        standing.begin_again(state, reason, now)
-        self._checking.changed(standing.node_id)
 
     def _tell_checked(self, rollout_id: str, check: Check, failed: Collection[str]) -> None:
         """Record the check's result, tell the node, and drop the rollout if it is forged and in no batch."""
@@ -516,117 +488,6 @@ class Trust:
             is_its_own = check.node_id in failed
             detail = what_is_wrong(self._standings.of(check.node_id)) if is_its_own else ""
             self._forgetting.forget_rollout(rollout, DropReason.FORGED, detail, is_its_own=is_its_own)
-
-    def _condemn(self, standing: Standing, causes: tuple[Cause, ...], rollout_id: str, now: float) -> None:
-        """Quarantine the node, unless many nodes fail for one of `causes`, or nodes without a common owner round as
-        coarsely. In these cases spare the node, and release nodes quarantined for the same cause."""
-        if standing.is_quarantined:
-            return
-        reason, shown = what_is_wrong(standing), convicting(standing).shown
-        common = self._faults.suspended(causes)
-        if common is not None:
-            self._spare(standing, f"Other nodes fail on {common[1]} {common[2]} too.", now)
-            why = f"Many nodes fail ({common[0]} on {common[1]} {common[2]}), so the fault may not be theirs."
-            self._release_all(
-                [one for one in self._faults.failed(common) if common in self._condemned_for.get(one, ())], why, now
-            )
-        elif alike := self._as_coarse(standing):
-            why = CLASS_WIDE.format(numerics=standing.numerics)
-            self._spare(standing, why, now)
-            self._release_all([one for one in alike if one in self._condemned_for], why, now)
-        else:
-            self._condemned_for[standing.node_id] = causes
-            self._quarantine(standing, reason, now)
-            self._decide(standing.node_id, Decision.QUARANTINED, reason, now, rollout_id=rollout_id, evidence=shown)
-
-    def _as_coarse(self, standing: Standing) -> list[str]:
-        """Return all nodes of its class that round as coarsely as this node, if enough of them have no common owner;
-        otherwise none. If so, the class counts as coarser from now on, which clears these nodes."""
-        if self._settings.by_nodes:
-            return []  # A finding by a node contains the rounding of both.
-        unlike, kin = [standing], set(standing.kin)
-        for other in self._standings.of_class(standing.numerics):
-            if other is not standing and other.recent.num_tokens >= LEAST_TOKENS and not kin & other.kin:
-                unlike.append(other)
-                kin |= other.kin
-        alike = self._numerics.class_wide(standing.numerics, [one.recent for one in unlike])
-        if alike:
-            self._out.record(CoarseClassesRecorded(classes=self._numerics.coarser_than_measured))
-        return [unlike[place].node_id for place in alike]
-
-    def _release_all(self, node_ids: Iterable[str], why: str, now: float) -> None:
-        """Release all quarantined nodes among `node_ids`."""
-        for node_id in node_ids:
-            other = self._standings.of(node_id)
-            if other.is_quarantined:
-                self._release(other, StandingState.SUSPECT, why, now)
-                self._decide(node_id, Decision.RELEASED, why, now)
-
-    def _spare(self, standing: Standing, why: str, now: float) -> None:
-        """Discard the evidence against the node and make it suspect. As after a failure, it gets no work for a
-        while."""
-        standing.acquit()
-        self._begin_again(standing, StandingState.SUSPECT, why, now)
-        self._nodes.fail(standing.node_id, now)
-        self._out.record(StandingRecorded(row=standing.row))
-
-    def _suspect(self, standing: Standing, reason: str, now: float) -> None:
-        """Make a node suspect after a hint of the learner. The next hint counts only after twice as many checks,
-        because the learner's numerics may always differ from the node's."""
-        if not standing.is_quarantined and standing.num_checked >= standing.hints_from:
-            standing.hints_from = 2 * (standing.num_checked + self._settings.first_checked)
-            self._begin_again(standing, StandingState.SUSPECT, reason, now)
-            self._under_check.begin_all(standing.node_id)
-            self._out.record(StandingRecorded(row=standing.row))
-
-    def _quarantine(self, standing: Standing, reason: str, now: float) -> None:
-        self._begin_again(standing, StandingState.QUARANTINED, reason, now)
-        self._num_quarantined += 1
-        self._nodes.quarantine(standing.node_id)
-        self._forgetting.forget_node(standing.node_id, reason)
-        self._out.record(StandingRecorded(row=standing.row))
-        self._tell(standing)
-
-    def _release(self, standing: Standing, state: StandingState, reason: str, now: float) -> None:
-        """Release the node from quarantine; it must prove itself again."""
-        self._num_quarantined -= 1
-        self._condemned_for.pop(standing.node_id, None)
-        self._lagging.look_again(standing.node_id)
-        standing.acquit()
-        self._begin_again(standing, state, reason, now)
-        self._nodes.release_from_quarantine(standing.node_id)
-        self._out.record(StandingRecorded(row=standing.row))
-        self._tell(standing)
-
-    def _tell(self, standing: Standing) -> None:
-        """Tell a connected node about its quarantine or release."""
-        node = self._nodes.get(standing.node_id)
-        if node is not None and node.connected:
-            node.told = StandbyReason.QUARANTINED if standing.is_quarantined else None
-            detail = standing.reason if standing.is_quarantined else ""
-            self._out.act(TellStandby(node_id=standing.node_id, reason=node.told, detail=detail))
-
-    def _decide(
-        self,
-        node_id: str,
-        decision: Decision,
-        reason: str,
-        now: float,
-        *,
-        rollout_id: str = "",
-        evidence: Evidence | None = None,
-    ) -> None:
-        """Record a decision for the log."""
-        self._out.record(
-            TrustDecided(
-                node_id=node_id,
-                decision=decision,
-                reason=reason,
-                rollout_id=rollout_id,
-                evidence=evidence,
-                decided_at=now,
-            )
-        )
 
 
 def _causes(standing: Standing, check: Check) -> tuple[Cause, ...]:

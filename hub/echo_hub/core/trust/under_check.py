@@ -61,6 +61,11 @@ class UnderCheck:
         is_drawn = about is None or not about.greedy
         return rollout.node_id != HUB_NODE_ID and (is_drawn or self._checking is None)
 
+    def changed(self, node_id: str) -> None:
+        """Note that the node's trust standing changed, so that it may have gained or lost the right to check."""
+        if self._checking is not None:
+            self._checking.changed(node_id)
+
     def begin(self, rollout: LeasedRollout, *, is_blocking: bool, patience: int = 0) -> None:
         """Begin the check of a rollout: once, and again after a restart. A check that does not block waits for a fuller
         batch, unless more than `patience` checks of the same node wait already."""

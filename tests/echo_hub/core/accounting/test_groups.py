@@ -1,18 +1,25 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
+import pytest
 
 from echo_hub.core.accounting.effects import GroupDropped, GroupOpened, RolloutsDropped, SendLease
-from echo_hub.core.accounting.groups import GroupOwner, LeasedRollout, RolloutGroup, Slot
+from echo_hub.core.accounting.groups import GroupOwner, LeasedRollout, RolloutGroup, Slot, SortedIds, unlike_lease
 from echo_hub.core.accounting.ledger import Ledger
 from echo_hub.core.accounting.outbox import Outbox
 from echo_hub.core.nodes.node import Node
 from echo_hub.core.nodes.ready import Nodes
-from echo_hub.core.policy.admission import SortedIds
 from echo_hub.core.policy.leasing import Leasing
+from echo_hub.core.policy.outstanding import OutstandingLeases
 from echo_hub.core.settings import CoordinatorSettings
 from echo_shared.records.rollout import RolloutPayload
 from echo_shared.wire.messages import DropReason, FinishReason, ReceiptState
+from tests.echo_hub.core.books import Books
 
 SETTINGS = CoordinatorSettings(mode="async", steps=1, groups_per_step=1, group_size=2, deadline_s=60.0)
 
@@ -117,7 +124,8 @@ def test_a_further_kind_of_owner_takes_one_class() -> None:
     out = Outbox()
     books, nodes = ledger(out)
     checking = Checking(books)
-    leasing = Leasing(SETTINGS, ledger=books, nodes=nodes, out=out, beside=[checking], next_lease_id=1)
+    outstanding = OutstandingLeases(ledger=books, nodes=nodes, out=out)
+    leasing = Leasing(SETTINGS, ledger=books, nodes=nodes, outstanding=outstanding, beside=[checking], next_lease_id=1)
     nodes.connect("a")
     nodes.report("a", 8, 0)
     for group_id, version in ((100, 5), (101, 6)):
@@ -151,3 +159,82 @@ def test_a_further_kind_of_owner_takes_one_class() -> None:
     reasons = [effect.reason for effect in effects if isinstance(effect, RolloutsDropped)]
     assert set(reasons) == {DropReason.REVOKED, DropReason.SCORER_FAILED, DropReason.RUN_ENDED}
     assert (books.groups, books.rollouts, nodes.held_by_node) == ({}, {}, {})
+
+
+def test_sorted_ids() -> None:
+    ids = SortedIds([5, 1])
+    for group_id in (3, 3, 9):
+        ids.add(group_id)
+    ids.discard(5)
+    ids.discard(6)
+    assert (len(ids), ids[0], ids.first(2), ids.position(9)) == (3, 1, (1, 3), 2)
+    assert 3 in ids and 5 not in ids and 100 not in ids
+
+
+def test_many_ids_go_in_one_pass() -> None:
+    ids = SortedIds(range(10))
+    ids.discard_all((3, 4, 99))
+    assert ids.first(9) == (0, 1, 2, 5, 6, 7, 8, 9)
+
+
+def test_wanting_follows_every_change() -> None:
+    books = Books()
+    ledger = books.ledger
+    books.open(0)
+    assert ledger.groups[0].unleased == {0, 1} and 0 in books.wanting
+    books.lease(0, 0)
+    assert ledger.groups[0].unleased == {1}
+    books.lease(0, 1)
+    assert 0 not in books.wanting
+    ledger.expire(ledger.rollouts["1-0"], 0.0)
+    assert ledger.groups[0].unleased == {0} and 0 in books.wanting
+    books.receive("1-0", score=False)
+    assert 0 not in books.wanting
+    ledger.drop([ledger.rollouts["1-0"]], DropReason.INVALID)
+    assert ledger.groups[0].unleased == {0} and 0 in books.wanting
+    assert books.nodes.held_by_node == {"a": 1}
+
+
+def test_a_group_without_requests_wants_nothing() -> None:
+    books = Books()
+    books.open(0)
+    group = books.ledger.groups[0]
+    group.asked_for = False
+    books.ledger.wants.settle(group, 0)
+    num_changes = books.ledger.wants.num_changes
+    books.ledger.wants.note(group, 0)
+    assert group.unleased == {1} and books.ledger.wants.num_changes == num_changes
+    books.ledger.ask_for(group)
+    assert group.unleased == {0, 1} and books.ledger.wants.num_changes == num_changes + 1
+
+
+FOR_LEARNER: Any = SimpleNamespace(for_learner=True)
+BESIDE: Any = SimpleNamespace(for_learner=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, ""),
+        ({"problem": "its beginning differs"}, "its beginning differs"),
+        ({"lease_id": 99}, "lease 99 instead of 1"),
+        ({"group_id": 7, "index": 5}, "group 7 instead of 0, index 5 instead of 0"),
+        ({"policy_version_end": 3}, "last policy version 3 instead of 0"),
+    ],
+)
+def test_contradictions_with_the_lease_are_named(bench: Callable[..., Any], changes: dict[str, Any], said: str) -> None:
+    b = bench()
+    b.node("a")
+    rollout = b.coordinator._ledger.rollouts["1-0"]
+    event = replace(b.arrival(b.leases[1], 0), **changes)
+    assert unlike_lease(event, rollout, owner=FOR_LEARNER, newest=None) == said
+
+
+def test_only_training_rollouts_may_continue_with_a_newer_version(bench: Callable[..., Any]) -> None:
+    b = bench()
+    b.node("a")
+    rollout = b.coordinator._ledger.rollouts["1-0"]
+    event = replace(b.arrival(b.leases[1], 0), policy_version_end=2)
+    assert unlike_lease(event, rollout, owner=FOR_LEARNER, newest=2) == ""
+    assert "newest published 1" in unlike_lease(event, rollout, owner=FOR_LEARNER, newest=1)
+    assert unlike_lease(event, rollout, owner=BESIDE, newest=2) == "last policy version 2 instead of 0"

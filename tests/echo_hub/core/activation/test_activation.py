@@ -29,11 +29,11 @@ from echo_hub.core.activation.activation import (
     TURN_S,
     Activation,
 )
+from echo_hub.core.activation.choice import Demand
 from echo_hub.core.activation.settings import HYSTERESIS, ActivationSettings
-from echo_hub.core.activation.useful import Demand
 from echo_hub.core.nodes.node import Node, NodeSettings
 from echo_hub.core.nodes.ready import Nodes
-from echo_hub.core.policy.lengths import CompletionLengths
+from echo_hub.core.policy.measured import CompletionLengths
 from echo_shared.wire.messages import StandbyReason
 
 SETTINGS = NodeSettings(samplers="by_version", lease_size=8, deadline_s=60.0, first_window=4, unproven_most=64)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_hub.core.activation.choice import cheapest
+from echo_hub.core.activation.choice import Demand, cheapest
 
 NODES = st.lists(
     st.tuples(st.floats(0, 50).map(lambda u: u if u > 1e-6 else 0.0), st.floats(0.01, 5)), max_size=40
@@ -86,3 +86,26 @@ def test_a_hundred_thousand_nodes_are_one_pass(budget: float) -> None:
     chosen = cheapest(useful, cost, need=20_000.0, budget=budget)
     assert time.process_time() - began_at < 2, "tens of milliseconds on an idle machine"
     assert chosen.any() and cost[chosen].sum() <= budget
+
+
+@pytest.mark.parametrize(
+    ("late_s", "staleness", "every", "expected"),
+    [
+        (3.0, 1, 1, 7.0),  # A step of 10 s less the version's broadcast and one rollout.
+        (3.0, 2, 1, 10.0),  # At most until the next version, 10 s later.
+        (12.0, 1, 1, 0.0),
+        (25.0, 4, 3, 5.0),  # 15 s are useful of each version, and a version lasts three steps.
+    ],
+)
+def test_useful_time_is_when_a_nodes_rollouts_can_be_used(
+    late_s: float, staleness: int, every: int, expected: float
+) -> None:
+    demand = Demand(rollouts_per_step=8, step_s=10.0, max_staleness=staleness, publish_every=every)
+    assert demand.useful(1.0, late_s) == pytest.approx(expected)
+    assert demand.useful(np.array([1.0, 2.0]), np.array([late_s, late_s])) == pytest.approx([expected, 2 * expected])
+    assert demand.need == 8
+
+
+def test_without_staleness_no_number_of_nodes_is_enough() -> None:
+    demand = Demand(rollouts_per_step=8, step_s=10.0, max_staleness=0, publish_every=1)
+    assert demand.need == inf and demand.useful(2.0, 99.0) == 20.0

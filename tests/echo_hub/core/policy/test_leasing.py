@@ -29,7 +29,9 @@ from echo_hub.core.accounting.events import (
     RolloutScored,
     Tick,
 )
-from echo_hub.core.policy.leasing import LEASED_AT_ONCE, LEFT_S, turn_seed
+from echo_hub.core.accounting.groups import turn_seed
+from echo_hub.core.policy.leasing import LEASED_AT_ONCE
+from echo_hub.core.policy.outstanding import LEFT_S
 from echo_shared.records.rollout import RolloutPayload
 from echo_shared.sampling.draws import derive_seed
 from echo_shared.wire.messages import DropReason, FinishReason, ReceiptState
@@ -369,7 +371,7 @@ def test_silent_strangers_that_come_and_go_leave_no_state(bench: BenchOf) -> Non
     b = bench(groups_per_step=1, steps=1)
     for number in range(100):
         b.tell(NodeConnected(node_id=f"n{number}"), NodeDisconnected(node_id=f"n{number}"))
-    assert (b.coordinator._leasing._unsent, b.coordinator._nodes.num_known) == (set(), 0)
+    assert (b.coordinator._outstanding._unsent, b.coordinator._nodes.num_known) == (set(), 0)
 
 
 def test_the_work_of_a_node_that_left_is_leased_to_another_later(bench: BenchOf) -> None:

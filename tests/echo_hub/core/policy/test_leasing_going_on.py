@@ -26,7 +26,7 @@ from echo_hub.core.accounting.events import (
 from echo_hub.core.accounting.snapshot import CoordinatorSnapshot, GroupRow, UnfinishedRollout
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.nodes.node import HUB_NODE_ID
-from echo_hub.core.policy.leasing import LEFT_S
+from echo_hub.core.policy.outstanding import LEFT_S
 from echo_shared.records.rollout import DrawnSpan, RolloutPayload
 from echo_shared.wire.messages import DropReason, FinishReason, ReceiptState
 

@@ -39,7 +39,7 @@ from echo_hub.core.trust.judging import alarm
 from echo_hub.core.trust.numerics import Numerics, NumericsClass
 from echo_hub.core.trust.pairs import PeerFinding
 from echo_hub.core.trust.settings import TrustSettings
-from echo_hub.core.trust.standing import Decision, Standing, StandingRow, StandingState
+from echo_hub.core.trust.standing import Decision, Standing, StandingRow, Standings, StandingState
 from echo_shared.wire.messages import Checked, DropReason, ReceiptState
 from tests.echo_hub.core.trust.simulated import HALF
 
@@ -68,7 +68,7 @@ class Nodes:
     """Nodes that may check, by name, each at its own address; node `d` sampled the rollouts."""
 
     def __init__(self, *names: str, state: StandingState = StandingState.PROVEN) -> None:
-        self.standings: dict[str, Standing] = {}
+        self.standings = Standings(Numerics())
         self.out = Outbox()
         self.now = 100.0
         self.checking = Checking(
@@ -76,8 +76,7 @@ class Nodes:
             deadline_s=DEADLINE_S,
             alarm=ALARM,
             doubt=ALARM / 2,
-            standing_of=self.standing,
-            honest=Numerics().honest,
+            standings=self.standings,
             out=self.out,
         )
         self.connect("d", "there")
@@ -85,7 +84,9 @@ class Nodes:
             self.join(name, state=state, numerics=(TORCH, LLAMA)[number % 2])
 
     def standing(self, node_id: str) -> Standing:
-        return self.standings.setdefault(node_id, Standing(node_id, numerics=TORCH))
+        if self.standings.get(node_id) is None:
+            self.standings.of(node_id).numerics = TORCH
+        return self.standings.of(node_id)
 
     def connect(self, name: str, *kin: str) -> None:
         self.standing(name).kin = frozenset(filter(None, kin))

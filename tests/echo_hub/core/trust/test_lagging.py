@@ -19,8 +19,8 @@ Level = Callable[[int], float]
 TOKENS = 10
 
 
-def kind_of(node_id: str) -> str:
-    return "4 bits" if node_id.startswith("q4") else "fine"
+def kinds(*node_ids: str) -> dict[str, str]:
+    return {node_id: "4 bits" if node_id.startswith("q4") else "fine" for node_id in node_ids}
 
 
 def level(kl: float, grows_from: int = 10_000, by: float = 1.25) -> Level:
@@ -47,7 +47,7 @@ def run(
                 kl = of_node(step) * float(np.exp(spread * chance.standard_normal()))
                 evidence = replace(NO_EVIDENCE, draws=(TOKENS, 0, 0, 0, 0, 0), mismatch_kl=TOKENS * kl)
                 seen += [Seen(node_id, evidence, staleness(node_id, step))] * 8
-        found |= {lag.node_id: step for lag in lagging.add(step, seen, kind_of)}
+        found |= {lag.node_id: step for lag in lagging.add(step, seen, kinds(*levels))}
     return found
 
 
@@ -134,7 +134,7 @@ def test_memory_is_bounded() -> None:
     run(lagging, {"a": level(1e-3), "b": level(1e-3)}, 5)
     run(lagging, {"b": level(1e-3)}, REMEMBERED + 2, first=6)
     assert set(lagging._nodes) == {"b"}
-    lagging.add(999, [Seen("c", NO_EVIDENCE)], kind_of)
+    lagging.add(999, [Seen("c", NO_EVIDENCE)], kinds("c"))
     assert "c" not in lagging._nodes, "node c has shown nothing"
 
 

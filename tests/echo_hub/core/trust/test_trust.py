@@ -44,14 +44,13 @@ from echo_hub.core.accounting.events import (
 )
 from echo_hub.core.accounting.snapshot import CoordinatorSnapshot, GroupRow, UnfinishedRollout
 from echo_hub.core.evaluation_groups import EvaluationGroup
-from echo_hub.core.step_screen import StepScreen
 from echo_hub.core.trust.evidence import Evidence
 from echo_hub.core.trust.judging import NOTHING, Alternative
 from echo_hub.core.trust.lagging import POINT
 from echo_hub.core.trust.likelihood import NUM_SCALES
 from echo_hub.core.trust.numerics import NumericsClass
 from echo_hub.core.trust.rate import is_drawn, share_checked
-from echo_hub.core.trust.screening import Seen
+from echo_hub.core.trust.screening import Seen, StepScreen
 from echo_hub.core.trust.settings import TrustSettings
 from echo_hub.core.trust.standing import Decision, StandingRow, StandingState
 from echo_shared.records.rollout import DrawnSpan, RolloutPayload

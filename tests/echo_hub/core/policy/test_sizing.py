@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from echo_hub.core.policy.admission import Outlook, SortedIds, oldest_useful_version, room
+from echo_hub.core.policy.sizing import Outlook, oldest_useful_version, room
 from echo_hub.core.settings import CoordinatorSettings
 
 
@@ -67,19 +67,3 @@ def test_only_async_mode_has_a_bound_above_zero() -> None:
 def test_oldest_useful_version_follows_the_step() -> None:
     two = settings("async", 2)
     assert [oldest_useful_version(two, step) for step in (1, 3, 4, 6)] == [0, 0, 1, 3]
-
-
-def test_sorted_ids() -> None:
-    ids = SortedIds([5, 1])
-    for group_id in (3, 3, 9):
-        ids.add(group_id)
-    ids.discard(5)
-    ids.discard(6)
-    assert (len(ids), ids[0], ids.first(2), ids.position(9)) == (3, 1, (1, 3), 2)
-    assert 3 in ids and 5 not in ids and 100 not in ids
-
-
-def test_many_ids_go_in_one_pass() -> None:
-    ids = SortedIds(range(10))
-    ids.discard_all((3, 4, 99))
-    assert ids.first(9) == (0, 1, 2, 5, 6, 7, 8, 9)

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from echo_hub.core.policy.takers import Takers
-from echo_hub.core.policy.terms import ANY, LeaseTerms
+from echo_hub.core.policy.leasing import Takers
+from echo_hub.core.policy.sizing import ANY, LeaseTerms
 from tests.echo_hub.core.books import Books
 
 

@@ -1,0 +1,240 @@
+"""The policy of lease sizing, as pure functions: how many groups may be open, and by when, from which version on and in
+what portions nodes get a step's work. Measured figures come in, terms and numbers go out; nothing changes.
+
+A learner with version k - 1 trains step k. A rollout sampled with version p then has staleness k - 1 - p. Admission
+(`room`) follows AReaL (arXiv 2505.24298, section 5.1): (S + v + 1)·B - consumed, counted in whole groups, with two
+changes. First, `v` is the version that new leases name, at most the learner's version. An old published version's
+samples are consumed later, so fewer groups may be open. Second, each count starts from the present state: the groups of
+all steps without a batch that may still consume samples of `v`, minus the waiting groups. So it stays right after
+restarts, after drops, and with variable batch sizes.
+
+The terms of a step's work (`terms_of_step`):
+
+    time   rollouts must be back when their step begins, or when the pool can finish all missing ones, if that is later.
+           If a typical rollout takes longer than that, or the learner often waits, up to twice a typical time is
+           allowed. Nodes that are slower still get none of this work
+    size   shortly before the step, an equal share of the work for each node with free capacity
+
+A step's work may be leased to all nodes once it is needed, and earlier to slower nodes. Work that would be stale on
+return is leased to no node. Exception: if too little is leased for the next batch, late results are better than none. A
+completion that is longer than estimated returns stale and costs its whole group, so estimates include a safety factor.
+An idle learner costs even more, so the safety factor shrinks to nothing if the learner waits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, inf
+from typing import Final, NamedTuple
+
+from echo_hub.core.accounting.groups import RolloutGroup
+from echo_hub.core.nodes.node import Node
+from echo_hub.core.nodes.pace import UNBOUNDED
+from echo_hub.core.policy.measured import Tempo
+from echo_hub.core.settings import CoordinatorSettings
+
+TYPICAL: Final = 2.0
+"""Time allowed for a rollout whose step is already due, as a multiple of a typical rollout's time. Chosen."""
+CAREFUL: Final = 0.2
+"""Idle time of the learner, as a fraction of a step, at which length estimates have no safety factor left. Chosen."""
+PATIENCE: Final = 2.0
+"""How fast the allowed time grows with the learner's idle time: `TYPICAL` is fully allowed at CAREFUL / PATIENCE
+idle. Chosen."""
+HURRY: Final = 2.0
+"""A step that begins within this many times a typical rollout's time is near: its groups are spread over all free
+nodes. Chosen: time for a rollout and one replacement."""
+URGENT: Final = 2.0
+"""Work is urgent if its step begins within this many times a typical rollout's time. Urgent work goes to the fastest
+nodes first and to unproven ones last, because no time is left to replace a lost rollout. Chosen as `HURRY`."""
+EARLIER: Final = 1.3
+"""A slow node may begin with a step's work this many times its own sampling time before the step begins. Chosen."""
+SOON_S: Final = 0.01
+"""Times until the release of work up to this many seconds count as zero. Chosen."""
+PREFILL: Final = 1 / 16
+"""Assumed time for the prefill of one prompt token, relative to sampling one token. Chosen, not measured."""
+PREFILL_SHARE: Final = 1 / 4
+"""Largest share of prefill time, relative to sampling time, that a lease should have: it gets enough completions for
+that. Chosen."""
+LATE: Final = 1.5
+"""A rollout is late after this many times the seconds that its node needs for the longest completions, after its
+current work. Chosen."""
+LATE_S: Final = 2.0
+"""Seconds added to that limit for the way to the node and back. Chosen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """Expected groups of the coming steps."""
+
+    next_step: int
+    """First step without a batch."""
+    next_batch: int
+    """Expected number of groups in that step; at least 1."""
+    later_batches: int
+    """Expected number of groups in each later step; 0 = unknown."""
+
+    def step_of(self, position: int) -> int:
+        """Return the step that is expected to take the group at `position` of the learner's queue; position 0 is the
+        oldest waiting group."""
+        if position < self.next_batch:
+            return self.next_step
+        return self.next_step + 1 + (position - self.next_batch) // max(1, self.later_batches)
+
+    def end_of(self, step: int) -> int:
+        """Return the first position of the learner's queue after the groups of this step."""
+        return self.next_batch + (step - self.next_step) * max(1, self.later_batches)
+
+
+def room(settings: CoordinatorSettings, outlook: Outlook, *, lease_version: int, waiting_groups: int) -> int:
+    """Return how many groups may be opened now, if new leases name `lease_version`. `waiting_groups`: groups being
+    prepared, open or complete, but in no batch."""
+    steps_after = min(settings.staleness_bound + lease_version + 1, settings.steps) - outlook.next_step
+    if steps_after < 0:
+        return 0
+    return max(0, outlook.next_batch + steps_after * outlook.later_batches - waiting_groups)
+
+
+def oldest_useful_version(settings: CoordinatorSettings, step: int) -> int:
+    """Return the oldest version whose rollouts step `step` may consume."""
+    return max(0, step - 1 - settings.staleness_bound)
+
+
+class Supply(NamedTuple):
+    """Measured figures of the pool."""
+
+    rollout_s: float | None
+    """Seconds in which all nodes together sample one typical rollout; None = no node's speed is known."""
+    typical_s: float
+    """Seconds from lease to arrival of a typical rollout; 0 = unknown."""
+    longer: float
+    """Safety factor on predicted lengths."""
+    scoring_s: float
+    """Seconds from a rollout's arrival to its reward."""
+
+
+class StepWork(NamedTuple):
+    """Open work of one step."""
+
+    step: int
+    num_wanting: int
+    """Groups of the step that want leases."""
+    num_missing: int
+    """Incomplete groups of this step and the steps before it."""
+    num_leased: int
+    """Waiting groups of all steps that want no lease."""
+
+
+class LeaseTerms(NamedTuple):
+    """Terms on which work may be leased."""
+
+    oldest: int = 0
+    """Oldest version that a lease may name."""
+    in_s: float = inf
+    """Seconds from now within which a node must return the work."""
+    not_before_s: float = 0.0
+    """Seconds from now: only nodes that take at least this long may begin; faster nodes get the work later."""
+    suits_s: float = inf
+    """Longest seconds that a node may need for one such completion. Slower nodes should take shorter completions
+    instead."""
+    most: int = UNBOUNDED
+    """Maximum number of rollouts per lease, unless the prompt is long."""
+    left_s: float = inf
+    """Seconds until the step begins."""
+    early_s: float = 0.0
+    """Seconds until all nodes may lease the work; 0 = they may now."""
+    stale_s: float = inf
+    """Seconds from now after which rollouts of version `oldest` are too stale for their step."""
+    step_s: float = 0.0
+    """Seconds by which rollouts of each newer version become stale later."""
+    typical_s: float = 0.0
+    """Seconds from lease to arrival of a typical rollout; 0 = unknown."""
+    is_urgent: bool = False
+    """True if no time is left to replace a lost rollout."""
+
+    def by_version(self, policy_version: int) -> float:
+        """Return the seconds within which rollouts of this version must be back."""
+        return min(self.in_s, self.stale_s + (policy_version - self.oldest) * self.step_s)
+
+
+ANY: Final = LeaseTerms()
+
+
+def terms_of_step(
+    work: StepWork,
+    supply: Supply,
+    *,
+    settings: CoordinatorSettings,
+    outlook: Outlook,
+    tempo: Tempo,
+    num_ready: int,
+    now: float,
+) -> LeaseTerms:
+    """Return the terms for leasing a step's work. `num_ready`: number of nodes with free capacity."""
+    step, size, usual_s = work.step, settings.group_size, supply.typical_s
+    oldest = oldest_useful_version(settings, step) if settings.mode == "async" else 0
+    if supply.rollout_s is None:
+        return LeaseTerms(oldest, typical_s=usual_s)
+    left_s = tempo.begins(step, next_step=outlook.next_step, now=now) - now
+    early_s = left_s - tempo.lead_s(outlook.later_batches * size * supply.rollout_s, usual_s)
+    if tempo.step_s is None:  # Until a step ends, work that is too early stays so.
+        return LeaseTerms(oldest, not_before_s=inf if early_s > SOON_S else 0.0, typical_s=usual_s)
+    every_s = tempo.every_s
+    spare = max(0.0, 1.0 - (every_s / max(tempo.step_s, SOON_S) - 1.0) / CAREFUL)
+    missing_s = work.num_missing * size * supply.rollout_s
+    patience = 1.0 if left_s < usual_s else min(1.0, PATIENCE * (1.0 - spare))
+    in_s = max(left_s, missing_s, patience * TYPICAL * usual_s)
+    longer = 1.0 + (supply.longer - 1.0) * spare
+    stale_s = inf
+    is_next = step == outlook.next_step
+    is_awaited = is_next and (tempo.waits or work.num_leased < outlook.next_batch)
+    if settings.mode == "async" and not is_awaited:
+        waiting_s = (step - outlook.next_step) * (every_s - tempo.step_s)
+        stale_s = (left_s + waiting_s - supply.scoring_s) / longer
+    is_early = early_s > SOON_S
+    is_near = not is_early and left_s < HURRY * usual_s
+    return LeaseTerms(
+        oldest,
+        in_s,
+        not_before_s=left_s / EARLIER if is_early else 0.0,
+        most=ceil(work.num_wanting * size / num_ready) if is_near else UNBOUNDED,
+        left_s=left_s,
+        early_s=early_s if is_early else 0.0,
+        stale_s=stale_s,
+        step_s=every_s / longer,
+        typical_s=usual_s,
+        is_urgent=left_s < URGENT * usual_s,
+    )
+
+
+def lease_size(node: Node, group: RolloutGroup, terms: LeaseTerms, expected_tokens: float) -> int:
+    """Return how many rollouts of the group one lease to the node may have; 0: it cannot return any in time.
+    `expected_tokens`: expected length of each; 0 = unknown.
+
+    The terms limit the number so that all nodes get a fair share. A long prompt raises it, so that its prefill costs
+    little per completion. Free capacity of the node limits the lease further.
+    """
+    fitting = UNBOUNDED
+    if expected_tokens and (terms.in_s < inf or terms.not_before_s):
+        in_s, own = terms.in_s, node.policy_version
+        if terms.stale_s < inf and own is not None:  # A group is as old as its oldest rollout.
+            in_s = terms.by_version(own if group.oldest_leased is None else min(own, group.oldest_leased))
+        fitting = node.pace.fits(node.held_tokens, expected_tokens, in_s)
+        if not fitting:
+            return 0
+    worth = ceil(group.prompt_tokens * PREFILL / (PREFILL_SHARE * expected_tokens)) if expected_tokens else 1
+    return min(fitting, max(terms.most, worth))
+
+
+def lateness_s(
+    node: Node, terms: LeaseTerms, *, count: int, expected_tokens: float, long_tokens: float, token_s: float
+) -> float:
+    """Return after how many seconds a rollout of a lease of `count` counts as late, so that other nodes get its index
+    too. `long_tokens`: length of the longest completions; `token_s`: typical seconds per token; each 0 = unknown."""
+    if not long_tokens or not token_s or node.is_hub:
+        return inf
+    if node.proven:
+        queued = node.held_tokens + (count - 1) * expected_tokens
+        return LATE_S + LATE * node.pace.finish_s(queued, long_tokens)
+    # After that, another node could not finish it for this step.
+    in_time_s = max(terms.typical_s, terms.left_s - TYPICAL * terms.typical_s)
+    return min(in_time_s, LATE_S + LATE * count * long_tokens * token_s)
