@@ -27,8 +27,3 @@ def test_tokens_after_an_end_do_not_count(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(model._model, "generate", answer)
     assert model.sample([group], 4)[1] == 2 + 4 + 4 + 1
-
-
-def test_a_real_run() -> None:
-    with generate.GenerateProcess(resolve_base("builtin:tiny"), "f32") as process:
-        assert process.sample(sums(3, seed=0), width=8) > 0
