@@ -19,9 +19,8 @@ from typing import Any, Final
 
 import psutil
 
-from benchmarks.harness.measurement import Measurement
-from benchmarks.harness.processes import family, processor_s
-from benchmarks.harness.progress import Planned, Progress
+from benchmarks.harness.progress import Measurement, Planned, Progress
+from benchmarks.harness.site import family, processor_s
 from echo_hub.config.sections import HubConfig
 from echo_hub.lifecycle.cluster_of_run import open_cluster
 from echo_hub.run.base_model import PromptCodec, resolve_base

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,11 +21,10 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
-from benchmarks.backends.cases import lacks
-from benchmarks.backends.engine_process import EngineProcess, Run
+from benchmarks.harness.engine import GROUP_SIZE, Run, SamplingEngine, lacks, sums, texts
 from benchmarks.harness.models import QWEN3_06B, random_adapter
+from benchmarks.harness.pool import apart
 from benchmarks.harness.progress import Planned, Progress
-from benchmarks.harness.requests import GROUP_SIZE, sums, texts
 from echo_hub.run.base_model import resolve_base
 from echo_shared.sampling import draws
 from echo_shared.sampling.interface import FinishedRollout, GroupRequest
@@ -164,8 +163,8 @@ class Bench:
             self._adapters[model] = first, second
         return self._adapters[model]
 
-    def engine(self, backend: str, model: str, precision: str) -> EngineProcess:
-        return EngineProcess(backend, self.base(model), self.scratch / model, precision)
+    def engine(self, backend: str, model: str, precision: str) -> AbstractContextManager[SamplingEngine]:
+        return apart(SamplingEngine, backend, self.base(model), self.scratch / model, precision)
 
 
 def agreement(bench: Bench) -> Rows:
@@ -204,12 +203,7 @@ def swaps(bench: Bench) -> Rows:
                 groups = texts([1], bench.seed, vocabulary=VOCABULARY, prompt_tokens=8)
             with bench.engine(backend, model, "f32") as process:
                 process.open(width=GROUP_SIZE)
-                found = process.swap(bench.adapters(model), times=SWAPS[model], groups=groups)
-            figures = {
-                "swap_ms": found.swap_ms,
-                "prepare_ms": found.prepare_ms,
-                "growth": found.resident_after / found.resident_before - 1,
-            }
+                figures = process.swap(bench.adapters(model), times=SWAPS[model], groups=groups)
             bench.progress.done(name, figures)
             rows.append({"part": "swap", "model": model, "backend": backend, **figures})
     return rows

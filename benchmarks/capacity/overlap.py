@@ -15,15 +15,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.backends.cases import lacks
 from benchmarks.capacity.paced_engine import TOKEN_S
 from benchmarks.capacity.paced_learner import STEP_S
 from benchmarks.dissemination.links import HUB, LinkSet, lacking, open_links, remove_leftovers
 from benchmarks.harness import hub_with_learner
+from benchmarks.harness.engine import lacks
 from benchmarks.harness.hub_with_learner import LEARNER
-from benchmarks.harness.processes import RunFailed, hub_process, node_process, wait_for_steps
 from benchmarks.harness.progress import Planned, Progress
-from benchmarks.harness.site import Settings, merged
+from benchmarks.harness.site import RunFailed, Settings, hub_process, merged, node_process, wait_for_steps
 from echo_hub.config.file import load_config
 from echo_hub.core.capacity.advice import times_as_many
 from echo_hub.core.capacity.model import Mode, NodeClass, Pool, Workload

@@ -13,8 +13,7 @@ from typing import Final
 
 import psutil
 
-from benchmarks.chaos import memory
-from benchmarks.chaos.scene import Scene, faketime
+from benchmarks.chaos.scene import Scene, faketime, lacking_memory
 from benchmarks.harness import small_disk
 from echo_hub.learner.process import WORKER as LEARNER
 from echo_node.backends.process import WORKER as ENGINE
@@ -196,7 +195,7 @@ def kinds() -> tuple[Kind, ...]:
         Kind(name="messages twice", strike=_disturb("twice", SHARE), weight=2),
         Kind(name="messages swapped", strike=_disturb("swapped", SHARE), weight=2),
         Kind(name="disk full", strike=_fill_disk, weight=2, lacks=small_disk.LACKING),
-        Kind(name=MEMORY_SHORT, strike=_squeeze, lacks=memory.lacking()),
+        Kind(name=MEMORY_SHORT, strike=_squeeze, lacks=lacking_memory()),
         Kind(name="clock jumped", strike=_jump, weight=2, lacks="" if faketime() else "libfaketime is not installed"),
     )
 

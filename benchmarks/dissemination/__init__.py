@@ -12,13 +12,22 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from benchmarks.dissemination import cases, simulated
-from benchmarks.dissemination.cases import HEADLINE_NODES, LARGE, MIDDLE, SMALL, FleetCases, Side, over_links, over_wan
+from benchmarks.dissemination import rounds, simulated
 from benchmarks.dissemination.links import can_shape, conditions, lacking, remove_leftovers
-from benchmarks.dissemination.rounds import Row, measure_fleet
+from benchmarks.dissemination.rounds import (
+    HEADLINE_NODES,
+    LARGE,
+    MIDDLE,
+    SMALL,
+    FleetCases,
+    Row,
+    Side,
+    measure_fleet,
+    over_links,
+    over_wan,
+)
 from benchmarks.dissemination.wan import homes
-from benchmarks.harness.measurement import Measurement
-from benchmarks.harness.progress import Planned, Progress
+from benchmarks.harness.progress import Measurement, Planned, Progress
 
 DESCRIPTION: Final = "Time until all nodes have a new version: Echo, HTTP one-to-many, libtorrent's defaults, the bound"
 GROWTH: Final = (4, 16)
@@ -39,7 +48,7 @@ def plan() -> list[Planned]:
     from benchmarks.dissemination import delta
 
     lacks = "" if homes.can_emulate() else "an emulated network: root's rights, iproute2, and TUN devices"
-    return [*cases.plan(over_links(), lacking()), *cases.plan(over_wan(), lacks), *simulated.plan(), *delta.plan()]
+    return [*rounds.plan(over_links(), lacking()), *rounds.plan(over_wan(), lacks), *simulated.plan(), *delta.plan()]
 
 
 def measure(seed: int, progress: Progress) -> Measurement:

@@ -16,7 +16,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from benchmarks.dissemination.baselines import DefaultLibtorrent, HttpServer
-from benchmarks.dissemination.host import obey
+from benchmarks.dissemination.fleet import obey
 from echo_hub.config.sections import HubConfig
 from echo_hub.net import artefact_routes, tracker
 from echo_hub.net.artefact_store import Carrier

@@ -23,10 +23,9 @@ from typing import Any, Final
 
 from benchmarks.growth.case import measure_run
 from benchmarks.harness.books import Amount
-from benchmarks.harness.measurement import Measurement
 from benchmarks.harness.pool import pool
 from benchmarks.harness.postgresql import lacking, postgresql
-from benchmarks.harness.progress import Planned, Progress
+from benchmarks.harness.progress import Measurement, Planned, Progress
 
 DESCRIPTION: Final = "A hub on the books of a million rollouts and thousands of nodes: start, pages, queries, bytes"
 ROLLOUTS: Final = 1_000_000
@@ -65,11 +64,7 @@ def plan() -> list[Planned]:
     return [Planned(name=case.name, seconds=case.seconds, lacks=lacking() if case.server else "") for case in CASES]
 
 
-def measure(seed: int, progress: Progress) -> Measurement:
-    return measure_scaled(seed, progress, 1.0)
-
-
-def measure_scaled(seed: int, progress: Progress, scale: float) -> Measurement:
+def measure(seed: int, progress: Progress, *, scale: float = 1.0) -> Measurement:
     """Measure with nodes, rollouts and groups a step multiplied by `scale`."""
     rows: list[dict[str, Any]] = []
     for case in CASES:

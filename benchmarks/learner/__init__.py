@@ -18,10 +18,8 @@ from typing import Any, Final
 
 import torch
 
-from benchmarks.harness.measurement import Measurement
-from benchmarks.harness.progress import Planned, Progress
-from benchmarks.learner.cases import CASES, Case, make_model
-from benchmarks.learner.side import Side, Step
+from benchmarks.harness.progress import Measurement, Planned, Progress
+from benchmarks.learner.side import CASES, Case, Side, Step, make_model
 from echo_shared.sampling.torch_precision import multiplies
 
 DESCRIPTION: Final = "A GRPO step with LoRA on mixed completion lengths, in TRL's GRPOTrainer and here, in turns"

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.harness.engine import GROUP_SIZE, texts
 from benchmarks.harness.models import SMALL
 from benchmarks.harness.progress import Progress
-from benchmarks.harness.requests import GROUP_SIZE, texts
 from benchmarks.manners.scene import Engine, Models
 from echo_node.backends.base import EngineSettings
 from echo_node.backends.caging import CageTerms

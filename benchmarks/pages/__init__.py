@@ -20,11 +20,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.harness.measurement import Measurement
-from benchmarks.harness.progress import Planned, Progress
+from benchmarks.harness.progress import Measurement, Planned, Progress
 from benchmarks.harness.site import Site
-from benchmarks.pages import browsing, looks
-from benchmarks.pages.browsing import filled_site
+from benchmarks.pages import looks
 
 DESCRIPTION: Final = "The hub's pages in a browser: accessibility, weight, speed, how live and how lasting they are"
 NODES: Final = 5_000
@@ -37,7 +35,7 @@ AXE, LOAD, LIVE, SNAPSHOT, CPU, LASTING = (
 
 
 def plan() -> list[Planned]:
-    lacks = browsing.lacks()
+    lacks = looks.lacks_browser()
     return [
         Planned(name=LOAD, seconds=40, lacks=lacks),
         Planned(name=AXE, seconds=120, lacks=lacks or looks.lacks()),
@@ -48,17 +46,13 @@ def plan() -> list[Planned]:
     ]
 
 
-def measure(seed: int, progress: Progress) -> Measurement:
-    return measure_scaled(seed, progress, 1.0)
-
-
-def measure_scaled(seed: int, progress: Progress, scale: float) -> Measurement:
+def measure(seed: int, progress: Progress, *, scale: float = 1.0) -> Measurement:
     """Measure with sizes and durations multiplied by `scale`."""
     sizes = {"nodes": max(20, round(scale * NODES)), "rollouts": max(1_000, round(scale * ROLLOUTS))}
     rows: list[dict[str, Any]] = []
     with (
         tempfile.TemporaryDirectory(prefix="echo-pages-") as scratch,
-        filled_site(Path(scratch), **sizes, seed=seed) as site,
+        looks.filled_site(Path(scratch), **sizes, seed=seed) as site,
     ):
         asyncio.run(_look(site, progress, rows, Path(scratch), scale))
     return Measurement(headline=headline(rows), rows=rows, conditions=dict[str, Any](sizes))
@@ -73,11 +67,11 @@ async def _look(site: Site, progress: Progress, rows: list[dict[str, Any]], scra
             progress.done(name, _told(found))
 
     await take(SNAPSHOT, lambda: looks.snapshots(site))
-    if browsing.lacks():
+    if looks.lacks_browser():
         return
-    async with browsing.chromium() as browser:
-        async with browsing.opened(browser, site, "light") as context:
-            pages = await browsing.pages_of(context, site)
+    async with looks.chromium() as browser:
+        async with looks.opened(browser, site, "light") as context:
+            pages = await looks.pages_of(context, site)
         await take(LOAD, lambda: looks.first_load(browser, site, pages))
         await take(AXE, lambda: looks.every_page(browser, site, pages, looks.fetched(scratch)))
         await take(LIVE, lambda: looks.live(browser, site))

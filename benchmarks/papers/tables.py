@@ -9,9 +9,8 @@ from statistics import fmean, pvariance
 from typing import Any, Final
 
 from benchmarks.harness.site import Settings
-from benchmarks.learning.cases import stale
-from benchmarks.papers.cases import ASYNC, COLOCATED, GROUPS, MOST_SEEDS, SEEDS, SEQUENTIAL, Case
-from benchmarks.papers.runs import Found, Ran, Wanted
+from benchmarks.learning.virtual_run import stale
+from benchmarks.papers.runs import ASYNC, COLOCATED, GROUPS, MOST_SEEDS, SEEDS, SEQUENTIAL, Case, Found, Ran, Wanted
 from echo_hub.learner.sft_plan import SftSettings
 
 Headline = Mapping[str, float | None]

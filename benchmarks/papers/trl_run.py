@@ -29,9 +29,9 @@ from transformers import AutoTokenizer, TrainerCallback
 from transformers.utils.logging import disable_progress_bar
 from trl import GRPOConfig, GRPOTrainer
 
-from benchmarks.harness.requests import group_request
+from benchmarks.harness.engine import group_request
 from benchmarks.learning.virtual_run import Point, score_of
-from benchmarks.papers.cases import Case
+from benchmarks.papers.runs import Case
 from benchmarks.papers.time_to import ACCURACY, EVALUATE_EVERY, MOST_STEPS
 from echo_hub.commands.demo_settings import DemoTask, demo_settings
 from echo_hub.config.file import load_config

@@ -18,11 +18,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from benchmarks.harness.measurement import Measurement
 from benchmarks.harness.pool import each
-from benchmarks.harness.progress import Planned, Progress
+from benchmarks.harness.progress import Measurement, Planned, Progress
 from benchmarks.simulate import cases, cost, days, interrupting
-from benchmarks.simulate.kind import Case, Kind, Row
+from benchmarks.simulate.cases import Case, Kind, Row
 
 DESCRIPTION: Final = (
     "The coordinator with simulated nodes: learner utilisation, staleness, waste, events a second, memory"

@@ -21,8 +21,7 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.simulate.cases import margin_of, scenario_of
-from benchmarks.simulate.kind import Case, Kind, Row, figures_of, least, most
+from benchmarks.simulate.cases import Case, Kind, Row, figures_of, least, margin_of, most, scenario_of
 from echo_hub.core.capacity.rule import useful_rollouts_of_each
 from echo_hub.simulator.population import draw_nodes
 from echo_hub.simulator.report import SimulationReport, connected_cost, report_of

@@ -15,8 +15,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
-from benchmarks.simulate.cases import GROUP_SIZE, with_margin
-from benchmarks.simulate.kind import Case, Kind, Row, simulated
+from benchmarks.simulate.cases import GROUP_SIZE, Case, Kind, Row, simulated, with_margin
 from echo_hub.simulator.scenario import Scenario
 
 MARGIN: Final = 1.3

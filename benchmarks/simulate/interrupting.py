@@ -19,8 +19,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any, Final
 
-from benchmarks.simulate.cases import GROUP_SIZE, scenario_of, with_margin
-from benchmarks.simulate.kind import Case, Kind, Row, check, least, most
+from benchmarks.simulate.cases import GROUP_SIZE, Case, Kind, Row, check, least, most, scenario_of, with_margin
 from echo_hub.simulator.report import report_of
 from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.world import World

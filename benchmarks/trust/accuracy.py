@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.backends.cases import lacks
-from benchmarks.harness.processes import RunFailed
+from benchmarks.harness.engine import lacks
 from benchmarks.harness.progress import Planned, Progress
-from benchmarks.harness.site import Settings, Site, open_site
+from benchmarks.harness.site import RunFailed, Settings, Site, open_site
 
 STEPS: Final = 60
 ENDS_AFTER_S: Final = 400.0

@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import websockets
 
-from benchmarks.backends.cases import lacks
+from benchmarks.harness.engine import lacks
 from benchmarks.harness.progress import Planned, Progress
 from benchmarks.harness.site import Settings, Site, merged, open_site
 from benchmarks.harness.stranger import Stranger

@@ -27,14 +27,17 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.backends.cases import lacks
 from benchmarks.harness import real_model
+from benchmarks.harness.engine import lacks
 from benchmarks.harness.progress import Planned, Progress
 from benchmarks.honesty.samplers import (
     HONEST,
+    STEPS,
+    Asked,
     Engine,
     Rollouts,
     Sampler,
+    ShortRun,
     as_drawn,
     at_temperature,
     best_of,
@@ -47,7 +50,6 @@ from benchmarks.honesty.samplers import (
 from benchmarks.honesty.samplers import (
     honest as honest_ones,
 )
-from benchmarks.honesty.short_run import STEPS, Asked, ShortRun
 from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence
 from echo_hub.core.trust.judging import NOTHING, added, alarm, judged, weigh
 from echo_hub.core.trust.likelihood import SCALES

@@ -26,11 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.backends.cases import lacks
-from benchmarks.harness.hostile.falsifications import FALSIFICATIONS
-from benchmarks.harness.processes import RunFailed, ended
+from benchmarks.harness.engine import lacks
+from benchmarks.harness.hostile.engine import FALSIFICATIONS
 from benchmarks.harness.progress import Planned, Progress
-from benchmarks.harness.site import RunningNode, Site, merged, open_site
+from benchmarks.harness.site import RunFailed, RunningNode, Site, ended, merged, open_site
 from benchmarks.trust.loads import ELSEWHERE, SETTINGS
 from echo_hub.config.sections import TrustConfig
 from echo_hub.config.training_sections import TrainingConfig

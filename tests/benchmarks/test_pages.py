@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from benchmarks.pages.browsing import Loaded, shape
-from benchmarks.pages.looks import found_on, said_of
+from benchmarks.pages.looks import Loaded, found_on, said_of, shape
 
 VIOLATIONS = [
     {"id": "color-contrast", "impact": "serious", "nodes": [{"target": ["#a"]}, {"target": ["#b"]}]},

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.papers.cases import COLOCATED, SEQUENTIAL
-from benchmarks.papers.runs import carry_out, demonstrations, runs_of
+from benchmarks.papers.runs import COLOCATED, SEQUENTIAL, carry_out, demonstrations, runs_of
 from benchmarks.papers.tables import DEMONSTRATED, FAR, KNIGHTS
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring.problems import Problems

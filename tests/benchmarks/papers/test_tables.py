@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.learning.cases import stale
+from benchmarks.learning.virtual_run import stale
 from benchmarks.papers import tables
-from benchmarks.papers.cases import Case
+from benchmarks.papers.runs import Case
 from benchmarks.papers.tables import TABLES, Table
 from tests.benchmarks.papers.toy import ran
 

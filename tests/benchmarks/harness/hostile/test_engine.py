@@ -8,11 +8,10 @@ from typing import cast
 
 import pytest
 
-from benchmarks.harness.hostile.engine import HostileEngine
-from benchmarks.harness.hostile.falsifications import FALSIFICATIONS, Problems
+from benchmarks.harness.hostile.engine import FALSIFICATIONS, HostileEngine, Problems
 from echo_node.backends.base import Engine, EngineEvent, GroupFailed
 from echo_shared.sampling.interface import FinishedRollout, GroupRequest
-from tests.benchmarks.harness.hostile.test_falsifications import BASE, request, rollout
+from tests.benchmarks.harness.hostile.test_engine_falsifications import BASE, request, rollout
 
 
 class _Draws:
