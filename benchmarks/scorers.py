@@ -30,7 +30,6 @@ from echo_hub.scoring.problems import Problems
 DESCRIPTION: Final = "Rollouts scored a second by two processes beside the hub, and by two Ray actors"
 PROCESSES: Final = 2
 CALLS: Final = 8_192
-"""Number of scoring calls in a round."""
 ROUNDS: Final = 5
 GROUPS: Final = 64
 CLUSTER_STARTS: Final = 3

@@ -12,7 +12,6 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,16 +31,6 @@ from echo_shared.sampling.interface import FinishedRollout, GroupRequest
 _Pair = tuple[GroupRequest, FinishedRollout]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agreement:
-    """Agreement of an engine with the reference."""
-
-    identical: float
-    """Share of rollouts whose tokens all equal those of the reference."""
-    max_difference: float
-    """Largest |Δ log-probability| of all tokens, in nats."""
-
-
 class Reference:
     """The base, or the base with an adapter, in float32."""
 
@@ -57,7 +46,9 @@ class Reference:
                 model = PeftModel.from_pretrained(model, str(adapter))
         self._model = model.eval()
 
-    def compare(self, groups: list[GroupRequest], rollouts: list[FinishedRollout]) -> Agreement:
+    def compare(self, groups: list[GroupRequest], rollouts: list[FinishedRollout]) -> tuple[float, float]:
+        """Return the share of rollouts whose tokens all equal the reference's, and the largest difference of a token's
+        log-probability in nats."""
         by_lease = {group.lease_id: group for group in groups}
         pairs = [(by_lease[rollout.lease_id], rollout) for rollout in rollouts]
         pairs.sort(key=_fed_tokens)
@@ -69,7 +60,7 @@ class Reference:
                 tokens, logprobs = _redraw(logits, group, rollout)
                 identical += bool((tokens == rollout.completion_ids).all())
                 differences.append(np.abs(logprobs - rollout.behavior_logprobs))
-        return Agreement(identical=identical / len(rollouts), max_difference=float(max(map(np.max, differences))))
+        return identical / len(rollouts), float(max(map(np.max, differences)))
 
     @torch.inference_mode()
     def _logits(self, batch: list[_Pair]) -> NDArray[np.float32]:
@@ -186,10 +177,10 @@ def agreement(bench: Bench) -> Rows:
                 found[model] = reference.compare(groups, process.sample(groups).rollouts)
         about = {"part": "agreement", "backend": backend, "precision": precision}
         rows += [
-            {**about, "model": model, "identical": one.identical, "max_logprob_difference": one.max_difference}
-            for model, one in found.items()
+            {**about, "model": model, "identical": identical, "max_logprob_difference": difference}
+            for model, (identical, difference) in found.items()
         ]
-        bench.progress.done(name, {f"identical, {model}": one.identical for model, one in found.items()})
+        bench.progress.done(name, {f"identical, {model}": identical for model, (identical, _) in found.items()})
     return rows
 
 

@@ -52,13 +52,10 @@ class Subject:
 
     name: str
     engines: tuple[tuple[str, str], ...]
-    """Measured engines, as (backend, precision)."""
     workload: Callable[[int, int], list[GroupRequest]]
-    """Makes the groups for a width and a seed."""
     repetitions: Mapping[int, int]
     """Number of repetitions by width: more at widths that a headline figure needs."""
     seconds: Mapping[int, float]
-    """Expected seconds of one engine, by width."""
 
     def case(self, engine: tuple[str, str], width: int) -> str:
         return f"speed, {self.name}, {engine[0]} {engine[1]}, width {width}"

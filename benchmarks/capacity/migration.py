@@ -32,7 +32,6 @@ cut.
 """
 RANDOM_TOKENS: Final = 64
 RANDOM_RANGE: Final = 0.1
-"""Standard deviation of the random weights."""
 MODELS: Final = ("trained", "random")
 WAYS: Final = (("llama_cpp", "torch"), ("torch", "llama_cpp"), ("mlx", "llama_cpp"))
 
@@ -43,7 +42,6 @@ class Cut:
 
     requests: list[GroupRequest]
     whole: dict[tuple[int, int], FinishedRollout]
-    """Undisturbed completions by lease and index."""
 
     @property
     def num_tokens(self) -> int:

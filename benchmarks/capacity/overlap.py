@@ -47,7 +47,6 @@ FAST: Final = LinkSet(hub_up=20, node_down=50, node_up=10)
 SLOW: Final = LinkSet(hub_up=7, node_down=50, node_up=10)
 ENOUGH: Final = 1.2
 SECONDS: Final = 45.0
-"""Expected seconds of one case."""
 
 SETTINGS: Final[Settings] = {
     "sampling": {"max_tokens": 6},

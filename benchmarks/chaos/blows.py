@@ -48,12 +48,12 @@ class Kind:
     lacks: str = ""
 
 
-def _later(scene: Scene, end: Callable[[], object], after_s: float = LASTS_S) -> None:
-    """Undo a blow after `after_s` seconds, or when the scene ends."""
+def _later(scene: Scene, end: Callable[[], object]) -> None:
+    """Undo a blow after LASTS_S seconds, or when the scene ends."""
 
     async def undo() -> None:
         try:
-            await asyncio.sleep(after_s)
+            await asyncio.sleep(LASTS_S)
         finally:
             end()
 
@@ -172,9 +172,7 @@ OF_GATEWAYS: Final = (
     Kind(name="gateway killed", strike=_kill_gateway, weight=6, is_kill=True),
     Kind(name="broker killed", strike=_kill_broker, weight=3, is_kill=True),
 )
-"""Further blows of runs whose gateways hold the nodes' connections."""
 DATABASE_RESTARTED: Final = Kind(name="database restarted", strike=_restart_database, weight=6)
-"""A further blow of runs on a database server."""
 
 
 @cache

@@ -185,7 +185,6 @@ def check(engine: Engine, acknowledged: Collection[str]) -> Books:
 T = TypeVar("T")
 
 AGAIN_S: Final = 1.0
-"""Seconds until an ended process is started again."""
 ENDS_WITHIN_S: Final = 30.0
 LOOK_S: Final = 0.1
 STEPS: Final = 1_000_000
@@ -197,7 +196,6 @@ FAKETIME: Final = (
     Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"),
     Path("/usr/lib/aarch64-linux-gnu/faketime/libfaketime.so.1"),
 )
-"""Paths of Debian's libfaketime."""
 
 SETTINGS: Final[Settings] = {
     "run": {"name": "chaos"},

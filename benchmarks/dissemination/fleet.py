@@ -47,7 +47,6 @@ async def _carry_out(host: object, request: dict[str, Any]) -> None:
 
 
 ANSWER_S: Final = 300.0
-"""Most seconds to wait for a process's answer."""
 HUB_MODULE: Final = "benchmarks.dissemination.hub_host"
 NODE_MODULE: Final = "benchmarks.dissemination.node_host"
 

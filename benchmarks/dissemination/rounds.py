@@ -33,14 +33,12 @@ LINK_SETS: Final = tuple(
     LinkSet(hub_up=hub_up, node_down=100, node_up=node_up) for hub_up in (20, 100) for node_up in (20, 40)
 )
 SMALL, MIDDLE, LARGE = 500_000, 8_000_000, 64_000_000
-"""Bytes of the payloads."""
 REPEATS_S: Final = 180.0
 """Seconds after which a case is not repeated once more."""
 START_S: Final = 4.0
 """Expected seconds until a fleet of eight nodes has started."""
 NUM_NODES: Final = (4, 8, 16)
 LOSSES: Final = (0.0, 0.002, 0.01)
-"""Shares of lost packets on the emulated wide-area network."""
 HEADLINE_NODES: Final = 8
 
 
@@ -51,7 +49,6 @@ class Case:
     size_bytes: int
     sides: tuple[Side, ...]
     repeats: int = 1
-    """Repetitions; fewer if they take longer than REPEATS_S."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -135,10 +135,8 @@ class Target:
 
     read: Callable[[bytes], object]
     examples: Callable[[], Sequence[bytes]]
-    """Makes valid examples."""
     runs: int = CHEAP_RUNS
     mutate: Callable[[bytes, int, int, Blind], bytes] | None = None
-    """Mutates valid bytes: (data, most bytes, seed, blind mutation)."""
     most_bytes: int = 4_096
 
 

@@ -146,8 +146,7 @@ def agreement(
 def beside_trl(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
     """Compare a step with that of TRL's trainer (`benchmarks.learner`)."""
     from benchmarks.harness.progress import Planned, Progress
-    from benchmarks.learner import compare
-    from benchmarks.learner.side import Case, shape_of
+    from benchmarks.learner import Case, compare, shape_of
 
     case = Case(
         name="beside TRL",

@@ -49,7 +49,6 @@ class DrivenHub:
     def __init__(self, directory: Path) -> None:
         self.directory = directory / "published"
         self.carriers = directory / "carriers"
-        """Directory with a subdirectory for each offer."""
         self.run_keys = (RunKey(key_id=1, key=sealing.new_key()),)
         """Keys of the run; the last one seals new payloads."""
         self.me = Identity.generate()

@@ -141,7 +141,6 @@ class SamplingEngine:
 GROUP_SIZE: Final = 8
 PROMPT_TOKENS: Final = 32
 SUM_TOKENS: Final = 8
-"""Most tokens of a sum's answer."""
 
 
 def group_request(

@@ -11,7 +11,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -69,14 +69,6 @@ class Planned:
     """Why this machine cannot measure the case; empty if it can."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
-    """A planned case that is not measured."""
-
-    case: str
-    why: str
-
-
 class NoSuchCase(Exception):
     """`--only` matches no planned case."""
 
@@ -104,10 +96,9 @@ class Progress:
         self._began_at = clock()
         self._num_cases = len(self._waiting)
         self._done_s = 0.0
-        """Expected seconds of the finished cases."""
-        self.left_out = [LeftOut(case=case.name, why=case.lacks) for case in chosen if case.lacks]
+        self.left_out = {case.name: case.lacks for case in chosen if case.lacks}
+        """Why these planned cases are not measured."""
         self.told: list[dict[str, Any]] = []
-        """Printed figures of the finished cases."""
         self.so_far: Measurement | None = None
         """Result of the finished cases, if the benchmark sets it. It is kept if a later case fails."""
 
@@ -120,8 +111,8 @@ class Progress:
         plan = sum(self._waiting.values())
         count = "1 case" if self._num_cases == 1 else f"{self._num_cases} cases"
         self._say(f"{count}, about {_clock_time(plan)} on two cores of a server{self._following}")
-        for one in self.left_out:
-            self._say(f"left out: {one.case}: {one.why}")
+        for name, why in self.left_out.items():
+            self._say(f"left out: {name}: {why}")
 
     def wants(self, name: str) -> bool:
         """True if this case is wanted and not finished."""
@@ -145,7 +136,7 @@ class Progress:
     def leave_out(self, name: str, why: str) -> None:
         """Leave out a case that was wanted, and print why."""
         del self._waiting[name]
-        self.left_out.append(LeftOut(case=name, why=why))
+        self.left_out[name] = why
         self._say(f"left out: {name}: {why}")
 
     def repetitions(self, most: int, *, within_s: float, least: int = 1) -> Iterator[int]:
@@ -158,7 +149,10 @@ class Progress:
             yield number
 
     def as_json(self) -> dict[str, Any]:
-        return {"seconds": self.elapsed_s, "left_out": [asdict(one) for one in self.left_out]}
+        return {
+            "seconds": self.elapsed_s,
+            "left_out": [{"case": name, "why": why} for name, why in self.left_out.items()],
+        }
 
 
 def as_text(value: object) -> str:

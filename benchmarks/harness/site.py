@@ -91,9 +91,9 @@ def gateway_processes(
             yield gateways[0][1], [process for process, _ in gateways]
 
 
-def wait_until_ready(url: str, *, within_s: float = READY_WITHIN_S) -> None:
+def wait_until_ready(url: str) -> None:
     """Wait until the hub can train: its learner may take long to start. Raises RunFailed."""
-    give_up_at = time.monotonic() + within_s
+    give_up_at = time.monotonic() + READY_WITHIN_S
     while time.monotonic() < give_up_at:
         try:
             with urllib.request.urlopen(f"{url}/readyz") as answer:
@@ -103,7 +103,7 @@ def wait_until_ready(url: str, *, within_s: float = READY_WITHIN_S) -> None:
             if error.code != HTTPStatus.SERVICE_UNAVAILABLE:
                 raise
         time.sleep(LOOK_S)
-    raise RunFailed(f"the hub at {url} was not ready within {within_s:g} s")
+    raise RunFailed(f"the hub at {url} was not ready within {READY_WITHIN_S:g} s")
 
 
 @contextmanager

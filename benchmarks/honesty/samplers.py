@@ -146,7 +146,6 @@ VERSION: Final = 11
 BLOCK: Final = 32
 
 Change = Callable[[NDArray[np.float32]], NDArray[np.float32]]
-"""Changes the weights of a linear layer."""
 
 
 def to_four_bits(weight: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -193,7 +192,6 @@ HONEST: Final = {
     "mlx f16": Engine(backend="mlx", precision="f16"),
     "torch f32, weights of 4 bits": Engine(backend="torch", precision="f32", change=to_four_bits),
 }
-"""Classes of numerics by name."""
 WIDTH: Final = 64
 NODE: Final = "node"
 
@@ -207,7 +205,6 @@ class Sampler:
     run: ShortRun
     engine: SamplingEngine
     version: int = VERSION
-    """Version that every rollout claims."""
 
     def draw(self, asked: Sequence[Asked], *, version: int | None = None, hotter: float = 1.0) -> Rollouts:
         """Draw the rollouts. `version` differs from the claimed version, `hotter` multiplies the temperature."""

@@ -40,19 +40,22 @@ from echo_hub.store.tables import rollouts
 from echo_shared.process.process_memory import own_bytes
 from echo_shared.wire.messages import ReceiptState, rollout_id
 
+DESCRIPTION: Final = (
+    "Rollouts that many nodes send one hub: processor time of the hub beside that of a bare websocket echo of the same "
+    "frames, rollouts acked and scored a second when all send what they can, the time to the ack at half of that, "
+    "memory a connection, and what a killed hub has lost of what it had acked"
+)
+
 FRAMES: Final = (2_000, 16_000)
 """Approximate bytes of a rollout's frame: completions of 210 and 1,960 tokens."""
 NODES: Final = (10, 100, 1_000, 3_000)
 GATEWAYS: Final = (1, 2, 4)
 BEHIND_GATEWAYS: Final = 100
-"""Number of nodes in cases with gateways."""
 NODES_OF_SERVER: Final = (100, 1_000)
-"""Numbers of nodes in cases with PostgreSQL."""
 MOST_TOKENS: Final = 2_048
 IN_FLIGHT: Final = 1_000
 """Least number of rollouts that all nodes hold together."""
 LEAST_HELD: Final = 1
-"""Least number of rollouts that each node holds."""
 STEP_GROUPS: Final = 1_024
 GROUP_SIZE: Final = 8
 
@@ -295,11 +298,6 @@ def _lost(url: str, acked: Sequence[str]) -> int:
     return len(set(acked) - known)
 
 
-DESCRIPTION: Final = (
-    "Rollouts that many nodes send one hub: processor time of the hub beside that of a bare websocket echo of the same "
-    "frames, rollouts acked and scored a second when all send what they can, the time to the ack at half of that, "
-    "memory a connection, and what a killed hub has lost of what it had acked"
-)
 SHOWN: Final = (
     "case",
     "frame_bytes",
@@ -314,7 +312,6 @@ SHOWN: Final = (
     "lost",
 )
 RATIO_NODES: Final = 1_000
-"""Nodes of the headline's ratio."""
 
 
 def plan() -> list[Planned]:

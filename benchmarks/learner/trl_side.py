@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks.harness.models import LORA_RANK
-from benchmarks.learner.side import LEARNING_RATE, Case, Questions, fill_adapter, make_batch
+from benchmarks.learner import LEARNING_RATE, Case, Questions, fill_adapter, make_batch
 from echo_hub.learner.settings import TrainingGroup
 from echo_shared.delta.adapter import PROJECTIONS
 

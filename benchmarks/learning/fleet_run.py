@@ -103,7 +103,6 @@ class FleetLearning(Learning):
     def __init__(self, config: HubConfig, draw_of: Mapping[str, Draw]) -> None:
         super().__init__(config, draw_of.__getitem__)
         self.places: dict[str, tuple[int, int]] = {}
-        """Group id and index of each rollout."""
         self.tokens: dict[str, int] = {}
         self.earned: dict[str, float] = {}
         self.is_trained: dict[str, bool] = {}

@@ -247,7 +247,6 @@ class Learning:
         self._versions: dict[int, dict[str, Tensor]] = {}
         """Versions that leases may still name."""
         self._leases: list[SendLease] = []
-        """Leases that are not sampled yet."""
         self.drawn: dict[str, RolloutPayload] = {}
         self._received: dict[str, RolloutPayload] = {}
         self._rewards: dict[str, float] = {}
@@ -257,7 +256,6 @@ class Learning:
         self._planned: dict[int, StepPlanned] = {}
         self.points: list[Point] = []
         self.metrics: list[Mapping[str, float]] = []
-        """Metrics of each training step."""
         self.publish(0)
 
     def begin_with(self, weights: Mapping[str, NDArray[np.float32]]) -> None:

@@ -22,7 +22,6 @@ from echo_node.host.cage.description import CageMode
 from echo_shared.process.supervised import ChildLimits
 
 TOKENS: Final = 96
-"""Tokens of each rollout; no stop token ends it earlier."""
 PAIRS: Final = 40
 WITHIN_S: Final = 120.0
 LEAST: Final = 8

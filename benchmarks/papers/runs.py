@@ -35,7 +35,6 @@ MOST_SEEDS: Final = 6
 """Most seeds of a table. It keeps the seeds of `--seed 0` and `--seed 1` apart."""
 STEPS: Final = 40
 GROUPS: Final = 16
-"""Groups of a step."""
 
 Runner = Literal["virtual", "episodes", "trl", "untrained", "finetuned"]
 
@@ -55,7 +54,6 @@ class Case(virtual_run.Case):
     """A `finetuned` case whose result this case begins with."""
     demonstrations: int = 0
     sft: SftSettings | None = None
-    """Settings of a `finetuned` case."""
     same_draws: bool = False
     """True if TRL's trainer begins with the hub's own adapter, and draws with its sampler and seeds."""
     precision: str = "policy"
@@ -64,7 +62,6 @@ class Case(virtual_run.Case):
     """Delay between hub and nodes, each way; None for nodes that take no time."""
     evaluate_every: int = 10
     seconds: float = 10.0
-    """Expected time of one seed's run on one core."""
 
     def runs(self, seeds: int) -> int:
         """Return the number of different runs. Untrained and fine-tuned cases are the same for all seeds."""
@@ -83,7 +80,6 @@ what the learner needs, so that only the distance can slow the learner down.
 """
 
 Adapter = Mapping[str, NDArray[np.float32]]
-"""Adapter weights by PEFT's names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

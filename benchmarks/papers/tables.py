@@ -21,18 +21,14 @@ class Table:
     """One claim of one paper."""
 
     name: str
-    """Name for `--only`."""
     source: str
     """arXiv number, and the place in the paper."""
     scale: str
-    """The paper's model and task."""
     reports: Mapping[Case, str]
     """Cases, and the paper's result for each."""
     headline: Callable[[Found], Headline]
     columns: Callable[[Case, Sequence[Ran]], Mapping[str, Any]] = lambda case, ran: {}
-    """Computes further figures of a row."""
     seeds: int = SEEDS
-    """Number of seeds; a small difference needs more."""
 
     @property
     def wanted(self) -> Wanted:

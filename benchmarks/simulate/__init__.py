@@ -35,7 +35,6 @@ KINDS: Final[tuple[Kind, ...]] = (
     cases.GRID_KIND,
     cost.KIND,
 )
-"""In the order of the table."""
 
 
 def plan() -> list[Planned]:

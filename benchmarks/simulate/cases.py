@@ -29,11 +29,8 @@ class Case:
 
     name: str
     row: Callable[[int], Row]
-    """Measures the case with the given seed."""
     seconds: float = 10.0
-    """Expected processor seconds."""
     lacks: str = ""
-    """Why the case cannot be measured; empty if it can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +108,7 @@ S_PER_TOKEN: Final = 0.02
 SIGMAS: Final = (0.5, 1.0)
 STALENESS_BOUNDS: Final = (1, 2, 4)
 STEPS: Final = {1.0: 120, 5.0: 60, 15.0: 30, 60.0: 12}
-"""Number of simulated steps, by the seconds of a step."""
 SIZES: Final = {10: 1_000, 1_000: 25, 100_000: 5}
-"""Number of simulated steps, by the number of nodes."""
 MOST_GROUPS: Final = 4096
 """Most groups per step that a hub's config.toml allows."""
 LIMIT: Final = 5

@@ -167,9 +167,6 @@ class Bench:
     examiners: Mapping[tuple[str, int], Examiner]
     """Verifier by its precision and the tokens of a completion."""
     measured: dict[tuple[str, int, str, int], Evidence] = field(default_factory=dict)
-    """Measurements so far, by the verifier's precision, the tokens of a completion, the class's rounding and the
-    version.
-    """
 
     def rounding(self, precision: str, tokens: int, rounding: str, version: int) -> Evidence:
         """Return the rounding of a class as the verifier of this precision measures it, for completions of this
@@ -295,7 +292,6 @@ class _Judge:
     bench: Bench
     examiner: Examiner
     measured: Mapping[int, Evidence]
-    """Measured evidence by version."""
     known: Mapping[int, Known]
     """Expected rounding of honest nodes, by version."""
 

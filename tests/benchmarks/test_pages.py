@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from benchmarks.pages.looks import Loaded, found_on, said_of, shape
+from benchmarks.pages import Loaded, found_on, said_of, shape
 
 VIOLATIONS = [
     {"id": "color-contrast", "impact": "serious", "nodes": [{"target": ["#a"]}, {"target": ["#b"]}]},

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
@@ -86,9 +86,7 @@ class Falsification:
     ) -> None:
         self.problems: Problems | None = None
         self.num_told = 0
-        """Number of rollouts that were finished so far."""
         self.before: FinishedRollout | None = None
-        """The rollout that was finished before the current one."""
         self.has_policies = has_policies
         self.says = says
         self.draws_otherwise = temperature != 1.0 or not has_policies or bool(says)
@@ -292,28 +290,28 @@ class HostileEngine(WrappedEngine):
     def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> int:
         self._falsification.problems = Problems(base_dir)
         other = self._falsification.base(base_dir, derived_dir)
-        width = super().open(other, derived_dir / "other" if other != base_dir else derived_dir, settings)
-        self.precision = self._falsification.says or self.precision
+        width = self.engine.open(other, derived_dir / "other" if other != base_dir else derived_dir, settings)
+        self.precision = self._falsification.says or self.engine.precision
         return width
 
     def prepare(self, adapter_dir: Path) -> PreparedPolicy:
-        return super().prepare(adapter_dir) if self._falsification.has_policies else _NoPolicy()
+        return self.engine.prepare(adapter_dir) if self._falsification.has_policies else _NoPolicy()
 
     def set_policy(self, policy: PreparedPolicy | None) -> None:
-        super().set_policy(policy if self._falsification.has_policies else None)
+        self.engine.set_policy(policy if self._falsification.has_policies else None)
 
     def sample(self, groups: Iterator[GroupRequest]) -> Iterator[list[EngineEvent]]:
-        for events in super().sample(self._asked(groups)):
+        for events in self.engine.sample(self._asked(groups)):
             yield [told for event in events for told in self._told(event)]
 
     def cancel(self, lease_id: int) -> None:
         request = self._leased.get(lease_id)
         if request is not None:
             for number in range(len(self._falsification.asked(request))):
-                super().cancel(lease_id + number * _APART)
+                self.engine.cancel(lease_id + number * _APART)
 
     def news(self) -> list[DrawnPart]:
-        super().news()
+        self.engine.news()
         return []
 
     def _asked(self, groups: Iterator[GroupRequest]) -> Iterator[GroupRequest]:
@@ -348,7 +346,7 @@ class HostileEngine(WrappedEngine):
 def main() -> None:
     make, share = registry.make_engine, float(os.environ[SHARE])
     falsify, forged = FALSIFICATIONS[os.environ[ATTACK]], Path(os.environ[FORGED])
-    registry.make_engine = lambda name: HostileEngine(make(name), falsify(share), forged)
+    registry.make_engine = lambda name: cast(Engine, HostileEngine(make(name), falsify(share), forged))
     worker.main()
 
 

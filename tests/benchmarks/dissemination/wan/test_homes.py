@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.dissemination.links import HUB
 from benchmarks.dissemination.wan import homes
+from benchmarks.dissemination.wan.emulator import Home
 from benchmarks.dissemination.wan.homes import Wan, WanSet, open_wan
-from benchmarks.dissemination.wan.network import Home
 
 emulated = pytest.mark.skipif(
     not homes.can_emulate(), reason="an emulated network takes root, iproute2 and TUN devices"

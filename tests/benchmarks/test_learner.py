@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 
-from benchmarks.learner.side import CASES
+from benchmarks.learner import CASES
 from echo_hub.run.base_model import resolve_base
 
 
