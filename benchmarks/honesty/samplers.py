@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
-from benchmarks.harness.engine import SamplingEngine
+from benchmarks.harness.engine import SamplingEngine, group_request
 from benchmarks.harness.pool import apart
 from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
 from echo_hub.learner.policy import Policy
@@ -83,16 +83,14 @@ class ShortRun:
 
     def _asked(self, seed: int, number: int) -> Asked:
         problem = self._task.sample(seed)
-        request = GroupRequest(
-            lease_id=number,
-            group_id=number,
-            indices=tuple(range(GROUP_SIZE)),
-            prompt_ids=self.codec.encode_prompt(problem.prompt),
+        request = group_request(
+            number,
+            self.codec.encode_prompt(problem.prompt),
             seed=draws.derive_seed(seed, "draws"),
-            policy_version=0,
-            temperature=self.settings.temperature,
+            indices=range(GROUP_SIZE),
             max_tokens=self.settings.max_tokens,
             stop_ids=self.codec.stop_ids,
+            temperature=self.settings.temperature,
         )
         return Asked(problem=problem, request=request)
 

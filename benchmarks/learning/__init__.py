@@ -78,11 +78,10 @@ def _curves(seed: int, progress: Progress) -> Curves:
     for name, points in each(run, wanted):
         found[name] = points
         progress.done(name, {"accuracy": points[-1].accuracy, "trained_rollouts": points[-1].trained_rollouts})
-    of_case = {
-        case: [found[name] for name in (_name(case, number) for number in range(SEEDS)) if name in found]
-        for case in virtual_run.ALL
-    }
-    return {case: curves for case, curves in of_case.items() if curves}
+    curves: Curves = {}
+    for name, (case, _) in wanted.items():
+        curves.setdefault(case, []).append(found[name])
+    return curves
 
 
 def _fleets(seed: int, progress: Progress) -> dict[Case, FleetFigures]:

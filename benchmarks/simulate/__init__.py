@@ -72,4 +72,7 @@ def _measure(kinds: Sequence[Kind], seed: int, progress: Progress, *, workers: i
 
 
 def _row(case: Case, seed: int) -> Row:
-    return {"case": case.name, **case.row(seed)}
+    try:
+        return {"case": case.name, **case.row(seed)}
+    except RuntimeError as error:
+        raise RuntimeError(f"{case.name}: {error}") from error

@@ -51,7 +51,7 @@ class Kind:
         return [measured[case.name] for case in self.cases if case.name in measured]
 
 
-def simulated(name: str, scenario: Scenario, *, with_memory: bool = False) -> Row:
+def simulated(scenario: Scenario, *, with_memory: bool = False) -> Row:
     """Simulate one scenario with processor time of this process, and with the hub's garbage collection."""
     began_at = time.process_time()
     world = World(scenario, time.process_time)
@@ -60,7 +60,7 @@ def simulated(name: str, scenario: Scenario, *, with_memory: bool = False) -> Ro
         world.run()
     report = report_of(world)
     processor_s = time.process_time() - began_at
-    check(name, report)
+    check(report)
     return {
         **figures_of(report),
         "idle_nodes": report.idle_nodes_share,
@@ -84,10 +84,10 @@ def figures_of(report: SimulationReport) -> Row:
     }
 
 
-def check(name: str, report: SimulationReport) -> None:
+def check(report: SimulationReport) -> None:
     """Raises RuntimeError if rollouts are missing."""
     if not report.balanced:
-        raise RuntimeError(f"{name}: rollouts are not accounted for: {report}")
+        raise RuntimeError(f"rollouts are not accounted for: {report}")
 
 
 def least(rows: Iterable[Row], figure: str) -> Any:
@@ -141,15 +141,14 @@ def _scenario(
     )
 
 
-def _grid_row(seed: int, *, name: str, sigma: float, max_staleness: int, step_s: float) -> Row:
-    return simulated(name, grid_scenario(seed, sigma=sigma, max_staleness=max_staleness, step_s=step_s))
+def _grid_row(seed: int, **grid: Any) -> Row:
+    return simulated(grid_scenario(seed, **grid))
 
 
 def _grid_case(sigma: float, max_staleness: int, step_s: float) -> Case:
-    name = f"grid, sigma {sigma:g}, S = {max_staleness}, step {step_s:g} s"
     return Case(
-        name=name,
-        row=partial(_grid_row, name=name, sigma=sigma, max_staleness=max_staleness, step_s=step_s),
+        name=f"grid, sigma {sigma:g}, S = {max_staleness}, step {step_s:g} s",
+        row=partial(_grid_row, sigma=sigma, max_staleness=max_staleness, step_s=step_s),
         seconds=1 + STEPS[step_s] * step_s * 0.02,
         lacks=grid_lacks(max_staleness=max_staleness, step_s=step_s),
     )
@@ -164,17 +163,17 @@ def _size_row(seed: int, *, nodes: int) -> Row:
         nodes={"count": nodes},
         measuring={"warm_up_steps": 2},
     )
-    return simulated(_size_name(nodes), scenario, with_memory=True)
+    return simulated(scenario, with_memory=True)
 
 
 def _size_name(nodes: int) -> str:
     return f"{nodes:,} nodes"
 
 
-def _false_claims_row(seed: int, *, name: str, count: int, fresh_key_s: float) -> Row:
+def _false_claims_row(seed: int, *, count: int, fresh_key_s: float) -> Row:
     honest = grid_scenario(seed, sigma=0.5, max_staleness=2, step_s=5.0)
     claims = honest.false_claims.model_copy(update={"count": count, "fresh_key_s": fresh_key_s})
-    return simulated(name, honest.model_copy(update={"false_claims": claims}))
+    return simulated(honest.model_copy(update={"false_claims": claims}))
 
 
 def _false_claims_case(count: int, fresh_key_s: float) -> Case:
@@ -184,7 +183,7 @@ def _false_claims_case(count: int, fresh_key_s: float) -> Case:
     """
     fresh = "" if fresh_key_s == NEVER_S else f", each fresh after {fresh_key_s:g} s"
     name = f"false claims of {count} keys{fresh}"
-    return Case(name=name, row=partial(_false_claims_row, name=name, count=count, fresh_key_s=fresh_key_s))
+    return Case(name=name, row=partial(_false_claims_row, count=count, fresh_key_s=fresh_key_s))
 
 
 def grid_headline(rows: Mapping[str, Row]) -> dict[str, Any]:

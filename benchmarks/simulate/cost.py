@@ -42,18 +42,17 @@ CENTS: Final = 0.1
 
 
 def _case(pool: float, sigma: float) -> Case:
-    name = f"cost, sigma {sigma:g}, pool {pool:g}"
-    return Case(name=name, row=partial(_row, name=name, pool=pool, sigma=sigma), seconds=25.0)
+    return Case(name=f"cost, sigma {sigma:g}, pool {pool:g}", row=partial(_row, pool=pool, sigma=sigma), seconds=25.0)
 
 
-def _row(seed: int, *, name: str, pool: float, sigma: float) -> Row:
+def _row(seed: int, *, pool: float, sigma: float) -> Row:
     """Compare all nodes at work with chosen nodes."""
     scenario = cost_scenario(seed, pool=pool, sigma=sigma)
     all_on, _, per_step_all_on = _run(cost_scenario(seed, pool=pool, sigma=sigma, choose=False))
     chosen, per_hour, per_step = _run(scenario)
     for report in (all_on, chosen):
         if not report.balanced or not report.finished:
-            raise RuntimeError(f"{name}: not finished, or not accounted for: {report}")
+            raise RuntimeError(f"not finished, or not accounted for: {report}")
     return {
         **figures_of(chosen),
         "utilisation_all_on": all_on.utilisation,

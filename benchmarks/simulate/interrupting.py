@@ -31,9 +31,9 @@ WARM_UP_STEPS: Final = 10
 SEEDS: Final = 3
 
 
-def _row(seed: int, *, name: str, max_staleness: int) -> Row:
+def _row(seed: int, *, max_staleness: int) -> Row:
     """Simulate a pool of 50 nodes that samples less than the learner needs, with `finish` and with `interrupt`."""
-    finish, interrupt = (_reports(seed, name, max_staleness, way) for way in ("finish", "interrupt"))
+    finish, interrupt = (_reports(seed, max_staleness, way) for way in ("finish", "interrupt"))
     row: Row = {"interrupt_speed_up": _mean(finish, "s_per_step") / _mean(interrupt, "s_per_step")}
     figures = {"s_per_step": "s_per_step", "staleness": "mean_staleness", "token_staleness": "token_staleness"}
     for column, figure in figures.items():
@@ -46,7 +46,7 @@ def _row(seed: int, *, name: str, max_staleness: int) -> Row:
     }
 
 
-def _reports(seed: int, name: str, max_staleness: int, on_new_version: str) -> list[dict[str, Any]]:
+def _reports(seed: int, max_staleness: int, on_new_version: str) -> list[dict[str, Any]]:
     """Simulate each seed, and return its report."""
     reports: list[dict[str, Any]] = []
     for each in range(seed, seed + SEEDS):
@@ -54,7 +54,7 @@ def _reports(seed: int, name: str, max_staleness: int, on_new_version: str) -> l
         world = World(with_margin(MARGIN, make))
         world.run()
         report = report_of(world)
-        check(f"{name}, {on_new_version}", report)
+        check(report)
         reports.append({**asdict(report), "s_per_step": seconds_per_step(world)})
     return reports
 
@@ -110,8 +110,7 @@ def _drops(reports: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def _case(max_staleness: int) -> Case:
-    name = f"interrupt, S = {max_staleness}"
-    return Case(name=name, row=partial(_row, name=name, max_staleness=max_staleness))
+    return Case(name=f"interrupt, S = {max_staleness}", row=partial(_row, max_staleness=max_staleness))
 
 
 CASES: Final = tuple(_case(bound) for bound in (1, 2, 4))
