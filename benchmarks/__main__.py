@@ -24,7 +24,6 @@ NOT_BENCHMARKS = {"__main__", "fuzzing", "harness"}
 
 
 def names() -> list[str]:
-    """Names of all benchmarks."""
     return sorted({module.name for module in pkgutil.iter_modules(benchmarks.__path__)} - NOT_BENCHMARKS)
 
 

@@ -145,7 +145,6 @@ class Bench:
         return resolve_base("builtin:tiny") if model == "tiny" else Path(self._mid())
 
     def adapters(self, model: str) -> tuple[Path, Path]:
-        """Return two adapters of the model."""
         if model not in self._adapters:
             first, second = (
                 random_adapter(self.base(model), self.scratch / f"{model}-adapter" / str(number), self.seed + number)

@@ -180,7 +180,6 @@ def run(
 
 
 def figures(case: Case, steps: Sequence[StepRecord], pace: RunPace) -> dict[str, Any]:
-    """Measured and predicted figures of a run."""
     workload, nodes, counted = pace.workload, pace.nodes, steps[WARM_UP - 1 : STEPS]
     spent = learner_time(counted, started_at=counted[0].trained_at)
     assert spent is not None, "there are steps"

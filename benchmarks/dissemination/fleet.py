@@ -104,7 +104,6 @@ class Host:
         await self._reader
 
     async def kill(self) -> None:
-        """Kill the process."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         await self._process.wait()

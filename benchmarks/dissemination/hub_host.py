@@ -94,7 +94,6 @@ class EchoHub:
 
     @property
     def carriers(self) -> Path:
-        """Directory of the published carriers."""
         return self._directory / "artefacts"
 
     async def publish(self, version: int, adapter: Path) -> Carrier:

@@ -47,7 +47,6 @@ class LinkSet:
 
     @property
     def columns(self) -> dict[str, float]:
-        """Columns of a row."""
         return {"hub_up_mbit_s": self.hub_up, "node_up_mbit_s": self.node_up}
 
     @property
@@ -120,7 +119,6 @@ class Links:
 
     @property
     def bridge(self) -> str:
-        """Namespace of the bridge."""
         return f"{self._name}-bridge"
 
     def _host(self, host: int) -> str:

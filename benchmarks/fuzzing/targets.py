@@ -301,7 +301,6 @@ _KEPT: Final[list[tempfile.TemporaryDirectory[str]]] = []
 
 @cache
 def _adapter() -> Path:
-    """Make a small adapter."""
     directory = _scratch() / "adapter"
     directory.mkdir()
     name = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"

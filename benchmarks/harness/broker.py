@@ -71,7 +71,6 @@ class BrokerProcess:
         raise BrokerFailed(f"the NATS server has not come up: see {self._log}")
 
     def kill(self) -> None:
-        """Kill the server, if it runs."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()

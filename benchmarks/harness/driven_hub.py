@@ -157,7 +157,6 @@ class DrivenHub:
         return self.directory / artefact_name("base" if version is None else "policy", self.run_id, version or 0)
 
     async def publish_base(self, base: Path) -> None:
-        """Publish a base model."""
         directory = self.published(None)
         shutil.copytree(base, directory)
         self.offers[None] = await self.offer(None, directory)

@@ -156,7 +156,6 @@ def ended(process: subprocess.Popen[str]) -> Iterator[None]:
 
 
 def family(process: psutil.Process) -> list[psutil.Process]:
-    """Return a process and all of its descendants."""
     return [process, *process.children(recursive=True)]
 
 
@@ -203,12 +202,10 @@ class Site:
 
     @property
     def token(self) -> str:
-        """Return the operator's token."""
         return self.run.operator_token.read_text().strip()
 
     @property
     def log(self) -> Path:
-        """Return the hub's standard error."""
         return self.scratch / "hub.log"
 
     def node(

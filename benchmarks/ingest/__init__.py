@@ -88,7 +88,6 @@ class Case:
 
     @property
     def capacity(self) -> int:
-        """Capacity that a node reports."""
         return max(LEAST_HELD, IN_FLIGHT // self.nodes)
 
     def settings(

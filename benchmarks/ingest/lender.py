@@ -381,7 +381,6 @@ class Lenders:
         return total
 
     def acked(self) -> list[str]:
-        """Ids of all acked rollouts."""
         return [rollout_id for acked in self._ask("acked") for rollout_id in acked]
 
     def _ask(self, what: str) -> list[Any]:

@@ -272,7 +272,6 @@ def _reset_peak() -> None:
 
 
 def settings_of(case: Case, base: Path) -> LearnerSettings:
-    """Return the settings of Echo's learner."""
     return LearnerSettings(
         base_dir=base,
         seed=0,

@@ -49,8 +49,6 @@ DOWNLINK_BYTES_S: Final = 12.5e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedNode:
-    """A node of the recorded fleet."""
-
     backend: str
     precision: str
     width: int
@@ -75,7 +73,6 @@ class RecordedNode:
 
 
 def recorded_nodes() -> tuple[RecordedNode, ...]:
-    """Read the nodes of the recording."""
     nodes = json.loads(RECORDED.read_text())
     return tuple(RecordedNode(**{**node, "paces": tuple(node["paces"])}) for node in nodes)
 

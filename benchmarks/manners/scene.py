@@ -115,7 +115,6 @@ class Scene:
 
     @property
     def engine(self) -> psutil.Process | None:
-        """Process of the engine."""
         return engine_of(psutil.Process())
 
     def lost_tokens(self) -> tuple[int, int]:

@@ -47,7 +47,6 @@ class Kind:
     conditions: Mapping[str, Any] = field(default_factory=dict)
 
     def rows(self, measured: Mapping[str, Row]) -> list[Row]:
-        """Return the measured rows of this kind."""
         return [measured[case.name] for case in self.cases if case.name in measured]
 
 

@@ -47,7 +47,6 @@ def _row(seed: int, *, max_staleness: int) -> Row:
 
 
 def _reports(seed: int, max_staleness: int, on_new_version: str) -> list[dict[str, Any]]:
-    """Simulate each seed, and return its report."""
     reports: list[dict[str, Any]] = []
     for each in range(seed, seed + SEEDS):
         make = partial(_scenario, seed=each, max_staleness=max_staleness, on_new_version=on_new_version)

@@ -157,7 +157,6 @@ class Network:
 
     @property
     def next_at(self) -> float | None:
-        """Time of the next event."""
         return self._agenda[0][0] if self._agenda else None
 
     def send(self, source: int, target: int, frame: bytes, now: float) -> None:
