@@ -178,6 +178,12 @@ def _processor_s(process: psutil.Process) -> float:
 
 Settings = Mapping[str, Mapping[str, Any]]
 """Sections of a config.toml."""
+SMALL_RUN: Final[Settings] = {
+    "learner": {"threads": 1},
+    "sampling": {"max_tokens": 6},
+    "server": {"port": 0, "shared_memory": False},
+}
+"""Sums, with hub and nodes on one machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,13 +215,7 @@ class Site:
         return self.scratch / "hub.log"
 
     def node(
-        self,
-        options: Sequence[str],
-        *,
-        attack: str = "",
-        share: float = 1.0,
-        within: Sequence[str] = (),
-        env: Mapping[str, str] | None = None,
+        self, options: Sequence[str], *, attack: str = "", share: float = 1.0, within: Sequence[str] = ()
     ) -> RunningNode:
         """Start a node. With `attack`, its engine falsifies this share of its rollouts (`harness.hostile`)."""
         self._num_nodes += 1
@@ -229,7 +229,7 @@ class Site:
                 ["--swarm-host", "127.0.0.1", *options],
                 module="benchmarks.harness.hostile.node" if attack else "echo_node.main",
                 within=within,
-                env={**(env or {}), ATTACK: attack, SHARE: str(share), FORGED: str(forged)},
+                env={ATTACK: attack, SHARE: str(share), FORGED: str(forged)},
             )
         )
         return RunningNode(name=home.name, process=process, forged=forged)
@@ -263,10 +263,10 @@ def merged(settings: Settings, changes: Settings) -> dict[str, dict[str, Any]]:
 
 @contextmanager
 def open_site(scratch: Path, settings: Settings, *, verbose: bool = False) -> Iterator[Site]:
-    """Make a run below `scratch`, and serve it until the block is left."""
+    """Make a run below `scratch`, with `settings` over those of SMALL_RUN, and serve it until the block is left."""
     scratch.mkdir(exist_ok=True)
     run = RunDirectory(scratch / "run")
-    make_run(run, load_config(None, settings))
+    make_run(run, load_config(None, merged(SMALL_RUN, settings)))
     with serving(run, scratch, verbose=verbose) as site:
         yield site
 

@@ -50,10 +50,8 @@ ELSEWHERE: Final = ("nice", "-n", "19")
 SETTINGS: Final[Settings] = {
     "run": {"name": "pages"},
     "training": {"steps": 100_000},
-    "learner": {"threads": 1, "checkpoint_every": 5},
-    "sampling": {"max_tokens": 6},
+    "learner": {"checkpoint_every": 5},
     "evaluation": {"problems": 16},
-    "server": {"port": 0, "shared_memory": False},
 }
 
 

@@ -25,10 +25,7 @@ SHARES: Final = (0.01, 0.2)
 NODE_OPTIONS: Final = ("--backend", "llama_cpp", "--precision", "f32")
 SETTINGS: Final[Settings] = {
     "training": {"steps": STEPS},
-    "learner": {"threads": 1},
-    "sampling": {"max_tokens": 6},
     "evaluation": {"problems": 4096},
-    "server": {"port": 0, "shared_memory": False},
 }
 UNDEFENDED: Final[Settings] = {"objective": {"name": "grpo"}, "trust": {"verifier": "off"}}
 

@@ -53,11 +53,9 @@ on this one.
 SETTINGS: Final[Settings] = {
     "run": {"name": "trust"},
     "training": {"steps": 100_000},
-    "learner": {"threads": 1, "checkpoint_every": 50},
-    "sampling": {"max_tokens": 6},
+    "learner": {"checkpoint_every": 50},
     "evaluation": {"problems": 1},
     "leases": {"deadline_s": 10.0},
-    "server": {"port": 0, "shared_memory": False},
 }
 LOOK_S: Final = 0.05
 HEALTH_WITHIN_S: Final = 60.0

@@ -14,7 +14,6 @@ import json
 import os
 import select
 import struct
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -23,6 +22,8 @@ from dataclasses import dataclass, fields
 from heapq import heappop, heappush
 from random import Random
 from typing import Any, Final
+
+from benchmarks.dissemination.links import run_command
 
 TUN: Final = "/dev/net/tun"
 HEADER_BYTES: Final = 10
@@ -241,18 +242,12 @@ def _open_device(number: int, home: dict[str, Any]) -> int:
     name = f"ew{os.getpid()}n{number}"
     fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TUN | _IFF_NO_PI | _IFF_VNET_HDR))
     fcntl.ioctl(device, _TUNSETOFFLOAD, _TUN_F_CSUM | _TUN_F_TSO4)
-    _ip("link", "set", name, "netns", home["namespace"], "name", DEVICE)
+    run_command("ip", "link", "set", name, "netns", home["namespace"], "name", DEVICE)
     inside = ("-n", home["namespace"])
-    _ip(*inside, "link", "set", DEVICE, "mtu", str(MTU), "txqueuelen", str(QUEUED_PACKETS))
-    _ip(*inside, "address", "add", f"{home['address']}/24", "dev", DEVICE)
-    _ip(*inside, "link", "set", DEVICE, "up")
+    run_command("ip", *inside, "link", "set", DEVICE, "mtu", str(MTU), "txqueuelen", str(QUEUED_PACKETS))
+    run_command("ip", *inside, "address", "add", f"{home['address']}/24", "dev", DEVICE)
+    run_command("ip", *inside, "link", "set", DEVICE, "up")
     return device
-
-
-def _ip(*arguments: str) -> None:
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
 
 
 def _go_before_programs() -> None:
