@@ -35,7 +35,8 @@ def main(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Everything random follows from it.")] = 0,
     scale: Annotated[
-        float, typer.Option(min=1e-3, max=1.0, help="Of its sizes and durations; for `pages` alone, to try it out.")
+        float,
+        typer.Option(min=1e-3, max=1.0, help="Of its sizes and durations; for `pages` and `growth`, to try them out."),
     ] = 1.0,
     hours: Annotated[
         float | None, typer.Option(min=0.01, max=1000, help="It goes on for so long; for `chaos` alone.")
