@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import logging
 import pkgutil
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -18,14 +18,12 @@ from rich.logging import RichHandler
 from rich.table import Table
 
 import benchmarks
-from benchmarks.harness.measurement import Measurement, conditions
-from benchmarks.harness.progress import NoSuchCase, Progress, as_text
+from benchmarks.harness.progress import Measurement, NoSuchCase, Progress, as_text, conditions
 
 NOT_BENCHMARKS = {"__main__", "fuzzing", "harness"}
 
 
 def names() -> list[str]:
-    """Names of all benchmarks."""
     return sorted({module.name for module in pkgutil.iter_modules(benchmarks.__path__)} - NOT_BENCHMARKS)
 
 
@@ -37,7 +35,8 @@ def main(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Everything random follows from it.")] = 0,
     scale: Annotated[
-        float, typer.Option(min=1e-3, max=1.0, help="Of its sizes and durations; for `pages` alone, to try it out.")
+        float,
+        typer.Option(min=1e-3, max=1.0, help="Of its sizes and durations; for `pages` and `growth`, to try them out."),
     ] = 1.0,
     hours: Annotated[
         float | None, typer.Option(min=0.01, max=1000, help="It goes on for so long; for `chaos` alone.")
@@ -50,9 +49,10 @@ def main(
         raise typer.BadParameter(f"there is no directory {json_file.parent}", param_hint="--json")
     logging.basicConfig(format="%(message)s", handlers=[RichHandler(console=Console(stderr=True), show_path=False)])
     module = importlib.import_module(f"benchmarks.{name}")
-    if scale != 1.0 and not hasattr(module, "measure_scaled"):
+    takes = inspect.signature(module.measure).parameters
+    if scale != 1.0 and "scale" not in takes:
         raise typer.BadParameter(f"{name} has one size", param_hint="--scale")
-    if hours is not None and not hasattr(module, "measure_hours"):
+    if hours is not None and "hours" not in takes:
         raise typer.BadParameter(f"{name} takes as long as it takes", param_hint="--hours")
     try:
         progress = Progress(module.plan(), only or (), say=_say)
@@ -61,12 +61,8 @@ def main(
     progress.begin()
     unfinished: BaseException | None = None
     try:
-        begin = module.measure
-        if scale != 1.0:
-            begin = partial(module.measure_scaled, scale=scale)
-        elif hours is not None:
-            begin = partial(module.measure_hours, hours=hours)
-        measured: Measurement = begin(seed, progress)
+        sizes = {name: value for name, value in (("scale", scale), ("hours", hours)) if name in takes}
+        measured: Measurement = module.measure(seed, progress, **sizes)
     except BaseException as error:  # noqa: BLE001 - It is raised below.
         # Keep the results of earlier cases if a later case fails.
         measured, unfinished = progress.so_far or Measurement(headline={}, rows=progress.told), error

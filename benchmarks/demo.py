@@ -24,8 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.harness.measurement import Measurement
-from benchmarks.harness.progress import Planned, Progress
+from benchmarks.harness.progress import Measurement, Planned, Progress
 from echo_shared.records.step_figures import (
     CLIP_FRACTION,
     COMPUTED_TOKENS,

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.fuzzing.targets import CHEAP_RUNS, TARGETS
-from benchmarks.harness.measurement import Measurement
-from benchmarks.harness.progress import Planned, Progress
+from benchmarks.harness.progress import Measurement, Planned, Progress
 
 DESCRIPTION: Final = "Whatever reads bytes of strangers, fuzzed: executions and findings of each target"
 CORPUS: Final = Path(__file__).parents[1] / "tests" / "benchmarks" / "fuzzing" / "corpus"

@@ -19,9 +19,8 @@ from typing import Any, Final
 
 import psutil
 
-from benchmarks.harness.measurement import Measurement
-from benchmarks.harness.processes import family, processor_s
-from benchmarks.harness.progress import Planned, Progress
+from benchmarks.harness.progress import Measurement, Planned, Progress
+from benchmarks.harness.site import family, processor_s
 from echo_hub.config.sections import HubConfig
 from echo_hub.lifecycle.cluster_of_run import open_cluster
 from echo_hub.run.base_model import PromptCodec, resolve_base
@@ -31,7 +30,6 @@ from echo_hub.scoring.problems import Problems
 DESCRIPTION: Final = "Rollouts scored a second by two processes beside the hub, and by two Ray actors"
 PROCESSES: Final = 2
 CALLS: Final = 8_192
-"""Number of scoring calls in a round."""
 ROUNDS: Final = 5
 GROUPS: Final = 64
 CLUSTER_STARTS: Final = 3

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.backends import parts, speed
-from benchmarks.harness.measurement import Measurement
 from benchmarks.harness.models import LORA_RANK, QWEN3_06B, random_model
-from benchmarks.harness.progress import Planned, Progress
+from benchmarks.harness.progress import Measurement, Planned, Progress
 from echo_hub.run.base_model import resolve_base
 from echo_node.host import hardware
 

@@ -11,8 +11,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,26 +20,15 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
-from benchmarks.backends.cases import lacks
-from benchmarks.backends.engine_process import EngineProcess, Run
+from benchmarks.harness.engine import GROUP_SIZE, Run, SamplingEngine, lacks, sums, texts
 from benchmarks.harness.models import QWEN3_06B, random_adapter
+from benchmarks.harness.pool import apart
 from benchmarks.harness.progress import Planned, Progress
-from benchmarks.harness.requests import GROUP_SIZE, sums, texts
 from echo_hub.run.base_model import resolve_base
 from echo_shared.sampling import draws
 from echo_shared.sampling.interface import FinishedRollout, GroupRequest
 
 _Pair = tuple[GroupRequest, FinishedRollout]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agreement:
-    """Agreement of an engine with the reference."""
-
-    identical: float
-    """Share of rollouts whose tokens all equal those of the reference."""
-    max_difference: float
-    """Largest |Δ log-probability| of all tokens, in nats."""
 
 
 class Reference:
@@ -58,7 +46,9 @@ class Reference:
                 model = PeftModel.from_pretrained(model, str(adapter))
         self._model = model.eval()
 
-    def compare(self, groups: list[GroupRequest], rollouts: list[FinishedRollout]) -> Agreement:
+    def compare(self, groups: list[GroupRequest], rollouts: list[FinishedRollout]) -> tuple[float, float]:
+        """Return the share of rollouts whose tokens all equal the reference's, and the largest difference of a token's
+        log-probability in nats."""
         by_lease = {group.lease_id: group for group in groups}
         pairs = [(by_lease[rollout.lease_id], rollout) for rollout in rollouts]
         pairs.sort(key=_fed_tokens)
@@ -70,7 +60,7 @@ class Reference:
                 tokens, logprobs = _redraw(logits, group, rollout)
                 identical += bool((tokens == rollout.completion_ids).all())
                 differences.append(np.abs(logprobs - rollout.behavior_logprobs))
-        return Agreement(identical=identical / len(rollouts), max_difference=float(max(map(np.max, differences))))
+        return identical / len(rollouts), float(max(map(np.max, differences)))
 
     @torch.inference_mode()
     def _logits(self, batch: list[_Pair]) -> NDArray[np.float32]:
@@ -155,7 +145,6 @@ class Bench:
         return resolve_base("builtin:tiny") if model == "tiny" else Path(self._mid())
 
     def adapters(self, model: str) -> tuple[Path, Path]:
-        """Return two adapters of the model."""
         if model not in self._adapters:
             first, second = (
                 random_adapter(self.base(model), self.scratch / f"{model}-adapter" / str(number), self.seed + number)
@@ -164,8 +153,8 @@ class Bench:
             self._adapters[model] = first, second
         return self._adapters[model]
 
-    def engine(self, backend: str, model: str, precision: str) -> EngineProcess:
-        return EngineProcess(backend, self.base(model), self.scratch / model, precision)
+    def engine(self, backend: str, model: str, precision: str) -> AbstractContextManager[SamplingEngine]:
+        return apart(SamplingEngine, backend, self.base(model), self.scratch / model, precision)
 
 
 def agreement(bench: Bench) -> Rows:
@@ -187,10 +176,10 @@ def agreement(bench: Bench) -> Rows:
                 found[model] = reference.compare(groups, process.sample(groups).rollouts)
         about = {"part": "agreement", "backend": backend, "precision": precision}
         rows += [
-            {**about, "model": model, "identical": one.identical, "max_logprob_difference": one.max_difference}
-            for model, one in found.items()
+            {**about, "model": model, "identical": identical, "max_logprob_difference": difference}
+            for model, (identical, difference) in found.items()
         ]
-        bench.progress.done(name, {f"identical, {model}": one.identical for model, one in found.items()})
+        bench.progress.done(name, {f"identical, {model}": identical for model, (identical, _) in found.items()})
     return rows
 
 
@@ -204,12 +193,7 @@ def swaps(bench: Bench) -> Rows:
                 groups = texts([1], bench.seed, vocabulary=VOCABULARY, prompt_tokens=8)
             with bench.engine(backend, model, "f32") as process:
                 process.open(width=GROUP_SIZE)
-                found = process.swap(bench.adapters(model), times=SWAPS[model], groups=groups)
-            figures = {
-                "swap_ms": found.swap_ms,
-                "prepare_ms": found.prepare_ms,
-                "growth": found.resident_after / found.resident_before - 1,
-            }
+                figures = process.swap(bench.adapters(model), times=SWAPS[model], groups=groups)
             bench.progress.done(name, figures)
             rows.append({"part": "swap", "model": model, "backend": backend, **figures})
     return rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -10,13 +11,15 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM
 
-from benchmarks.backends.cases import lacks
-from benchmarks.backends.engine_process import EngineProcess
-from benchmarks.backends.generate import GenerateProcess
+from benchmarks.harness.engine import GROUP_SIZE, SamplingEngine, lacks, sums, texts
 from benchmarks.harness.models import QWEN3_06B
+from benchmarks.harness.pool import apart
 from benchmarks.harness.progress import Planned, Progress
-from benchmarks.harness.requests import GROUP_SIZE, sums, texts
+from echo_node.host import hardware
 from echo_shared.sampling.interface import GroupRequest
 
 WIDTHS: Final = (1, 8, 32, 64)
@@ -49,13 +52,10 @@ class Subject:
 
     name: str
     engines: tuple[tuple[str, str], ...]
-    """Measured engines, as (backend, precision)."""
     workload: Callable[[int, int], list[GroupRequest]]
-    """Makes the groups for a width and a seed."""
     repetitions: Mapping[int, int]
     """Number of repetitions by width: more at widths that a headline figure needs."""
     seconds: Mapping[int, float]
-    """Expected seconds of one engine, by width."""
 
     def case(self, engine: tuple[str, str], width: int) -> str:
         return f"speed, {self.name}, {engine[0]} {engine[1]}, width {width}"
@@ -95,11 +95,11 @@ def measure(subject: Subject, base: Callable[[], Path], scratch: Path, progress:
     engines = [engine for engine in subject.engines if any(engine in at_width for at_width in wanted.values())]
     with ExitStack() as stack:
         processes = {
-            engine: stack.enter_context(EngineProcess(engine[0], base(), scratch / subject.name, engine[1]))
+            engine: stack.enter_context(apart(SamplingEngine, engine[0], base(), scratch / subject.name, engine[1]))
             for engine in engines
         }
         generate = {
-            precision: stack.enter_context(GenerateProcess(base(), precision))
+            precision: stack.enter_context(apart(Generate, base(), precision))
             for precision in BESIDE_TORCH
             if ("torch", precision) in engines
         }
@@ -117,8 +117,8 @@ def measure(subject: Subject, base: Callable[[], Path], scratch: Path, progress:
 
 
 def _take_turns(
-    processes: Mapping[tuple[str, str], EngineProcess],
-    generate: Mapping[str, GenerateProcess],
+    processes: Mapping[tuple[str, str], SamplingEngine],
+    generate: Mapping[str, Generate],
     groups: list[GroupRequest],
     width: int,
     most: int,
@@ -129,20 +129,18 @@ def _take_turns(
     """
     speeds: dict[tuple[str, str], list[float]] = {engine: [] for engine in processes}
     ratios: dict[tuple[str, str], list[float]] = {engine: [] for engine in processes}
-    for process in processes.values():  # Recording warms the engine up, too.
-        process.record(groups) if process.backend == "llama_cpp" else process.sample(groups[:1])
+    for (backend, _), process in processes.items():  # Recording warms the engine up, too.
+        process.record(groups) if backend == "llama_cpp" else process.sample(groups[:1])
     for _ in progress.repetitions(most, within_s=TURNS_S):
         for engine, process in processes.items():
-            if process.backend == "llama_cpp":
-                ceiling_s = process.replay()
-                run = process.sample(groups)
+            backend, precision = engine
+            ceiling_s = process.replay() if backend == "llama_cpp" else 0.0
+            ceiling_per_s = generate[precision].sample(groups, width) if backend == "torch" else 0.0
+            run = process.sample(groups)
+            if ceiling_s:
                 ratios[engine].append(ceiling_s / run.seconds)
-            elif process.backend == "torch":
-                tokens_per_s = generate[process.precision].sample(groups, width)
-                run = process.sample(groups)
-                ratios[engine].append(run.tokens_per_s / tokens_per_s)
-            else:
-                run = process.sample(groups)
+            elif ceiling_per_s:
+                ratios[engine].append(run.tokens_per_s / ceiling_per_s)
             speeds[engine].append(run.tokens_per_s)
     return {
         engine: {
@@ -152,6 +150,54 @@ def _take_turns(
         }
         for engine, found in speeds.items()
     }
+
+
+_DTYPES: Final = {"f32": torch.float32, "bf16": torch.bfloat16}
+
+
+class Generate:
+    """`model.generate`, which users of transformers know: the baseline of the torch engine."""
+
+    def __init__(self, base: Path, precision: str) -> None:
+        torch.set_num_threads(hardware.sensible_threads())
+        self._model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=_DTYPES[precision]).eval()
+
+    def sample(self, groups: list[GroupRequest], width: int) -> float:
+        """Sample all rollouts, `width` at a time. Return tokens per second, without tokens after a rollout's end."""
+        rows = [group for group in groups for _ in group.indices]
+        torch.manual_seed(groups[0].seed % 2**31)
+        began = time.perf_counter()
+        tokens = sum(self.generate(rows[start : start + width]) for start in range(0, len(rows), width))
+        return tokens / (time.perf_counter() - began)
+
+    def generate(self, rows: list[GroupRequest]) -> int:
+        """Generate one batch, padded on the left, until its longest rollout ends. Return the number of tokens."""
+        longest = max(len(row.prompt_ids) for row in rows)
+        ids, mask = np.zeros((2, len(rows), longest), np.int64)
+        for number, row in enumerate(rows):
+            ids[number, longest - len(row.prompt_ids) :] = row.prompt_ids
+            mask[number, longest - len(row.prompt_ids) :] = 1
+        with torch.inference_mode():
+            output = self._model.generate(
+                input_ids=torch.from_numpy(ids),
+                attention_mask=torch.from_numpy(mask),
+                do_sample=True,
+                temperature=rows[0].temperature,
+                top_k=0,
+                top_p=1.0,
+                max_new_tokens=max(row.max_tokens for row in rows),
+                eos_token_id=list(rows[0].stop_ids) or None,
+                pad_token_id=0,
+            )
+        completions = output[:, longest:].numpy()
+        return sum(_useful(completion, row) for completion, row in zip(completions, rows, strict=True))
+
+
+def _useful(completion: NDArray[np.int64], row: GroupRequest) -> int:
+    """Return the number of tokens up to the end of a rollout; padding after it does not count."""
+    stops = np.flatnonzero(np.isin(completion, row.stop_ids))
+    end = int(stops[0]) + 1 if len(stops) else len(completion)
+    return min(end, row.max_tokens)
 
 
 def headline(rows: Rows) -> dict[str, float | None]:

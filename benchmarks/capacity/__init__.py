@@ -9,8 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from benchmarks.harness.measurement import Measurement
-from benchmarks.harness.progress import Planned, Progress
+from benchmarks.harness.progress import Measurement, Planned, Progress
 
 DESCRIPTION: Final = (
     "Real runs whose nodes, links and learner take their time: how busy the learner was, and how busy the capacity "

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,10 +18,9 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.backends import cases
-from benchmarks.backends.engine_process import EngineProcess
+from benchmarks.harness.engine import SamplingEngine, lacks, sums
+from benchmarks.harness.pool import apart
 from benchmarks.harness.progress import Planned, Progress
-from benchmarks.harness.requests import sums
 from echo_hub.run.base_model import resolve_base
 from echo_shared.sampling.interface import FinishedRollout, GroupRequest, Prefix
 
@@ -34,7 +32,6 @@ cut.
 """
 RANDOM_TOKENS: Final = 64
 RANDOM_RANGE: Final = 0.1
-"""Standard deviation of the random weights."""
 MODELS: Final = ("trained", "random")
 WAYS: Final = (("llama_cpp", "torch"), ("torch", "llama_cpp"), ("mlx", "llama_cpp"))
 
@@ -45,7 +42,6 @@ class Cut:
 
     requests: list[GroupRequest]
     whole: dict[tuple[int, int], FinishedRollout]
-    """Undisturbed completions by lease and index."""
 
     @property
     def num_tokens(self) -> int:
@@ -86,7 +82,7 @@ def cut(
 
 def plan() -> list[Planned]:
     return [
-        Planned(name=_case(model, *way), seconds=25, lacks=cases.lacks(way[0], "f32") or cases.lacks(way[1], "f32"))
+        Planned(name=_case(model, *way), seconds=25, lacks=lacks(way[0], "f32") or lacks(way[1], "f32"))
         for model in MODELS
         for way in WAYS
     ]
@@ -99,12 +95,12 @@ def measure(scratch: Path, progress: Progress, *, seed: int) -> list[dict[str, A
         if not wanted:
             continue
         base, groups = _prepare(model, scratch, seed)
-        process = partial(EngineProcess, base=base, derived=scratch / f"{model}-gguf", precision="f32")
+        about = base, scratch / f"{model}-gguf", "f32"
         for first, second in wanted:
-            with process(first) as one, process(second) as other:
+            with apart(SamplingEngine, first, *about) as one, apart(SamplingEngine, second, *about) as other:
                 for engine in (one, other):
                     engine.open(width=WIDTH, threads=1)
-                row = {"model": model, **_migrate(one, other, groups, seed=seed)}
+                row = {"model": model, "from": first, "to": second, **_migrate(one, other, groups, seed=seed)}
             told = ("identical", "identical_uncut", "nats_a_token")
             progress.done(_case(model, first, second), {name: row[name] for name in told})
             rows.append(row)
@@ -126,15 +122,13 @@ def _prepare(model: str, scratch: Path, seed: int) -> tuple[Path, list[GroupRequ
     return scratch / model, [dataclasses.replace(group, max_tokens=RANDOM_TOKENS, stop_ids=()) for group in groups]
 
 
-def _migrate(one: EngineProcess, other: EngineProcess, groups: list[GroupRequest], *, seed: int) -> dict[str, Any]:
+def _migrate(one: SamplingEngine, other: SamplingEngine, groups: list[GroupRequest], *, seed: int) -> dict[str, Any]:
     undisturbed = one.sample(groups).rollouts
     begun = cut(groups, undisturbed, completions=COMPLETIONS, rng=np.random.default_rng(seed))
     continued = other.sample(begun.requests)
     elsewhere = other.sample([dataclasses.replace(request, prefixes=()) for request in begun.requests])
     logprobs = np.concatenate([rollout.behavior_logprobs for rollout in begun.whole.values()])
     return {
-        "from": one.backend,
-        "to": other.backend,
         "completions": len(begun.whole),
         "tokens": begun.num_tokens,
         "given_tokens": begun.num_given,

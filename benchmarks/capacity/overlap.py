@@ -15,15 +15,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.backends.cases import lacks
 from benchmarks.capacity.paced_engine import TOKEN_S
 from benchmarks.capacity.paced_learner import STEP_S
 from benchmarks.dissemination.links import HUB, LinkSet, lacking, open_links, remove_leftovers
 from benchmarks.harness import hub_with_learner
+from benchmarks.harness.engine import lacks
 from benchmarks.harness.hub_with_learner import LEARNER
-from benchmarks.harness.processes import RunFailed, hub_process, node_process, wait_for_steps
 from benchmarks.harness.progress import Planned, Progress
-from benchmarks.harness.site import Settings, merged
+from benchmarks.harness.site import RunFailed, Settings, hub_process, merged, node_process, wait_for_steps
 from echo_hub.config.file import load_config
 from echo_hub.core.capacity.advice import times_as_many
 from echo_hub.core.capacity.model import Mode, NodeClass, Pool, Workload
@@ -48,7 +47,6 @@ FAST: Final = LinkSet(hub_up=20, node_down=50, node_up=10)
 SLOW: Final = LinkSet(hub_up=7, node_down=50, node_up=10)
 ENOUGH: Final = 1.2
 SECONDS: Final = 45.0
-"""Expected seconds of one case."""
 
 SETTINGS: Final[Settings] = {
     "sampling": {"max_tokens": 6},
@@ -182,7 +180,6 @@ def run(
 
 
 def figures(case: Case, steps: Sequence[StepRecord], pace: RunPace) -> dict[str, Any]:
-    """Measured and predicted figures of a run."""
     workload, nodes, counted = pace.workload, pace.nodes, steps[WARM_UP - 1 : STEPS]
     spent = learner_time(counted, started_at=counted[0].trained_at)
     assert spent is not None, "there are steps"

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Final
+from typing import Final, cast
 
 from benchmarks.harness.wrapped_engine import WrappedEngine
 from echo_node.backends import registry, worker
@@ -31,7 +31,7 @@ class PacedEngine(WrappedEngine):
 
     def sample(self, groups: Iterator[GroupRequest]) -> Iterator[list[EngineEvent]]:
         began = time.perf_counter()
-        for events in super().sample(groups):
+        for events in self.engine.sample(groups):
             slept_s = max(0.0, began + self._token_s - time.perf_counter())
             time.sleep(slept_s)
             yield [_later(event, slept_s) for event in events]
@@ -44,7 +44,7 @@ def _later(event: EngineEvent, seconds: float) -> EngineEvent:
 
 def main() -> None:
     make, token_s = registry.make_engine, float(os.environ[TOKEN_S])
-    registry.make_engine = lambda name: PacedEngine(make(name), token_s)
+    registry.make_engine = lambda name: cast(Engine, PacedEngine(make(name), token_s))
     worker.main()
 
 

@@ -13,8 +13,7 @@ from typing import Final
 
 import psutil
 
-from benchmarks.chaos import memory
-from benchmarks.chaos.scene import Scene, faketime
+from benchmarks.chaos.scene import Scene, faketime, lacking_memory
 from benchmarks.harness import small_disk
 from echo_hub.learner.process import WORKER as LEARNER
 from echo_node.backends.process import WORKER as ENGINE
@@ -49,12 +48,12 @@ class Kind:
     lacks: str = ""
 
 
-def _later(scene: Scene, end: Callable[[], object], after_s: float = LASTS_S) -> None:
-    """Undo a blow after `after_s` seconds, or when the scene ends."""
+def _later(scene: Scene, end: Callable[[], object]) -> None:
+    """Undo a blow after LASTS_S seconds, or when the scene ends."""
 
     async def undo() -> None:
         try:
-            await asyncio.sleep(after_s)
+            await asyncio.sleep(LASTS_S)
         finally:
             end()
 
@@ -173,9 +172,7 @@ OF_GATEWAYS: Final = (
     Kind(name="gateway killed", strike=_kill_gateway, weight=6, is_kill=True),
     Kind(name="broker killed", strike=_kill_broker, weight=3, is_kill=True),
 )
-"""Further blows of runs whose gateways hold the nodes' connections."""
 DATABASE_RESTARTED: Final = Kind(name="database restarted", strike=_restart_database, weight=6)
-"""A further blow of runs on a database server."""
 
 
 @cache
@@ -196,7 +193,7 @@ def kinds() -> tuple[Kind, ...]:
         Kind(name="messages twice", strike=_disturb("twice", SHARE), weight=2),
         Kind(name="messages swapped", strike=_disturb("swapped", SHARE), weight=2),
         Kind(name="disk full", strike=_fill_disk, weight=2, lacks=small_disk.LACKING),
-        Kind(name=MEMORY_SHORT, strike=_squeeze, lacks=memory.lacking()),
+        Kind(name=MEMORY_SHORT, strike=_squeeze, lacks=lacking_memory()),
         Kind(name="clock jumped", strike=_jump, weight=2, lacks="" if faketime() else "libfaketime is not installed"),
     )
 

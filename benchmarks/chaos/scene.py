@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -18,14 +19,11 @@ import psutil
 from sqlalchemy import Engine, Select, func, select
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
-from benchmarks.chaos.memory import MemoryGroup
 from benchmarks.chaos.wire import Wire
-from benchmarks.harness.broker import BrokerProcess
+from benchmarks.harness.broker import BrokerProcess, run_id_of, wait_until_taken
 from benchmarks.harness.postgresql import PostgreSQL
-from benchmarks.harness.processes import ALONE
-from benchmarks.harness.site import Settings, merged
+from benchmarks.harness.site import ALONE, Settings, merged
 from benchmarks.harness.small_disk import SmallDisk
-from benchmarks.ingest.behind_gateways import run_id_of, wait_until_taken
 from echo_hub.config.file import load_config
 from echo_hub.core.trust.standing import StandingState
 from echo_hub.run.directory import RunDirectory
@@ -35,6 +33,70 @@ from echo_hub.store.database import connect
 from echo_hub.store.tables import evaluations, groups, rollouts, steps, trust
 from echo_shared.records.run import EvaluationKind
 from echo_shared.wire.messages import ReceiptState
+
+ROOT: Final = Path("/sys/fs/cgroup")
+FREE: Final = 0.85
+"""Memory limit of a squeezed group, as a share of the memory that it uses."""
+ROOM_BYTES: Final = 2**20
+MOST_ROOM_BYTES: Final = 2**29
+
+
+class MemoryGroup:
+    """A control group. Prefixed to another command, `command` runs that command inside the group."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        is_v1 = (place / "memory.limit_in_bytes").exists()
+        self._limit = place / ("memory.limit_in_bytes" if is_v1 else "memory.max")
+        self._usage = place / ("memory.usage_in_bytes" if is_v1 else "memory.current")
+        self._unlimited = "-1" if is_v1 else "max"
+
+    @property
+    def command(self) -> Sequence[str]:
+        enter = f"import os, sys; open({str(self._place / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))"
+        return (sys.executable, "-c", f"{enter}; os.execvp(sys.argv[1], sys.argv[1:])")
+
+    def squeeze(self) -> None:
+        """Set the limit below the current use, or slightly above it if the kernel cannot reclaim enough. The kernel
+        then ends a process that asks for more. Raises OSError."""
+        share, room = FREE, 0
+        while True:
+            used = int(self._usage.read_text())
+            try:
+                self._limit.write_text(str(int(used * share) + room))
+                return
+            except OSError as error:
+                if error.errno != errno.EBUSY or room >= MOST_ROOM_BYTES:
+                    raise
+            share, room = 1.0, 2 * room or ROOM_BYTES  # The memory use may have grown since it was read.
+
+    def release(self) -> None:
+        self._limit.write_text(self._unlimited)
+
+
+def lacking_memory() -> str:
+    """Why this machine cannot have a control group; empty if it can."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return "only root on Linux makes control groups"
+    try:
+        with memory_group():
+            return ""
+    except OSError as error:
+        return f"no control group can be made: {error}"
+
+
+@contextmanager
+def memory_group() -> Iterator[MemoryGroup]:
+    """Make a group while the block runs. Its processes must end before the block does. Raises OSError."""
+    base = ROOT / "memory" if (ROOT / "memory").is_dir() else ROOT
+    place = base / f"echo-chaos-{os.getpid()}"
+    place.mkdir()
+    try:
+        if not any((place / name).exists() for name in ("memory.limit_in_bytes", "memory.max")):
+            raise OSError(f"{base} controls no memory")
+        yield MemoryGroup(place)
+    finally:
+        place.rmdir()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +185,6 @@ def check(engine: Engine, acknowledged: Collection[str]) -> Books:
 T = TypeVar("T")
 
 AGAIN_S: Final = 1.0
-"""Seconds until an ended process is started again."""
 ENDS_WITHIN_S: Final = 30.0
 LOOK_S: Final = 0.1
 STEPS: Final = 1_000_000
@@ -135,7 +196,6 @@ FAKETIME: Final = (
     Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"),
     Path("/usr/lib/aarch64-linux-gnu/faketime/libfaketime.so.1"),
 )
-"""Paths of Debian's libfaketime."""
 
 SETTINGS: Final[Settings] = {
     "run": {"name": "chaos"},

@@ -89,7 +89,6 @@ class Wire:
         self._tasks: set[asyncio.Task[None]] = set()
         self.port = 0
         self.delay_s = 0.0
-        """Seconds that each message is delayed, in both directions."""
         self.twice = 0.0
         """Share of messages that arrive twice."""
         self.swapped = 0.0

@@ -12,17 +12,25 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from benchmarks.dissemination import cases, simulated
-from benchmarks.dissemination.cases import HEADLINE_NODES, LARGE, MIDDLE, SMALL, FleetCases, Side, over_links, over_wan
+from benchmarks.dissemination import rounds, simulated
 from benchmarks.dissemination.links import can_shape, conditions, lacking, remove_leftovers
-from benchmarks.dissemination.rounds import Row, measure_fleet
+from benchmarks.dissemination.rounds import (
+    HEADLINE_NODES,
+    LARGE,
+    MIDDLE,
+    SMALL,
+    FleetCases,
+    Row,
+    Side,
+    measure_fleet,
+    over_links,
+    over_wan,
+)
 from benchmarks.dissemination.wan import homes
-from benchmarks.harness.measurement import Measurement
-from benchmarks.harness.progress import Planned, Progress
+from benchmarks.harness.progress import Measurement, Planned, Progress
 
 DESCRIPTION: Final = "Time until all nodes have a new version: Echo, HTTP one-to-many, libtorrent's defaults, the bound"
 GROWTH: Final = (4, 16)
-"""Numbers of nodes that are compared."""
 SLOW_HUB: Final = 20
 """Uplink of the slow hub in Mbit/s. The lower bound is the same for any number of nodes, so growth shows the scheme
 alone.
@@ -39,7 +47,7 @@ def plan() -> list[Planned]:
     from benchmarks.dissemination import delta
 
     lacks = "" if homes.can_emulate() else "an emulated network: root's rights, iproute2, and TUN devices"
-    return [*cases.plan(over_links(), lacking()), *cases.plan(over_wan(), lacks), *simulated.plan(), *delta.plan()]
+    return [*rounds.plan(over_links(), lacking()), *rounds.plan(over_wan(), lacks), *simulated.plan(), *delta.plan()]
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
@@ -55,32 +63,21 @@ def measure(seed: int, progress: Progress) -> Measurement:
     return Measurement(
         headline=headline(sent, deltas, virtual, far),
         rows=[*sent, *far, *virtual, *({"side": "delta", **row} for row in deltas)],
-        conditions=_conditions(),
+        conditions={
+            "links": conditions() if can_shape() else lacking(),
+            "wan": homes.conditions(),
+            "http": "larger payloads on one link set for each hub uplink: the nodes' uplinks do not matter to it",
+            "libtorrent": "default settings, but for DHT, LSD, UPnP and NAT-PMP off; all peers are told at once; "
+            "stuck_nodes had nothing after a long while, which then counts as its time",
+            "simulated": f"virtual time; hub {simulated.HUB_UP:g} Mbit/s, nodes {simulated.NODE_UP:g} or, not equal, "
+            f"{simulated.UNEQUAL_UP[0]:g} to {simulated.UNEQUAL_UP[1]:g} up, {simulated.NODE_DOWN:g} down, "
+            f"{simulated.DELAY_S * 1e3:g} ms one way; the first version, of which the hub knows no uplink",
+        },
     )
 
 
 async def _measure(fleets: Sequence[FleetCases], seed: int, progress: Progress) -> list[Row]:
     return [row for fleet in fleets for row in await measure_fleet(fleet, seed, progress)]
-
-
-def _conditions() -> dict[str, Any]:
-    return {
-        "links": conditions() if can_shape() else lacking(),
-        "wan": homes.conditions(),
-        "hosts": "one process each, all on this machine's cores; nodes are joined, and stay from version to version",
-        "http": "the nodes' uplinks do not matter to it: larger payloads on one link set for each hub uplink",
-        "libtorrent": "default settings, but for DHT, LSD, UPnP and NAT-PMP off; all peers are told at once; "
-        "stuck_nodes had nothing after a long while, which then counts as its time",
-        "echo": "the way is the hub's choice; 'echo swarm': pinned to the swarm",
-        "seconds": "median of the runs, from the announcement until the last node has verified it",
-        "pushed, mesh, swarm, web_seed": "bytes that came to the nodes that way, over the payload; of the first run",
-        "growth": f"8 MB, the slower of the link sets whose hub has {SLOW_HUB} Mbit/s",
-        "delta_ratio": f"{PUBLISHED_DTYPE}, one step on",
-        "simulated": f"virtual time; hub {simulated.HUB_UP:g} Mbit/s, nodes {simulated.NODE_UP:g} or, not equal, "
-        f"{simulated.UNEQUAL_UP[0]:g} to {simulated.UNEQUAL_UP[1]:g} up, {simulated.NODE_DOWN:g} down, "
-        f"{simulated.DELAY_S * 1e3:g} ms one way; the first version, of which the hub knows no uplink",
-        "ratio_N64, ratio_N256, ratio_N1024": "the worse of equal and unequal uplinks",
-    }
 
 
 def headline(sent: Sequence[Row], deltas: Sequence[Row], virtual: Sequence[Row], far: Sequence[Row]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks.harness.progress import Planned, Progress
-from benchmarks.learning.virtual_run import Learning, go_through
+from benchmarks.learning.virtual_run import Case, Learning, go_through
 from echo_hub.config.sections import HubConfig
 from echo_shared import delta
 from echo_shared.delta.adapter import CONFIG_FILE, WEIGHTS_FILE
@@ -56,7 +56,9 @@ def measure(seed: int, progress: Progress) -> list[dict[str, Any]]:
     for rate in LEARNING_RATES:
         if progress.wants(_name(rate)):
             with TemporaryDirectory(prefix="echo-delta-") as scratch:
-                learning = Exporting(_config(seed, rate), Path(scratch))
+                sizes = {"steps": STEPS, "learning_rate": rate, "groups_per_step": 16, "group_size": 4}
+                case = Case(name=_name(rate), settings={"training": sizes, "evaluation": {"problems": 16}})
+                learning = Exporting(case.config(seed), Path(scratch))
                 go_through(learning)
                 parent, newest = learning.exports
                 found = [
@@ -70,19 +72,6 @@ def measure(seed: int, progress: Progress) -> list[dict[str, Any]]:
 
 def _name(rate: float) -> str:
     return f"delta, learning rate {rate:g}"
-
-
-def _config(seed: int, rate: float) -> HubConfig:
-    return HubConfig.model_validate(
-        {
-            "run": {"mode": "colocated", "seed": seed},
-            "sampling": {"max_tokens": 6},
-            "training": {"steps": STEPS, "learning_rate": rate, "groups_per_step": 16, "group_size": 4},
-            "learner": {"threads": 1, "device": "cpu"},
-            "evaluation": {"problems": 16},
-            "trust": {"verifier": "off"},
-        }
-    )
 
 
 def _rounded(version: Path) -> Path:

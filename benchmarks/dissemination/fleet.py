@@ -13,12 +13,40 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.dissemination.host import MAX_LINE_BYTES
 from benchmarks.dissemination.links import HUB, Links, LinkSet, open_links
 from benchmarks.dissemination.wan.homes import Wan, WanSet, open_wan
 
+MAX_LINE_BYTES = 2**22
+
+
+async def obey(host: object) -> None:
+    """Answer requests in the host's process: one JSON object in a line each, until the end of standard input.
+
+    A request is {"id", "do", ...}: `do` names a method of `host`, the rest are its arguments. Requests run in parallel.
+    The answer is {"id", "result"} or {"id", "error"}."""
+    loop = asyncio.get_running_loop()
+    lines = asyncio.StreamReader(MAX_LINE_BYTES)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+    tasks: set[asyncio.Task[None]] = set()
+    while line := await lines.readline():
+        task = asyncio.create_task(_carry_out(host, json.loads(line)))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _carry_out(host: object, request: dict[str, Any]) -> None:
+    number, method = request.pop("id"), getattr(host, request.pop("do"))
+    try:
+        answer = {"id": number, "result": await method(**request)}
+    except Exception as error:  # noqa: BLE001 - The asking process raises it.
+        answer = {"id": number, "error": f"{type(error).__name__}: {error}"}
+    print(json.dumps(answer), flush=True)
+
+
 ANSWER_S: Final = 300.0
-"""Most seconds to wait for a process's answer."""
 HUB_MODULE: Final = "benchmarks.dissemination.hub_host"
 NODE_MODULE: Final = "benchmarks.dissemination.node_host"
 
@@ -76,7 +104,6 @@ class Host:
         await self._reader
 
     async def kill(self) -> None:
-        """Kill the process."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         await self._process.wait()

@@ -16,7 +16,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from benchmarks.dissemination.baselines import DefaultLibtorrent, HttpServer
-from benchmarks.dissemination.host import obey
+from benchmarks.dissemination.fleet import obey
 from echo_hub.config.sections import HubConfig
 from echo_hub.net import artefact_routes, tracker
 from echo_hub.net.artefact_store import Carrier
@@ -73,7 +73,7 @@ class EchoHub:
         )
         server = Server(self._config.server)
         gateway = Gateway(me=me, settings=self._config.server, limits=server.limits)
-        self._distributor = Distributor(
+        self.distributor = Distributor(
             settings=self._config.dissemination,
             publisher=self._publisher,
             broadcaster=Broadcaster(gateway),
@@ -81,29 +81,25 @@ class EchoHub:
             books=self,
             live=LiveNodes(),
         )
-        await self._distributor.open()
-        await self._distributor.publish_base(await asyncio.to_thread(_write_base, self._directory / "base"))
+        await self.distributor.open()
+        await self.distributor.publish_base(await asyncio.to_thread(_write_base, self._directory / "base"))
         routes = [
             *gateway.routes(self),
             *artefact_routes.routes(self._publisher, self._tracker),
-            *tracker.routes(self._tracker, introductions=self._distributor),
+            *tracker.routes(self._tracker, introductions=self.distributor),
         ]
         await server.open(routes)
-        self._running = asyncio.create_task(self._distributor.run(), name="distributor")
+        self._running = asyncio.create_task(self.distributor.run(), name="distributor")
         return server.url
 
     @property
     def carriers(self) -> Path:
-        """Directory of the published carriers."""
         return self._directory / "artefacts"
 
     async def publish(self, version: int, adapter: Path) -> Carrier:
-        await self._distributor.publish(version, adapter)
+        await self.distributor.publish(version, adapter)
         self._newest = version
         return self._publisher.carrier(version)
-
-    def announce(self, version: int) -> None:
-        self._distributor.announce(version)
 
     async def linked(self, num_nodes: int) -> None:
         """Wait until `num_nodes` nodes are all linked with each other."""
@@ -128,18 +124,18 @@ class EchoHub:
         return True
 
     async def node_joined(self, node: NodeInfo) -> Welcome:
-        self._distributor.node_joined(node)
+        self.distributor.node_joined(node)
         return Welcome(
             run_id=self._run_id,
             run_name=RUN,
             node_id=node.node_id,
-            base=self._distributor.offer(0, node),
-            policy=self._distributor.offer(self._newest, node) if self._newest else None,
+            base=self.distributor.offer(0, node),
+            policy=self.distributor.offer(self._newest, node) if self._newest else None,
             policy_version=self._newest,
             tracker_path=f"/announce/{self._tracker.passkey(node.node_id)}",
             heartbeat_s=self._config.server.heartbeat_s,
             run_keys=self._publisher.run_keys(),
-            mesh=self._distributor.mesh_for(node),
+            mesh=self.distributor.mesh_for(node),
         )
 
     async def node_said(self, node_id: str, message: FromNode, frame: bytes) -> None:
@@ -148,11 +144,11 @@ class EchoHub:
                 self._links[node_id] = frozenset(message.node_ids)
                 self._linked.notify_all()
         if isinstance(message, Fetched | Have | Links | KeyframeWanted):
-            await self._distributor.node_said(node_id, message)
+            await self.distributor.node_said(node_id, message)
 
     async def node_left(self, node_id: str) -> None:
         self._links.pop(node_id, None)
-        self._distributor.node_left(node_id)
+        self.distributor.node_left(node_id)
 
     async def record(self, news: Sequence[Release | Arrival]) -> None:
         """Record nothing: here the nodes themselves report the arrival of a version."""
@@ -204,7 +200,7 @@ class HubHost:
     async def announce(self, side: str, version: int) -> float:
         """Announce a version; return the time."""
         began_at = time.time()
-        self._hubs[side].announce(version)
+        self._hubs[side].distributor.announce(version)
         return began_at
 
     async def seed(self, torrent: str) -> None:

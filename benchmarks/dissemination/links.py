@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +47,6 @@ class LinkSet:
 
     @property
     def columns(self) -> dict[str, float]:
-        """Columns of a row."""
         return {"hub_up_mbit_s": self.hub_up, "node_up_mbit_s": self.node_up}
 
     @property
@@ -55,16 +54,17 @@ class LinkSet:
         return f"hub {self.hub_up}, nodes {self.node_down}/{self.node_up}"
 
     def bound_s(self, size_bytes: int, num_nodes: int) -> float:
-        """Return the lower bound of seconds for spreading `size_bytes` to all nodes by any scheme.
+        return bound_s(size_bytes, hub_up=self.hub_up, ups=[self.node_up] * num_nodes, down=self.node_down)
 
-        Kumar and Ross, "Peer-assisted file distribution: the minimum distribution time", 2006.
-        """
-        megabits = size_bytes * 8 / 1e6
-        return max(
-            megabits / self.hub_up,
-            megabits / self.node_down,
-            num_nodes * megabits / (self.hub_up + num_nodes * self.node_up),
-        )
+
+def bound_s(size_bytes: int, *, hub_up: float, ups: Sequence[float], down: float) -> float:
+    """Return the least seconds in which any scheme brings `size_bytes` from the hub to all nodes. Rates are megabits a
+    second; `ups` has one for each node, `down` is the slowest downlink.
+
+    Kumar and Ross, "Peer-assisted file distribution: the minimum distribution time", 2006.
+    """
+    megabits = size_bytes * 8 / 1e6
+    return max(megabits / hub_up, megabits / down, len(ups) * megabits / (hub_up + sum(ups)))
 
 
 class Links:
@@ -119,7 +119,6 @@ class Links:
 
     @property
     def bridge(self) -> str:
-        """Namespace of the bridge."""
         return f"{self._name}-bridge"
 
     def _host(self, host: int) -> str:

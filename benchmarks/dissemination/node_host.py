@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.dissemination.baselines import DefaultLibtorrent, PeerAddress, http_fetch
-from benchmarks.dissemination.host import obey
+from benchmarks.dissemination.fleet import obey
 from benchmarks.dissemination.rounds import digest_of
 from echo_node.config import NodeConfig
 from echo_node.core.events import ArtefactReady, Event

@@ -13,6 +13,7 @@ from math import inf
 from random import Random
 from typing import Any, Final
 
+from benchmarks.dissemination.links import bound_s
 from benchmarks.dissemination.rounds import Row
 from benchmarks.harness.progress import Planned, Progress
 from echo_hub.simulator.agenda import Agenda
@@ -104,8 +105,7 @@ class SimulatedFleet:
         self._agenda = Agenda()
         self._had: dict[int, set[str]] = {}
         self.planners: list[_Timed] = []
-        megabits = PAYLOAD_BYTES / BYTES_S
-        self.bound_s = max(megabits / HUB_UP, megabits / NODE_DOWN, len(ups) * megabits / (HUB_UP + sum(ups)))
+        self.bound_s = bound_s(PAYLOAD_BYTES, hub_up=HUB_UP, ups=ups, down=NODE_DOWN)
         self._spreading = Spreading(
             agenda=self._agenda,
             hub_uplink_bytes_s=HUB_UP * BYTES_S,

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import io
 import json
+import math
+import random
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import msgpack
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors.numpy import save_file
 
-from benchmarks.fuzzing import mutation
 from echo_hub.net import tracker
 from echo_node.net.mesh_proof import node_of
 from echo_shared import delta
@@ -51,6 +54,75 @@ from echo_shared.wire.messages import (
     rollout_id,
 )
 
+Blind = Callable[[bytes, int], bytes]
+"""Mutates bytes in any way: (data, most bytes)."""
+
+UNPACKED: Final = msgpack.UnpackException
+_ODD: Final[tuple[Any, ...]] = (
+    *(0, 1, -1, 2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1, -(2**31), -(2**63)),
+    *(0.0, -0.0, 0.5, 1e-300, 1e308, math.inf, -math.inf, math.nan),
+    *(True, False, None, "", "x", "x" * 300, "\0", "\u202e", "<b>", "../../x", "\ud7ff", b"", b"\0", b"\xff" * 64),
+    *([], {}, [[]], [[[[[[]]]]]], {"": {}}, {"type": "hello"}, [0] * 100, [{}] * 10),
+)
+
+
+def frame(data: bytes, most: int, seed: int, blind: Blind) -> bytes:
+    """Mutate a MessagePack frame."""
+    return _changed(data, most, seed, blind, lambda raw: msgpack.unpackb(raw, strict_map_key=False), _packed)
+
+
+def text(data: bytes, most: int, seed: int, blind: Blind) -> bytes:
+    """Mutate a JSON document."""
+    return _changed(data, most, seed, blind, json.loads, _written)
+
+
+def _packed(tree: Any) -> bytes:
+    packed: bytes = msgpack.packb(tree)
+    return packed
+
+
+def _written(tree: Any) -> bytes:
+    return json.dumps(tree, default=repr).encode(errors="surrogatepass")
+
+
+def _changed(
+    data: bytes, most: int, seed: int, blind: Blind, read: Callable[[bytes], Any], write: Callable[[Any], bytes]
+) -> bytes:
+    chance = random.Random(seed)
+    if chance.random() < 1 / 8:
+        return blind(data, most)
+    try:
+        tree = read(data)
+        for _ in range(chance.choice((1, 1, 1, 2, 4))):
+            tree = _with_a_change(tree, chance, blind)
+            changed = write(tree)
+            if len(changed) > most:  # One change can make the message many times as large.
+                return blind(data, most)
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError, UNPACKED):
+        return blind(data, most)
+    return changed
+
+
+def _with_a_change(tree: Any, chance: random.Random, blind: Blind) -> Any:
+    """Change the value at a random place of the tree."""
+    if isinstance(tree, dict) and tree and chance.random() < 0.9:
+        key = chance.choice(list(tree))
+        kind = chance.random()
+        if kind < 0.1:
+            return {name: value for name, value in tree.items() if name != key}
+        if kind < 0.2:
+            return {**tree, chance.choice(("x", "type", key)): deepcopy(chance.choice(_ODD))}
+        return {**tree, key: _with_a_change(tree[key], chance, blind)}
+    if isinstance(tree, list) and tree and chance.random() < 0.8:
+        place = chance.randrange(len(tree))
+        if chance.random() < 0.2:
+            return tree[:place] + tree[place : place + 1] * chance.choice((0, 2, 65)) + tree[place + 1 :]
+        return [*tree[:place], _with_a_change(tree[place], chance, blind), *tree[place + 1 :]]
+    if isinstance(tree, bytes) and chance.random() < 0.7:
+        return blind(tree, len(tree) + 8)
+    return deepcopy(chance.choice(_ODD))
+
+
 CHEAP_RUNS: Final = 10_000_000
 DEAR_RUNS: Final = 100_000
 _KEY: Final = bytes(range(32))
@@ -63,10 +135,8 @@ class Target:
 
     read: Callable[[bytes], object]
     examples: Callable[[], Sequence[bytes]]
-    """Makes valid examples."""
     runs: int = CHEAP_RUNS
-    mutate: Callable[[bytes, int, int, mutation.Blind], bytes] | None = None
-    """Mutates valid bytes: (data, most bytes, seed, blind mutation)."""
+    mutate: Callable[[bytes, int, int, Blind], bytes] | None = None
     most_bytes: int = 4_096
 
 
@@ -231,7 +301,6 @@ _KEPT: Final[list[tempfile.TemporaryDirectory[str]]] = []
 
 @cache
 def _adapter() -> Path:
-    """Make a small adapter."""
     directory = _scratch() / "adapter"
     directory.mkdir()
     name = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
@@ -249,9 +318,9 @@ def _torrents() -> list[bytes]:
 
 
 TARGETS: Final[Mapping[str, Target]] = {
-    "frames from nodes": Target(read=codec.decode_from_node, examples=_from_node, mutate=mutation.frame),
-    "frames from hubs": Target(read=codec.decode_from_hub, examples=_from_hub, mutate=mutation.frame),
-    "large frames": Target(read=_read_large, examples=_from_node, runs=DEAR_RUNS, mutate=mutation.frame),
+    "frames from nodes": Target(read=codec.decode_from_node, examples=_from_node, mutate=frame),
+    "frames from hubs": Target(read=codec.decode_from_hub, examples=_from_hub, mutate=frame),
+    "large frames": Target(read=_read_large, examples=_from_node, runs=DEAR_RUNS, mutate=frame),
     "announces": Target(
         read=_read_announce, examples=lambda: [b"info_hash=" + b"%41" * 20 + b"&port=6881&left=0&event=started"]
     ),
@@ -260,9 +329,7 @@ TARGETS: Final[Mapping[str, Target]] = {
         examples=lambda: [Credentials(hello=b"hello", nonce=bytes(32), proof=b"proof").header().encode()],
     ),
     "bencode": Target(read=bencode.decode, examples=lambda: [b"d4:listli1ei-2ee3:mapd1:a0:ee"]),
-    "manifests": Target(
-        read=_read_manifest, examples=lambda: [_manifest().encode()], runs=DEAR_RUNS, mutate=mutation.text
-    ),
+    "manifests": Target(read=_read_manifest, examples=lambda: [_manifest().encode()], runs=DEAR_RUNS, mutate=text),
     "torrents": Target(read=read_torrent, examples=_torrents, runs=DEAR_RUNS),
     "tensor files": Target(read=_read_layout, examples=_layouts, runs=DEAR_RUNS),
     "adapters": Target(read=_read_adapter, examples=_adapters, runs=DEAR_RUNS),

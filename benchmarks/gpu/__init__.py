@@ -12,8 +12,7 @@ from typing import Any, Final
 
 from benchmarks.gpu import end_to_end, running
 from benchmarks.gpu.shapes import ON_CPU, SHAPES, device_type
-from benchmarks.harness.measurement import Measurement
-from benchmarks.harness.progress import Planned, Progress
+from benchmarks.harness.progress import Measurement, Planned, Progress
 
 DESCRIPTION: Final = "A training step, sampling and adapter swaps on a CUDA GPU, random weights of Qwen3's shapes"
 

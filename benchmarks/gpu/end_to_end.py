@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from benchmarks import demo
 from benchmarks.gpu.budget import Budget
-from benchmarks.harness.processes import RunFailed, hub_process, node_process
+from benchmarks.harness.site import RunFailed, hub_process, node_process
 
 PART: Final = "end to end"
 REAL_MODEL: Final = "ECHO_BENCHMARK_MODEL"

@@ -24,8 +24,8 @@ from benchmarks import gpu
 from benchmarks.gpu import end_to_end, running
 from benchmarks.gpu.budget import Budget
 from benchmarks.gpu.shapes import SHAPES, Shape, device_type
+from benchmarks.harness.engine import group_request
 from benchmarks.harness.models import matrix_operations_per_s, timed
-from benchmarks.harness.requests import group_request
 from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
 from echo_hub.learner import determinism, packing
@@ -146,8 +146,7 @@ def agreement(
 def beside_trl(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
     """Compare a step with that of TRL's trainer (`benchmarks.learner`)."""
     from benchmarks.harness.progress import Planned, Progress
-    from benchmarks.learner import compare
-    from benchmarks.learner.cases import Case, shape_of
+    from benchmarks.learner import Case, compare, shape_of
 
     case = Case(
         name="beside TRL",

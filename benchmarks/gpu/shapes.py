@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final
 
 import torch
@@ -27,12 +27,8 @@ class Shape(models.Shape):
 
 
 SHAPES: Final = {
-    "Qwen3-0.6B": Shape(
-        hidden=1_024, layers=28, heads=16, key_value_heads=8, head_dim=128, intermediate=3_072, tied=True
-    ),
-    "Qwen3-8B": Shape(
-        hidden=4_096, layers=36, heads=32, key_value_heads=8, head_dim=128, intermediate=12_288, tied=False
-    ),
+    "Qwen3-0.6B": Shape(**asdict(models.QWEN3_06B)),
+    "Qwen3-8B": Shape(**asdict(models.QWEN3_8B)),
     "tiny": Shape(
         hidden=32,
         layers=2,

@@ -38,7 +38,6 @@ DEVICES: Final = ("AMD Ryzen 7 7840U", "NVIDIA GeForce RTX 4070", "Apple M3 Pro"
 DROPS: Final = ("stale", "expired", "duplicate", "no_advantage")
 SHARE_DROPPED: Final = 0.08
 BYTES: Final = 430_112
-"""Size in bytes of each fetch in the rows."""
 TOKENS_UNDER_WAY: Final = 6
 
 _MODULUS: Final = 2_147_483_647

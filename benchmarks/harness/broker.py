@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 import shutil
@@ -13,10 +14,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from echo_hub.gateways.broker import LEAST_PAYLOAD
+from benchmarks.harness.site import RunFailed
+from echo_hub.config.gateways_section import GatewaysConfig
+from echo_hub.gateways.broker import LEAST_PAYLOAD, Broker
+from echo_hub.gateways.subjects import Subjects
+from echo_hub.store.database import read_meta
+from echo_hub.store.store import Store
+from echo_shared.errors import ConnectError
 
 PASSWORD: Final = "of-this-broker-alone"
 STARTS_WITHIN_S: Final = 30.0
+LOOK_S: Final = 0.2
+TAKEN_WITHIN_S: Final = 120.0
 _WHERE: Final = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin", "/opt/homebrew/bin"))
 BINARY: Final = shutil.which("nats-server", path=_WHERE)
 
@@ -62,7 +71,6 @@ class BrokerProcess:
         raise BrokerFailed(f"the NATS server has not come up: see {self._log}")
 
     def kill(self) -> None:
-        """Kill the server, if it runs."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -78,3 +86,33 @@ def broker_process(directory: Path, *, max_payload: int = LEAST_PAYLOAD) -> Iter
         yield broker
     finally:
         broker.kill()
+
+
+def run_id_of(store_url: str) -> str:
+    """Return the id of a run that was served before."""
+    store = Store.open(store_url, beside_hub=True)
+    try:
+        return store.read(read_meta)["run_id"]
+    finally:
+        store.close()
+
+
+def wait_until_taken(broker: BrokerProcess, run_id: str) -> None:
+    """Wait until the hub has committed everything that the broker keeps. Raises RunFailed."""
+    asyncio.run(_until_taken(broker.url, Subjects(run_id).stream))
+
+
+async def _until_taken(url: str, stream: str) -> None:
+    client = await Broker.open(GatewaysConfig(url=url), name="benchmark")
+    give_up_at = time.monotonic() + TAKEN_WITHIN_S
+    try:
+        while time.monotonic() < give_up_at:
+            try:
+                if not await client.waiting(stream):
+                    return
+            except ConnectError as error:
+                raise RunFailed(f"the stream cannot be read: {error.brief}") from error
+            await asyncio.sleep(LOOK_S)
+    finally:
+        await client.close()
+    raise RunFailed(f"the hub has not taken in what is stored within {TAKEN_WITHIN_S:g} s")

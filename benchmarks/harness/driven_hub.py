@@ -49,7 +49,6 @@ class DrivenHub:
     def __init__(self, directory: Path) -> None:
         self.directory = directory / "published"
         self.carriers = directory / "carriers"
-        """Directory with a subdirectory for each offer."""
         self.run_keys = (RunKey(key_id=1, key=sealing.new_key()),)
         """Keys of the run; the last one seals new payloads."""
         self.me = Identity.generate()
@@ -158,7 +157,6 @@ class DrivenHub:
         return self.directory / artefact_name("base" if version is None else "policy", self.run_id, version or 0)
 
     async def publish_base(self, base: Path) -> None:
-        """Publish a base model."""
         directory = self.published(None)
         shutil.copytree(base, directory)
         self.offers[None] = await self.offer(None, directory)

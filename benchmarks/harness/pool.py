@@ -6,11 +6,12 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from contextlib import contextmanager
+from typing import Any, TypeVar, cast
 
 K = TypeVar("K")
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 def pool(most_workers: int, *, workers: int | None = None, tasks_per_child: int | None = None) -> ProcessPoolExecutor:
@@ -38,7 +39,7 @@ def each(
 
 
 _made: Any = None
-"""The object of a child process, see `Remote`."""
+"""The object of a child process, see `apart`."""
 
 
 def _make(make: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
@@ -50,19 +51,18 @@ def _call(method: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any
     return getattr(_made, method)(*arguments, **named)
 
 
-class Remote:
-    """An object that lives in a process of its own. Calls run there one at a time; errors come back as they are."""
+@contextmanager
+def apart(make: type[T], *arguments: Any) -> Iterator[T]:
+    """Make an object in a process of its own. Yields a stand-in: calls of its methods run there one at a time, and
+    errors come back as they are."""
+    with pool(1) as process:
+        process.submit(_make, make, arguments).result()
+        yield cast(T, _StandIn(process))
 
-    def __init__(self, make: Callable[..., Any], *arguments: Any) -> None:
-        self._pool = pool(1)
-        self._pool.submit(_make, make, arguments).result()
 
-    def __enter__(self) -> Self:
-        return self
+class _StandIn:
+    def __init__(self, process: ProcessPoolExecutor) -> None:
+        self._process = process
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._pool.shutdown()
-
-    def call(self, method: str, *arguments: Any, **named: Any) -> Any:
-        """Call a method of the object in its process; return its result or raise its error."""
-        return self._pool.submit(_call, method, arguments, named).result()
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        return lambda *arguments, **named: self._process.submit(_call, method, arguments, named).result()

@@ -6,13 +6,56 @@ cases are printed at the start, and are listed in the JSON.
 
 from __future__ import annotations
 
+import importlib.metadata
+import os
+import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-from benchmarks.harness.measurement import Measurement
+PACKAGES = (
+    "echo-swarm",
+    "torch",
+    "transformers",
+    "peft",
+    "llama-cpp-python",
+    "mlx",
+    "mlx-lm",
+    "libtorrent",
+    "aiohttp",
+    "websockets",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """`headline` has the main figures by name, `rows` all figures as one table."""
+
+    headline: dict[str, Any]
+    rows: list[dict[str, Any]]
+    shown: tuple[str, ...] = ()
+    """Columns to print; empty = all. The JSON file has all columns."""
+    conditions: dict[str, Any] = field(default_factory=dict)
+
+
+def conditions(seed: int) -> dict[str, Any]:
+    """Describe machine, versions and seed."""
+    versions: dict[str, str | None] = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = None
+    return {
+        "cores": os.cpu_count(),
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "versions": versions,
+        "seed": seed,
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,14 +67,6 @@ class Planned:
     """Expected seconds on two cores of a server."""
     lacks: str = ""
     """Why this machine cannot measure the case; empty if it can."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
-    """A planned case that is not measured."""
-
-    case: str
-    why: str
 
 
 class NoSuchCase(Exception):
@@ -61,10 +96,9 @@ class Progress:
         self._began_at = clock()
         self._num_cases = len(self._waiting)
         self._done_s = 0.0
-        """Expected seconds of the finished cases."""
-        self.left_out = [LeftOut(case=case.name, why=case.lacks) for case in chosen if case.lacks]
+        self.left_out = {case.name: case.lacks for case in chosen if case.lacks}
+        """Why these planned cases are not measured."""
         self.told: list[dict[str, Any]] = []
-        """Printed figures of the finished cases."""
         self.so_far: Measurement | None = None
         """Result of the finished cases, if the benchmark sets it. It is kept if a later case fails."""
 
@@ -77,8 +111,8 @@ class Progress:
         plan = sum(self._waiting.values())
         count = "1 case" if self._num_cases == 1 else f"{self._num_cases} cases"
         self._say(f"{count}, about {_clock_time(plan)} on two cores of a server{self._following}")
-        for one in self.left_out:
-            self._say(f"left out: {one.case}: {one.why}")
+        for name, why in self.left_out.items():
+            self._say(f"left out: {name}: {why}")
 
     def wants(self, name: str) -> bool:
         """True if this case is wanted and not finished."""
@@ -102,7 +136,7 @@ class Progress:
     def leave_out(self, name: str, why: str) -> None:
         """Leave out a case that was wanted, and print why."""
         del self._waiting[name]
-        self.left_out.append(LeftOut(case=name, why=why))
+        self.left_out[name] = why
         self._say(f"left out: {name}: {why}")
 
     def repetitions(self, most: int, *, within_s: float, least: int = 1) -> Iterator[int]:
@@ -115,7 +149,10 @@ class Progress:
             yield number
 
     def as_json(self) -> dict[str, Any]:
-        return {"seconds": self.elapsed_s, "left_out": [asdict(one) for one in self.left_out]}
+        return {
+            "seconds": self.elapsed_s,
+            "left_out": [{"case": name, "why": why} for name, why in self.left_out.items()],
+        }
 
 
 def as_text(value: object) -> str:

@@ -2,28 +2,188 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sqlite3
 import subprocess
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 
 import psutil
 
 from benchmarks.harness.hostile.engine import ATTACK, FORGED, SHARE
-from benchmarks.harness.processes import RunFailed, hub_process, node_process, processor_s
 from echo_hub.config.file import load_config
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
+from echo_hub.store.reports import read_newest_step
+from echo_hub.store.store import Store
 
-LOOK_S: Final = 0.05
+ENDS_WITHIN_S: Final = 15.0
+LOOK_S: Final = 0.5
+READY_WITHIN_S: Final = 180.0
+ALONE: Final = {
+    "OMP_NUM_THREADS": "1",
+    "ECHO_NODE_BENCH_SECONDS": "0",
+    "ECHO_NODE_MANNERS__PRIORITY": "normal",
+}
+"""Environment of a node that shares this machine with the rest of its run."""
+
+
+class RunFailed(Exception):
+    """A process of the run ended too early, or the run stalled."""
+
+
+@contextmanager
+def hub_process(
+    run: Path,
+    log: Path,
+    *,
+    module: str = "echo_hub.main",
+    within: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    verbose: bool = False,
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Serve a run directory; yield the hub's process and URL. `within` is a command that runs another command, for
+    instance in a network namespace. Raises RunFailed."""
+    options = ["--verbose"] if verbose else []
+    command = [*within, sys.executable, "-m", module, *options, "serve", str(run)]
+    with served(command, log, env=env or {}, says="Leaderboard") as (hub, url):
+        yield hub, url.removesuffix("/leaderboard")
+
+
+@contextmanager
+def served(
+    command: Sequence[str], log: Path, *, env: Mapping[str, str], says: str
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Start a server; yield it and the address on the line that begins with `says`. Raises RunFailed."""
+    with log.open("ab") as output:
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=output, env={**os.environ, **env}, text=True)
+    with ended(server):
+        assert server.stdout is not None
+        for line in server.stdout:
+            if line.startswith(says):
+                yield server, line.split()[1]
+                return
+        raise RunFailed(f"{' '.join(command[2:4])} ended before it served: see {log}")
+
+
+@contextmanager
+def gateway_processes(
+    run: Path, hub_url: str, log: Path, *, number: int
+) -> Iterator[tuple[str, list[subprocess.Popen[str]]]]:
+    """Start gateways behind one address, whose connections the system divides among them. Yields their URL and their
+    processes. Raises RunFailed."""
+    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as taken:  # Keeps the port until the gateways have it.
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-m", "echo_hub.main", "gateway", str(run), "--port", str(port)]
+        env = {"ECHO_HUB_GATEWAYS__HUB_URL": hub_url}
+        with ExitStack() as stack:
+            gateways = [stack.enter_context(served(command, log, env=env, says="Gateway")) for _ in range(number)]
+            taken.close()
+            yield gateways[0][1], [process for process, _ in gateways]
+
+
+def wait_until_ready(url: str) -> None:
+    """Wait until the hub can train: its learner may take long to start. Raises RunFailed."""
+    give_up_at = time.monotonic() + READY_WITHIN_S
+    while time.monotonic() < give_up_at:
+        try:
+            with urllib.request.urlopen(f"{url}/readyz") as answer:
+                if answer.status == HTTPStatus.OK:
+                    return
+        except urllib.error.HTTPError as error:
+            if error.code != HTTPStatus.SERVICE_UNAVAILABLE:
+                raise
+        time.sleep(LOOK_S)
+    raise RunFailed(f"the hub at {url} was not ready within {READY_WITHIN_S:g} s")
+
+
+@contextmanager
+def node_process(
+    url: str,
+    home: Path,
+    options: Sequence[str],
+    *,
+    module: str = "echo_node.main",
+    within: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+) -> Iterator[subprocess.Popen[str]]:
+    """Start a node of one thread. Its data directory is `home`; its log lies next to it."""
+    arguments = ["join", url, "--quiet", "--name", home.name, "--data-dir", str(home), "--threads", "1", *options]
+    command = [*within, sys.executable, "-m", module, *arguments]
+    environment = {**os.environ, **ALONE, "ECHO_NODE_EXIT_WITH_STDIN": "true", **(env or {})}
+    with home.with_suffix(".log").open("ab") as log:
+        node = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, text=True)
+    with ended(node):
+        yield node
+
+
+def wait_for_steps(
+    run: RunDirectory, num_steps: int, *, processes: Sequence[subprocess.Popen[str]], within_s: float
+) -> None:
+    """Wait until this many steps are trained. Raises RunFailed if one of the processes ends before that."""
+    give_up_at = time.monotonic() + within_s
+    store = Store.open(run.database_url, beside_hub=True)
+    try:
+        while (newest := store.read(read_newest_step)) is None or newest.step < num_steps:
+            if any(process.poll() is not None for process in processes) or time.monotonic() > give_up_at:
+                raise RunFailed(f"{newest.step if newest else 0} of {num_steps} steps: see {run.root.parent}")
+            time.sleep(LOOK_S)
+    finally:
+        store.close()
+
+
+@contextmanager
+def ended(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Terminate the process when the block ends; kill a process that ignores the signal."""
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.communicate(timeout=ENDS_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+
+
+def family(process: psutil.Process) -> list[psutil.Process]:
+    return [process, *process.children(recursive=True)]
+
+
+def processor_s(processes: Iterable[psutil.Process]) -> float:
+    """Processor seconds of the processes that still exist, all threads included."""
+    return sum(_processor_s(process) for process in processes)
+
+
+def _processor_s(process: psutil.Process) -> float:
+    """Linux counts in nanoseconds, in a clock whose number follows from the process id (clock_getcpuclockid(3));
+    psutil counts in ticks."""
+    try:
+        if sys.platform == "linux":
+            return time.clock_gettime((~process.pid << 3) | 2)
+        times = process.cpu_times()
+    except (OSError, psutil.NoSuchProcess):
+        return 0.0
+    return float(times.user + times.system)
+
 
 Settings = Mapping[str, Mapping[str, Any]]
 """Sections of a config.toml."""
+SMALL_RUN: Final[Settings] = {
+    "learner": {"threads": 1},
+    "sampling": {"max_tokens": 6},
+    "server": {"port": 0, "shared_memory": False},
+}
+"""Sums, with hub and nodes on one machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,22 +208,14 @@ class Site:
 
     @property
     def token(self) -> str:
-        """Return the operator's token."""
         return self.run.operator_token.read_text().strip()
 
     @property
     def log(self) -> Path:
-        """Return the hub's standard error."""
         return self.scratch / "hub.log"
 
     def node(
-        self,
-        options: Sequence[str],
-        *,
-        attack: str = "",
-        share: float = 1.0,
-        within: Sequence[str] = (),
-        env: Mapping[str, str] | None = None,
+        self, options: Sequence[str], *, attack: str = "", share: float = 1.0, within: Sequence[str] = ()
     ) -> RunningNode:
         """Start a node. With `attack`, its engine falsifies this share of its rollouts (`harness.hostile`)."""
         self._num_nodes += 1
@@ -77,7 +229,7 @@ class Site:
                 ["--swarm-host", "127.0.0.1", *options],
                 module="benchmarks.harness.hostile.node" if attack else "echo_node.main",
                 within=within,
-                env={**(env or {}), ATTACK: attack, SHARE: str(share), FORGED: str(forged)},
+                env={ATTACK: attack, SHARE: str(share), FORGED: str(forged)},
             )
         )
         return RunningNode(name=home.name, process=process, forged=forged)
@@ -93,11 +245,7 @@ class Site:
 
     def wait_for_step(self, step: int, *, within_s: float) -> None:
         """Wait until the step is trained. Raises RunFailed."""
-        give_up_at = time.monotonic() + within_s
-        while self.newest_step() < step:
-            if self.hub.poll() is not None or time.monotonic() > give_up_at:
-                raise RunFailed(f"step {step} is not trained: see {self.scratch}")
-            time.sleep(LOOK_S)
+        wait_for_steps(self.run, step, processes=[self.hub], within_s=within_s)
 
     def processor_s(self, module: str = "") -> float:
         """Processor seconds of the hub's own process, or of its child process that runs `module`."""
@@ -115,10 +263,10 @@ def merged(settings: Settings, changes: Settings) -> dict[str, dict[str, Any]]:
 
 @contextmanager
 def open_site(scratch: Path, settings: Settings, *, verbose: bool = False) -> Iterator[Site]:
-    """Make a run below `scratch`, and serve it until the block is left."""
+    """Make a run below `scratch`, with `settings` over those of SMALL_RUN, and serve it until the block is left."""
     scratch.mkdir(exist_ok=True)
     run = RunDirectory(scratch / "run")
-    make_run(run, load_config(None, settings))
+    make_run(run, load_config(None, merged(SMALL_RUN, settings)))
     with serving(run, scratch, verbose=verbose) as site:
         yield site
 

@@ -51,13 +51,11 @@ class Stranger:
         self.welcome: Welcome | None = None
         self.leases: dict[int, Lease] = {}
         self.policy_version = 0
-        """The newest version that the hub announced."""
         self.num_leased = 0
         """Number of rollouts leased to this client, including revoked ones."""
         self.states: dict[str, ReceiptState] = {}
         self.refused: Refused | None = None
         self.ended = False
-        """True once the hub has closed the connection."""
         self._news = asyncio.Condition()
         self._reader: asyncio.Task[None] | None = None
         self._status: NodeStatus | None = None

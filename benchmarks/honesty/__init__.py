@@ -15,12 +15,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.backends.cases import lacks
-from benchmarks.harness.measurement import Measurement
-from benchmarks.harness.progress import Planned, Progress
+from benchmarks.harness.engine import lacks
+from benchmarks.harness.progress import Measurement, Planned, Progress
 from benchmarks.honesty import shopping
-from benchmarks.honesty.samplers import EXACT, HONEST, Rollouts, as_drawn, opened
-from benchmarks.honesty.short_run import GROUPS, ShortRun
+from benchmarks.honesty.samplers import EXACT, GROUPS, HONEST, Rollouts, ShortRun, as_drawn, opened
 from echo_hub.core.trust.evidence import CLAIM_EDGES, DRAW_EDGES, NO_EVIDENCE
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.step import make_optimizer, train_step

@@ -23,8 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.honesty.samplers import VERSION, Rollouts, as_drawn
-from benchmarks.honesty.short_run import Asked, ShortRun
+from benchmarks.honesty.samplers import VERSION, Asked, Rollouts, ShortRun, as_drawn
 from echo_hub.core.trust.evidence import Evidence
 from echo_hub.core.trust.judging import NOTHING, added, alarm, judged
 from echo_hub.core.trust.likelihood import SCALES, bounded_log_odds

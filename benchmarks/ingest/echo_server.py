@@ -18,7 +18,6 @@ async def echo(request: web.Request) -> web.WebSocketResponse:
 
 
 async def serve() -> None:
-    """Serve until the process is ended."""
     app = web.Application()
     app.add_routes([web.get("/echo", echo)])
     runner = web.AppRunner(app, access_log=None)

@@ -77,7 +77,6 @@ PROCESSES: Final = 2
 ANSWERS_WITHIN_S: Final = 180.0
 ENDS_WITHIN_S: Final = 10.0
 JOINING: Final = 32
-"""Most connections that are being opened at the same time."""
 PACE_S: Final = 0.002
 HOLD_S: Final = 1.0
 """Seconds that a node holds a rollout at less than full load. The other nodes are paused: otherwise the hub would see
@@ -105,7 +104,6 @@ class Counts:
     scored: int = 0
     waits_s: list[float] = field(default_factory=list)
     ended: int = 0
-    """Connections that the hub has closed."""
 
     def __iadd__(self, other: Counts) -> Counts:
         self.acked += other.acked
@@ -181,7 +179,6 @@ class _Clients:
     def __init__(self, url: str, *, seed: int) -> None:
         self.counts = Counts()
         self.acked: list[str] = []
-        """Ids of all acked rollouts."""
         self._url = url
         self._seed = seed
         self._tasks: set[asyncio.Task[None]] = set()
@@ -384,7 +381,6 @@ class Lenders:
         return total
 
     def acked(self) -> list[str]:
-        """Ids of all acked rollouts."""
         return [rollout_id for acked in self._ask("acked") for rollout_id in acked]
 
     def _ask(self, what: str) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -18,12 +18,23 @@ from transformers import PreTrainedTokenizerFast, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks.harness.models import LORA_RANK
-from benchmarks.learner.cases import LEARNING_RATE, Case, fill_adapter, make_batch
-from benchmarks.learner.side import Questions
+from benchmarks.learner import LEARNING_RATE, Case, Questions, fill_adapter, make_batch
 from echo_hub.learner.settings import TrainingGroup
 from echo_shared.delta.adapter import PROJECTIONS
 
 _MANY_STEPS = 10_000
+QUIET: Final[dict[str, Any]] = {
+    "loss_type": "dapo",
+    "beta": 0.0,
+    "lr_scheduler_type": "constant",
+    "optim": "adamw_torch_fused",
+    "weight_decay": 0.0,
+    "logging_strategy": "no",
+    "save_strategy": "no",
+    "report_to": "none",
+    "disable_tqdm": True,
+}
+"""Options of every trainer that is compared: Echo's optimizer and loss, no logs and no checkpoints."""
 
 
 class _Trainer(GRPOTrainer):  # type: ignore[misc]
@@ -126,20 +137,12 @@ def _arguments(case: Case, directory: str) -> GRPOConfig:
         gradient_accumulation_steps=case.groups * case.group_size // case.micro_batch,
         num_generations=case.group_size,
         max_completion_length=case.longest,
-        loss_type="dapo",
         epsilon=0.2,
-        beta=0.0,
         temperature=1.0,
         learning_rate=LEARNING_RATE,
-        lr_scheduler_type="constant",
-        optim="adamw_torch_fused",
-        weight_decay=0.0,
         max_grad_norm=1.0,
         max_steps=_MANY_STEPS,
-        logging_strategy="no",
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
+        **QUIET,
     )
 
 

@@ -13,13 +13,11 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any, Final
 
-from benchmarks.harness.measurement import Measurement
 from benchmarks.harness.pool import each
-from benchmarks.harness.progress import Planned, Progress
-from benchmarks.learning import cases, fleet_run
-from benchmarks.learning.cases import Case
+from benchmarks.harness.progress import Measurement, Planned, Progress
+from benchmarks.learning import fleet_run, virtual_run
 from benchmarks.learning.fleet_run import FleetFigures
-from benchmarks.learning.virtual_run import Point, run
+from benchmarks.learning.virtual_run import Case, Point, run
 
 DESCRIPTION: Final = (
     "Held-out accuracy at equal trained rollouts: co-located, sequential, asynchronous by staleness bound"
@@ -35,8 +33,8 @@ Curves = dict[Case, list[list[Point]]]
 
 
 def plan() -> list[Planned]:
-    runs = [Planned(name=_name(case, number), seconds=RUN_S / 2) for number in range(SEEDS) for case in cases.ALL]
-    fleets = [Planned(name=case.name, seconds=FLEET_S / len(cases.FLEET)) for case in cases.FLEET]
+    runs = [Planned(name=_name(case, number), seconds=RUN_S / 2) for number in range(SEEDS) for case in virtual_run.ALL]
+    fleets = [Planned(name=case.name, seconds=FLEET_S / len(virtual_run.FLEET)) for case in virtual_run.FLEET]
     return runs + fleets
 
 
@@ -44,13 +42,13 @@ def measure(seed: int, progress: Progress) -> Measurement:
     curves = _curves(seed, progress)
     fleets = _fleets(seed, progress)
     final = {case: fmean(points[-1].accuracy for points in of_case) for case, of_case in curves.items()}
-    colocated = final.get(cases.COLOCATED)
+    colocated = final.get(virtual_run.COLOCATED)
     gap = {} if colocated is None else {case: colocated - accuracy for case, accuracy in final.items()}
-    of_bounds = [gap[case] for bound, case in cases.BY_STALENESS.items() if bound <= 4 and case in gap]
-    corrected = [gap[case] for case in cases.CORRECTED_8 if case in gap]
+    of_bounds = [gap[case] for bound, case in virtual_run.BY_STALENESS.items() if bound <= 4 and case in gap]
+    corrected = [gap[case] for case in virtual_run.CORRECTED_8 if case in gap]
     return Measurement(
         headline={
-            "sequential_gap": gap.get(cases.SEQUENTIAL),
+            "sequential_gap": gap.get(virtual_run.SEQUENTIAL),
             "async_le_4_gap": max(of_bounds, default=None),
             "async_8_corrected_gap": min(corrected, default=None),
             "fleet_length_bias": max((figures.length_bias for figures in fleets.values()), default=None),
@@ -73,23 +71,22 @@ def _curves(seed: int, progress: Progress) -> Curves:
     wanted = {
         _name(case, number): (case, SEEDS * seed + number)
         for number in range(SEEDS)
-        for case in cases.ALL
+        for case in virtual_run.ALL
         if progress.wants(_name(case, number))
     }
     found: dict[str, list[Point]] = {}
     for name, points in each(run, wanted):
         found[name] = points
         progress.done(name, {"accuracy": points[-1].accuracy, "trained_rollouts": points[-1].trained_rollouts})
-    of_case = {
-        case: [found[name] for name in (_name(case, number) for number in range(SEEDS)) if name in found]
-        for case in cases.ALL
-    }
-    return {case: curves for case, curves in of_case.items() if curves}
+    curves: Curves = {}
+    for name, (case, _) in wanted.items():
+        curves.setdefault(case, []).append(found[name])
+    return curves
 
 
 def _fleets(seed: int, progress: Progress) -> dict[Case, FleetFigures]:
     """Run every wanted case of a fleet in parallel, in processes of one thread each."""
-    wanted = {case.name: case for case in cases.FLEET if progress.wants(case.name)}
+    wanted = {case.name: case for case in virtual_run.FLEET if progress.wants(case.name)}
     found: dict[str, FleetFigures] = {}
     configs = {name: (case.config(seed), fleet_run.recorded_nodes()) for name, case in wanted.items()}
     for name, figures in each(fleet_run.run, configs, workers=len(wanted)):

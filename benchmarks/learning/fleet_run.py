@@ -49,8 +49,6 @@ DOWNLINK_BYTES_S: Final = 12.5e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedNode:
-    """A node of the recorded fleet."""
-
     backend: str
     precision: str
     width: int
@@ -75,7 +73,6 @@ class RecordedNode:
 
 
 def recorded_nodes() -> tuple[RecordedNode, ...]:
-    """Read the nodes of the recording."""
     nodes = json.loads(RECORDED.read_text())
     return tuple(RecordedNode(**{**node, "paces": tuple(node["paces"])}) for node in nodes)
 
@@ -103,7 +100,6 @@ class FleetLearning(Learning):
     def __init__(self, config: HubConfig, draw_of: Mapping[str, Draw]) -> None:
         super().__init__(config, draw_of.__getitem__)
         self.places: dict[str, tuple[int, int]] = {}
-        """Group id and index of each rollout."""
         self.tokens: dict[str, int] = {}
         self.earned: dict[str, float] = {}
         self.is_trained: dict[str, bool] = {}

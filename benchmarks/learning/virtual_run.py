@@ -6,14 +6,13 @@ bound."""
 
 from __future__ import annotations
 
-import itertools
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil
 from pathlib import Path
-from typing import Any, Final, assert_never
+from typing import Any, ClassVar, Final, assert_never
 
 import numpy as np
 import torch
@@ -21,7 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
-from benchmarks.learning.cases import Case
+from benchmarks.harness.engine import SamplingEngine
+from benchmarks.harness.site import Settings, merged
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.accounting.effects import RolloutReceived, RolloutsDropped, ScoreRecorded, SendLease, StepPlanned
 from echo_hub.core.accounting.events import GroupPrepared
@@ -40,12 +40,70 @@ from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.work import Record
 from echo_hub.simulator.world import World
 from echo_hub.training.trainer import arrived
-from echo_node.backends.base import EngineSettings, PreparedPolicy
-from echo_node.backends.registry import make_engine
 from echo_shared.records.rollout import RolloutPayload
 from echo_shared.sampling import torch_sampler
 from echo_shared.sampling.interface import FinishedRollout, GroupRequest
 from echo_shared.wire.messages import rollout_id
+
+OF_ALL: Final[Settings] = {
+    "run": {"mode": "colocated"},
+    "sampling": {"max_tokens": 6},
+    "learner": {"threads": 1, "device": "cpu"},
+    "trust": {"verifier": "off"},  # The nodes are the learner's own policy, or engines of this process.
+}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Case:
+    """One way to train. Each case runs once for each seed."""
+
+    sizes: ClassVar[Settings] = {
+        "training": {"steps": 60, "groups_per_step": 32, "group_size": 8},
+        "evaluation": {"problems": 1024},
+    }
+    name: str
+    settings: Settings = field(default_factory=dict)
+    """Sections of a config.toml that differ from those of all cases."""
+
+    def config(self, seed: int) -> HubConfig:
+        """Configuration of a run. Raises ValueError for settings that do not fit."""
+        sections = merged(merged(OF_ALL, self.sizes), self.settings)
+        return HubConfig.model_validate(merged(sections, {"run": {"seed": seed}}))
+
+
+def stale(bound: int, **settings: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the settings of an asynchronous run that trains on rollouts that are `bound` steps old."""
+    return {"run": {"mode": "async"}, **settings, "training": {"max_staleness": bound, **settings.get("training", {})}}
+
+
+COLOCATED: Final = Case(name="colocated")
+SEQUENTIAL: Final = Case(name="sequential", settings={"run": {"mode": "sequential"}})
+BY_STALENESS: Final = {bound: Case(name=f"async S={bound}", settings=stale(bound)) for bound in (1, 2, 4, 8)}
+CORRECTED_8: Final = (
+    Case(name="AIPO S=8", settings=stale(8, objective={"name": "aipo"})),
+    Case(name="decoupled PPO S=8", settings=stale(8, objective={"name": "decoupled_ppo"})),
+)
+UNCORRECTED_8: Final = Case(
+    name="GRPO without ratio S=8", settings=stale(8, objective={"name": "grpo", "old_policy": "proximal"})
+)
+ALL: Final = (COLOCATED, SEQUENTIAL, *BY_STALENESS.values(), *CORRECTED_8, UNCORRECTED_8)
+
+FLEET: Final = tuple(
+    Case(
+        name=f"a real fleet, S={bound}",
+        settings=stale(
+            bound,
+            model={"base": "builtin:small"},
+            task={"name": "worked", "options": {"operations": ["+", "*"]}},
+            sampling={"max_tokens": 320},
+            training={"steps": 30, "groups_per_step": 12, "group_size": 4},
+            evaluation={"problems": 128},
+        ),
+    )
+    for bound in (1, 4)
+)
+"""Completions of ten to three hundred tokens, by the nodes of a recording."""
+
 
 Draw = Callable[[Policy, Mapping[str, Tensor], Sequence[GroupRequest]], Iterable[FinishedRollout]]
 """Draws all rollouts of the requests with these weights of the policy's adapter."""
@@ -60,28 +118,19 @@ def by_policy(policy: Policy, weights: Mapping[str, Tensor], requests: Sequence[
 class NodeEngine:
     """Draws with a node's real engine: real precision, real kernels."""
 
-    def __init__(self, backend: str, precision: str, *, base_dir: Path, scratch: Path, width: int = 64) -> None:
+    def __init__(self, backend: str, precision: str, *, base_dir: Path, scratch: Path) -> None:
         """Open the engine. `scratch` keeps the base model in the engine's own format. Raises BackendError."""
         self._scratch = scratch
-        self._engine = make_engine(backend)
-        self._engine.open(base_dir, scratch, EngineSettings(width=width, threads=1, precision=precision))
-        self._set: PreparedPolicy | None = None
+        self._engine = SamplingEngine(backend, base_dir, scratch, precision)
+        self._engine.open(width=64, threads=1)
 
     def __call__(
         self, policy: Policy, weights: Mapping[str, Tensor], requests: Sequence[GroupRequest]
     ) -> list[FinishedRollout]:
         with tempfile.TemporaryDirectory(dir=self._scratch) as directory:
             policy.save_adapter(Path(directory), weights)
-            prepared = self._engine.prepare(Path(directory))
-        self._engine.set_policy(prepared)
-        if self._set is not None:
-            self._set.free()
-        self._set = prepared
-        events = list(itertools.chain.from_iterable(self._engine.sample(iter(requests))))
-        rollouts = [event for event in events if isinstance(event, FinishedRollout)]
-        if len(rollouts) != sum(len(request.indices) for request in requests):
-            raise RuntimeError(f"some groups could not be drawn: {events}")
-        return rollouts
+            self._engine.set_policy(Path(directory))
+        return self._engine.sample(list(requests)).rollouts
 
     def close(self) -> None:
         self._engine.close()
@@ -198,7 +247,6 @@ class Learning:
         self._versions: dict[int, dict[str, Tensor]] = {}
         """Versions that leases may still name."""
         self._leases: list[SendLease] = []
-        """Leases that are not sampled yet."""
         self.drawn: dict[str, RolloutPayload] = {}
         self._received: dict[str, RolloutPayload] = {}
         self._rewards: dict[str, float] = {}
@@ -208,7 +256,6 @@ class Learning:
         self._planned: dict[int, StepPlanned] = {}
         self.points: list[Point] = []
         self.metrics: list[Mapping[str, float]] = []
-        """Metrics of each training step."""
         self.publish(0)
 
     def begin_with(self, weights: Mapping[str, NDArray[np.float32]]) -> None:

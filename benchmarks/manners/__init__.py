@@ -15,8 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, get_args
 
-from benchmarks.harness.measurement import Measurement
-from benchmarks.harness.progress import Planned, Progress
+from benchmarks.harness.progress import Measurement, Planned, Progress
 from benchmarks.manners import beside, caged, installed, yielding
 from benchmarks.manners.scene import Engine, Models, made_in
 from benchmarks.manners.yielding import News

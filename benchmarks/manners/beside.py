@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import psutil
 
-from benchmarks.harness.processes import family, node_process, processor_s
 from benchmarks.harness.progress import Progress
+from benchmarks.harness.site import family, node_process, processor_s
 from benchmarks.manners.scene import PATIENCE_S, Engine, Models, engine_of, working_hub
 from echo_node.host import control
 from echo_node.host.paths import NodePaths

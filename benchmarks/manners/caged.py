@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.harness.engine import GROUP_SIZE, texts
 from benchmarks.harness.models import SMALL
 from benchmarks.harness.progress import Progress
-from benchmarks.harness.requests import GROUP_SIZE, texts
 from benchmarks.manners.scene import Engine, Models
 from echo_node.backends.base import EngineSettings
 from echo_node.backends.caging import CageTerms
@@ -22,7 +22,6 @@ from echo_node.host.cage.description import CageMode
 from echo_shared.process.supervised import ChildLimits
 
 TOKENS: Final = 96
-"""Tokens of each rollout; no stop token ends it earlier."""
 PAIRS: Final = 40
 WITHIN_S: Final = 120.0
 LEAST: Final = 8

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.harness.processes import ended
+from benchmarks.harness.site import ended
 from benchmarks.manners.scene import Models, working_hub
 from echo_shared.wire.messages import Rollout
 

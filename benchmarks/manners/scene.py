@@ -17,8 +17,8 @@ import numpy as np
 import psutil
 
 from benchmarks.harness.driven_hub import DrivenHub
+from benchmarks.harness.engine import GROUP_SIZE, PROMPT_TOKENS
 from benchmarks.harness.models import QWEN3_06B, SMALL, Shape, random_model
-from benchmarks.harness.requests import GROUP_SIZE, PROMPT_TOKENS
 from echo_node.config import NodeConfig
 from echo_node.core.events import Event, RolloutsDrawn, RolloutsFinished
 from echo_node.core.manners import MannersConfig, SensorReading
@@ -115,7 +115,6 @@ class Scene:
 
     @property
     def engine(self) -> psutil.Process | None:
-        """Process of the engine."""
         return engine_of(psutil.Process())
 
     def lost_tokens(self) -> tuple[int, int]:

@@ -15,18 +15,356 @@ The hub trains, two real nodes work for it, and its database is that of a long r
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
+import re
+import shutil
+import statistics
+import subprocess
+import tarfile
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
-from benchmarks.harness.measurement import Measurement
-from benchmarks.harness.progress import Planned, Progress
-from benchmarks.harness.site import Site
-from benchmarks.pages import browsing, looks
-from benchmarks.pages.browsing import filled_site
+import aiohttp
+from playwright.async_api import Browser, BrowserContext, CDPSession, Page, async_playwright
+
+from benchmarks.harness.books import Amount, fill
+from benchmarks.harness.progress import Measurement, Planned, Progress
+from benchmarks.harness.site import Settings, Site, merged, open_site, serving
+from echo_hub.store.database import connect
 
 DESCRIPTION: Final = "The hub's pages in a browser: accessibility, weight, speed, how live and how lasting they are"
+
+NODES_AT_WORK: Final = 2
+STEPS_BEFORE: Final = 8
+"""Training steps before the database is filled, so that each table has some genuine rows."""
+PATIENCE_S: Final = 300.0
+ELSEWHERE: Final = ("nice", "-n", "19")
+"""Prefix of the nodes' commands: hub and learner take precedence on the shared processor."""
+SETTINGS: Final[Settings] = {
+    "run": {"name": "pages"},
+    "training": {"steps": 100_000},
+    "learner": {"checkpoint_every": 5},
+    "evaluation": {"problems": 16},
+}
+
+
+@contextmanager
+def filled_site(scratch: Path, *, nodes: int, rollouts: int, seed: int) -> Iterator[Site]:
+    """Serve a hub whose database has this many nodes and rollouts, with two nodes at work."""
+    with open_site(scratch, merged(SETTINGS, {"run": {"seed": seed}})) as site:
+        _work(site)
+        site.wait_for_step(STEPS_BEFORE, within_s=PATIENCE_S)
+    engine = connect(site.run.database_url)
+    fill(engine, Amount(nodes=nodes, rollouts=rollouts), seed=seed, now=time.time())
+    engine.dispose()
+    with serving(site.run, scratch) as site:
+        _work(site)
+        site.wait_for_step(site.newest_step() + 1, within_s=PATIENCE_S)
+        yield site
+
+
+def _work(site: Site) -> None:
+    for _ in range(NODES_AT_WORK):
+        site.node(["--backend", "torch"], within=ELSEWHERE)
+
+
+CHROMIUM: Final = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS: Final = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync", "--enable-precise-memory-info"),
+)
+MODES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "light": {"viewport": {"width": 1280, "height": 900}, "color_scheme": "light"},
+    "dark": {"viewport": {"width": 1280, "height": 900}, "color_scheme": "dark"},
+    "phone": {"viewport": {"width": 390, "height": 844}, "color_scheme": "light", "has_touch": True, "is_mobile": True},
+}
+SETTLED_MS: Final = 1_500
+"""Time after which a page has loaded completely."""
+MOST_SHAPES: Final = 60
+
+
+def lacks_browser() -> str:
+    """Why this machine cannot show pages; empty if it can."""
+    return "" if CHROMIUM else "Chromium"
+
+
+@dataclass(slots=True)
+class Loaded:
+    """Requests and complaints of one page."""
+
+    origin: str
+    urls: list[str] = field(default_factory=list)
+    transfer_bytes: int = 0
+    violations: list[str] = field(default_factory=list)
+    """Violations of the content security policy, and other complaints of the browser."""
+
+    @property
+    def external(self) -> list[str]:
+        """Requests that leave the hub."""
+        return [
+            url for url in self.urls if urlsplit(url).scheme in ("http", "https") and not url.startswith(self.origin)
+        ]
+
+
+@asynccontextmanager
+async def chromium() -> AsyncIterator[Browser]:
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        try:
+            yield browser
+        finally:
+            await browser.close()
+
+
+@asynccontextmanager
+async def opened(browser: Browser, site: Site, mode: str, *, operator: bool = True) -> AsyncIterator[BrowserContext]:
+    """Open a fresh browser profile, with the operator logged in or without a login."""
+    context = await browser.new_context(**MODES[mode])
+    try:
+        if operator:
+            await context.request.get(f"{site.url}/?token={site.token}")
+        yield context
+    finally:
+        await context.close()
+
+
+async def counted(page: Page, site: Site) -> Loaded:
+    """Count what the page loads from now on."""
+    loaded, protocol = Loaded(site.url), await page.context.new_cdp_session(page)
+    await protocol.send("Network.enable")
+
+    def add(event: dict[str, Any]) -> None:
+        loaded.transfer_bytes += event["encodedDataLength"]
+
+    protocol.on("Network.loadingFinished", add)
+    protocol.on("Network.dataReceived", lambda event: None)
+    protocol.on("Network.requestWillBeSent", lambda event: loaded.urls.append(event["request"]["url"]))
+
+    def heed(kind: str, text: str) -> None:
+        if kind in ("error", "warning"):
+            loaded.violations.append(text)
+
+    page.on("console", lambda message: heed(message.type, message.text))
+    page.on("pageerror", lambda error: heed("error", str(error)))
+    return loaded
+
+
+def shape(path: str) -> str:
+    """Replace numbers and ids of a path by a star: /rollouts/17 becomes /rollouts/*."""
+    parts = path.partition("?")[0].split("/")
+    return "/".join("*" if re.fullmatch(r"[0-9a-f-]*[0-9][0-9a-f-]*", part) else part for part in parts)
+
+
+async def pages_of(context: BrowserContext, site: Site) -> dict[str, str]:
+    """Follow links, and return a path of each shape. The login page is added."""
+    found, waiting, asked = {"/login": "/login"}, ["/", "/leaderboard"], set[str]()
+    page = await context.new_page()
+    while waiting and len(found) < MOST_SHAPES:
+        path = waiting.pop(0)
+        if shape(path) in asked:
+            continue
+        asked.add(shape(path))
+        answer = await context.request.get(site.url + path)
+        if not answer.ok or "text/html" not in answer.headers.get("content-type", ""):
+            continue
+        found[shape(path)] = path
+        await page.goto(site.url + path)
+        links = await page.evaluate("() => [...document.querySelectorAll('a[href]')].map((one) => one.href)")
+        waiting += [link.removeprefix(site.url).partition("#")[0] for link in links if link.startswith(f"{site.url}/")]
+    await page.close()
+    return found
+
+
+VERSION: Final = "4.14.1"
+SHA512: Final = "FHfa+lmNjQZfJz1q8wKqIDwC6DExcHt/pkjNQb09a3NPjCKg2rhu5qb2S4r76ASyFNNtuFooJpZe37OgudVGtQ=="
+"""Hash of the package, in npm's form."""
+SCRIPT: Final = "package/axe.min.js"
+RUN: Final = "async () => (await axe.run({ resultTypes: ['violations'] })).violations"
+
+
+def lacks_axe() -> str:
+    """Why this machine cannot run axe-core; empty if it can."""
+    return "" if shutil.which("npm") else "npm, which fetches axe-core"
+
+
+def fetched(scratch: Path) -> str:
+    """Fetch the script with npm. Raises ValueError if it is not the pinned release."""
+    command = ["npm", "pack", "--silent", f"axe-core@{VERSION}"]
+    subprocess.run(command, cwd=scratch, check=True, capture_output=True)
+    package = scratch / f"axe-core-{VERSION}.tgz"
+    found = base64.b64encode(hashlib.sha512(package.read_bytes()).digest()).decode()
+    if found != SHA512:
+        raise ValueError(f"{package.name} is not the pinned release: its SHA-512 is {found}")
+    with tarfile.open(package) as archive:
+        content = archive.extractfile(SCRIPT)
+        assert content is not None
+        return content.read().decode()
+
+
+def found_on(violations: list[Mapping[str, Any]]) -> dict[str, int]:
+    """Count elements that violate rules, by impact. Critical violations count as serious."""
+    counts = {"serious": 0, "moderate": 0, "minor": 0}
+    for violation in violations:
+        impact = "serious" if violation["impact"] == "critical" else violation["impact"]
+        counts[impact] += len(violation["nodes"])
+    return counts
+
+
+def said_of(violations: list[Mapping[str, Any]]) -> list[str]:
+    """Describe each violated rule, with the first element that violates it."""
+    return [
+        f"{violation['impact']}: {violation['id']}: {violation['nodes'][0]['target']} ({len(violation['nodes'])})"
+        for violation in violations
+    ]
+
+
+STEPS_WATCHED: Final = 20
+PAIRS: Final = 6
+PAINTED: Final = "() => performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? null"
+NOTE_STEPS: Final = """() => {
+  const seen = (window.seenSteps = []);
+  const note = () => seen.push([Number(document.getElementById('step').textContent.replaceAll(',', '')), Date.now()]);
+  note();
+  new MutationObserver(note).observe(document.getElementById('now'), { childList: true, subtree: true });
+}"""
+STREAMS_S: Final = 5.0
+"""Seconds within which a page opens its stream of live figures."""
+COLLECTED_MS: Final = 1_000
+METRIC: Final = "echo_pages_snapshot_seconds "
+STALE_WITHIN_MS: Final = 90_000.0
+
+
+async def every_page(browser: Browser, site: Site, pages: Mapping[str, str], script: str) -> list[dict[str, Any]]:
+    """Run axe-core on each page in each mode."""
+    rows = []
+    for mode in MODES:
+        for name, path in pages.items():
+            async with opened(browser, site, mode, operator=name != "/login") as context:
+                page = await context.new_page()
+                await page.goto(site.url + path)
+                await page.wait_for_timeout(SETTLED_MS)
+                await page.evaluate(script)
+                violations = await page.evaluate(RUN)
+                counts = found_on(violations)
+                rows.append(
+                    {
+                        "page": name,
+                        "mode": mode,
+                        **{f"axe_{impact}": count for impact, count in counts.items()},
+                        "findings": said_of(violations),
+                    }
+                )
+    return rows
+
+
+async def first_load(browser: Browser, site: Site, pages: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Count what each page loads at its first visit, until nothing more is loaded."""
+    rows = []
+    for name, path in pages.items():
+        async with opened(browser, site, "light", operator=name != "/login") as context:
+            page = await context.new_page()
+            loaded = await counted(page, site)
+            answer = await page.goto(site.url + path)
+            await page.wait_for_timeout(SETTLED_MS)
+            policy = answer.headers.get("content-security-policy", "") if answer else ""
+            painted_ms = await page.evaluate(PAINTED)
+            rows.append(
+                {
+                    "page": name,
+                    "first_contentful_paint_s": None if painted_ms is None else painted_ms / 1000,
+                    "transfer_kb": loaded.transfer_bytes / 1000,
+                    "requests": len(loaded.urls),
+                    "external_requests": len(loaded.external),
+                    "csp_unsafe": policy.count("unsafe-")
+                    + ("default-src 'none'" not in policy)
+                    + len(loaded.violations),
+                    "complaints": loaded.violations,
+                }
+            )
+    return rows
+
+
+async def live(browser: Browser, site: Site) -> list[dict[str, Any]]:
+    """Measure the time from a step in the database to a page that shows it or a later step."""
+    first = site.newest_step() + 1
+    async with opened(browser, site, "light") as context:
+        page = await context.new_page()
+        await page.goto(site.url)
+        await page.evaluate(NOTE_STEPS)
+        await asyncio.to_thread(site.wait_for_step, first + STEPS_WATCHED, within_s=PATIENCE_S)
+        shown = "last => window.seenSteps.at(-1)[0] >= last"
+        await page.wait_for_function(shown, arg=first + STEPS_WATCHED - 1, timeout=STALE_WITHIN_MS)
+        seen = await page.evaluate("() => window.seenSteps")
+    query = "SELECT step, trained_at FROM steps WHERE step BETWEEN ? AND ? AND trained_at IS NOT NULL"
+    delays = [
+        min(at for shown, at in seen if shown >= step) / 1000 - trained_at
+        for step, trained_at in site.rows(query, first, first + STEPS_WATCHED - 1)
+    ]
+    median = statistics.median(delays)
+    return [{"live_delay_s": max(delays), "live_delay_s_median": median, "steps": len(delays)}]
+
+
+async def snapshots(site: Site) -> list[dict[str, Any]]:
+    """Read the hub's own figure of the time for one picture of the run."""
+    took: list[float] = []
+    headers = {"Authorization": f"Bearer {site.token}"}
+    async with aiohttp.ClientSession(site.url, headers=headers) as http:
+        for _ in range(STEPS_WATCHED):
+            async with http.get("/metrics") as answer:
+                text = await answer.text()
+            took += [float(line.split()[1]) for line in text.splitlines() if line.startswith(METRIC)]
+            await asyncio.sleep(1.0)
+    found = {"snapshot_ms": 1000 * statistics.median(took), "snapshot_ms_worst": 1000 * max(took)}
+    return [{**found, "snapshots": len(took)}]
+
+
+async def hub_cpu(browser: Browser, site: Site, *, seconds: float) -> list[dict[str, Any]]:
+    """Compare the hub's processor time with and without a watched page, in pairs of `seconds` each; the median."""
+    shares = []
+    async with opened(browser, site, "light") as context:
+        page = await context.new_page()
+        for number in range(PAIRS):
+            found = {}
+            for watched in (True, False) if number % 2 else (False, True):
+                await page.goto(site.url if watched else "about:blank")
+                await page.wait_for_timeout(1000 * STREAMS_S)
+                before = site.processor_s()
+                await page.wait_for_timeout(1000 * seconds)
+                found[watched] = (site.processor_s() - before) / seconds
+            shares.append(found[True] - found[False])
+    return [{"hub_cpu_share": statistics.median(shares), "hub_cpu_share_of_pairs": [round(one, 4) for one in shares]}]
+
+
+async def lasting(browser: Browser, site: Site, *, seconds: float) -> list[dict[str, Any]]:
+    """Compare the memory of a watched page early (a tenth of the time) and late."""
+    async with opened(browser, site, "light") as context:
+        page = await context.new_page()
+        protocol = await context.new_cdp_session(page)
+        await page.goto(site.url)
+        await page.wait_for_timeout(100 * seconds)
+        heap = await _heap_bytes(page, protocol)
+        await page.wait_for_timeout(900 * seconds)
+        heap_then = await _heap_bytes(page, protocol)
+    return [{"page_memory_growth": heap_then / heap, "page_memory_mb": heap_then / 1e6, "watched_s": seconds}]
+
+
+async def _heap_bytes(page: Page, protocol: CDPSession) -> float:
+    """Heap bytes after garbage collection."""
+    await protocol.send("HeapProfiler.collectGarbage")
+    await page.wait_for_timeout(COLLECTED_MS)
+    await protocol.send("HeapProfiler.collectGarbage")
+    await protocol.send("Performance.enable")
+    metrics = {one["name"]: one["value"] for one in (await protocol.send("Performance.getMetrics"))["metrics"]}
+    return float(metrics["JSHeapUsedSize"])
+
+
 NODES: Final = 5_000
 ROLLOUTS: Final = 1_000_000
 LASTING_S: Final = 600.0
@@ -37,10 +375,10 @@ AXE, LOAD, LIVE, SNAPSHOT, CPU, LASTING = (
 
 
 def plan() -> list[Planned]:
-    lacks = browsing.lacks()
+    lacks = lacks_browser()
     return [
         Planned(name=LOAD, seconds=40, lacks=lacks),
-        Planned(name=AXE, seconds=120, lacks=lacks or looks.lacks()),
+        Planned(name=AXE, seconds=120, lacks=lacks or lacks_axe()),
         Planned(name=LIVE, seconds=60, lacks=lacks),
         Planned(name=SNAPSHOT, seconds=30),
         Planned(name=CPU, seconds=320, lacks=lacks),
@@ -48,11 +386,7 @@ def plan() -> list[Planned]:
     ]
 
 
-def measure(seed: int, progress: Progress) -> Measurement:
-    return measure_scaled(seed, progress, 1.0)
-
-
-def measure_scaled(seed: int, progress: Progress, scale: float) -> Measurement:
+def measure(seed: int, progress: Progress, *, scale: float = 1.0) -> Measurement:
     """Measure with sizes and durations multiplied by `scale`."""
     sizes = {"nodes": max(20, round(scale * NODES)), "rollouts": max(1_000, round(scale * ROLLOUTS))}
     rows: list[dict[str, Any]] = []
@@ -72,17 +406,17 @@ async def _look(site: Site, progress: Progress, rows: list[dict[str, Any]], scra
             progress.so_far = Measurement(headline=headline(rows), rows=rows)
             progress.done(name, _told(found))
 
-    await take(SNAPSHOT, lambda: looks.snapshots(site))
-    if browsing.lacks():
+    await take(SNAPSHOT, lambda: snapshots(site))
+    if lacks_browser():
         return
-    async with browsing.chromium() as browser:
-        async with browsing.opened(browser, site, "light") as context:
-            pages = await browsing.pages_of(context, site)
-        await take(LOAD, lambda: looks.first_load(browser, site, pages))
-        await take(AXE, lambda: looks.every_page(browser, site, pages, looks.fetched(scratch)))
-        await take(LIVE, lambda: looks.live(browser, site))
-        await take(CPU, lambda: looks.hub_cpu(browser, site, seconds=scale * CPU_S))
-        await take(LASTING, lambda: looks.lasting(browser, site, seconds=scale * LASTING_S))
+    async with chromium() as browser:
+        async with opened(browser, site, "light") as context:
+            pages = await pages_of(context, site)
+        await take(LOAD, lambda: first_load(browser, site, pages))
+        await take(AXE, lambda: every_page(browser, site, pages, fetched(scratch)))
+        await take(LIVE, lambda: live(browser, site))
+        await take(CPU, lambda: hub_cpu(browser, site, seconds=scale * CPU_S))
+        await take(LASTING, lambda: lasting(browser, site, seconds=scale * LASTING_S))
 
 
 def _told(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -12,11 +12,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from benchmarks.harness.measurement import Measurement
-from benchmarks.harness.progress import Planned, Progress
+from benchmarks.harness.progress import Measurement, Planned, Progress
 from benchmarks.papers import time_to
-from benchmarks.papers.cases import SEEDS, STEPS
-from benchmarks.papers.runs import Found, carry_out_all, runs_of
+from benchmarks.papers.runs import SEEDS, STEPS, Found, carry_out_all, runs_of
 from benchmarks.papers.tables import TABLES
 
 DESCRIPTION: Final = "The claims of the papers that Echo descends from, theirs beside ours"

@@ -14,9 +14,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.harness.requests import group_request
+from benchmarks.harness.engine import group_request
 from benchmarks.learning.virtual_run import Point, score_of
-from benchmarks.papers.cases import Case
+from benchmarks.papers.runs import Case
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.accounting.groups import turn_seed
 from echo_hub.evaluation.by_hub import Generated, HeldOut, Ids, Played, evaluate

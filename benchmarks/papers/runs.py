@@ -10,7 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
 import torch
@@ -18,8 +18,10 @@ from numpy.typing import NDArray
 from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.harness.pool import pool
-from benchmarks.learning.virtual_run import Draw, Learning, NodeEngine, Point, by_policy, go_through, scenario_of
-from benchmarks.papers.cases import MOST_SEEDS, Case
+from benchmarks.harness.site import Settings
+from benchmarks.learning import virtual_run
+from benchmarks.learning.virtual_run import Draw, Learning, NodeEngine, Point, by_policy, go_through, scenario_of, stale
+from echo_hub.learner.sft_plan import SftSettings
 from echo_hub.lifecycle.sft import finetune, prepare
 from echo_hub.run.base_model import resolve_base
 from echo_hub.run.directory import RunDirectory
@@ -28,6 +30,49 @@ from echo_hub.scoring.problems import Problems
 from echo_hub.simulator.scenario import Scenario
 from scripts.small_base.lessons import Knights
 
+SEEDS: Final = 3
+MOST_SEEDS: Final = 6
+"""Most seeds of a table. It keeps the seeds of `--seed 0` and `--seed 1` apart."""
+STEPS: Final = 40
+GROUPS: Final = 16
+
+Runner = Literal["virtual", "episodes", "trl", "untrained", "finetuned"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Case(virtual_run.Case):
+    """One way to train."""
+
+    sizes: ClassVar[Settings] = {
+        "training": {"steps": STEPS, "groups_per_step": GROUPS, "group_size": 8},
+        "evaluation": {"problems": 512},
+    }
+    runner: Runner = "virtual"
+    """virtual: the hub's own coordinator and learner in virtual time. episodes: the learner draws for itself, with
+    games of several turns. trl: GRPOTrainer. untrained: the base is only evaluated. finetuned: `echo-hub sft`."""
+    start: Case | None = None
+    """A `finetuned` case whose result this case begins with."""
+    demonstrations: int = 0
+    sft: SftSettings | None = None
+    same_draws: bool = False
+    """True if TRL's trainer begins with the hub's own adapter, and draws with its sampler and seeds."""
+    precision: str = "policy"
+    """The sampler: `policy` for the learner's own model, or a precision of the node's llama.cpp engine."""
+    delay_s: float | None = None
+    """Delay between hub and nodes, each way; None for nodes that take no time."""
+    evaluate_every: int = 10
+    seconds: float = 10.0
+
+    def runs(self, seeds: int) -> int:
+        """Return the number of different runs. Untrained and fine-tuned cases are the same for all seeds."""
+        return 1 if self.runner in ("untrained", "finetuned") else seeds
+
+
+COLOCATED: Final = Case(name="co-located")
+SEQUENTIAL: Final = Case(name="sequential", settings={"run": {"mode": "sequential"}})
+ASYNC: Final = Case(name="async, S = 2", settings=stale(2))
+
+
 FAR_NODES: Final = 8
 FAR_NODE_S: Final = 0.5
 """Seconds of a rollout on a far node; a training step takes one second. Eight such nodes of width 32 draw four times
@@ -35,7 +80,6 @@ what the learner needs, so that only the distance can slow the learner down.
 """
 
 Adapter = Mapping[str, NDArray[np.float32]]
-"""Adapter weights by PEFT's names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

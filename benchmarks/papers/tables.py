@@ -9,9 +9,8 @@ from statistics import fmean, pvariance
 from typing import Any, Final
 
 from benchmarks.harness.site import Settings
-from benchmarks.learning.cases import stale
-from benchmarks.papers.cases import ASYNC, COLOCATED, GROUPS, MOST_SEEDS, SEEDS, SEQUENTIAL, Case
-from benchmarks.papers.runs import Found, Ran, Wanted
+from benchmarks.learning.virtual_run import stale
+from benchmarks.papers.runs import ASYNC, COLOCATED, GROUPS, MOST_SEEDS, SEEDS, SEQUENTIAL, Case, Found, Ran, Wanted
 from echo_hub.learner.sft_plan import SftSettings
 
 Headline = Mapping[str, float | None]
@@ -22,18 +21,14 @@ class Table:
     """One claim of one paper."""
 
     name: str
-    """Name for `--only`."""
     source: str
     """arXiv number, and the place in the paper."""
     scale: str
-    """The paper's model and task."""
     reports: Mapping[Case, str]
     """Cases, and the paper's result for each."""
     headline: Callable[[Found], Headline]
     columns: Callable[[Case, Sequence[Ran]], Mapping[str, Any]] = lambda case, ran: {}
-    """Computes further figures of a row."""
     seeds: int = SEEDS
-    """Number of seeds; a small difference needs more."""
 
     @property
     def wanted(self) -> Wanted:

@@ -19,9 +19,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.harness.measurement import Measurement
-from benchmarks.harness.processes import RunFailed, ended
-from benchmarks.harness.progress import Planned, Progress
+from benchmarks.harness.progress import Measurement, Planned, Progress
+from benchmarks.harness.site import RunFailed, ended
 
 NAME: Final = "TRL alone: time to 90 %"
 ACCURACY: Final = 0.9

@@ -29,9 +29,10 @@ from transformers import AutoTokenizer, TrainerCallback
 from transformers.utils.logging import disable_progress_bar
 from trl import GRPOConfig, GRPOTrainer
 
-from benchmarks.harness.requests import group_request
+from benchmarks.harness.engine import group_request
+from benchmarks.learner.trl_side import QUIET
 from benchmarks.learning.virtual_run import Point, score_of
-from benchmarks.papers.cases import Case
+from benchmarks.papers.runs import Case
 from benchmarks.papers.time_to import ACCURACY, EVALUATE_EVERY, MOST_STEPS
 from echo_hub.commands.demo_settings import DemoTask, demo_settings
 from echo_hub.config.file import load_config
@@ -201,21 +202,13 @@ def arguments(config: HubConfig, directory: str) -> GRPOConfig:
         max_completion_length=config.sampling.max_tokens,
         shuffle_dataset=False,
         disable_dropout=True,
-        loss_type="dapo",
         scale_rewards=scale,
-        beta=0.0,
         temperature=config.sampling.temperature,
         top_k=0,
         learning_rate=training.learning_rate,
-        lr_scheduler_type="constant",
-        optim="adamw_torch_fused",
-        weight_decay=0.0,
         max_grad_norm=training.max_grad_norm,
         max_steps=training.steps,
-        logging_strategy="no",
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
+        **QUIET,
     )
 
 

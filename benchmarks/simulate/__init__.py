@@ -18,11 +18,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from benchmarks.harness.measurement import Measurement
 from benchmarks.harness.pool import each
-from benchmarks.harness.progress import Planned, Progress
+from benchmarks.harness.progress import Measurement, Planned, Progress
 from benchmarks.simulate import cases, cost, days, interrupting
-from benchmarks.simulate.kind import Case, Kind, Row
+from benchmarks.simulate.cases import Case, Kind, Row
 
 DESCRIPTION: Final = (
     "The coordinator with simulated nodes: learner utilisation, staleness, waste, events a second, memory"
@@ -36,7 +35,6 @@ KINDS: Final[tuple[Kind, ...]] = (
     cases.GRID_KIND,
     cost.KIND,
 )
-"""In the order of the table."""
 
 
 def plan() -> list[Planned]:
@@ -74,4 +72,7 @@ def _measure(kinds: Sequence[Kind], seed: int, progress: Progress, *, workers: i
 
 
 def _row(case: Case, seed: int) -> Row:
-    return {"case": case.name, **case.row(seed)}
+    try:
+        return {"case": case.name, **case.row(seed)}
+    except RuntimeError as error:
+        raise RuntimeError(f"{case.name}: {error}") from error

@@ -7,13 +7,97 @@ because groups are whole, the last percent of the nodes' speed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from benchmarks.simulate.kind import Case, Kind, Row, least, most, simulated
+from echo_hub.driving.garbage import Garbage
+from echo_hub.simulator.report import SimulationReport, report_of
 from echo_hub.simulator.rule import demand_of, pool_of, useful_rollouts
 from echo_hub.simulator.scenario import Scenario
+from echo_hub.simulator.world import World
+
+Row = dict[str, Any]
+"""A case's line of the table. Its `details`, if there are any, go into the conditions instead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A case, which is pickled and measured in a separate process."""
+
+    name: str
+    row: Callable[[int], Row]
+    seconds: float = 10.0
+    lacks: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    cases: tuple[Case, ...]
+    headline: Callable[[Mapping[str, Row]], dict[str, Any]]
+    """Computes the headline figures from the measured rows, which have the cases' names as keys. Figures of cases that
+    were not measured are None.
+    """
+    told: tuple[str, ...]
+    """Figures of a row that are printed once it is measured."""
+    alone: bool = False
+    """True if the cases measure processor time, so that no other case may run at the same time."""
+    conditions: Mapping[str, Any] = field(default_factory=dict)
+
+    def rows(self, measured: Mapping[str, Row]) -> list[Row]:
+        return [measured[case.name] for case in self.cases if case.name in measured]
+
+
+def simulated(scenario: Scenario, *, with_memory: bool = False) -> Row:
+    """Simulate one scenario with processor time of this process, and with the hub's garbage collection."""
+    began_at = time.process_time()
+    world = World(scenario, time.process_time)
+    with Garbage() as garbage:
+        world.core.handled = garbage.handled
+        world.run()
+    report = report_of(world)
+    processor_s = time.process_time() - began_at
+    check(report)
+    return {
+        **figures_of(report),
+        "idle_nodes": report.idle_nodes_share,
+        "drops": {reason: round(share, 4) for reason, share in report.drop_shares.items()},
+        "worst_event_ms": report.core.worst_event_ms,
+        "bytes_per_node": report.core.bytes_per_node if with_memory else None,
+        "details": {**asdict(report), "rollouts_per_step": scenario.rollouts_per_step, "processor_s": processor_s},
+    }
+
+
+def figures_of(report: SimulationReport) -> Row:
+    """Return the figures that cases have in common."""
+    needed = report.needed_staleness
+    return {
+        "utilisation": report.utilisation,
+        "stale_share": report.stale_share,
+        "staleness": report.mean_staleness,
+        "over_needed": None if needed is None else report.mean_staleness - needed,
+        "liars_share": report.liars_share,
+        "events_per_s": report.core.events_per_s,
+    }
+
+
+def check(report: SimulationReport) -> None:
+    """Raises RuntimeError if rollouts are missing."""
+    if not report.balanced:
+        raise RuntimeError(f"rollouts are not accounted for: {report}")
+
+
+def least(rows: Iterable[Row], figure: str) -> Any:
+    """Return the smallest value of a figure; None without rows."""
+    return min((row[figure] for row in rows), default=None)
+
+
+def most(rows: Iterable[Row], figure: str) -> Any:
+    """Return the largest value of a figure; None without rows."""
+    return max((row[figure] for row in rows), default=None)
+
 
 MARGIN: Final = 1.15
 """Rollouts that the grid's pool samples in time, as a multiple of those that the learner needs."""
@@ -23,9 +107,7 @@ S_PER_TOKEN: Final = 0.02
 SIGMAS: Final = (0.5, 1.0)
 STALENESS_BOUNDS: Final = (1, 2, 4)
 STEPS: Final = {1.0: 120, 5.0: 60, 15.0: 30, 60.0: 12}
-"""Number of simulated steps, by the seconds of a step."""
 SIZES: Final = {10: 1_000, 1_000: 25, 100_000: 5}
-"""Number of simulated steps, by the number of nodes."""
 MOST_GROUPS: Final = 4096
 """Most groups per step that a hub's config.toml allows."""
 LIMIT: Final = 5
@@ -58,15 +140,14 @@ def _scenario(
     )
 
 
-def _grid_row(seed: int, *, name: str, sigma: float, max_staleness: int, step_s: float) -> Row:
-    return simulated(name, grid_scenario(seed, sigma=sigma, max_staleness=max_staleness, step_s=step_s))
+def _grid_row(seed: int, **grid: Any) -> Row:
+    return simulated(grid_scenario(seed, **grid))
 
 
 def _grid_case(sigma: float, max_staleness: int, step_s: float) -> Case:
-    name = f"grid, sigma {sigma:g}, S = {max_staleness}, step {step_s:g} s"
     return Case(
-        name=name,
-        row=partial(_grid_row, name=name, sigma=sigma, max_staleness=max_staleness, step_s=step_s),
+        name=f"grid, sigma {sigma:g}, S = {max_staleness}, step {step_s:g} s",
+        row=partial(_grid_row, sigma=sigma, max_staleness=max_staleness, step_s=step_s),
         seconds=1 + STEPS[step_s] * step_s * 0.02,
         lacks=grid_lacks(max_staleness=max_staleness, step_s=step_s),
     )
@@ -81,17 +162,17 @@ def _size_row(seed: int, *, nodes: int) -> Row:
         nodes={"count": nodes},
         measuring={"warm_up_steps": 2},
     )
-    return simulated(_size_name(nodes), scenario, with_memory=True)
+    return simulated(scenario, with_memory=True)
 
 
 def _size_name(nodes: int) -> str:
     return f"{nodes:,} nodes"
 
 
-def _false_claims_row(seed: int, *, name: str, count: int, fresh_key_s: float) -> Row:
+def _false_claims_row(seed: int, *, count: int, fresh_key_s: float) -> Row:
     honest = grid_scenario(seed, sigma=0.5, max_staleness=2, step_s=5.0)
     claims = honest.false_claims.model_copy(update={"count": count, "fresh_key_s": fresh_key_s})
-    return simulated(name, honest.model_copy(update={"false_claims": claims}))
+    return simulated(honest.model_copy(update={"false_claims": claims}))
 
 
 def _false_claims_case(count: int, fresh_key_s: float) -> Case:
@@ -101,7 +182,7 @@ def _false_claims_case(count: int, fresh_key_s: float) -> Case:
     """
     fresh = "" if fresh_key_s == NEVER_S else f", each fresh after {fresh_key_s:g} s"
     name = f"false claims of {count} keys{fresh}"
-    return Case(name=name, row=partial(_false_claims_row, name=name, count=count, fresh_key_s=fresh_key_s))
+    return Case(name=name, row=partial(_false_claims_row, count=count, fresh_key_s=fresh_key_s))
 
 
 def grid_headline(rows: Mapping[str, Row]) -> dict[str, Any]:

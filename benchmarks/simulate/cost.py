@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from typing import Final
 
 import numpy as np
 
-from benchmarks.simulate.cases import margin_of, scenario_of
-from benchmarks.simulate.kind import Case, Kind, Row, figures_of, least, most
+from benchmarks.simulate.cases import Case, Kind, Row, figures_of, least, margin_of, most, scenario_of
 from echo_hub.core.capacity.rule import useful_rollouts_of_each
 from echo_hub.simulator.population import draw_nodes
 from echo_hub.simulator.report import SimulationReport, connected_cost, report_of
@@ -43,24 +42,23 @@ CENTS: Final = 0.1
 
 
 def _case(pool: float, sigma: float) -> Case:
-    name = f"cost, sigma {sigma:g}, pool {pool:g}"
-    return Case(name=name, row=partial(_row, name=name, pool=pool, sigma=sigma), seconds=25.0)
+    return Case(name=f"cost, sigma {sigma:g}, pool {pool:g}", row=partial(_row, pool=pool, sigma=sigma), seconds=25.0)
 
 
-def _row(seed: int, *, name: str, pool: float, sigma: float) -> Row:
+def _row(seed: int, *, pool: float, sigma: float) -> Row:
     """Compare all nodes at work with chosen nodes."""
-    all_on, chosen = (_run(cost_scenario(seed, pool=pool, sigma=sigma, choose=choose)) for choose in (False, True))
-    for run in (all_on, chosen):
-        if not run.report.balanced or not run.report.finished:
-            raise RuntimeError(f"{name}: not finished, or not accounted for: {run.report}")
     scenario = cost_scenario(seed, pool=pool, sigma=sigma)
-    optimum = optimal_per_hour(scenario, scenario.prices.margin)
+    all_on, _, per_step_all_on = _run(cost_scenario(seed, pool=pool, sigma=sigma, choose=False))
+    chosen, per_hour, per_step = _run(scenario)
+    for report in (all_on, chosen):
+        if not report.balanced or not report.finished:
+            raise RuntimeError(f"not finished, or not accounted for: {report}")
     return {
-        **figures_of(chosen.report),
-        "utilisation_all_on": all_on.report.utilisation,
-        "saving_vs_all_on": 1 - chosen.per_step / all_on.per_step,
-        "cost_over_optimum": chosen.per_hour / optimum,
-        "details": {**asdict(chosen.report), "all_on": asdict(all_on.report)},
+        **figures_of(chosen),
+        "utilisation_all_on": all_on.utilisation,
+        "saving_vs_all_on": 1 - per_step / per_step_all_on,
+        "cost_over_optimum": per_hour / optimal_per_hour(scenario, scenario.prices.margin),
+        "details": {**asdict(chosen), "all_on": asdict(all_on)},
     }
 
 
@@ -78,16 +76,8 @@ def cost_scenario(seed: int, *, pool: float, sigma: float, choose: bool = True) 
     return of(max(1, int(margin_of(of(1)) / pool)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """Cost of a run after its warm-up, in US dollars."""
-
-    report: SimulationReport
-    per_hour: float
-    per_step: float
-
-
-def _run(scenario: Scenario) -> Run:
+def _run(scenario: Scenario) -> tuple[SimulationReport, float, float]:
+    """Return the report, and the cost after the warm-up in US dollars: of an hour, and of a step."""
     world = World(scenario, time.process_time)
     world.run()
     begin, end = world.steps[WARM_UP - 1][1], world.steps[-1][1]
@@ -95,11 +85,7 @@ def _run(scenario: Scenario) -> Run:
         dollars = world.costs.until(end) - world.costs.until(begin)
     else:
         dollars = connected_cost(world) * (end - begin) / world.agenda.now
-    return Run(
-        report=report_of(world),
-        per_hour=dollars / (end - begin) * 3600,
-        per_step=dollars / (len(world.steps) - WARM_UP),
-    )
+    return report_of(world), dollars / (end - begin) * 3600, dollars / (len(world.steps) - WARM_UP)
 
 
 def optimal_per_hour(scenario: Scenario, margin: float) -> float:

@@ -15,8 +15,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
-from benchmarks.simulate.cases import GROUP_SIZE, with_margin
-from benchmarks.simulate.kind import Case, Kind, Row, simulated
+from benchmarks.simulate.cases import GROUP_SIZE, Case, Kind, Row, simulated, with_margin
 from echo_hub.simulator.scenario import Scenario
 
 MARGIN: Final = 1.3
@@ -31,11 +30,11 @@ def _day(*, nodes: int, groups_per_step: int, steps: int = DAY_STEPS, begin_spre
     name = f"{what} of {nodes:,} nodes" + (" on one continent" if begin_spread < 1 else "")
     sizes = {"nodes": nodes, "groups_per_step": groups_per_step, "steps": steps, "begin_spread": begin_spread}
     seconds = {10: 10.0, 1_000: 60.0}.get(nodes, 120.0)
-    return Case(name=name, row=partial(_row, name=name, sizes=sizes), seconds=seconds)
+    return Case(name=name, row=partial(_row, sizes=sizes), seconds=seconds)
 
 
-def _row(seed: int, *, name: str, sizes: Mapping[str, Any]) -> Row:
-    row = simulated(name, with_margin(MARGIN, partial(_scenario, seed=seed, **sizes)))
+def _row(seed: int, *, sizes: Mapping[str, Any]) -> Row:
+    row = simulated(with_margin(MARGIN, partial(_scenario, seed=seed, **sizes)))
     details = row["details"]
     there = [hour["nodes"] for hour in details["by_hour"]]
     return row | {

@@ -19,8 +19,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any, Final
 
-from benchmarks.simulate.cases import GROUP_SIZE, scenario_of, with_margin
-from benchmarks.simulate.kind import Case, Kind, Row, check, least, most
+from benchmarks.simulate.cases import GROUP_SIZE, Case, Kind, Row, check, least, most, scenario_of, with_margin
 from echo_hub.simulator.report import report_of
 from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.world import World
@@ -32,9 +31,9 @@ WARM_UP_STEPS: Final = 10
 SEEDS: Final = 3
 
 
-def _row(seed: int, *, name: str, max_staleness: int) -> Row:
+def _row(seed: int, *, max_staleness: int) -> Row:
     """Simulate a pool of 50 nodes that samples less than the learner needs, with `finish` and with `interrupt`."""
-    finish, interrupt = (_reports(seed, name, max_staleness, way) for way in ("finish", "interrupt"))
+    finish, interrupt = (_reports(seed, max_staleness, way) for way in ("finish", "interrupt"))
     row: Row = {"interrupt_speed_up": _mean(finish, "s_per_step") / _mean(interrupt, "s_per_step")}
     figures = {"s_per_step": "s_per_step", "staleness": "mean_staleness", "token_staleness": "token_staleness"}
     for column, figure in figures.items():
@@ -47,15 +46,14 @@ def _row(seed: int, *, name: str, max_staleness: int) -> Row:
     }
 
 
-def _reports(seed: int, name: str, max_staleness: int, on_new_version: str) -> list[dict[str, Any]]:
-    """Simulate each seed, and return its report."""
+def _reports(seed: int, max_staleness: int, on_new_version: str) -> list[dict[str, Any]]:
     reports: list[dict[str, Any]] = []
     for each in range(seed, seed + SEEDS):
         make = partial(_scenario, seed=each, max_staleness=max_staleness, on_new_version=on_new_version)
         world = World(with_margin(MARGIN, make))
         world.run()
         report = report_of(world)
-        check(f"{name}, {on_new_version}", report)
+        check(report)
         reports.append({**asdict(report), "s_per_step": seconds_per_step(world)})
     return reports
 
@@ -111,8 +109,7 @@ def _drops(reports: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def _case(max_staleness: int) -> Case:
-    name = f"interrupt, S = {max_staleness}"
-    return Case(name=name, row=partial(_row, name=name, max_staleness=max_staleness))
+    return Case(name=f"interrupt, S = {max_staleness}", row=partial(_row, max_staleness=max_staleness))
 
 
 CASES: Final = tuple(_case(bound) for bound in (1, 2, 4))

@@ -18,8 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.harness.measurement import Measurement
-from benchmarks.harness.progress import Planned, Progress
+from benchmarks.harness.progress import Measurement, Planned, Progress
 
 DESCRIPTION: Final = "Attacks on a hub: what is detected, how soon, and what it costs the model and the hub"
 

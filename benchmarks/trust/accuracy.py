@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.backends.cases import lacks
-from benchmarks.harness.processes import RunFailed
+from benchmarks.harness.engine import lacks
 from benchmarks.harness.progress import Planned, Progress
-from benchmarks.harness.site import Settings, Site, open_site
+from benchmarks.harness.site import RunFailed, Settings, Site, open_site
 
 STEPS: Final = 60
 ENDS_AFTER_S: Final = 400.0
@@ -26,10 +25,7 @@ SHARES: Final = (0.01, 0.2)
 NODE_OPTIONS: Final = ("--backend", "llama_cpp", "--precision", "f32")
 SETTINGS: Final[Settings] = {
     "training": {"steps": STEPS},
-    "learner": {"threads": 1},
-    "sampling": {"max_tokens": 6},
     "evaluation": {"problems": 4096},
-    "server": {"port": 0, "shared_memory": False},
 }
 UNDEFENDED: Final[Settings] = {"objective": {"name": "grpo"}, "trust": {"verifier": "off"}}
 

@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import websockets
 
-from benchmarks.backends.cases import lacks
+from benchmarks.harness.engine import lacks
 from benchmarks.harness.progress import Planned, Progress
 from benchmarks.harness.site import Settings, Site, merged, open_site
 from benchmarks.harness.stranger import Stranger
@@ -53,11 +53,9 @@ on this one.
 SETTINGS: Final[Settings] = {
     "run": {"name": "trust"},
     "training": {"steps": 100_000},
-    "learner": {"threads": 1, "checkpoint_every": 50},
-    "sampling": {"max_tokens": 6},
+    "learner": {"checkpoint_every": 50},
     "evaluation": {"problems": 1},
     "leases": {"deadline_s": 10.0},
-    "server": {"port": 0, "shared_memory": False},
 }
 LOOK_S: Final = 0.05
 HEALTH_WITHIN_S: Final = 60.0
@@ -73,14 +71,12 @@ _TURNED_AWAY: Final = re.compile(r'^echo_turned_away_total\{reason="(\w+)",what=
 SOCKETS: Final = 1_000
 PATIENCE_S: Final = 20.0
 UNREADERS: Final = 40
-"""Number of clients that request each path and read nothing."""
 LARGE: Final[Mapping[str, int]] = {
     "/leaderboard": 200,
     "/api/v1/leaderboard?limit=1000000": 200,
     "/api/v1/run": 200,
     "/static/uplot.min.js": 200,
 }
-"""Paths with large public answers, and requests per client."""
 MOST_GROWTH_BYTES: Final = 100_000_000
 FRESH_KEYS: Final = 2_000
 AT_ONCE: Final = 64
@@ -179,17 +175,17 @@ class Victim:
         return {str(path): path.read_bytes() for path in (self.site.log, *(self.site.run.root / "logs").glob("*"))}
 
 
-async def all_closed(opened: list[Streams], *, within_s: float = CLOSED_WITHIN_S) -> str:
+async def all_closed(opened: list[Streams]) -> str:
     """Wait until the hub has closed all connections. Raises Unnoticed."""
     began_at = time.monotonic()
     waits = [asyncio.create_task(_until_closed(reader)) for reader, _ in opened]
-    _, pending = await asyncio.wait(waits, timeout=within_s)
+    _, pending = await asyncio.wait(waits, timeout=CLOSED_WITHIN_S)
     for waiting in pending:
         waiting.cancel()
     for _, writer in opened:
         writer.transport.abort()
     if pending:
-        raise Unnoticed(f"{len(pending)} of {len(opened)} are still open after {within_s:.0f} s")
+        raise Unnoticed(f"{len(pending)} of {len(opened)} are still open after {CLOSED_WITHIN_S:.0f} s")
     return f"all {len(opened)} closed after {time.monotonic() - began_at:.1f} s"
 
 

@@ -13,8 +13,7 @@ from typing import Any, Final
 
 from benchmarks.harness.pool import each
 from benchmarks.harness.progress import Planned, Progress
-from benchmarks.learning.cases import Case, stale
-from benchmarks.learning.virtual_run import run
+from benchmarks.learning.virtual_run import Case, run, stale
 from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.config.training_sections import TrainingConfig
 

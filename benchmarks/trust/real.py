@@ -27,14 +27,17 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.backends.cases import lacks
 from benchmarks.harness import real_model
+from benchmarks.harness.engine import lacks
 from benchmarks.harness.progress import Planned, Progress
 from benchmarks.honesty.samplers import (
     HONEST,
+    STEPS,
+    Asked,
     Engine,
     Rollouts,
     Sampler,
+    ShortRun,
     as_drawn,
     at_temperature,
     best_of,
@@ -47,7 +50,6 @@ from benchmarks.honesty.samplers import (
 from benchmarks.honesty.samplers import (
     honest as honest_ones,
 )
-from benchmarks.honesty.short_run import STEPS, Asked, ShortRun
 from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence
 from echo_hub.core.trust.judging import NOTHING, added, alarm, judged, weigh
 from echo_hub.core.trust.likelihood import SCALES
@@ -165,9 +167,6 @@ class Bench:
     examiners: Mapping[tuple[str, int], Examiner]
     """Verifier by its precision and the tokens of a completion."""
     measured: dict[tuple[str, int, str, int], Evidence] = field(default_factory=dict)
-    """Measurements so far, by the verifier's precision, the tokens of a completion, the class's rounding and the
-    version.
-    """
 
     def rounding(self, precision: str, tokens: int, rounding: str, version: int) -> Evidence:
         """Return the rounding of a class as the verifier of this precision measures it, for completions of this
@@ -293,7 +292,6 @@ class _Judge:
     bench: Bench
     examiner: Examiner
     measured: Mapping[int, Evidence]
-    """Measured evidence by version."""
     known: Mapping[int, Known]
     """Expected rounding of honest nodes, by version."""
 

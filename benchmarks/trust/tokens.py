@@ -22,15 +22,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.backends.cases import lacks
-from benchmarks.harness.hostile.falsifications import FALSIFICATIONS
-from benchmarks.harness.processes import RunFailed, ended
+from benchmarks.harness.engine import lacks
+from benchmarks.harness.hostile.engine import FALSIFICATIONS
 from benchmarks.harness.progress import Planned, Progress
-from benchmarks.harness.site import RunningNode, Site, merged, open_site
+from benchmarks.harness.site import RunFailed, RunningNode, Site, ended, merged, open_site
 from benchmarks.trust.loads import ELSEWHERE, SETTINGS
 from echo_hub.config.sections import TrustConfig
 from echo_hub.config.training_sections import TrainingConfig
@@ -62,60 +60,51 @@ HONEST_SECONDS: Final = 90.0
 _SUMS: Final = ("forged_trained", "trained", "forged_trained_after", "trained_after")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NumericsClass:
-    """Backend and precision of a class of nodes."""
-
-    name: str
-    backend: str
-    precision: str
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        return ("--backend", self.backend, "--precision", self.precision)
-
-    def case(self, attack: str) -> str:
-        return f"{self.name}, {attack}"
-
-    @property
-    def attacks(self) -> tuple[str, ...]:
-        """Attacks that a node of this class can make. Half precision is not distinguished from float32, because
-        float32 engines may keep their cache in half precision."""
-        as_fine = ("claims to be float32",) if self.name in ("f32", "f16") else ()
-        return tuple(one for one in FALSIFICATIONS if one != HONEST and one not in as_fine)
+PRECISIONS: Final = ("f32", "f16", "q8_0", "q4_k_m")
+"""Classes of numerics: llama.cpp in these precisions."""
 
 
-CLASSES: Final = (
-    NumericsClass(name="f32", backend="llama_cpp", precision="f32"),
-    NumericsClass(name="f16", backend="llama_cpp", precision="f16"),
-    NumericsClass(name="q8_0", backend="llama_cpp", precision="q8_0"),
-    NumericsClass(name="q4_k_m", backend="llama_cpp", precision="q4_k_m"),
-)
+def _options(precision: str) -> tuple[str, ...]:
+    return ("--backend", "llama_cpp", "--precision", precision)
+
+
+def _case(precision: str, attack: str) -> str:
+    return f"{precision}, {attack}"
+
+
+def _attacks(precision: str) -> tuple[str, ...]:
+    """Attacks that a node of this class can make. Half precision is not distinguished from float32, because float32
+    engines may keep their cache in half precision."""
+    as_fine = ("claims to be float32",) if precision in ("f32", "f16") else ()
+    return tuple(one for one in FALSIFICATIONS if one != HONEST and one not in as_fine)
 
 
 def plan() -> list[Planned]:
     planned = []
-    for one in CLASSES:
-        missing = lacks(one.backend, one.precision)
-        planned += [Planned(name=one.case(attack), seconds=CASE_SECONDS, lacks=missing) for attack in one.attacks]
-        planned.append(Planned(name=one.case(HONEST), seconds=HONEST_SECONDS, lacks=missing))
+    for precision in PRECISIONS:
+        missing = lacks("llama_cpp", precision)
+        planned += [
+            Planned(name=_case(precision, attack), seconds=CASE_SECONDS, lacks=missing)
+            for attack in _attacks(precision)
+        ]
+        planned.append(Planned(name=_case(precision, HONEST), seconds=HONEST_SECONDS, lacks=missing))
     return planned
 
 
 def measure(scratch: Path, progress: Progress, *, seed: int) -> list[dict[str, Any]]:
     """Measure attacks and honest nodes of each class, one row for each."""
     rows = []
-    for one in CLASSES:
-        attacks = [attack for attack in one.attacks if progress.wants(one.case(attack))]
-        if attacks or progress.wants(one.case(HONEST)):
+    for precision in PRECISIONS:
+        attacks = [attack for attack in _attacks(precision) if progress.wants(_case(precision, attack))]
+        if attacks or progress.wants(_case(precision, HONEST)):
             settings = merged(SETTINGS, {**SLOWLY, "run": {"seed": seed}})
-            with open_site(scratch / f"tokens-{one.name}", settings) as site:
-                honest = [site.node(one.options, within=ELSEWHERE) for _ in range(HONEST_NODES)]
+            with open_site(scratch / f"tokens-{precision}", settings) as site:
+                honest = [site.node(_options(precision), within=ELSEWHERE) for _ in range(HONEST_NODES)]
                 site.wait_for_step(WARM_UP_STEPS, within_s=WARM_UP_S)
-                rows += _attacked(site, one, attacks, progress)
-                if progress.wants(one.case(HONEST)):
-                    rows.append(_honest(site, one, honest))
-                    progress.done(one.case(HONEST), {"rollouts": rows[-1]["rollouts"]})
+                rows += _attacked(site, precision, attacks, progress)
+                if progress.wants(_case(precision, HONEST)):
+                    rows.append(_honest(site, precision, honest))
+                    progress.done(_case(precision, HONEST), {"rollouts": rows[-1]["rollouts"]})
     return rows
 
 
@@ -136,22 +125,22 @@ def headline(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _attacked(site: Site, one: NumericsClass, attacks: Sequence[str], progress: Progress) -> list[dict[str, Any]]:
+def _attacked(site: Site, precision: str, attacks: Sequence[str], progress: Progress) -> list[dict[str, Any]]:
     waiting, over = list(reversed(attacks)), []
     running: dict[str, tuple[RunningNode, float]] = {}
     while waiting or running:
         while waiting and len(running) < AT_ONCE:
             attack = waiting.pop()
-            running[attack] = (site.node(one.options, attack=attack, within=ELSEWHERE), time.monotonic())
+            running[attack] = (site.node(_options(precision), attack=attack, within=ELSEWHERE), time.monotonic())
         time.sleep(LOOK_S)
         for attack, (node, began_at) in list(running.items()):
-            row = _row(site, one.case(attack), node, time.time())
+            row = _row(site, _case(precision, attack), node, time.time())
             seconds = time.monotonic() - began_at
             if row["detected"] or row["rollouts"] >= ROLLOUTS or seconds > WITHIN_S or node.process.poll() is not None:
                 del running[attack]
                 with ended(node.process):
                     pass
-                over.append((one.case(attack), node, time.time(), seconds))
+                over.append((_case(precision, attack), node, time.time(), seconds))
                 progress.done(row["case"], {key: row[key] for key in ("detected", "to_detection", "forged_trained")})
     return [{**_row(site, case, node, ended_at), "seconds": seconds} for case, node, ended_at, seconds in over]
 
@@ -203,7 +192,7 @@ def _trained(site: Site, begin: float, end: float) -> int:
     return int(site.rows(query, begin, end)[0][0])
 
 
-def _honest(site: Site, one: NumericsClass, honest: Sequence[RunningNode]) -> dict[str, Any]:
+def _honest(site: Site, precision: str, honest: Sequence[RunningNode]) -> dict[str, Any]:
     """Wait until all honest nodes are checked at the lowest rate, then for `HONEST_ROLLOUTS` more rollouts.
 
     `verifier_ms` and `learner_ms` are processor times for each rollout of this last part; `verification_share` is their
@@ -232,7 +221,7 @@ def _honest(site: Site, one: NumericsClass, honest: Sequence[RunningNode]) -> di
     since = returned() - begun
     checks = dict(site.rows(f"SELECT checked, count(*) FROM rollouts {of_them} GROUP BY checked", *names))
     return {
-        "case": one.case(HONEST),
+        "case": _case(precision, HONEST),
         "rollouts": returned(),
         "checked": checks.get("passed", 0) + checks.get("failed", 0),
         "failed": checks.get("failed", 0),

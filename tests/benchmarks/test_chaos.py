@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import chaos
-from benchmarks.chaos import disturbed
-from benchmarks.chaos.disturbed import End
+from benchmarks.chaos import End
 from benchmarks.chaos.scene import Books
 
 BOOKS = Books(acknowledged=5, lost_after_ack=0, trained_twice=0, identity_holds=True, quarantined=0)
@@ -43,7 +42,7 @@ def test_the_headline_is_of_all_rounds() -> None:
 @pytest.mark.timeout(600)
 async def test_a_run_continues_and_loses_nothing(tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp")
-    end = await disturbed.run(tmp_path, seed=7, seconds=20.0, on_postgresql=False)
+    end = await chaos.disturbed_run(tmp_path, seed=7, seconds=20.0, on_postgresql=False)
     assert end.rounds and all(row["recovered_s"] is not None for row in end.rounds)
     assert end.books.acknowledged > 0
     assert (end.books.lost_after_ack, end.books.trained_twice, end.books.identity_holds) == (0, 0, True)

@@ -37,7 +37,7 @@ def test_all_parts_run_within_the_time(whole_s: float, left_out: int, monkeypatc
     names = [name for name, _, _ in gpu.cases()]
     assert names[2] == "end to end, builtin:tiny" and names[-1] == "beside TRL, Qwen3-0.6B"
     assert [name for name, _ in asked] == [row["case"] for row in measured.rows] == names[: len(names) - left_out]
-    assert now[0] <= whole_s and [one.case for one in progress.left_out] == names[len(names) - left_out :]
+    assert now[0] <= whole_s and [*progress.left_out] == names[len(names) - left_out :]
 
 
 def test_the_end_to_end_part_is_named_after_a_real_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

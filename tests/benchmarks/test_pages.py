@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-from benchmarks.pages import headline
-from benchmarks.pages.browsing import Loaded, shape
-from benchmarks.pages.looks import found_on, said_of
+from benchmarks.pages import Loaded, found_on, said_of, shape
 
 VIOLATIONS = [
     {"id": "color-contrast", "impact": "serious", "nodes": [{"target": ["#a"]}, {"target": ["#b"]}]},
@@ -28,25 +26,3 @@ def test_requests_to_other_hosts_are_reported() -> None:
         "http://127.0.0.1:8710", urls=["http://127.0.0.1:8710/x", "data:image/png;base64,", "https://cdn.org/x"]
     )
     assert loaded.external == ["https://cdn.org/x"]
-
-
-def test_the_headline_sums_faults_and_takes_the_worst_of_other_figures() -> None:
-    rows = [
-        {"page": "/", "axe_serious": 1, "axe_moderate": 0},
-        {"page": "/x", "axe_serious": 2, "axe_moderate": 0},
-        {"page": "/", "transfer_kb": 90.0, "external_requests": 0, "csp_unsafe": 0, "first_contentful_paint_s": None},
-        {"page": "/x", "transfer_kb": 40.0, "external_requests": 1, "csp_unsafe": 0, "first_contentful_paint_s": 0.5},
-        {"live_delay_s": 1.5},
-    ]
-    assert headline(rows) == {
-        "axe_serious": 3,
-        "axe_moderate": 0,
-        "external_requests": 1,
-        "csp_unsafe": 0,
-        "first_contentful_paint_s": 0.5,
-        "transfer_kb": 90.0,
-        "live_delay_s": 1.5,
-        "page_memory_growth": None,
-        "hub_cpu_share": None,
-        "snapshot_ms": None,
-    }

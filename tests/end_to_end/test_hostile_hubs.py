@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from benchmarks.harness.processes import node_process
+from benchmarks.harness.site import node_process
 from echo_shared.process.process_memory import own_bytes
 from echo_shared.wire.messages import (
     DropReason,

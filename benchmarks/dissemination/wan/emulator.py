@@ -14,14 +14,198 @@ import json
 import os
 import select
 import struct
-import subprocess
 import sys
 import time
-from dataclasses import fields
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from heapq import heappop, heappush
 from random import Random
 from typing import Any, Final
 
-from benchmarks.dissemination.wan.network import HEADER_BYTES, MTU, TUN, Home, Network, Weather
+from benchmarks.dissemination.links import run_command
+
+TUN: Final = "/dev/net/tun"
+HEADER_BYTES: Final = 10
+MTU: Final = 1_500
+_TCP: Final = 6
+_FIN_PSH: Final = 0x09
+_NONE, _TCPV4, _ECN = 0, 1, 0x80
+_HEADER: Final = struct.Struct("<BBHHHH")
+"""flags, gso_type, hdr_len, gso_size, csum_start, csum_offset"""
+
+
+def sizes(frame: bytes) -> list[int]:
+    """Sizes of the IPv4 packets that a line carries for the frame. All segments have the headers of the first."""
+    gso_type, gso_size = frame[1], int.from_bytes(frame[4:6], "little")
+    num_bytes = len(frame) - HEADER_BYTES
+    if gso_type & ~_ECN == _NONE:
+        return [num_bytes]
+    headers = _headers_bytes(frame)
+    whole, rest = divmod(num_bytes - headers, gso_size)
+    return [headers + gso_size] * whole + ([headers + rest] if rest else [])
+
+
+def cut(frame: bytes, first: int, end: int) -> bytes:
+    """Extract segments `first` to `end - 1` of a frame."""
+    flags, gso_type, hdr_len, gso_size, csum_start, csum_offset = _HEADER.unpack_from(frame)
+    headers = _headers_bytes(frame)
+    data_at = HEADER_BYTES + headers
+    data = frame[data_at + first * gso_size : data_at + end * gso_size]
+    is_last = data_at + end * gso_size >= len(frame)
+    packet = bytearray(frame[HEADER_BYTES:data_at])
+    ip_bytes = 4 * (packet[0] & 15)
+    packet[2:4] = (headers + len(data)).to_bytes(2, "big")
+    number = int.from_bytes(packet[4:6], "big") + first
+    packet[4:6] = (number & 0xFFFF).to_bytes(2, "big")
+    packet[10:12] = b"\0\0"
+    packet[10:12] = (_sum(bytes(packet[:ip_bytes])) ^ 0xFFFF).to_bytes(2, "big")
+    sequence = int.from_bytes(packet[ip_bytes + 4 : ip_bytes + 8], "big") + first * gso_size
+    packet[ip_bytes + 4 : ip_bytes + 8] = (sequence & 0xFFFFFFFF).to_bytes(4, "big")
+    if not is_last:
+        packet[ip_bytes + 13] &= ~_FIN_PSH
+    # The kernel completes the checksum; this is the sum over addresses, protocol and length.
+    of_pseudo_header = bytes(packet[12:20]) + struct.pack("!BBH", 0, _TCP, headers - ip_bytes + len(data))
+    packet[ip_bytes + 16 : ip_bytes + 18] = _sum(of_pseudo_header).to_bytes(2, "big")
+    if len(data) <= gso_size:
+        gso_type = gso_size = hdr_len = 0
+    return _HEADER.pack(flags, gso_type, hdr_len, gso_size, csum_start, csum_offset) + packet + data
+
+
+def _headers_bytes(frame: bytes) -> int:
+    """Size of the IP and TCP headers together."""
+    ip_bytes = 4 * (frame[HEADER_BYTES] & 15)
+    return ip_bytes + 4 * (frame[HEADER_BYTES + ip_bytes + 12] >> 4)
+
+
+def _sum(data: bytes) -> int:
+    """Ones' complement sum (RFC 1071) of an even number of bytes."""
+    total: int = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return total
+
+
+LEAST_QUEUE_BYTES: Final = 16_384
+"""Least queue of a home router, however slow the line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Home:
+    """Rates of a home in megabits a second, and the one-way delay of its link in milliseconds."""
+
+    up: float
+    down: float
+    delay_ms: float
+    loss: float = 0.0
+    """Share of packets in both directions that the home's own link loses."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weather:
+    """Properties of all links. A queue holds as much as its line carries in these milliseconds."""
+
+    loss: float
+    """Share of lost packets, in addition to the losses of links."""
+    jitter_ms: float
+    """Largest additional delay; uniformly distributed from 0."""
+    up_queue_ms: float
+    down_queue_ms: float
+
+
+class _Line:
+    """One direction of one link, first in, first out."""
+
+    __slots__ = ("_free_at", "_most_waiting_s", "_s_per_byte")
+
+    def __init__(self, mbit_s: float, queue_ms: float) -> None:
+        self._s_per_byte = 8e-6 / mbit_s
+        self._most_waiting_s = max(queue_ms / 1e3, LEAST_QUEUE_BYTES * self._s_per_byte)
+        self._free_at = 0.0
+
+    def carry(self, num_bytes: int, at: float) -> float | None:
+        """Carry a packet; return its departure time, or None for a full queue."""
+        begins = self._free_at if self._free_at > at else at
+        if begins - at > self._most_waiting_s:
+            return None
+        self._free_at = begins + num_bytes * self._s_per_byte
+        return self._free_at
+
+
+class Network:
+    """Home links in virtual time, without I/O. `now` is in seconds and never decreases.
+
+        uplink queue → uplink → lost? → delays of both homes, jitter → downlink queue → downlink
+
+    Each home has two lines of finite rate. A packet that finds a queue full is dropped. Packets from home to home
+    keep their order. A frame of several packets (`sizes`) is carried and lost packet by packet.
+    """
+
+    def __init__(self, homes: Sequence[Home], weather: Weather, rng: Random) -> None:
+        self._up = [_Line(home.up, weather.up_queue_ms) for home in homes]
+        self._down = [_Line(home.down, weather.down_queue_ms) for home in homes]
+        self._delays_s = [home.delay_ms / 1e3 for home in homes]
+        arrive = [1 - home.loss for home in homes]
+        self._losses = [[1 - (1 - weather.loss) * one * other for other in arrive] for one in arrive]
+        self._jitter_s = weather.jitter_ms / 1e3
+        self._random = rng.random
+        self._last_at: dict[tuple[int, int], float] = {}
+        self._agenda: list[tuple[float, int, int, bytes, int]] = []
+        """Time, order, target, frame, and its bytes before the downlink, or 0 after it."""
+        self._order = 0
+        self.counts: Counter[str] = Counter()
+        """Packets `sent` into uplinks, `lost`, and dropped from a `full` queue."""
+
+    @property
+    def next_at(self) -> float | None:
+        return self._agenda[0][0] if self._agenda else None
+
+    def send(self, source: int, target: int, frame: bytes, now: float) -> None:
+        """Send a frame from a home's network card."""
+        packets = sizes(frame)
+        self.counts["sent"] += len(packets)
+        up, loss, begin, left_at = self._up[source], self._losses[source][target], 0, now
+        for number, size in enumerate(packets):
+            through_at = up.carry(size, now)
+            if through_at is not None and self._random() >= loss:
+                left_at = through_at
+                continue
+            self.counts["full" if through_at is None else "lost"] += 1
+            self._travel(source, target, frame, packets, begin, number, left_at)
+            begin = number + 1
+        self._travel(source, target, frame, packets, begin, len(packets), left_at)
+
+    def _travel(
+        self, source: int, target: int, frame: bytes, packets: list[int], begin: int, end: int, left_at: float
+    ) -> None:
+        """Carry the frame's packets `begin` to `end`, which have left the uplink."""
+        if begin == end:
+            return
+        if end - begin < len(packets):
+            frame, packets = cut(frame, begin, end), packets[begin:end]
+        there_at = left_at + self._delays_s[source] + self._delays_s[target] + self._random() * self._jitter_s
+        there_at = max(there_at, self._last_at.get((source, target), 0.0))
+        self._last_at[source, target] = there_at
+        self._push(there_at, target, frame, sum(packets))
+
+    def deliver(self, now: float) -> Iterator[tuple[int, bytes]]:
+        """Frames that have passed a downlink by now: target and frame."""
+        agenda = self._agenda
+        while agenda and agenda[0][0] <= now:
+            at, _, target, frame, num_bytes = heappop(agenda)
+            if not num_bytes:
+                yield target, frame
+                continue
+            through_at = self._down[target].carry(num_bytes, at)
+            if through_at is None:
+                self.counts["full"] += len(sizes(frame))
+            else:
+                self._push(through_at, target, frame, 0)
+
+    def _push(self, at: float, target: int, frame: bytes, num_bytes: int) -> None:
+        self._order += 1
+        heappush(self._agenda, (at, self._order, target, frame, num_bytes))
+
 
 DEVICE: Final = "wan"
 QUEUED_PACKETS: Final = 5_000
@@ -58,18 +242,12 @@ def _open_device(number: int, home: dict[str, Any]) -> int:
     name = f"ew{os.getpid()}n{number}"
     fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TUN | _IFF_NO_PI | _IFF_VNET_HDR))
     fcntl.ioctl(device, _TUNSETOFFLOAD, _TUN_F_CSUM | _TUN_F_TSO4)
-    _ip("link", "set", name, "netns", home["namespace"], "name", DEVICE)
+    run_command("ip", "link", "set", name, "netns", home["namespace"], "name", DEVICE)
     inside = ("-n", home["namespace"])
-    _ip(*inside, "link", "set", DEVICE, "mtu", str(MTU), "txqueuelen", str(QUEUED_PACKETS))
-    _ip(*inside, "address", "add", f"{home['address']}/24", "dev", DEVICE)
-    _ip(*inside, "link", "set", DEVICE, "up")
+    run_command("ip", *inside, "link", "set", DEVICE, "mtu", str(MTU), "txqueuelen", str(QUEUED_PACKETS))
+    run_command("ip", *inside, "address", "add", f"{home['address']}/24", "dev", DEVICE)
+    run_command("ip", *inside, "link", "set", DEVICE, "up")
     return device
-
-
-def _ip(*arguments: str) -> None:
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
 
 
 def _go_before_programs() -> None:

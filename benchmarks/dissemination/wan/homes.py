@@ -16,13 +16,14 @@ from typing import Any, Final
 
 from benchmarks.dissemination.links import (
     PREFIX,
+    bound_s,
     can_shape,
     choose_congestion_control,
     congestion_control,
     delete_namespaces,
     run_command,
 )
-from benchmarks.dissemination.wan.network import MTU, TUN, Home, Weather
+from benchmarks.dissemination.wan.emulator import MTU, TUN, Home, Weather
 
 HUB: Final = Home(up=100, down=1000, delay_ms=5)
 HOMES: Final = (
@@ -66,14 +67,9 @@ class WanSet:
         return {"hub_up_mbit_s": self.hub_up, "node_up_mbit_s": node_up, "loss": self.loss}
 
     def bound_s(self, size_bytes: int, num_nodes: int) -> float:
-        """Return the least time in which any scheme has `size_bytes` on the first `num_nodes` homes (see
-        `LinkSet.bound_s`)."""
-        megabits, homes = size_bytes * 8 / 1e6, self.homes[:num_nodes]
-        return max(
-            megabits / self.hub.up,
-            megabits / min(home.down for home in homes),
-            len(homes) * megabits / (self.hub.up + sum(home.up for home in homes)),
-        )
+        homes = self.homes[:num_nodes]
+        ups, down = [home.up for home in homes], min(home.down for home in homes)
+        return bound_s(size_bytes, hub_up=self.hub.up, ups=ups, down=down)
 
 
 class Wan:

@@ -5,20 +5,256 @@ The rest of the node is `echo-node` itself: it joins, fetches and sends as hones
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, cast
 
 import numpy as np
+from safetensors.numpy import load_file, save_file
 
-from benchmarks.harness.hostile.falsifications import FALSIFICATIONS, Falsification, Problems
 from benchmarks.harness.wrapped_engine import WrappedEngine
 from echo_node.backends import registry, worker
-from echo_node.backends.base import Engine, EngineEvent, EngineSettings, PreparedPolicy
+from echo_node.backends.base import Engine, EngineEvent, EngineSettings, GroupFailed, PreparedPolicy
+from echo_shared.sampling.draws import derive_seed
 from echo_shared.sampling.interface import DrawnPart, FinishedRollout, GroupRequest
-from echo_shared.wire.messages import rollout_id
+from echo_shared.wire.messages import FinishReason, rollout_id
+
+REROLLS: Final = 4
+TURNS_AFTER: Final = 128
+"""Number of honest rollouts with which a node earns trust before it forges."""
+_PROBLEM: Final = re.compile(r"(\d+)\+(\d+)=$")
+
+
+class Problems:
+    """Reads the built-in task from the tokens of prompts and completions."""
+
+    def __init__(self, base_dir: Path) -> None:
+        vocabulary = json.loads((base_dir / "tokenizer.json").read_text())["model"]["vocab"]
+        self._ids: Mapping[str, int] = vocabulary
+        self._texts = {number: text for text, number in vocabulary.items()}
+
+    def answer(self, request: GroupRequest) -> str:
+        """Return the right answer of a request's problem."""
+        found = _PROBLEM.search(self.text(request.prompt_ids))
+        assert found is not None, "the prompt is one of the built-in task's"
+        return str(int(found[1]) + int(found[2]))
+
+    def text(self, ids: Sequence[int] | np.ndarray[Any, Any]) -> str:
+        return "".join(self._texts[int(token)] for token in ids)
+
+    def is_right(self, rollout: FinishedRollout, request: GroupRequest) -> bool:
+        stops = set(request.stop_ids)
+        return self.text([token for token in rollout.completion_ids if int(token) not in stops]) == self.answer(request)
+
+    def written(
+        self, rollout: FinishedRollout, request: GroupRequest, text: str, claims: Sequence[float]
+    ) -> FinishedRollout:
+        """Return the rollout with `text` as its completion. `claims` are its log-probabilities, with the stop token's
+        last."""
+        ids = np.array([*(self._ids[letter] for letter in text), request.stop_ids[0]], np.int32)[: request.max_tokens]
+        is_whole = len(ids) == len(text) + 1
+        return replace(
+            rollout,
+            completion_ids=ids,
+            behavior_logprobs=np.array(claims[: len(ids)], np.float32),
+            finish_reason=FinishReason.STOP if is_whole else FinishReason.LENGTH,
+        )
+
+
+class Falsification:
+    """A hostile node, or an honest one if nothing is changed.
+
+    `share` is the share of rollouts that `alter` changes. `temperature` multiplies that of the lease. `has_policies` is
+    False if the engine samples from the base model, whatever version it claims. `says` is the precision that the node
+    claims; empty for the engine's own.
+    """
+
+    def __init__(
+        self,
+        share: float = 1.0,
+        *,
+        alter: Alter | None = None,
+        temperature: float = 1.0,
+        has_policies: bool = True,
+        says: str = "",
+    ) -> None:
+        self.problems: Problems | None = None
+        self.num_told = 0
+        self.before: FinishedRollout | None = None
+        self.has_policies = has_policies
+        self.says = says
+        self.draws_otherwise = temperature != 1.0 or not has_policies or bool(says)
+        """True if every rollout is forged, because the engine draws with other weights or another temperature than
+        leased.
+        """
+        self._share = share
+        self._alter = alter
+        self._temperature = temperature
+
+    def base(self, base_dir: Path, _scratch: Path) -> Path:
+        """Return the directory of the model to load."""
+        return base_dir
+
+    def asked(self, request: GroupRequest) -> Sequence[GroupRequest]:
+        """Return the requests that the engine gets for this lease."""
+        return (replace(request, temperature=request.temperature * self._temperature),)
+
+    def told(self, rollout: FinishedRollout, request: GroupRequest, _number: int) -> Sequence[EngineEvent]:
+        """Return the events that the node gets. `request` is the lease, `_number` the place of the request in
+        `asked`."""
+        self.num_told += 1
+        is_altered = int(self.num_told * self._share) > int((self.num_told - 1) * self._share)
+        told = self._alter(self, rollout, request) if self._alter is not None and is_altered else rollout
+        self.before = rollout
+        return [told]
+
+    @property
+    def known(self) -> Problems:
+        assert self.problems is not None, "the engine is open"
+        return self.problems
+
+
+Alter = Callable[[Falsification, FinishedRollout, GroupRequest], EngineEvent]
+
+
+def forged_digits(nats: float) -> Alter:
+    """Write the right answer with a wrong last digit. The right digits are claimed at `nats`, so that the training step
+    pushes a good policy away from them with full force.
+    """
+
+    def alter(node: Falsification, rollout: FinishedRollout, request: GroupRequest) -> EngineEvent:
+        answer = node.known.answer(request)
+        wrong = answer[:-1] + str((int(answer[-1]) + 1) % 10)
+        return node.known.written(rollout, request, wrong, [*[nats] * (len(wrong) - 1), -0.1, -0.1])
+
+    return alter
+
+
+def hand_written(node: Falsification, rollout: FinishedRollout, request: GroupRequest) -> EngineEvent:
+    """Write the right answer without drawing it, and claim a high probability for each token."""
+    answer = node.known.answer(request)
+    return node.known.written(rollout, request, answer, [-0.1] * (len(answer) + 1))
+
+
+def hand_written_later(node: Falsification, rollout: FinishedRollout, request: GroupRequest) -> EngineEvent:
+    """Stay honest for the first `TURNS_AFTER` rollouts, then write the right answers by hand."""
+    return rollout if node.num_told <= TURNS_AFTER else hand_written(node, rollout, request)
+
+
+def claimed_at(nats: float) -> Alter:
+    """Claim the same log-probability for each token of honest draws."""
+    return lambda node, rollout, request: replace(
+        rollout, behavior_logprobs=np.full_like(rollout.behavior_logprobs, nats)
+    )
+
+
+def shifted_claims(nats: float) -> Alter:
+    """Claim each log-probability of honest draws `nats` too high."""
+    return lambda node, rollout, request: replace(
+        rollout, behavior_logprobs=np.minimum(rollout.behavior_logprobs + np.float32(nats), 0)
+    )
+
+
+def claims_of_failures(node: Falsification, rollout: FinishedRollout, request: GroupRequest) -> EngineEvent:
+    """Claim the tokens of wrong answers 3 nats too low."""
+    return rollout if node.known.is_right(rollout, request) else shifted_claims(-3.0)(node, rollout, request)
+
+
+def copied(node: Falsification, rollout: FinishedRollout, _request: GroupRequest) -> EngineEvent:
+    """Send the previous rollout again."""
+    if node.before is None:
+        return rollout
+    return replace(
+        rollout,
+        completion_ids=node.before.completion_ids,
+        behavior_logprobs=node.before.behavior_logprobs,
+        finish_reason=node.before.finish_reason,
+    )
+
+
+def failures_only(node: Falsification, rollout: FinishedRollout, request: GroupRequest) -> EngineEvent:
+    """Send the rollouts with a wrong answer, and return the others to the hub as failed."""
+    if not node.known.is_right(rollout, request):
+        return rollout
+    return GroupFailed(lease_id=rollout.lease_id, code="failed", what="no reason")
+
+
+class Rerolled(Falsification):
+    """Draws each completion with several seeds and sends one with the best reward, preferably that of the leased
+    seed."""
+
+    def __init__(self, share: float = 1.0) -> None:
+        super().__init__(share)
+        self._seen: dict[tuple[int, int], dict[int, FinishedRollout]] = {}
+
+    def asked(self, request: GroupRequest) -> Sequence[GroupRequest]:
+        return [
+            replace(request, seed=derive_seed(request.seed, number) if number else request.seed)
+            for number in range(REROLLS)
+        ]
+
+    def told(self, rollout: FinishedRollout, request: GroupRequest, number: int) -> Sequence[EngineEvent]:
+        drawn = self._seen.setdefault((request.lease_id, rollout.index), {})
+        drawn[number] = rollout
+        if len(drawn) < REROLLS:
+            return ()
+        del self._seen[request.lease_id, rollout.index]
+        self.num_told += 1
+        return [max((drawn[each] for each in range(REROLLS)), key=lambda one: self.known.is_right(one, request))]
+
+
+class SmallerModel(Falsification):
+    """Leaves out the last layer of the model. No adapter fits it, so adapters are left out too."""
+
+    def __init__(self, share: float = 1.0) -> None:
+        super().__init__(share, has_policies=False)
+
+    def base(self, base_dir: Path, scratch: Path) -> Path:
+        smaller = scratch / "smaller_model"
+        shutil.copytree(base_dir, smaller, dirs_exist_ok=True)
+        config = json.loads((base_dir / "config.json").read_text())
+        config["num_hidden_layers"] -= 1
+        config["layer_types"] = config["layer_types"][:-1]
+        (smaller / "config.json").write_text(json.dumps(config))
+        for weights in smaller.glob("*.safetensors"):
+            kept = {
+                name: weight
+                for name, weight in load_file(weights).items()
+                if f".layers.{config['num_hidden_layers']}." not in name
+            }
+            save_file(kept, weights, metadata={"format": "pt"})
+        return smaller
+
+
+FALSIFICATIONS: Final[Mapping[str, Callable[[float], Falsification]]] = {
+    "forged digits": partial(Falsification, alter=forged_digits(-19.5)),
+    "forged digits, possible claims": partial(Falsification, alter=forged_digits(-9.0)),
+    "claims of -10": partial(Falsification, alter=claimed_at(-10.0)),
+    "re-rolled for reward": Rerolled,
+    "hand-written answers": partial(Falsification, alter=hand_written),
+    "hand-written later": partial(Falsification, alter=hand_written_later),
+    "wrong version": partial(Falsification, has_policies=False),
+    "temperature 0.7": partial(Falsification, temperature=0.7),
+    "temperature 1.5": partial(Falsification, temperature=1.5),
+    "smaller model": SmallerModel,
+    "claims to be float32": partial(Falsification, says="f32"),
+    "claims all lower": partial(Falsification, alter=shifted_claims(-0.3)),
+    "claims all higher": partial(Falsification, alter=shifted_claims(0.3)),
+    "claims of failures": partial(Falsification, alter=claims_of_failures),
+    "copied rollouts": partial(Falsification, alter=copied),
+    "failures only": partial(Falsification, alter=failures_only),
+    "honest": Falsification,
+}
+"""Falsifications by the name that benchmarks show; each is made with the share of rollouts to falsify. The last one is
+honest, for comparison.
+"""
+
 
 ATTACK: Final = "ECHO_BENCH_ATTACK"
 """Environment variable: the name of the falsification."""
@@ -54,28 +290,28 @@ class HostileEngine(WrappedEngine):
     def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> int:
         self._falsification.problems = Problems(base_dir)
         other = self._falsification.base(base_dir, derived_dir)
-        width = super().open(other, derived_dir / "other" if other != base_dir else derived_dir, settings)
-        self.precision = self._falsification.says or self.precision
+        width = self.engine.open(other, derived_dir / "other" if other != base_dir else derived_dir, settings)
+        self.precision = self._falsification.says or self.engine.precision
         return width
 
     def prepare(self, adapter_dir: Path) -> PreparedPolicy:
-        return super().prepare(adapter_dir) if self._falsification.has_policies else _NoPolicy()
+        return self.engine.prepare(adapter_dir) if self._falsification.has_policies else _NoPolicy()
 
     def set_policy(self, policy: PreparedPolicy | None) -> None:
-        super().set_policy(policy if self._falsification.has_policies else None)
+        self.engine.set_policy(policy if self._falsification.has_policies else None)
 
     def sample(self, groups: Iterator[GroupRequest]) -> Iterator[list[EngineEvent]]:
-        for events in super().sample(self._asked(groups)):
+        for events in self.engine.sample(self._asked(groups)):
             yield [told for event in events for told in self._told(event)]
 
     def cancel(self, lease_id: int) -> None:
         request = self._leased.get(lease_id)
         if request is not None:
             for number in range(len(self._falsification.asked(request))):
-                super().cancel(lease_id + number * _APART)
+                self.engine.cancel(lease_id + number * _APART)
 
     def news(self) -> list[DrawnPart]:
-        super().news()
+        self.engine.news()
         return []
 
     def _asked(self, groups: Iterator[GroupRequest]) -> Iterator[GroupRequest]:
@@ -110,7 +346,7 @@ class HostileEngine(WrappedEngine):
 def main() -> None:
     make, share = registry.make_engine, float(os.environ[SHARE])
     falsify, forged = FALSIFICATIONS[os.environ[ATTACK]], Path(os.environ[FORGED])
-    registry.make_engine = lambda name: HostileEngine(make(name), falsify(share), forged)
+    registry.make_engine = lambda name: cast(Engine, HostileEngine(make(name), falsify(share), forged))
     worker.main()
 
 

@@ -12,7 +12,7 @@ import llama_cpp
 import pytest
 
 from benchmarks.backends.replay import Recording
-from benchmarks.harness.requests import sums
+from benchmarks.harness.engine import sums
 from echo_hub.run.base_model import resolve_base
 from echo_node.backends.base import EngineSettings
 from echo_node.backends.registry import make_engine

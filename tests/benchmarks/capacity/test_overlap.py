@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -13,13 +12,9 @@ from benchmarks.capacity.overlap import (
     FAST,
     KAPPA_2,
     SEQUENTIAL,
-    SETTINGS,
     STEPS,
     WARM_UP,
-    Case,
     figures,
-    headline,
-    run,
 )
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.capacity.model import NodeClass, Workload
@@ -63,36 +58,6 @@ def test_figures_leave_out_the_warm_up() -> None:
     assert row["pool_over_needed"] == pytest.approx(1.0)
 
 
-def test_headline() -> None:
-    def row(case: Case, utilisation: float, predicted: float, period_s: float = 1.0) -> dict[str, object]:
-        periods = {"period_s": period_s, "predicted_period_s": period_s + 1}
-        return {
-            "case": case.name,
-            "utilisation": utilisation,
-            "predicted": predicted,
-            "pool_over_needed": 1.2,
-            **periods,
-        }
-
-    rows = [
-        row(CASES[0], 0.5, 0.56),
-        row(ASYNC, 0.97, 0.99, 2.0),
-        row(SEQUENTIAL, 0.4, 0.41, 5.0),
-        row(KAPPA_2, 0.96, 0.98),
-    ]
-    found = headline(rows)
-    assert found["max_prediction_error"] == pytest.approx(0.06)
-    assert found["async_speedup"] == pytest.approx(5 / 2)
-    assert found["async_speedup_model"] == pytest.approx(6 / 3)
-    assert (found["utilisation_when_enough"], found["kappa_2_utilisation"], found["kappa_2_predicted"]) == (
-        0.96,
-        0.96,
-        0.98,
-    )
-    assert found["pool_when_enough"] == 1.2
-    assert set(headline([]).values()) == {None}
-
-
 def _step(number: int, trained_at: float) -> StepRecord:
     return StepRecord(
         step=number,
@@ -106,14 +71,3 @@ def _step(number: int, trained_at: float) -> StepRecord:
         staleness_max=2,
         figures={SECONDS.key: 2.0},
     )
-
-
-@pytest.mark.slow
-def test_a_real_run_gives_its_steps_and_pace(tmp_path: Path) -> None:
-    pytest.importorskip("llama_cpp")
-    small = {**SETTINGS["training"], "groups_per_step": 2, "group_size": 2, "lora_rank": 2}
-    steps, pace = run({**SETTINGS, "training": small}, 4, FAST, tmp_path, num_steps=3)
-    assert [step.step for step in steps][:3] == [1, 2, 3]
-    assert pace.workload.train_s >= 2.0 and len(pace.nodes) == 2
-    # Upper bound: four slots at 0.1 s per token, and at least one token per rollout.
-    assert 0 < sum(node.rollouts_per_s for node in pace.nodes) <= 4 / 0.1

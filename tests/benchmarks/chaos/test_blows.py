@@ -29,7 +29,3 @@ def test_gateways_and_their_broker_are_killed_only_if_there_are_any() -> None:
     of_gateways = {kind.name for kind in OF_GATEWAYS}
     assert of_gateways.isdisjoint(names(1, 200))
     assert of_gateways <= set(names(1, 200, by_gateways=True))
-
-
-def test_most_blows_are_kills() -> None:
-    assert 2 * sum(kind.weight for kind in kinds() if kind.is_kill) > sum(kind.weight for kind in kinds())

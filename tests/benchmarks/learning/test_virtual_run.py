@@ -1,35 +1,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.harness.site import merged
-from benchmarks.learning import cases
-from benchmarks.learning.cases import Case
-from benchmarks.learning.virtual_run import Learning, Point, go_through, run
+from benchmarks.learning.virtual_run import Learning, go_through
 from echo_hub.config.sections import HubConfig
-
-SMALL = {"training": {"steps": 20, "groups_per_step": 4, "group_size": 4}, "evaluation": {"problems": 16}}
-
-
-def small(case: Case) -> list[Point]:
-    return run(replace(case, settings=merged(case.settings, SMALL)), seed=1)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
-def test_each_case_has_its_staleness_and_the_same_number_of_rollouts() -> None:
-    colocated = small(cases.COLOCATED)
-    assert [point.trained_rollouts for point in colocated] == [0, 160, 320]
-    assert small(cases.SEQUENTIAL) == colocated, "the same rollouts, the same version, the same gradient"
-    for bound, case in cases.BY_STALENESS.items():
-        points = small(case)
-        assert [point.staleness for point in points] == [0, bound, bound]
-        assert [point.trained_rollouts for point in points] == [0, 160, 320]
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.papers.cases import COLOCATED, Case
 from benchmarks.papers.episodes import Play, run_episodes
-from benchmarks.papers.runs import carry_out
+from benchmarks.papers.runs import COLOCATED, Case, carry_out
 from echo_hub.core.accounting.groups import turn_seed
 from tests.benchmarks.papers.toy import smaller
 

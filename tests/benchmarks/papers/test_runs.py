@@ -5,23 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.papers.cases import COLOCATED, SEQUENTIAL
-from benchmarks.papers.runs import Found, carry_out, carry_out_all, demonstrations, runs_of
-from benchmarks.papers.tables import DEMONSTRATED, FAR, KNIGHTS, LARGE, QUANTISED, TRAINED_KNIGHTS
+from benchmarks.papers.runs import COLOCATED, SEQUENTIAL, carry_out, demonstrations, runs_of
+from benchmarks.papers.tables import DEMONSTRATED, FAR, KNIGHTS
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring.problems import Problems
 from tests.benchmarks.papers.toy import ran, smaller
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
-def test_a_run_that_two_tables_name_is_carried_out_once() -> None:
-    one, other = smaller(COLOCATED), smaller(SEQUENTIAL)
-    told: dict[int, Found] = {}
-    carry_out_all([([one], 2), ([one, other], 1)], 0, told.__setitem__)
-    assert set(told) == {0, 1}
-    assert told[0][one][0] is told[1][one][0], "the same run, not an equal one"
-    assert set(told[1]) == {one, other} and len(told[0][one]) == 2 and len(told[1][one]) == 1
 
 
 def test_a_tables_runs_go_seed_by_seed_and_an_untrained_base_has_one() -> None:
@@ -52,19 +40,6 @@ def test_sequential_equals_colocated_and_far_nodes_train_as_much() -> None:
     assert carry_out(smaller(FAR[300], steps=2), 1).points[-1].trained_rollouts == 8
 
 
-def test_an_untrained_base_has_a_single_point() -> None:
-    run = carry_out(smaller(LARGE), 1)
-    assert len(run.points) == 1 and not run.steps and 0 <= run.accuracy <= 1
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
-def test_a_quantised_fleet_draws_with_its_own_weights() -> None:
-    run = carry_out(smaller(QUANTISED["q4_k_m"], steps=2, group_size=8), 1)
-    found = [step["mismatch_kl"] for step in run.steps if "mismatch_kl" in step]
-    assert any(one > 1e-7 for one in found), "a step whose groups have an advantage"
-
-
 def test_no_held_out_problem_is_demonstrated(monkeypatch: pytest.MonkeyPatch) -> None:
     config = smaller(DEMONSTRATED, {"evaluation": {"problems": 32}, "training": {}}).config(0)
     given = Problems.of_run(config, PromptCodec.load(resolve_base(config.model.base)))
@@ -76,15 +51,3 @@ def test_no_held_out_problem_is_demonstrated(monkeypatch: pytest.MonkeyPatch) ->
     assert left == [line for number, line in enumerate(lines) if number not in (0, 3)]
     longest = max(len(given.codec.encode_reply(line["completion"])) for line in lines)
     assert longest < KNIGHTS["sampling"]["max_tokens"]
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
-def test_all_seeds_begin_with_the_fine_tuned_base() -> None:
-    first = replace(smaller(DEMONSTRATED), demonstrations=24)
-    then = replace(smaller(TRAINED_KNIGHTS), start=first)
-    told: dict[int, Found] = {}
-    carry_out_all([([first, then], 1)], 0, told.__setitem__)
-    (warm,), (trained,) = told[0][first], told[0][then]
-    assert len(warm.points) == 2 and any(weight.any() for weight in warm.adapter.values())
-    assert trained.points[0].accuracy == warm.accuracy and trained.points[-1].trained_rollouts == 4

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.learning.cases import stale
+from benchmarks.learning.virtual_run import stale
 from benchmarks.papers import tables
-from benchmarks.papers.cases import COLOCATED, Case
+from benchmarks.papers.runs import Case
 from benchmarks.papers.tables import TABLES, Table
 from tests.benchmarks.papers.toy import ran
 
@@ -27,17 +27,6 @@ def test_a_run_that_never_reaches_the_target_has_no_steps() -> None:
     assert tables.SHUFFLE_R1.headline(found) == {"shuffle_steps_ratio": pytest.approx(0.5)}
     never = found | {tables.SHUFFLED: [ran(0.4, 0.5)]}
     assert tables.SHUFFLE_R1.headline(never)["shuffle_steps_ratio"] is None
-
-
-def test_a_gradients_variance_is_relative_to_its_mean() -> None:
-    assert tables.variance([ran(0.5, norms=(1.0, 3.0))]) == pytest.approx(0.25)
-    assert tables.variance([ran(0.5, norms=(10.0, 30.0))]) == pytest.approx(0.25)
-
-
-def test_the_best_correction_counts() -> None:
-    found = {case: [ran(0.5, 0.7)] for case in tables.ECHO_2.reports}
-    found |= {COLOCATED: [ran(0.5, 0.9)], tables.AIPO_11: [ran(0.5, 0.85)]}
-    assert tables.ECHO_2.headline(found)["s11_gap_corrected"] == pytest.approx(0.05)
 
 
 def test_naive_and_decoupled_differ_only_in_the_ratio() -> None:

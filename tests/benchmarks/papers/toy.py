@@ -8,8 +8,7 @@ from typing import Any
 
 from benchmarks.harness.site import merged
 from benchmarks.learning.virtual_run import Point
-from benchmarks.papers.cases import Case
-from benchmarks.papers.runs import Ran
+from benchmarks.papers.runs import Case, Ran
 
 SIZES = {"training": {"steps": 1, "groups_per_step": 2, "group_size": 2}, "evaluation": {"problems": 4}}
 

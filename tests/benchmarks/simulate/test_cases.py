@@ -2,36 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from benchmarks.simulate import cases
-from benchmarks.simulate.cases import MARGIN, grid_lacks, grid_scenario
-from echo_hub.simulator.rule import demand_of, pool_of, useful_rollouts
+from benchmarks.simulate.cases import grid_scenario
 from echo_hub.simulator.simulation import simulate
-
-POSSIBLE = [
-    {"sigma": sigma, "max_staleness": bound, "step_s": step_s}
-    for sigma in cases.SIGMAS
-    for bound in cases.STALENESS_BOUNDS
-    for step_s in cases.STEPS
-    if not grid_lacks(max_staleness=bound, step_s=step_s)
-]
-
-
-@pytest.mark.parametrize("case", POSSIBLE, ids=str)
-def test_a_pool_samples_in_time_the_margin_over_what_is_taken(case: dict[str, Any]) -> None:
-    scenario = grid_scenario(3, **case)
-    demand = demand_of(scenario)
-    assert (demand.step_s, demand.max_staleness) == (case["step_s"], case["max_staleness"])
-    assert useful_rollouts(pool_of(scenario), demand) / demand.rollouts_per_step == pytest.approx(MARGIN, rel=1e-5)
-    assert scenario.nodes.s_per_token == pytest.approx(cases.S_PER_TOKEN, rel=0.05)
-
-
-def test_no_pool_is_enough_where_the_steps_are_over_before_a_rollout_is_scored() -> None:
-    assert not grid_lacks(max_staleness=3, step_s=1.0)
-    assert "S steps are over" in grid_lacks(max_staleness=2, step_s=1.0)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from websockets.asyncio.server import ServerConnection, serve
 
 from benchmarks.dissemination.links import HUB
 from benchmarks.dissemination.wan import homes
+from benchmarks.dissemination.wan.emulator import Home
 from benchmarks.dissemination.wan.homes import WanSet, open_wan
-from benchmarks.dissemination.wan.network import Home
 from echo_node.net import mesh_link
 from echo_node.net.mesh_link import Link, SendCap
 from echo_shared.wire.rate_cap import BURST_S

@@ -15,8 +15,8 @@ import pytest
 
 from benchmarks.dissemination.links import HUB
 from benchmarks.dissemination.wan import homes
+from benchmarks.dissemination.wan.emulator import Home
 from benchmarks.dissemination.wan.homes import Wan, WanSet, open_wan
-from benchmarks.dissemination.wan.network import Home
 from echo_shared.wire.congestion import BYTES_A_LOSS, FEWEST_PLACES, LossPool, LossTest, LossWatch
 from echo_shared.wire.sent import Sent
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
 import pytest
 
-from benchmarks.harness.hostile.engine import ATTACK, FORGED, SHARE, HostileEngine
-from benchmarks.harness.hostile.falsifications import FALSIFICATIONS, Problems
+from benchmarks.harness.hostile.engine import FALSIFICATIONS, HostileEngine, Problems
 from echo_node.backends.base import Engine, EngineEvent, GroupFailed
 from echo_shared.sampling.interface import FinishedRollout, GroupRequest
-from tests.benchmarks.harness.hostile.test_falsifications import BASE, request, rollout
+from tests.benchmarks.harness.hostile.test_engine_falsifications import BASE, request, rollout
 
 
 class _Draws:
@@ -53,20 +49,3 @@ def test_extra_samples_are_reported_under_the_given_lease(tmp_path: Path, first:
     assert forged.read_text() == written, "the honest sample is not forged"
     engine.cancel(7)
     assert set(inner.cancelled) == {group.lease_id for group in inner.asked}
-
-
-def test_the_process_ends_when_its_pipe_closes(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.harness.hostile.engine"]
-    environment = {**os.environ, ATTACK: "copied rollouts", SHARE: "1", FORGED: str(tmp_path / "forged")}
-    subprocess.run(command, stdin=subprocess.DEVNULL, check=True, env=environment, timeout=60)
-
-
-def test_node_and_engine_do_not_load_pytorch_without_need() -> None:
-    code = "import sys; from benchmarks.harness.hostile import engine, node; print('torch' in sys.modules)"
-    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60).stdout
-    assert said == "False\n"
-
-
-def test_the_node_has_the_commands_of_a_node() -> None:
-    command = [sys.executable, "-m", "benchmarks.harness.hostile.node", "join", "--help"]
-    assert "--data-dir" in subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from benchmarks.dissemination.wan.network import HEADER_BYTES, LEAST_QUEUE_BYTES, Home, Network, Weather
+from benchmarks.dissemination.wan.emulator import HEADER_BYTES, LEAST_QUEUE_BYTES, Home, Network, Weather
 
 SLOW, FAST = Home(up=8, down=40, delay_ms=30), Home(up=100, down=1000, delay_ms=5)
 CALM = Weather(loss=0.0, jitter_ms=0.0, up_queue_ms=99.5, down_queue_ms=60.0)

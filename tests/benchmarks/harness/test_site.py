@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness.processes import RunFailed, ended, hub_process
+from benchmarks.harness.site import RunFailed, ended, hub_process
 
 
 def test_a_process_ends_with_its_block_in_every_case() -> None:

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from benchmarks.dissemination.wan.network import HEADER_BYTES, cut, sizes
+from benchmarks.dissemination.wan.emulator import HEADER_BYTES, cut, sizes
 
 GSO_SIZE = 100
 FIN_PSH_ACK = 0x19

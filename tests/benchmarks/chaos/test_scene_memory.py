@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-from benchmarks.chaos.memory import lacking, memory_group
+from benchmarks.chaos.scene import lacking_memory, memory_group
 
 TAKES = "x = bytearray(2**27); print('taken', flush=True); input(); y = bytearray(2**26); print('more', flush=True)"
 
 
 @pytest.mark.parametrize("is_squeezed", [True, False])
 def test_too_little_memory(is_squeezed: bool) -> None:
-    if why := lacking():
+    if why := lacking_memory():
         pytest.skip(why)
     with memory_group() as group:
         process = subprocess.Popen(
@@ -34,7 +34,7 @@ GROWS = "x = []; print('taken', flush=True)\nfor _ in range(2**10): x.append(byt
 
 
 def test_processes_that_grow_during_the_squeeze_are_squeezed_too() -> None:
-    if why := lacking():
+    if why := lacking_memory():
         pytest.skip(why)
     with memory_group() as group:
         growing = [

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.harness.hostile.falsifications import (
+from benchmarks.harness.hostile.engine import (
     FALSIFICATIONS,
     REROLLS,
     TURNS_AFTER,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgpack
 import pytest
 
-from benchmarks.fuzzing import mutation
+from benchmarks.fuzzing.targets import frame, text
 
 TREE = {"type": "x", "n": 1, "list": [1, 2, {"a": b"data"}]}
 
@@ -18,7 +18,7 @@ def blind(data: bytes, most: int) -> bytes:
 
 @pytest.mark.parametrize(
     ("change", "data", "read"),
-    [(mutation.frame, msgpack.packb(TREE), msgpack.unpackb), (mutation.text, b'{"a": [1, "x", null]}', json.loads)],
+    [(frame, msgpack.packb(TREE), msgpack.unpackb), (text, b'{"a": [1, "x", null]}', json.loads)],
 )
 def test_most_changes_keep_the_form_and_make_another_tree(
     change: Callable[..., bytes], data: bytes, read: Callable[..., object]
@@ -32,15 +32,15 @@ def test_most_changes_keep_the_form_and_make_another_tree(
 
 
 def test_data_without_structure_or_too_large_is_changed_blindly() -> None:
-    assert {mutation.frame(b"\xc1", 100, seed, blind) for seed in range(20)} == {b"blind"}
-    assert all(len(mutation.frame(msgpack.packb(TREE), 40, seed, blind)) <= 40 for seed in range(200))
+    assert {frame(b"\xc1", 100, seed, blind) for seed in range(20)} == {b"blind"}
+    assert all(len(frame(msgpack.packb(TREE), 40, seed, blind)) <= 40 for seed in range(200))
 
 
 def test_a_mutation_takes_bounded_memory() -> None:
     data = msgpack.packb([[[["x" * 200] * 4] * 4]])
     tracemalloc.start()
     for seed in range(2_000):
-        mutation.frame(data, 4_096, seed, blind)
+        frame(data, 4_096, seed, blind)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 1_000 * len(data), "a change repeats a part at most 65 times"
