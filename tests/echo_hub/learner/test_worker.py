@@ -417,12 +417,6 @@ def test_a_run_directory_has_one_learner(settings: LearnerSettings, tmp_path: Pa
 
 
 @pytest.mark.slow
-async def test_a_start_that_fails_is_reported(settings: LearnerSettings, tmp_path: Path) -> None:
-    with FileLock(tmp_path / "learner.lock"), pytest.raises(LearnerError, match="Another learner works"):
-        await Learner.start(settings, tmp_path)
-
-
-@pytest.mark.slow
 async def test_a_failure_in_mid_step_ends_the_process_and_is_reported(
     settings: LearnerSettings, make_groups: MakeGroups, tmp_path: Path
 ) -> None:
