@@ -1,4 +1,4 @@
-"""A node's work as the node itself, its hub, the public pages, another run of the operator and a certificate count it."""
+"""A node's work as counted by the node, its hub, the public pages, a certificate and another run of the operator."""
 
 from __future__ import annotations
 
