@@ -196,14 +196,6 @@ def test_init_with_a_base_and_a_task_writes_fitting_settings(tmp_path: Path, mon
     assert held["sampling"]["max_tokens"] == settings["sampling"]["max_tokens"]
 
 
-@pytest.mark.slow
-def test_init_for_a_real_model(real_model: Path, tmp_path: Path) -> None:
-    said("init", tmp_path / "run", "--base", real_model, "--task", "reasoning-gym:chain_sum")
-    held = tomllib.loads(said("serve", tmp_path / "run", "--dry-run"))
-    assert held["training"]["learning_rate"] == 1e-4 and held["sampling"]["max_tokens"] == 128
-    assert "135 million weights" in (tmp_path / "run" / "config.toml").read_text()
-
-
 def test_init_does_not_change_a_run_and_keeps_a_key(run: Path) -> None:
     before = (run / "config.toml").read_bytes(), (run / "hub.key").read_bytes()
     assert "This directory already contains a run" in refusal("init", run).what

@@ -1,9 +1,8 @@
-"""Users' mistakes: errors name problem, value and remedy, and nothing is lost."""
+"""Nodes that a hub refuses, and hubs that a node or a store does not know: errors name the problem and the remedy."""
 
 from __future__ import annotations
 
 import shutil
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -29,58 +28,6 @@ def check_said(said: str, *expected: str) -> None:
 
 async def join(site: Any, url: str, *flags: str, name: str = "volunteer") -> tuple[int, str]:
     return await (await site.node(url, name, *flags)).ended()
-
-
-async def test_a_corrupt_config_names_key_and_line(site: Any) -> None:
-    run = await site.make_run()
-    config = run / "config.toml"
-    good = config.read_text()
-    for there, here, expected in (
-        ("steps = 4", "steps = -4", ("training.steps", "-4", "line")),
-        ("steps = 4", "stepz = 4", ("training.stepz", "did you mean steps", "line")),
-        ("steps = 4", "steps = = 4", ("TOML", "line")),
-    ):
-        config.write_text(good.replace(there, here))
-        status, said = await site.command("echo_hub.main", "serve", run)
-        assert status == 1
-        check_said(said, *expected)
-
-
-async def test_a_run_is_never_overwritten_and_a_directory_without_one_is_not_served(site: Any) -> None:
-    status, said = await site.command("echo_hub.main", "serve", site.root / "nothing")
-    assert status == 1
-    check_said(said, "not a run directory", "echo-hub init")
-    run = await site.make_run()
-    before = (run / "config.toml").read_text(), (run / "hub.key").read_bytes()
-    status, said = await site.command("echo_hub.main", "init", run)
-    assert status == 1
-    check_said(said, "This directory already contains a run")
-    assert ((run / "config.toml").read_text(), (run / "hub.key").read_bytes()) == before
-
-
-async def test_a_port_and_a_run_in_use(site: Any) -> None:
-    run = await site.make_run()
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        status, said = await site.command("echo_hub.main", "serve", run, "--port", str(taken.getsockname()[1]))
-    assert status == 1
-    check_said(said, "port is in use", "--port")
-    _, url = await site.hub(run)
-    status, said = await site.command("echo_hub.main", "serve", run)
-    assert status == 1
-    check_said(said, "is using this run directory", str(run))
-    assert url
-
-
-async def test_an_unreachable_hub_and_invalid_addresses(site: Any) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        free = probe.getsockname()[1]
-    status, said = await join(site, f"http://127.0.0.1:{free}")
-    assert status == 1
-    check_said(said, "cannot be reached", str(free))
-    for url, expected in (("ftp://127.0.0.1", "http"), ("127.0.0.1:8710", "http"), ("http://192.0.2.1", "--insecure")):
-        status, said = await join(site, url)
-        assert status == 1
-        check_said(said, url.removeprefix("ftp://"), expected)
 
 
 async def test_tokens_protocol_versions_and_keys(site: Any) -> None:

@@ -86,14 +86,14 @@ async def test_a_step_that_only_a_checkpoint_knows_leaves_no_hole_in_the_curves(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["async", "sequential"])
-async def test_a_run_survives_kill_9_of_everything(
-    mode: str, site: Any, until: Any, reached: Any, books: Callable[[Path], sqlite3.Connection]
+async def test_a_run_in_lock_step_survives_kill_9_of_everything(
+    site: Any, until: Any, reached: Any, books: Callable[[Path], sqlite3.Connection]
 ) -> None:
+    """`tests/benchmarks/test_chaos.py` kills the processes of an async run."""
     run = await site.make_run(
         "run",
         "--mode",
-        mode,
+        "sequential",
         training=ENDLESS,
         learner={"checkpoint_every": 2},
         leases={"deadline_s": 5.0},

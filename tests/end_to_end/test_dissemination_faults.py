@@ -25,13 +25,13 @@ pytestmark = [
     pytest.mark.skipif(not links.can_shape(), reason="namespaces with shaped links take root and iproute2"),
 ]
 LINKS = LinkSet(hub_up=20, node_down=100, node_up=20)
-NUM_NODES = 4
+NUM_NODES = 3
 PAYLOAD_BYTES = 6_000_000
 MIDWAY_S = 0.3
 """Seconds after the announcement: an eighth of the lower bound on the time, because on a busy machine the fault comes
 late.
 """
-OUTAGE_S = 10.0
+OUTAGE_S = 4.0
 PATIENCE_S = 90.0
 """A node that lacks the files this many seconds after the fault counts as stuck."""
 WAYS = ("broadcast", "swarm")

@@ -80,53 +80,50 @@ async def ready(hub: DrivenHub) -> None:
     await hub.until(lambda: any(status.policy_version == 0 for status in hub.all(NodeStatus)))
 
 
-async def works(hub: DrivenHub, lease_id: int) -> None:
-    """Check that the node can still sample from the base model."""
-    await hub.finished(await hub.lease(lease_id, version=0, count=1))
-
-
-async def test_a_flood_of_news_leaves_log_and_memory_small(hub: DrivenHub, node: Node) -> None:
+async def test_a_hub_that_sends_too_much_fills_no_log_memory_or_disk(hub: DrivenHub, node: Node) -> None:
     await ready(hub)
-    base = hub.offers[None]
-    forged = base.model_copy(update={"signature": bytes(64)})
+    await texts_that_steer_a_terminal(hub)
+    await a_flood_of_news(hub)
+    node.check()
+    await a_version_without_end(hub)
+    assert sum(path.stat().st_size for path in node.home.rglob("*") if path.is_file()) < MOST_BYTES
+    node.check()
+    await ten_thousand_leases(hub)
+    node.check()
+
+
+async def texts_that_steer_a_terminal(hub: DrivenHub) -> None:
+    for reason in ("no_work_now", "spend_cap", "quarantined", None):
+        await hub.send_raw(Standby(reason=None), reason=reason, detail=STEERING)
+    handshakes = hub.handshakes
+    await hub.send_raw(LeaseRevoked(lease_id=1, reason=DropReason.REVOKED), reason=STEERING)
+    await hub.until(lambda: hub.handshakes > handshakes)  # The connection ends, and the node connects again.
+
+
+async def a_flood_of_news(hub: DrivenHub) -> None:
+    forged = hub.offers[None].model_copy(update={"signature": bytes(64)})
     for number in range(3_000):
         await hub.send(LeaseRevoked(lease_id=number, reason=DropReason.REVOKED))
         await hub.send(Standby(reason=StandbyReason.NO_WORK_NOW if number % 2 else None, detail=f"detail {number}"))
         await hub.send(Receipts(receipts=(Receipt(rollout_id=f"{number}-0", state=ReceiptState.DROPPED),)))
         await hub.send(PolicyPublished(policy_version=number + 1, offer=forged))
     await asyncio.sleep(QUIET_S)
-    node.check()
 
 
-async def test_texts_that_steer_a_terminal_reach_no_log(hub: DrivenHub, node: Node) -> None:
-    await ready(hub)
-    for reason in ("no_work_now", "spend_cap", "quarantined", None):
-        await hub.send_raw(Standby(reason=None), reason=reason, detail=STEERING)
-    handshakes = hub.handshakes
-    await hub.send_raw(LeaseRevoked(lease_id=1, reason=DropReason.REVOKED), reason=STEERING)
-    await hub.until(lambda: hub.handshakes > handshakes)  # The connection ends, and the node connects again.
-    node.check()
+async def a_version_without_end(hub: DrivenHub) -> None:
+    directory = hub.published(9_999)
+    write_adapter(directory, 9_999)
+    offer = await hub.offer(9_999, directory, way=Way.WEB_SEED)
+    hub.never_ends = True
+    await hub.send(PolicyPublished(policy_version=9_999, offer=offer.model_copy(update={"peers": ()})))
+    await asyncio.sleep(QUIET_S)
+    await hub.finished(await hub.lease(20_000, version=0, count=1))  # The node still samples with the base model.
+    assert not any(status.policy_version == 9_999 for status in hub.all(NodeStatus))
 
 
-async def test_ten_thousand_leases_are_given_back(hub: DrivenHub, node: Node) -> None:
-    await ready(hub)
+async def ten_thousand_leases(hub: DrivenHub) -> None:
     for lease_id in range(1, 10_000):
         with suppress(ConnectionError, RuntimeError):
             await hub.send(make_lease(lease_id, version=0, count=64))
     await hub.until(lambda: hub.all(LeaseReturned) and hub.all(Rollout))
     await asyncio.sleep(QUIET_S)
-    node.check()
-
-
-async def test_a_version_without_end_fills_no_disk(hub: DrivenHub, node: Node) -> None:
-    await ready(hub)
-    directory = hub.published(1)
-    write_adapter(directory, 1)
-    offer = await hub.offer(1, directory, way=Way.WEB_SEED)
-    hub.never_ends = True
-    await hub.send(PolicyPublished(policy_version=1, offer=offer.model_copy(update={"peers": ()})))
-    await asyncio.sleep(QUIET_S)
-    await works(hub, 1)
-    node.check()
-    assert not any(status.policy_version == 1 for status in hub.all(NodeStatus))
-    assert sum(path.stat().st_size for path in node.home.rglob("*") if path.is_file()) < MOST_BYTES

@@ -131,48 +131,73 @@ FALSE_SPANS: Final = (
 """Valid spans that cannot be true: there are four tokens, and only version 0."""
 
 
-async def test_false_version_spans_cost_one_rollout_and_blame_only_their_node(tmp_path: Path) -> None:
+async def test_false_claims_cost_their_own_rollouts_alone(tmp_path: Path) -> None:
     async with attacked(tmp_path) as site:
-        good = await site.stranger()
-        await good.report(4)
-        held = await good.lease()
-        for versions in NO_SPANS:
-            bad = await site.stranger()
-            await bad.report(1)
-            lease = await bad.lease()
-            await bad.say_raw(completion(lease, lease.indices[0]), versions=versions)
-            refused = await last_word(bad)
-            assert refused.code == "remote_protocol" and "rollout.versions" in refused.what, refused
-            assert len(refused.what) < 400
-        for versions in FALSE_SPANS:
-            bad = await site.stranger()
-            await bad.report(1)
-            lease = await bad.lease()
-            sent = completion(lease, lease.indices[0])
-            await bad.say_raw(sent, versions=versions)
-            assert await bad.outcome(sent) is ReceiptState.DROPPED
-        await check_books(site, invalid=len(FALSE_SPANS))
-        for index in held.indices:
-            sent = completion(held, index)
-            await good.say(sent)
-            assert await good.outcome(sent) is ReceiptState.SCORED
-        await check_books(site, invalid=len(FALSE_SPANS))
-        await site.pages()
+        invalid = await impossible_lengths(site)
+        await false_introductions(site)
+        await false_version_spans(site, invalid)
 
 
-async def test_completions_of_impossible_length_do_not_count_in_length_estimates(tmp_path: Path) -> None:
-    """These estimates decide how much work other nodes get, so a liar must not change them."""
-    async with attacked(tmp_path) as site:
-        ids = np.full(131_072, 5, np.int32)
-        for length in (0, MAX_TOKENS + 1, 131_072):
-            bad = await site.stranger()
-            await bad.report(1)
-            lease = await bad.lease()
-            sent = completion(lease, lease.indices[0], completion_ids=ids[:length])
-            await bad.say(sent)
-            assert await bad.outcome(sent) is ReceiptState.DROPPED
-        await check_books(site, invalid=3)
-        assert site.hub._resources.coordinator._ledger.lengths.mean_tokens == 0.0, "nothing was seen"
+async def false_version_spans(site: Site, invalid: int) -> None:
+    good = await site.stranger()
+    await good.report(4)
+    held = await good.lease()
+    for versions in NO_SPANS:
+        bad = await site.stranger()
+        await bad.report(1)
+        lease = await bad.lease()
+        await bad.say_raw(completion(lease, lease.indices[0]), versions=versions)
+        refused = await last_word(bad)
+        assert refused.code == "remote_protocol" and "rollout.versions" in refused.what, refused
+        assert len(refused.what) < 400
+    for versions in FALSE_SPANS:
+        bad = await site.stranger()
+        await bad.report(1)
+        lease = await bad.lease()
+        sent = completion(lease, lease.indices[0])
+        await bad.say_raw(sent, versions=versions)
+        assert await bad.outcome(sent) is ReceiptState.DROPPED
+    await check_books(site, invalid=invalid + len(FALSE_SPANS))
+    for index in held.indices:
+        sent = completion(held, index)
+        await good.say(sent)
+        assert await good.outcome(sent) is ReceiptState.SCORED
+    await check_books(site, invalid=invalid + len(FALSE_SPANS))
+    await site.pages()
+
+
+async def impossible_lengths(site: Site) -> int:
+    """Send completions of impossible length, and return their number. They must not change the estimates of lengths,
+    which decide how much work other nodes get.
+    """
+    ids, lengths = np.full(131_072, 5, np.int32), (0, MAX_TOKENS + 1, 131_072)
+    for length in lengths:
+        bad = await site.stranger()
+        await bad.report(1)
+        lease = await bad.lease()
+        sent = completion(lease, lease.indices[0], completion_ids=ids[:length])
+        await bad.say(sent)
+        assert await bad.outcome(sent) is ReceiptState.DROPPED
+    await check_books(site, invalid=len(lengths))
+    assert site.hub._resources.coordinator._ledger.lengths.mean_tokens == 0.0, "nothing was seen"
+    return len(lengths)
+
+
+async def false_introductions(site: Site) -> None:
+    """An introduction can neither relax checks nor imitate others."""
+    for said, why in (
+        ({"backend": "quantum"}, "engine is unknown here (known: llama_cpp"),
+        ({"name": "аdmin"}, "like that of the hub or its operator"),
+        ({"name": "The Hub"}, "like that of the hub or its operator"),
+        ({"name": "Ada\u202e"}, "remove U+202E RIGHT-TO-LEFT OVERRIDE"),
+        ({"name": "\u3164"}, "remove U+3164"),
+    ):
+        refused = (await site.stranger(**said)).refused
+        assert refused is not None and why in refused.what, refused
+    node = await site.stranger()
+    status = NodeStatus(activity="waiting", capacity=1, policy_version=0, tokens_per_s=1.0)
+    await node.say_raw(status, precision="q1_xxl")
+    assert "precision is unknown here (known: f32" in (await last_word(node)).what
 
 
 async def until_taken(site: Site, node: Stranger, lease: Lease) -> None:
@@ -290,23 +315,6 @@ async def test_a_node_that_changes_a_given_prefix_is_blamed_not_its_first_sample
 
 
 NO_COSTS: Final = (math.nan, math.inf, -math.inf, -1e-9, 1e308, 1_000.1, 2**64 - 1, "1", True, None, [1.0])
-
-
-async def test_a_nodes_introduction_cannot_relax_checks_or_imitate_others(tmp_path: Path) -> None:
-    async with attacked(tmp_path) as site:
-        for said, why in (
-            ({"backend": "quantum"}, "engine is unknown here (known: llama_cpp"),
-            ({"name": "аdmin"}, "like that of the hub or its operator"),
-            ({"name": "The Hub"}, "like that of the hub or its operator"),
-            ({"name": "Ada\u202e"}, "remove U+202E RIGHT-TO-LEFT OVERRIDE"),
-            ({"name": "\u3164"}, "remove U+3164"),
-        ):
-            refused = (await site.stranger(**said)).refused
-            assert refused is not None and why in refused.what, refused
-        node = await site.stranger()
-        status = NodeStatus(activity="waiting", capacity=1, policy_version=0, tokens_per_s=1.0)
-        await node.say_raw(status, precision="q1_xxl")
-        assert "precision is unknown here (known: f32" in (await last_word(node)).what
 
 
 async def test_for_any_claimed_costs_and_speeds_pages_show_numbers_and_the_cap_holds(tmp_path: Path) -> None:

@@ -120,26 +120,3 @@ async def test_the_hub_evaluates_the_last_version_itself_when_every_node_has_lef
     assert books_now["evaluated"] < 2 * 1024, "the node left before it finished"
     assert sorted(measured(run)) == [0, 2]
     assert (await hub.end())[0] == 0
-
-
-@pytest.mark.slow
-async def test_episodes_of_several_turns_are_evaluated_by_nodes(
-    site: Any, until: Any, books: Callable[[Path], sqlite3.Connection]
-) -> None:
-    run = await site.make_run(
-        "run",
-        "--mode",
-        "sequential",
-        task={"name": "environment:guess"},
-        sampling={"max_tokens": 1},
-        evaluation={"problems": 8, "every": 0, "samples": 2, "by": "nodes"},
-        training={"steps": 2},
-    )
-    hub, url = await site.hub(run)
-    await site.node(url, "volunteer", backend="torch")
-    view = await until(url, lambda view: view["state"] == "finished")
-    check_books(view, books(run))
-    turns = books(run).execute(f"SELECT DISTINCT turn FROM rollouts WHERE {OF_EVALUATIONS} ORDER BY turn").fetchall()
-    assert turns == [(0,), (1,), (2,)]
-    await check_figures(run, 0, 2)
-    assert (await hub.end())[0] == 0

@@ -143,8 +143,8 @@ def test_no_shell_completion_is_left(bare_home: Any, small_wheelhouse: Any, shel
     before, kept = bare_home.tree(), tmp_path / "installed"
     bare_home.install("--from", small_wheelhouse("1.0", SAYS.format("1.0")))
     shutil.copytree(bare_home.root, kept, symlinks=True)
-    owners = (None,) if shell == "fish" else (None, "", "# mine", "# mine\n", "# mine\n\n\nalias a=b\n")
-    for mine in owners:
+    owners = {"fish": (None,), "zsh": (None, "", "# mine\n"), "bash": (None, "", "# mine", "# mine\n\n\nalias a=b\n")}
+    for mine in owners[shell]:
         shutil.rmtree(bare_home.root)
         shutil.copytree(kept, bare_home.root, symlinks=True)
         removed_with_completion(bare_home, shell, mine)

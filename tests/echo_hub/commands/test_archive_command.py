@@ -64,11 +64,16 @@ def did(*arguments: str | Path) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+on_both_databases = pytest.mark.parametrize("run", ["sqlite", "postgresql"], indirect=True)
+
+
+@pytest.fixture
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> RunDirectory:
-    """Make a run of eight steps of a group of two, each with one dropped rollout; six steps are pruned."""
+    """Make a run of eight steps of a group of two, each with one dropped rollout; six steps are pruned. It uses SQLite
+    unless the test asks for PostgreSQL.
+    """
     directory = RunDirectory(tmp_path / "run")
-    url = "" if request.param == "sqlite" else request.getfixturevalue("empty_postgresql")
+    url = request.getfixturevalue("empty_postgresql") if getattr(request, "param", "") == "postgresql" else ""
     make_run(directory, load_config(None, {"store": {"url": url}}))
     store = Store.open(url or directory.database_url)
     store.write(write_meta, "run_id", "run-1")
@@ -96,6 +101,7 @@ def archived(folder: Path) -> list[dict[str, Any]]:
     return [row for path in sorted(folder.glob("*.parquet")) for row in parquet.read_table(path).to_pylist()]
 
 
+@on_both_databases
 def test_old_steps_go_into_files_and_only_then_out_of_the_books(
     run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,9 +151,10 @@ def test_old_steps_go_into_files_and_only_then_out_of_the_books(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 @pytest.mark.parametrize(
-    ("what", "count"),
-    [("sync", 1), ("sync", 2), ("retire", 2)],
-    ids=["before a file has its name", "before its rows go", "among its rows"],
+    ("run", "what", "count"),
+    [("sqlite", "sync", 1), ("sqlite", "sync", 2), ("sqlite", "retire", 2), ("postgresql", "retire", 2)],
+    ids=["before a file has its name", "before its rows go", "among its rows", "among its rows, PostgreSQL"],
+    indirect=["run"],
 )
 def test_after_kill_9_the_next_archive_continues(run: RunDirectory, tmp_path: Path, what: str, count: int) -> None:
     folder, before = tmp_path / "archive", books_of(run)
@@ -235,15 +242,16 @@ def test_a_full_or_readonly_place_is_named(run: RunDirectory, tmp_path: Path) ->
         said("archive", run.root, tmp_path / "file" / "archive")
 
 
+@on_both_databases
 def test_the_file_of_the_books_becomes_smaller_when_asked(run: RunDirectory, tmp_path: Path) -> None:
     if load_config(run.config, {}).store.url:
         with pytest.raises(ConfigError, match="Only an SQLite file can be shrunk"):
             said("archive", run.root, tmp_path / "archive", "--delete", "--shrink")
         return
     store = store_of(run)
-    for step in range(STEPS + 1, 200):
+    for step in range(STEPS + 1, 60):
         train(store, step)
-    store.prune(200)
+    store.prune(60)
     store.close()
     shrunk = did(run.root, tmp_path / "archive", "--delete", "--shrink")["shrunk"]
     assert shrunk["after_bytes"] < shrunk["before_bytes"]

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from echo_hub.commands import plan_text
 from echo_hub.commands.plan import PlannedFleet, make_plan
 from echo_hub.commands.plan_text import COLUMNS, SPENT, picture, plan_lines, seconds
 from echo_hub.core.capacity.model import NodeClass, Workload
@@ -68,8 +69,9 @@ def test_where_the_hub_samples_nothing_is_sent() -> None:
     assert lines == ["learner", "sampling"]
 
 
-def test_many_classes_are_not_all_shown() -> None:
-    nodes = [replace(SLOW, name=f"class {number}") for number in range(23)]
+def test_many_classes_are_not_all_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_text, "KINDS_SHOWN", 1)
+    nodes = [replace(FAST, name=f"class {number}") for number in range(4)]
     assert "and 3 more classes; --json has all" in text(WORKLOAD, *nodes)
 
 

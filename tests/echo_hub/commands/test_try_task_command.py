@@ -52,6 +52,11 @@ def found(*arguments: str | Path) -> dict[str, Any]:
     return trial
 
 
+@pytest.fixture(autouse=True)
+def _one_scorer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ECHO_HUB_TASK__SCORER_PROCESSES", "1")
+
+
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "own_task_to_try.py").write_text(OWN)
@@ -74,11 +79,6 @@ def test_a_seed_gives_other_problems_and_the_same_ones_again() -> None:
         [problem["prompt"] for problem in found("arithmetic", "--seed", seed)["problems"]] for seed in ("1", "1", "2")
     )
     assert first == again != other and len(first) == 4
-
-
-@pytest.mark.parametrize("task", ["reasoning-gym:knights_knaves", "environment:guess", "arithmetic"])
-def test_every_kind_of_task_is_tried(task: str) -> None:
-    assert found(task, "--count", "1")["task"] == task
 
 
 def test_lines_of_a_file_are_tried(tmp_path: Path) -> None:
@@ -116,6 +116,7 @@ def test_a_runs_settings_hold(tmp_path: Path) -> None:
 
 def test_warnings_of_a_trial_are_printed() -> None:
     trial = found("reasoning-gym:sokoban", "--count", "1")
+    assert trial["task"] == "reasoning-gym:sokoban"
     text = said("reasoning-gym:sokoban", "--count", "1")
     assert [f"Warning: {warning}" in text for warning in trial["warnings"]] == [True] * len(trial["warnings"])
 
@@ -169,19 +170,3 @@ def test_the_base_itself_answers() -> None:
 def test_environments_are_answered_turn_by_turn() -> None:
     answers = [a for p in found("environment:guess", "--sample", "1")["problems"] for a in p["answers"]]
     assert any("[answered: " in answer["text"] for answer in answers)
-
-
-@pytest.mark.slow
-def test_a_real_model_answers_a_custom_task(real_model: Path, tmp_path: Path) -> None:
-    """Prompts do not mention the form that `exact` requires: right answers then earn nothing, and the command must warn
-    of it.
-    """
-    file, settings = tmp_path / "sums.jsonl", tmp_path / "config.toml"
-    file.write_text("".join(f'{{"prompt": "What is {n} + 2?", "answer": "{n + 2}"}}\n' for n in range(2, 6)))
-    settings.write_text("[sampling]\nmax_tokens = 24\ntemperature = 0.7\n[training]\ngroup_size = 4\n")
-    paths = ("--base", real_model, "--config", settings, "--sample", "2", "--option", f"path={file}")
-    free, strict = (found("jsonl", *paths, "--option", f"answer={answer}") for answer in ("math", "exact"))
-    assert free["num_scored"] == strict["num_scored"] == 8
-    assert free["solved_rate"] > 0 and strict["solved_rate"] == 0
-    assert "What is" in free["problems"][0]["rendered"] and "<|im_start|>" in free["problems"][0]["rendered"]
-    assert any("in a form that is not rewarded" in warning for warning in strict["warnings"])

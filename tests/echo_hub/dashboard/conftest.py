@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,11 @@ from tests.echo_hub.dashboard.scripted_views import (
     step_record,
 )
 
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMIUM_FLAGS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync"),
+)
 HOSTILE_NAMES = (
     '<script>alert("owned")</script>',
     '"><img src=x onerror=alert(1)>',
@@ -548,3 +554,15 @@ async def open_hub(guard: Guard, servers: list[TestServer]) -> AsyncIterator[Ope
 @pytest.fixture
 async def hub(open_hub: Open, source: ScriptedSource) -> ClientSession:
     return await open_hub(source)
+
+
+@pytest.fixture
+async def browser() -> AsyncIterator[Any]:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on this machine")
+    from playwright.async_api import async_playwright
+
+    async with async_playwright() as playwright:
+        launched = await playwright.chromium.launch(executable_path=CHROMIUM, args=list(CHROMIUM_FLAGS))
+        yield launched
+        await launched.close()

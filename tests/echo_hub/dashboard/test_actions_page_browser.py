@@ -12,7 +12,6 @@ from echo_hub.actions.records import ActionOutcome
 from echo_hub.actions.requests import TABLE
 from echo_hub.dashboard.access.guard import Guard
 from echo_hub.dashboard.actions_page import OF_NODES
-from tests.echo_hub.dashboard.test_pages import browser  # noqa: F401
 
 HOSTILE: Final = '"><script>alert(1)</script>'
 TYPED: Final = {
@@ -46,7 +45,7 @@ UNDONE: Final = {"pause", "drain", "max_staleness", "publish_every", "spend_cap_
 
 
 @pytest.fixture
-async def page(browser: Any, open_hub: Any, source: Any, guard: Guard, desk: Any) -> AsyncIterator[Any]:  # noqa: F811
+async def page(browser: Any, open_hub: Any, source: Any, guard: Guard, desk: Any) -> AsyncIterator[Any]:
     """Yield a page of a logged-in operator. The test fails if the page logs an error. `origin` is the hub's address."""
     hub = await open_hub(source, token="", desk=desk)
     async with hub.get("/healthz") as response:

@@ -21,7 +21,6 @@ from echo_hub.store.store import Store
 from echo_shared.records.run import RunEvent, Severity
 from echo_shared.wire.messages import Checked
 from tests.echo_hub.dashboard.public_parts import fill, open_store, served
-from tests.echo_hub.dashboard.test_pages import browser  # noqa: F401
 
 
 async def page(hub: ClientSession, path: str, status: int = 200) -> str:
@@ -161,7 +160,7 @@ async def test_the_books_of_a_real_store_are_on_the_page(source: Any, store: Sto
 
 
 async def test_an_operator_finds_a_node_among_many_and_bans_it_in_a_real_browser(
-    browser: Any,  # noqa: F811
+    browser: Any,
     open_hub: Any,
     make_source: Any,
     guard: Guard,

@@ -2,10 +2,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from tests.echo_hub.dashboard.test_pages import browser  # noqa: F401
-
 PHONE = {"width": 390, "height": 844}
 MOST_HEIGHT = 3_000
 """Maximum height of the page on a phone when it is first shown, in pixels."""
@@ -17,7 +13,7 @@ UNUSED = """() => [...document.querySelectorAll('.chart')].filter((chart) => cha
 """Script that returns the charts that do not fill their container, with the difference in pixels."""
 
 
-async def opened(browser: Any, open_hub: Any, source: Any, guard: Any, **settings: Any) -> tuple[Any, list[str]]:  # noqa: F811
+async def opened(browser: Any, open_hub: Any, source: Any, guard: Any, **settings: Any) -> tuple[Any, list[str]]:
     hub = await open_hub(source)
     async with hub.get("/healthz") as response:
         origin = str(response.url.origin())
@@ -29,39 +25,29 @@ async def opened(browser: Any, open_hub: Any, source: Any, guard: Any, **setting
     return page, wrong
 
 
-@pytest.mark.parametrize("state", ["mid", "fresh", "stalled", "finished", "hostile"])
 async def test_on_a_phone_the_page_is_short_and_never_wider_than_it(
-    browser: Any,  # noqa: F811
-    open_hub: Any,
-    make_source: Any,
-    guard: Any,
-    hostile_names: tuple[str, ...],
-    state: str,
+    browser: Any, open_hub: Any, make_source: Any, guard: Any, hostile_names: tuple[str, ...]
 ) -> None:
-    source = {
-        "mid": lambda: make_source(step=37),
-        "fresh": lambda: make_source(names=()),
-        "stalled": lambda: make_source(step=37),
-        "finished": lambda: make_source(step=60),
-        "hostile": lambda: make_source(names=hostile_names, step=37),
-    }[state]()
-    source.waited_s = 900.0 if state == "stalled" else 0.0
-    page, wrong = await opened(browser, open_hub, source, guard, viewport=PHONE)
-    await page.wait_for_function("() => document.querySelector('#chart-reward').plot")
-    size = "() => [document.documentElement.scrollWidth, document.documentElement.scrollHeight]"
-    width, height = await page.evaluate(size)
-    assert width <= PHONE["width"] and height < MOST_HEIGHT
-    assert await page.evaluate("() => document.querySelector('#answers').getBoundingClientRect().bottom") < 1_100
-    await page.evaluate("() => document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
-    await page.wait_for_function("() => [...document.querySelectorAll('.chart')].every((chart) => chart.plot)")
-    assert (await page.evaluate(size))[0] <= PHONE["width"], "nor with all parts open"
-    assert await page.evaluate(UNUSED) == []
-    assert wrong == []
-    await page.close()
+    stalled = make_source(step=37)
+    stalled.waited_s = 900.0
+    fresh, hostile = make_source(names=()), make_source(names=hostile_names, step=37)
+    for source in (make_source(step=37), fresh, stalled, make_source(step=60), hostile):
+        page, wrong = await opened(browser, open_hub, source, guard, viewport=PHONE)
+        await page.wait_for_function("() => document.querySelector('#chart-reward').plot")
+        size = "() => [document.documentElement.scrollWidth, document.documentElement.scrollHeight]"
+        width, height = await page.evaluate(size)
+        assert width <= PHONE["width"] and height < MOST_HEIGHT
+        assert await page.evaluate("() => document.querySelector('#answers').getBoundingClientRect().bottom") < 1_100
+        await page.evaluate("() => document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
+        await page.wait_for_function("() => [...document.querySelectorAll('.chart')].every((chart) => chart.plot)")
+        assert (await page.evaluate(size))[0] <= PHONE["width"], "nor with all parts open"
+        assert await page.evaluate(UNUSED) == []
+        assert wrong == []
+        await page.close()
 
 
 async def test_a_folded_part_opens_by_its_link_and_then_its_charts_are_drawn(
-    browser: Any,  # noqa: F811
+    browser: Any,
     open_hub: Any,
     source: Any,
     guard: Any,
@@ -83,7 +69,7 @@ async def test_a_folded_part_opens_by_its_link_and_then_its_charts_are_drawn(
 
 
 async def test_on_a_desk_all_is_open_and_the_first_screen_has_the_answers(
-    browser: Any,  # noqa: F811
+    browser: Any,
     open_hub: Any,
     source: Any,
     guard: Any,

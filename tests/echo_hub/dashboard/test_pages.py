@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import html.parser
 import re
-import shutil
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -14,11 +12,6 @@ from echo_hub.dashboard.curves import MOST_POINTS
 from echo_hub.dashboard.headers import SECURITY_HEADERS
 
 PAGES = ("/", "/fleet", "/leaderboard")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-CHROMIUM_FLAGS = (
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
-    *("--disable-component-update", "--disable-sync"),
-)
 
 
 class Tags(html.parser.HTMLParser):
@@ -96,18 +89,6 @@ async def test_a_page_keeps_its_live_parts_from_first_to_last(open_hub: Any, mak
             tags = Tags(await response.text()).found
         shapes.append({attributes["id"] for _, attributes in tags if "data-live" in attributes})
     assert all(shape == shapes[-1] for shape in shapes)
-
-
-@pytest.fixture
-async def browser() -> AsyncIterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("no Chromium on this machine")
-    from playwright.async_api import async_playwright
-
-    async with async_playwright() as playwright:
-        launched = await playwright.chromium.launch(executable_path=CHROMIUM, args=list(CHROMIUM_FLAGS))
-        yield launched
-        await launched.close()
 
 
 async def test_the_operator_logs_in_bans_pardons_and_logs_out_in_a_real_browser(

@@ -14,7 +14,6 @@ from echo_hub.dashboard.access.guard import Guard
 from echo_hub.dashboard.board import AboutView
 from echo_hub.store.store import Store
 from tests.echo_hub.dashboard.public_parts import fill, make_team, open_store, served
-from tests.echo_hub.dashboard.test_pages import browser  # noqa: F401
 
 TEAM = '<img src=x onerror="alert(3)">'
 ABOUT = AboutView(
@@ -34,7 +33,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 async def test_hostile_names_do_not_run_fetch_or_overflow_on_any_page(
-    browser: Any,  # noqa: F811
+    browser: Any,
     source: Any,
     store: Store,
     guard: Guard,
@@ -63,7 +62,7 @@ async def test_hostile_names_do_not_run_fetch_or_overflow_on_any_page(
         assert wrong == []
 
 
-async def test_one_touch_copies_the_command(browser: Any, source: Any, store: Store, guard: Guard) -> None:  # noqa: F811
+async def test_one_touch_copies_the_command(browser: Any, source: Any, store: Store, guard: Guard) -> None:
     from playwright.async_api import expect
 
     async with served(source, store, guard, about=ABOUT) as stranger:
@@ -83,7 +82,7 @@ async def test_one_touch_copies_the_command(browser: Any, source: Any, store: St
 
 
 async def test_an_invites_link_puts_its_token_into_the_lines_and_tells_no_server(
-    browser: Any,  # noqa: F811
+    browser: Any,
     source: Any,
     store: Store,
     guard: Guard,

@@ -47,19 +47,10 @@ async def test_scores_are_those_of_a_plain_call_and_survive_a_kill(
         os.kill(dead, signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL)
         values = await asyncio.gather(*waiting)
         assert style.pid not in (None, dead)
+        with pytest.raises(ScorerError, match="more than 256"):
+            await style.value(Asked(prompt="Say hello.", completion="Hello " * 100))
     assert [first, *values] == pytest.approx([plain[0], *plain], abs=1e-5)
     assert style.counts.tokens_read > 0 and style.absence.reason == ""
-
-
-async def test_a_completion_too_long_for_the_model_has_no_score(
-    tmp_path: Path, model: Callable[..., RewardModel]
-) -> None:
-    directory = make(tmp_path / "model")
-    long = Asked(prompt="Say hello.", completion="Hello " * 100)
-    async with asyncio.timeout(120), model(directory).working() as style:
-        values = await asyncio.gather(style.value(long), style.value(ASKED[0]), return_exceptions=True)
-    assert isinstance(values[0], ScorerError) and "more than 256" in str(values[0])
-    assert isinstance(values[1], float) and 0 < values[1] < 1
 
 
 async def test_an_unloadable_model_is_awaited_or_reported(tmp_path: Path, model: Callable[..., RewardModel]) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from filelock import FileLock
 
 from echo_hub.config.training_sections import LearnerConfig
 from echo_hub.learner import process, unquantized
@@ -167,28 +166,3 @@ async def test_a_full_disk_in_the_process_is_reported_to_the_hub(
         assert (run_dir / "v1").is_dir()
     finally:
         await learner.stop()
-
-
-@pytest.mark.slow
-async def test_when_the_hub_is_gone_the_process_ends(settings: LearnerSettings, tmp_path: Path) -> None:
-    script = (
-        "import asyncio, sys\n"
-        "from pathlib import Path\n"
-        "from echo_hub.learner.process import Learner\n"
-        "from echo_hub.learner.settings import LearnerSettings\n"
-        "async def main():\n"
-        "    learner = await Learner.start(LearnerSettings.model_validate_json(sys.argv[1]), Path(sys.argv[2]))\n"
-        "    print(learner.pid, flush=True)\n"
-        "    await asyncio.Event().wait()\n"
-        "asyncio.run(main())\n"
-    )
-    hub = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", script, settings.model_dump_json(), str(tmp_path), stdout=asyncio.subprocess.PIPE
-    )
-    assert hub.stdout is not None
-    assert int(await hub.stdout.readline()) > 0
-    hub.kill()
-    await hub.wait()
-    # A process that is still alive would hold the lock.
-    with FileLock(tmp_path / "learner.lock").acquire(timeout=60):
-        pass

@@ -67,7 +67,7 @@ class Endless(Odd):
 
 
 async def tried(tmp_path: Path, name: str, options: dict[str, Any], *, count: int = 3, **task: Any) -> Trial:
-    config = load_config(None, {"task": {"name": name, "options": options, **task}})
+    config = load_config(None, {"task": {"name": name, "options": options, "scorer_processes": 1, **task}})
     base_dir = resolve_base(config.model.base)
     codec = PromptCodec.of_run(config, base_dir)
     problems = Problems.of_run(config, codec, held_out={"": HeldOutProblems(prompts=())})
@@ -205,9 +205,7 @@ async def test_a_dozen_of_reasoning_gym_pay_for_the_reference_answer_and_little_
     (tmp_path / "gym_task_on_trial.py").write_text(GYM)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.syspath_prepend(tmp_path)
-    found = await tried(
-        tmp_path, "python:gym_task_on_trial:make", {"datasets": list(DOZEN)}, count=36, scorer_processes=1
-    )
+    found = await tried(tmp_path, "python:gym_task_on_trial:make", {"datasets": list(DOZEN)}, count=36)
     seen = {DOZEN[problem.seed % len(DOZEN)] for problem in found.problems}
     assert len(seen) >= 10
     for problem in found.problems:

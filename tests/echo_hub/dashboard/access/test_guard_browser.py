@@ -13,7 +13,6 @@ from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
 from echo_hub.dashboard.access.guard import KEY, Guard
-from tests.echo_hub.dashboard.test_pages import browser  # noqa: F401
 
 PAGE = """<!doctype html><title>evil</title>
 <form id="form" method="post" action="{hub}/actions/pause" target="frame"><input name="confirmed" value="yes"></form>
@@ -75,7 +74,7 @@ async def evil(hub: ClientSession) -> AsyncIterator[Evil]:
 
 
 async def test_another_port_of_the_host_gets_the_cookie_and_changes_nothing(
-    browser: Any,  # noqa: F811
+    browser: Any,
     hub: ClientSession,
     evil: Evil,
     guard: Guard,
@@ -116,7 +115,7 @@ async def test_another_port_of_the_host_gets_the_cookie_and_changes_nothing(
 
 
 async def test_a_browser_that_has_lost_its_key_is_told_to_log_in_again(
-    browser: Any,  # noqa: F811
+    browser: Any,
     hub: ClientSession,
     guard: Guard,
 ) -> None:
@@ -139,7 +138,7 @@ async def test_a_browser_that_has_lost_its_key_is_told_to_log_in_again(
 
 
 async def test_without_scripts_the_hubs_token_is_asked_for(
-    browser: Any,  # noqa: F811
+    browser: Any,
     hub: ClientSession,
     guard: Guard,
     desk: Any,
