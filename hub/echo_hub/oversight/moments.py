@@ -53,6 +53,7 @@ class Moments:
             tokens_saved=self._intake.partials.tokens_saved,
             learner_is_starting=self._training.trainer.state is LearnerState.STARTING,
             learner_is_down=self._training.trainer.state is LearnerState.DOWN,
+            learner_evaluates=self._training.trainer.evaluates,
             last_is_published=progress.last_is_published,
             finished=progress.finished.is_set(),
             sinks=tuple(sink.problem for sink in self._sinks if sink.problem is not None),

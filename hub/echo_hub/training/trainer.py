@@ -153,6 +153,8 @@ class Trainer:
         self._pid: int | None = None
         self.state = LearnerState.STARTING
         self._train_s = 0.0
+        self.evaluates = False
+        """True while the learner draws an evaluation."""
         """Duration of the last step, in seconds."""
 
     @property
@@ -375,11 +377,14 @@ class Trainer:
         budget = settings.tokens_at_once * settings.processes * settings.hosts
         while job.requests and not job.done.done():
             part = job.requests[next(batches(job.requests, budget))]
+            self.evaluates = True
             try:
                 drawn = await learner.evaluate(part, adapter=job.adapter, greedy=job.greedy)
             except ChildExited:
                 self._jobs.put_nowait(job)
                 raise
+            finally:
+                self.evaluates = False
             job.finished += drawn.rollouts
             job.seconds += drawn.seconds
             took_s += drawn.seconds  # Do not count waiting times: the step before may still be in training.

@@ -100,6 +100,7 @@ DETAILS: Final = {
     Doing.FINISHED: "",
 }
 """What the run does now, in words, by its `Doing`; "" once it is over."""
+_EVALUATES: Final = "; the learner evaluates"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +119,8 @@ class Moment:
     """True while the learner starts for the first time, before anything can be trained."""
     learner_is_down: bool
     """True while a dead learner is being restarted."""
+    learner_evaluates: bool
+    """True while the learner draws an evaluation."""
     last_is_published: bool
     """True after the run's last version is published: no more training work is leased."""
     finished: bool
@@ -203,6 +206,7 @@ class RunViews:
         warnings += moment.sinks
         by_set, accounting = self._evaluations.read(), self._store.read(read_accounting)
         evaluations = by_set.pop("")
+        is_collecting = doing(moment) is Doing.COLLECTING
         num_nodes = self._store.read(read_num_nodes)
         return RunView(
             as_of=time.time(),
@@ -217,7 +221,7 @@ class RunViews:
             windows_install_command=moment.windows_install_command,
             address=moment.address,
             state=RunState.FINISHED if moment.finished else RunState.RUNNING,
-            state_detail=DETAILS[doing(moment)],
+            state_detail=DETAILS[doing(moment)] + (_EVALUATES if moment.learner_evaluates and is_collecting else ""),
             doing=doing(moment),
             health=health(moment),
             problems=(*problems(moment), *warnings),

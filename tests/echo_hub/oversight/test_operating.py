@@ -82,6 +82,7 @@ async def test_a_dead_learner_is_an_event_a_problem_and_an_alert_and_so_is_the_e
         tokens_saved=0,
         learner_is_starting=False,
         learner_is_down=True,
+        learner_evaluates=False,
         last_is_published=False,
         finished=False,
         join_command="",

@@ -376,7 +376,11 @@ async def test_an_evaluation_keeps_its_version_regardless_of_the_learner(
         trainer.train(1)
         await hub.until(lambda: hub.steps() == [1])
         adapter = tmp_path / "v1"
-        undisturbed = await trainer.generate(heldout(1), adapter=adapter, greedy=False)
+        drawing = asyncio.ensure_future(trainer.generate(heldout(1), adapter=adapter, greedy=False))
+        while not trainer.evaluates:
+            await asyncio.sleep(0.01)
+        undisturbed = await drawing
+        assert not trainer.evaluates
         base = await trainer.generate(heldout(1), adapter=None, greedy=False)
         assert completions(base) != completions(undisturbed)
 

@@ -123,6 +123,7 @@ class Hub:
             tokens_saved=0,
             learner_is_starting=False,
             learner_is_down=False,
+            learner_evaluates=False,
             last_is_published=False,
             finished=False,
             join_command="echo-node join http://hub",

@@ -222,6 +222,8 @@ async def test_a_runs_activity_is_the_one_that_must_end_first(hub: Any, make_eva
     assert await doing(learner_is_starting=True) is Doing.STARTING
     assert await doing() is Doing.LACKS_NODES
     assert await doing(needs_nodes=False) is Doing.COLLECTING, "it samples for itself"
+    hub.said = {"needs_nodes": False, "learner_evaluates": True}
+    assert (await hub.pages.run_view()).state_detail == "collecting rollouts; the learner evaluates"
     assert await doing(learner_is_down=True) is Doing.LEARNER_DOWN
     assert await doing(last_is_published=True) is Doing.EVALUATING, "no node is needed any more"
     hub.driven.store.record_evaluations(make_evaluations(0, 0.25, at=1.0))
