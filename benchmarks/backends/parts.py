@@ -1,10 +1,11 @@
-"""The parts of the comparison besides speed: agreement with the reference, adapter swaps, shared prompts, and one model
-over two processes.
+"""The parts of the comparison besides speed: agreement with the reference, adapter swaps, shared prompts, one model in
+two processes, and engines beside busy programs.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import statistics
 import subprocess
@@ -117,6 +118,11 @@ SPLIT_TOKENS: Final = 8
 SPLIT_REPETITIONS: Final = 4
 SPLIT_S: Final = 120.0
 """Seconds after which the third and fourth repetition are left out."""
+BUSY: Final = {f"busy, {backend}": backend for backend in ("llama_cpp", "torch")}
+BUSY_GROUPS: Final = 256
+BUSY_REPETITIONS: Final = 6
+BUSY_S: Final = 60.0
+"""Seconds after which the fourth to last repetition are left out."""
 VOCABULARY: Final = QWEN3_06B.vocabulary
 
 Rows = list[dict[str, Any]]
@@ -128,6 +134,7 @@ def plan() -> list[Planned]:
         *(Planned(name=name, seconds=20, lacks=lacks(backend, "f32")) for name, (_, backend) in SWAPPED.items()),
         Planned(name=SHARED, seconds=40, lacks=lacks("llama_cpp", "auto")),
         Planned(name=SPLIT, seconds=40, lacks=lacks("llama_cpp", "f32")),
+        *(Planned(name=name, seconds=40, lacks=lacks(backend, "f32")) for name, backend in BUSY.items()),
     ]
 
 
@@ -236,6 +243,26 @@ def split(bench: Bench) -> Rows:
     return [{"part": SPLIT, "model": "mid", "backend": "llama_cpp", **row}]
 
 
+def busy(bench: Bench) -> Rows:
+    """Sample beside one busy program on each core: with as many threads as the engine chooses, and with one thread, in
+    turns."""
+    rows: Rows = []
+    for name, backend in BUSY.items():
+        if bench.progress.wants(name):
+            groups = sums(BUSY_GROUPS, bench.seed + 4)
+            engines = [bench.engine(backend, "tiny", "f32") for _ in range(2)]
+            with engines[0] as free, engines[1] as single, _busy_cores():
+                free.open(width=AGREEMENT_WIDTH)
+                single.open(width=AGREEMENT_WIDTH, threads=1)
+                repetitions = bench.progress.repetitions(BUSY_REPETITIONS, within_s=BUSY_S, least=3)
+                runs = [(free.sample(groups), single.sample(groups)) for _ in repetitions][1:]
+            chosen, one = (statistics.median(run.tokens_per_s for run in side) for side in zip(*runs, strict=True))
+            row = {"tokens_per_s": chosen, "one_thread_tokens_per_s": one, "over_one_thread": chosen / one}
+            bench.progress.done(name, row)
+            rows.append({"part": "busy", "model": "tiny", "backend": backend, **row})
+    return rows
+
+
 def headline(rows: Rows) -> dict[str, Any]:
     """Return the headline figures; None for parts that were not measured."""
 
@@ -249,6 +276,7 @@ def headline(rows: Rows) -> dict[str, Any]:
         "swap_growth": max(growth, default=None),
         "prefix_sharing_speedup": next((row["speedup"] for row in of(SHARED)), None),
         "rpc_same_tokens": next((row["same_tokens"] for row in of(SPLIT)), None),
+        "busy_over_one_thread": min((row["over_one_thread"] for row in of("busy")), default=None),
     }
 
 
@@ -275,4 +303,16 @@ def _lending(directory: Path) -> Iterator[str]:
             process.terminate()
 
 
-ALL: Final = (agreement, swaps, prefix_sharing, split)
+@contextmanager
+def _busy_cores() -> Iterator[None]:
+    """Run one program on each core that does nothing but compute."""
+    programs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    try:
+        yield
+    finally:
+        for program in programs:
+            program.kill()
+            program.wait()
+
+
+ALL: Final = (agreement, swaps, prefix_sharing, split, busy)
