@@ -68,8 +68,7 @@ class GroupPrepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutArrived:
-    """A node sent a finished rollout, perhaps not for the first time. The core does not interpret `payload`; the
-    committed record carries it."""
+    """A node sent a finished rollout, perhaps not for the first time. The core only copies `payload` to the record."""
 
     node_id: str
     rollout_id: str

@@ -81,12 +81,10 @@ class LeasedRollout:
 
     @property
     def in_time(self) -> bool:
-        """True if the rollout is leased and within its deadline."""
         return self.state is ReceiptState.LEASED and not self.overdue
 
 
 def oldest_of(rollouts: Iterable[LeasedRollout]) -> int | None:
-    """Return the oldest version that sampled any of these rollouts; None if there are none."""
     return min((rollout.oldest_version for rollout in rollouts), default=None)
 
 
@@ -117,12 +115,10 @@ class Slot:
 
     @property
     def turn(self) -> int:
-        """Return the number of the current turn."""
         return len(self.turns)
 
     @property
     def scorer_failures(self) -> int:
-        """Return how many completions of the current turn the scorer failed on."""
         return self.failed_draws.count(len(self.turns)) if self.failed_draws else 0
 
     @property
@@ -138,11 +134,10 @@ class Slot:
 
     @property
     def received(self) -> tuple[LeasedRollout, ...]:
-        """Return all received turns, in order."""
         return self.turns if self.winner is None else (*self.turns, self.winner)
 
     def blame(self, node_id: str) -> None:
-        """Note that the index failed on this node, as the latest failure."""
+        """Make this node the last in `failed_on`, the order in which nodes failed on the index."""
         self.failed_on = (*(node for node in self.failed_on if node != node_id), node_id)
 
 
@@ -193,7 +188,7 @@ class RolloutGroup:
         return self._failures
 
     def note_wants(self) -> None:
-        """Discard the cached `failures` after a change of the wanted indices or of their failed nodes."""
+        """Discard the cached `failures`. Call this whenever `unleased` or the `failed_on` of a slot changes."""
         self._failures = None
 
     @property
@@ -210,7 +205,6 @@ class RolloutGroup:
 
     @property
     def received(self) -> list[LeasedRollout]:
-        """Return all received rollouts, ordered by index and turn."""
         return [rollout for slot in self.slots for rollout in slot.received]
 
     @property
@@ -225,10 +219,7 @@ class RolloutGroup:
         return ids
 
     def take_first_turns(self) -> tuple[DrawnTurn, ...] | None:
-        """Return the received first turns with their payloads, which the group then no longer keeps in memory.
-
-        Return None if a payload is missing.
-        """
+        """Return the payloads of all first turns and stop keeping them. Return None if any payload is missing."""
         taken: list[DrawnTurn] = []
         for slot in self.slots:
             won = slot.winner
@@ -240,7 +231,6 @@ class RolloutGroup:
 
     @property
     def rewards(self) -> list[float]:
-        """Return the rewards of all episodes that have one, in index order."""
         won = [slot.winner.reward for slot in self.slots if slot.winner is not None]
         return [reward for reward in won if reward is not None]
 
@@ -263,7 +253,6 @@ class RolloutGroup:
         return not all(map(all_equal, of_each_turn(episodes)))
 
     def note_age(self, rollout: LeasedRollout) -> None:
-        """Lower the group's `oldest_version` to that of a newly received rollout."""
         if self.oldest_version is None or rollout.oldest_version < self.oldest_version:
             self.oldest_version = rollout.oldest_version
 
@@ -297,32 +286,26 @@ class SortedIds(list[int]):
         return position < len(self) and self[position] == group_id
 
     def add(self, group_id: int) -> None:
-        """Add the id. A present id changes nothing."""
         position = bisect_left(self, group_id)
         if position == len(self) or self[position] != group_id:
             self.insert(position, group_id)
 
     def discard(self, group_id: int) -> None:
-        """Remove the id. A missing id changes nothing."""
         position = bisect_left(self, group_id)
         if position < len(self) and self[position] == group_id:
             del self[position]
 
     def discard_all(self, group_ids: Collection[int]) -> None:
-        """Remove many ids in one pass."""
         gone = set(group_ids)
         self[:] = [group_id for group_id in self if group_id not in gone]
 
     def first(self, count: int) -> tuple[int, ...]:
-        """Return the `count` smallest ids."""
         return tuple(self[:count])
 
     def last(self, count: int) -> tuple[int, ...]:
-        """Return the `count` largest ids, ascending."""
         return tuple(self[-count:])
 
     def position(self, group_id: int) -> int:
-        """Return how many ids are smaller than `group_id`."""
         return bisect_left(self, group_id)
 
 
