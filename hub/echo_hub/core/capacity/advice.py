@@ -109,7 +109,8 @@ def nodes_to_add(workload: Workload, pool: Pool, kind: NodeClass, target: float)
 
 
 def times_as_many(workload: Workload, nodes: Sequence[NodeClass], target: float) -> float | None:
-    """Return how many times the present throughput reaches the goal, to a hundredth; None: no multiple does."""
+    """Return the factor, to a hundredth, by which the nodes' throughput must be multiplied to reach the goal. None: no
+    factor up to `MOST_NODES` reaches it."""
 
     def enough(hundredths: int) -> bool:
         pool = Pool.of(nodes)
@@ -131,7 +132,6 @@ class Partial:
 
 
 def busy_share(workload: Workload, pool: Pool) -> float:
-    """Return the share of time in which the learner does not wait."""
     return workload.step_s / period_s(workload, pool)
 
 

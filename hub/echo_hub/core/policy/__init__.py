@@ -1,4 +1,4 @@
-"""Who gets how much of what. Data flows one way, from top to bottom:
+"""Leasing policy: which node gets how many rollouts of which problems, and when. Data flows from top to bottom:
 
 - `measured`: completion lengths and the learner's step times, from events. `nodes/` measures each node's speed and
   counts how many rollouts it may hold.

@@ -138,7 +138,8 @@ class Curriculum:
                 self._forget(prompt)
 
     def passes_over(self, prepared: GroupPrepared) -> bool:
-        """True if this group id is skipped."""
+        """Decide if this group's problem is skipped, by its pass rate and a pseudorandom number that the run's seed and
+        the group's id determine."""
         rate = self._rate(prepared)
         if rate is None:
             return False

@@ -59,7 +59,7 @@ EVALUATION_SHARE: Final = 4
 """One in this many leased rollouts goes to other owners than training, such as evaluations, while both want leases.
 Chosen."""
 SLOWEST_S: Final = 3_600.0
-"""Even the slowest node gets a step's groups at most this many seconds before the step begins. Chosen."""
+"""Longest time in seconds before a step begins at which even the slowest node gets the step's groups. Chosen."""
 AT_ONCE: Final = 64
 """Number of oldest wanting groups of a step that are sorted by expected length, so that the longest are leased first,
 as in StreamRL (arXiv 2504.15930). Chosen."""
@@ -115,7 +115,7 @@ class Takers:
         self._unfillable: dict[tuple[float, ...], set[_Kind]] = {}
         """Kinds of groups for which no node was found, by terms."""
         self.most_avoided = 0
-        """Largest number of nodes avoided in one search."""
+        """Largest number of nodes avoided in one search since `begin`."""
 
     def begin(self) -> None:
         self._avoided.clear()
@@ -123,7 +123,8 @@ class Takers:
         self.most_avoided = 0
 
     def avoided(self, slot: Slot, oldest: int) -> tuple[str, ...]:
-        """Return the nodes that must not get this index: those on which it failed, while another node takes work."""
+        """Return the nodes that must not get this index: those on which it failed, as long as another node takes
+        work."""
         failed = slot.failed_on
         if not failed:
             return ()
@@ -143,7 +144,7 @@ class Takers:
         return unfillable is None or _kind(group, terms, group.failures) not in unfillable
 
     def note_nobody(self, group: RolloutGroup, terms: LeaseTerms) -> None:
-        """Remember that no node can take any wanted index of the group."""
+        """Remember, until the next `begin`, that no node can take any wanted index of a group of this kind."""
         self._unfillable.setdefault(_key(terms), set()).add(_kind(group, terms, group.failures))
 
     def find(self, group: RolloutGroup, terms: LeaseTerms, avoid: tuple[str, ...] = ()) -> tuple[Node, int] | None:
@@ -224,7 +225,8 @@ class Leasing:
 
     @property
     def due_at(self) -> float:
-        """Return the time of the next release of work or pending offer; inf = none."""
+        """Return the time at which `begin_turn` will offer work again: a step's work is released, or the last turn left
+        work. inf = never."""
         return min(self._release_at, self._goes_on_at)
 
     def change(self, settings: CoordinatorSettings) -> None:
@@ -233,7 +235,7 @@ class Leasing:
         self._release_at = self._goes_on_at = inf
 
     def end_run(self) -> None:
-        """Cancel the timer for the work of future steps: the run has ended."""
+        """Cancel the timer for the work of future steps."""
         self._release_at = inf
 
     def begin_turn(self, now: float) -> bool:
@@ -313,7 +315,7 @@ class Leasing:
         )
 
     def _num_missing(self, end: int) -> int:
-        """Return how many groups before position `end` of the queue are incomplete."""
+        """Return how many groups before position `end` of the learner's queue are incomplete."""
         waiting, complete = self._ledger.waiting, self._ledger.complete
         num_complete = complete.position(waiting[end]) if end < len(waiting) else len(complete)
         return min(end, len(waiting)) - num_complete
@@ -364,7 +366,6 @@ class Leasing:
         return refused
 
     def _lease_all(self, group: RolloutGroup, terms: LeaseTerms, now: float) -> bool:
-        """Lease all indices of the group that want a lease. Return False if no node was found for some."""
         while group.unleased and self._may_lease and self._lease_some(group, terms, now):
             pass
         return not group.unleased

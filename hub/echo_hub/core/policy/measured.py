@@ -96,7 +96,7 @@ class CompletionLengths:
             self._remember(prompt, num_tokens)
 
     def predict(self, prompt: int | None) -> float:
-        """Return the expected length of a completion of this prompt."""
+        """Return the expected length in tokens of a completion of this prompt."""
         known = None if prompt is None else self._prompts.get(prompt)
         if known is None:
             return self.mean_tokens
@@ -135,7 +135,7 @@ class Tempo:
         self._given = 0
         """Newest step given to the learner."""
         self._filled = 0
-        """Newest step for which enough complete groups were there."""
+        """Newest step for which enough groups were complete."""
         self._filled_at: dict[int, float] = {}
         """Time at which enough groups for each future step were complete."""
 
@@ -146,7 +146,6 @@ class Tempo:
             self._begun = (step, now)
 
     def done(self, step: int, now: float) -> None:
-        """Note that the learner has computed this step."""
         if self._begun is not None and self._begun[0] == step:
             self._steps_s.append(now - max(self._begun[1], self._done_at or 0.0))
             self.step_s = median(self._steps_s)
@@ -157,7 +156,7 @@ class Tempo:
         self._begun, self._done_at = (step + 1, now) if self._given > step else None, now
 
     def lost(self) -> None:
-        """Forget the current step after the learner was lost: the time of its next start is unknown."""
+        """Forget the current step after the learner was lost, because the time of its next start is unknown."""
         self._begun = self._done_at = None
         self._ends.clear()
         self._given = 0
@@ -192,7 +191,8 @@ class Tempo:
         return self._begun is None
 
     def lead_s(self, pool_s: float, typical_s: float) -> float:
-        """Return how many seconds before a step starts its work must be leased."""
+        """Return how many seconds before a step starts its work must be leased. `pool_s`: the pool's time for the
+        step's rollouts; `typical_s`: time of one typical rollout."""
         return self.margin * (pool_s + typical_s)
 
     def _lay_ready(self, seconds: float) -> None:

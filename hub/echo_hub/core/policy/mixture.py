@@ -110,7 +110,6 @@ class TaskTally:
         self._num_flat = Counter[int]()
 
     def dropped_flat(self, group_id: int) -> None:
-        """Count a group that was dropped because its rewards are equal."""
         if self._mixture is not None:
             self._num_flat[self._mixture.place(group_id).task] += 1
 

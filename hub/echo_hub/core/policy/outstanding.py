@@ -53,7 +53,6 @@ class OutstandingLeases:
             heappush(self._watched, (late_at, "late", lease_id, indices))
 
     def look_after(self, now: float) -> None:
-        """Handle watched leases whose time has come: expire those past their deadline, and mark late ones."""
         for _ in range(LOOKED_AT_ONCE):
             if not self._watched:
                 return
@@ -74,13 +73,13 @@ class OutstandingLeases:
         return [rollout for rollout in found if rollout is not None and rollout.in_time]
 
     def left(self, node_id: str, now: float) -> None:
-        """Watch the leases of a node that disconnected: after `LEFT_S` without it they count as late."""
+        """Watch the leases of a node that disconnected: if it stays away for `LEFT_S`, their rollouts count as late."""
         self._unsent.discard(node_id)
         for lease_id, of_lease in self._held_leases(node_id):
             heappush(self._watched, (now + LEFT_S, "away", lease_id, tuple(rollout.index for rollout in of_lease)))
 
     def came(self, node_id: str) -> None:
-        """Note that the node connected, so that its leases are sent again after its first report."""
+        """Remember that the node connected: its leases are sent again after its first report."""
         self._unsent.add(node_id)
 
     def send_again(self, node_id: str, now: float) -> None:

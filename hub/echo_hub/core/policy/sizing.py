@@ -2,11 +2,11 @@
 what portions nodes get a step's work. Measured figures come in, terms and numbers go out; nothing changes.
 
 A learner with version k - 1 trains step k. A rollout sampled with version p then has staleness k - 1 - p. Admission
-(`room`) follows AReaL (arXiv 2505.24298, section 5.1): (S + v + 1)·B - consumed, counted in whole groups, with two
-changes. First, `v` is the version that new leases name, at most the learner's version. An old published version's
-samples are consumed later, so fewer groups may be open. Second, each count starts from the present state: the groups of
-all steps without a batch that may still consume samples of `v`, minus the waiting groups. So it stays right after
-restarts, after drops, and with variable batch sizes.
+(`room`) follows AReaL (arXiv 2505.24298, section 5.1): (S + v + 1)·B - consumed, with the staleness bound S and B
+groups per step, and with two changes. First, `v` is the version that new leases name, at most the learner's version. An
+old published version's samples are consumed later, so fewer groups may be open. Second, each count starts from the
+present state: the groups of all steps without a batch that may still consume samples of `v`, minus the waiting groups.
+So it stays right after restarts, after drops, and with variable batch sizes.
 
 The terms of a step's work (`terms_of_step`):
 
@@ -34,14 +34,14 @@ from echo_hub.core.policy.measured import Tempo
 from echo_hub.core.settings import CoordinatorSettings
 
 TYPICAL: Final = 2.0
-"""Time allowed for a rollout whose step is already due, as a multiple of a typical rollout's time. Chosen."""
+"""Time allowed for a rollout whose step is already due, in multiples of a typical rollout's time. Chosen."""
 CAREFUL: Final = 0.2
-"""Idle time of the learner, as a fraction of a step, at which length estimates have no safety factor left. Chosen."""
+"""Idle time of the learner, as a fraction of a step, from which length estimates have no safety factor. Chosen."""
 PATIENCE: Final = 2.0
 """How fast the allowed time grows with the learner's idle time: `TYPICAL` is fully allowed at CAREFUL / PATIENCE
 idle. Chosen."""
 HURRY: Final = 2.0
-"""A step that begins within this many times a typical rollout's time is near: its groups are spread over all free
+"""A step is near if it begins within this many times a typical rollout's time: its groups are then spread over all free
 nodes. Chosen: time for a rollout and one replacement."""
 URGENT: Final = 2.0
 """Work is urgent if its step begins within this many times a typical rollout's time. Urgent work goes to the fastest
@@ -56,10 +56,10 @@ PREFILL_SHARE: Final = 1 / 4
 """Largest share of prefill time, relative to sampling time, that a lease should have: it gets enough completions for
 that. Chosen."""
 LATE: Final = 1.5
-"""A rollout is late after this many times the seconds that its node needs for the longest completions, after its
-current work. Chosen."""
+"""Factor on the seconds that a node needs for its current work and the longest completions, after which a rollout is
+late. Chosen."""
 LATE_S: Final = 2.0
-"""Seconds added to that limit for the way to the node and back. Chosen."""
+"""Seconds added to the limit set by `LATE`, for the way to the node and back. Chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,7 @@ class Supply(NamedTuple):
 
 
 class StepWork(NamedTuple):
-    """Open work of one step."""
+    """Unfinished work of one step, in groups."""
 
     step: int
     num_wanting: int
@@ -143,16 +143,16 @@ class LeaseTerms(NamedTuple):
     early_s: float = 0.0
     """Seconds until all nodes may lease the work; 0 = they may now."""
     stale_s: float = inf
-    """Seconds from now after which rollouts of version `oldest` are too stale for their step."""
+    """Seconds from now after which rollouts sampled with version `oldest` are too stale for their step."""
     step_s: float = 0.0
-    """Seconds by which rollouts of each newer version become stale later."""
+    """Seconds by which rollouts of a version become stale later than those of the version before it."""
     typical_s: float = 0.0
     """Seconds from lease to arrival of a typical rollout; 0 = unknown."""
     is_urgent: bool = False
     """True if no time is left to replace a lost rollout."""
 
     def by_version(self, policy_version: int) -> float:
-        """Return the seconds within which rollouts of this version must be back."""
+        """Return the seconds from now within which rollouts sampled with this version must be back."""
         return min(self.in_s, self.stale_s + (policy_version - self.oldest) * self.step_s)
 
 
@@ -176,7 +176,7 @@ def terms_of_step(
         return LeaseTerms(oldest, typical_s=usual_s)
     left_s = tempo.begins(step, next_step=outlook.next_step, now=now) - now
     early_s = left_s - tempo.lead_s(outlook.later_batches * size * supply.rollout_s, usual_s)
-    if tempo.step_s is None:  # Until a step ends, work that is too early stays so.
+    if tempo.step_s is None:  # Without a measured step time, the release time of early work is unknown.
         return LeaseTerms(oldest, not_before_s=inf if early_s > SOON_S else 0.0, typical_s=usual_s)
     every_s = tempo.every_s
     spare = max(0.0, 1.0 - (every_s / max(tempo.step_s, SOON_S) - 1.0) / CAREFUL)
@@ -235,6 +235,6 @@ def lateness_s(
     if node.proven:
         queued = node.held_tokens + (count - 1) * expected_tokens
         return LATE_S + LATE * node.pace.finish_s(queued, long_tokens)
-    # After that, another node could not finish it for this step.
+    # Another node must get the index early enough to finish it for this step.
     in_time_s = max(terms.typical_s, terms.left_s - TYPICAL * terms.typical_s)
     return min(in_time_s, LATE_S + LATE * count * long_tokens * token_s)

@@ -32,7 +32,7 @@ class _Voice(NamedTuple):
 
 
 class Usability:
-    """What nodes report about versions: whether they could sample with them."""
+    """Nodes' reports about the versions that their engines could or could not sample with."""
 
     def __init__(self) -> None:
         self._voices: dict[int, dict[str, _Voice]] = {}
@@ -44,7 +44,6 @@ class Usability:
         return MappingProxyType(self._withdrawn)
 
     def is_withdrawn(self, policy_version: int) -> bool:
-        """Return True if no lease may name this version."""
         return policy_version in self._withdrawn
 
     def refused_by_hub(self, policy_version: int, reason: str) -> None:
