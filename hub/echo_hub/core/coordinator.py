@@ -109,8 +109,8 @@ class Coordinator:
         )
         self._finished = False
         self._stood = -1
-        """Value of `_num_changes` at the end of the last turn that planned steps and leased work. While it stays the
-        same, a turn skips both. -1: do both in the next turn in any case."""
+        """Value of `_num_changes` after the last turn that planned steps and leased work. While the counter has this
+        value, a turn skips both; -1: the next turn does both in any case."""
 
     def start(self, now: float) -> list[Effect]:
         """Restore the snapshot's unfinished work, and return again the actions that a crash after a commit may have
@@ -348,8 +348,8 @@ class Coordinator:
             self._nodes.fail(event.node_id, now)
 
     def _refused(self, event: LeaseGivenBack, rollout: LeasedRollout) -> tuple[str, ...]:
-        """Return the nodes that are excused: those that returned a version as unusable, if this return withdraws that
-        version."""
+        """Return the nodes that this return is not counted against: if it is the return that withdraws a version as
+        unusable, all nodes that returned leases because of that version."""
         version, node = event.unusable_version, self._nodes.get(event.node_id)
         if version is None or node is None or rollout.state is not ReceiptState.LEASED:
             return ()

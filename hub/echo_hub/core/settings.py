@@ -105,7 +105,6 @@ class CoordinatorSettings:
 
     @property
     def nodes(self) -> NodeSettings:
-        """Return the settings that concern nodes."""
         return NodeSettings(
             samplers=_SAMPLERS[self.mode],
             lease_size=1 if self.multi_turn else self.group_size,
@@ -125,12 +124,10 @@ class CoordinatorSettings:
         return self.evaluation_ends[at][1] if at < len(self.evaluation_ends) else self.evaluation_samples
 
     def learning_rate_of(self, step: int) -> float:
-        """Return the learning rate of step `step`."""
         at = bisect_right(self.learning_rates, step, key=itemgetter(0))
         return self.learning_rates[at - 1][1] if at else self.learning_rate
 
     def objective_of(self, step: int) -> str:
-        """Return the objective of step `step`."""
         at = bisect_right(self.objectives, step, key=itemgetter(0))
         return self.objectives[at - 1][1] if at else self.objective
 
@@ -143,5 +140,4 @@ class CoordinatorSettings:
         return policy_version - (policy_version - first) % every
 
     def is_due(self, policy_version: int) -> bool:
-        """True if this version is due for publication."""
         return policy_version > 0 and self.newest_due_version(policy_version) == policy_version

@@ -13,7 +13,7 @@ from echo_shared.records.node import TrustStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorStatus:
-    """Figures of the coordinator at one moment. The database has the full history."""
+    """Figures of the coordinator at one moment."""
 
     trained_steps: int
     published_version: int

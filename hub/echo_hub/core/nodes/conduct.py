@@ -39,8 +39,8 @@ new work at once.
 
 
 class Conduct:
-    """Counts misbehaviour in the nodes' records and sets `rests_until`, the end of a node's pause. The caller calls
-    `wake` to end pauses that are over."""
+    """Counts misbehaviour in the nodes' records and sets `rests_until`, the end of a node's rest (pause without work).
+    The caller must call `wake` regularly to end the rests that are over."""
 
     def __init__(self, *, deadline_s: float) -> None:
         self._deadline_s = deadline_s
@@ -58,7 +58,6 @@ class Conduct:
         return self._ends[0][0] if self._ends else inf
 
     def fail(self, node: Node, now: float) -> None:
-        """Stop leasing to a node for a while (rest) because it returned work or sent something invalid."""
         if not node.is_hub and (node.rests_until is None or node.node_id in self._silent):
             self._silent.pop(node.node_id, None)
             self._rest(node, now + _rest_s(node.num_failures))
@@ -73,8 +72,8 @@ class Conduct:
                 self._forget_ends()
 
     def kill_scorer(self, node: Node, group_id: int, now: float) -> None:
-        """Count a scorer process that was killed by the node's completion for this group. The second group makes the
-        node rest."""
+        """Count a scorer process that the node's completion for this group killed. Only the second group makes the node
+        rest (get no work for a while): one group alone may have a faulty problem."""
         if node.is_hub:
             return
         recurs = node.deadly_group not in (None, group_id)
@@ -142,7 +141,7 @@ class Conduct:
         self._forget_ends()
 
     def _forget_ends(self) -> None:
-        """Remove outdated heap entries once they are the majority, to bound the memory."""
+        """Remove outdated heap entries once they are the majority, which bounds the memory."""
         if len(self._ends) > 2 * len(self._resting):
             self._ends = sorted({(end, node_id) for end, node_id in self._ends if self._is_end(node_id, end)})
 

@@ -39,7 +39,7 @@ _SLOWEST_S: Final = 1e9
 
 
 def speed_class(token_s: float) -> int:
-    """Return the speed class of a node that takes `token_s` seconds per token within one completion; smaller is
+    """Return the speed class of a node that needs `token_s` seconds per token within one completion; smaller is
     faster."""
     return floor(
         log(token_s if _FASTEST_S < token_s < _SLOWEST_S else min(max(token_s, _FASTEST_S), _SLOWEST_S)) / _CLASS
@@ -47,7 +47,7 @@ def speed_class(token_s: float) -> int:
 
 
 def slowest_token_s(speed: int) -> float:
-    """Return the upper bound of seconds per token in this class."""
+    """Return the upper bound of seconds per token in this speed class."""
     return exp(_CLASS * (speed + 1))
 
 
@@ -90,7 +90,7 @@ class Nodes:
 
     @property
     def num_known(self) -> int:
-        """Return the number of node records, without the remembered ones."""
+        """Return the number of node records, without departed nodes of which only the window and speed are kept."""
         return len(self._nodes)
 
     @property
@@ -100,12 +100,11 @@ class Nodes:
 
     @property
     def num_ready(self) -> int:
-        """Return the number of nodes with free capacity."""
         return len(self._queues)
 
     def notice_from(self, speed: float, *, most_avoided: int) -> None:
-        """Do not report changes of proven nodes faster than this class until the next call. `most_avoided`: largest
-        number of nodes that one search avoids."""
+        """Count no changes of proven nodes in a faster speed class than `speed`, until the next call. `most_avoided`:
+        largest number of nodes that one search skips."""
         self._queues.notice_from, self._queues.most_avoided = speed, most_avoided
 
     @property
@@ -125,16 +124,14 @@ class Nodes:
         return not self._num_proven or not self._strangers.is_full
 
     def room(self, node: Node) -> int:
-        """Return the maximum number of rollouts in the node's next lease."""
+        """Return how many rollouts the node's next lease may have."""
         return min(1, node.free) if self._is_on_trial(node) else node.free
 
     def _is_on_trial(self, node: Node) -> bool:
-        """True for an unproven node while any proven node takes work: it gets one rollout at a time."""
         return not node.proven and self._num_proven > 0
 
     @property
     def any_ready(self) -> bool:
-        """True if any node has free capacity."""
         return len(self._queues) > 0
 
     @property
@@ -157,7 +154,7 @@ class Nodes:
         return node is not None and node.connected
 
     def is_proven(self, node_id: str) -> bool:
-        """True if the node is trusted and a rollout of it was scored, as far as this hub process remembers."""
+        """True if the node is not quarantined and a rollout of it was scored, as far as this hub process remembers."""
         node = self._nodes.get(node_id) or self._left.get(node_id)
         return node is not None and node.proven and node_id not in self._quarantined
 
@@ -165,7 +162,7 @@ class Nodes:
         return node_id in self._quarantined
 
     def quarantine(self, node_id: str) -> None:
-        """Exclude the node from all work, connected or not, and reset its window to one rollout."""
+        """Exclude the node from all work, connected or not, and reset its window (the rollouts it may hold) to one."""
         self._quarantined.add(node_id)
         node = self._nodes.get(node_id)
         if node is not None:
@@ -173,7 +170,6 @@ class Nodes:
             self._update(node)
 
     def release_from_quarantine(self, node_id: str) -> None:
-        """End the node's quarantine, so that it may get work again."""
         self._quarantined.discard(node_id)
         node = self._nodes.get(node_id)
         if node is not None:
@@ -225,21 +221,18 @@ class Nodes:
             self._update(node)
 
     def fail(self, node_id: str, now: float) -> None:
-        """Note that the node returned work or sent something invalid."""
         node = self._nodes.get(node_id)
         if node is not None:
             self._conduct.fail(node, now)
             self._update(node)
 
     def excuse(self, node_id: str) -> None:
-        """Forgive failures of the node that were not its fault."""
         node = self._nodes.get(node_id)
         if node is not None:
             self._conduct.excuse(node)
             self._update(node)
 
     def kill_scorer(self, node_id: str, group_id: int, now: float) -> None:
-        """Note that the node's completion for this group killed a scorer process."""
         node = self._nodes.get(node_id)
         if node is not None:
             self._conduct.kill_scorer(node, group_id, now)
@@ -276,8 +269,8 @@ class Nodes:
             self._update(node)
 
     def take(self, node_id: str, count: int, num_tokens: float, now: float) -> None:
-        """Count `count` more rollouts as held by the node, with an expected length of `num_tokens` in total. A node
-        without a record held them before a restart."""
+        """Count `count` more rollouts as held by the node, with an expected total length of `num_tokens` tokens. A node
+        without a record gets one: the node held the rollouts before a restart."""
         node = self._known(node_id)
         node.taken_at = now
         if node.held == 0:
@@ -287,7 +280,8 @@ class Nodes:
         self._update(node)
 
     def expire(self, node_id: str, now: float, *, was_late: bool = False) -> None:
-        """Note that a rollout of the node has passed its deadline. `was_late`: the rollout was already marked late."""
+        """Note that a rollout of the node has passed its deadline. `was_late`: the rollout was already marked late, so
+        `Strangers` has already counted it as lost."""
         node = self._nodes[node_id]
         if not node.proven and not was_late:
             self._strangers.lost()
@@ -477,7 +471,6 @@ class Nodes:
                 self._count_pace(node, counts=True)
 
     def _place(self, node: Node, version: int) -> Place | None:
-        """Return the queue in which the node waits; None: no free capacity."""
         limit = node.limit
         taken = node.held - node.overdue + node.unchecked
         free = limit - taken

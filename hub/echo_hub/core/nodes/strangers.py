@@ -39,8 +39,7 @@ ORIGIN_SHARE: Final = 4
 
 class Strangers:
     """Counts the rollouts that nodes hold within their deadlines.
-
-    `in_flight`: held by strangers. `is_full`: strangers get no work at present.
+    `in_flight`: number held by strangers. `is_full`: True while strangers get no work.
     """
 
     def __init__(self, *, base: int) -> None:
@@ -72,18 +71,15 @@ class Strangers:
         return was_full and not self.is_full
 
     def returned(self) -> None:
-        """Note that a stranger returned its first rollout and is proven now."""
         self._earned = min(self._earned + 1, USED * self.in_flight)
         self._note_fullness()
 
     def lost(self) -> None:
-        """Note that a stranger's rollout is late or past its deadline."""
         self._earned = max(self._earned - LOST, -self._share)
         self._note_fullness()
 
     @property
     def _share(self) -> int:
-        """Return the base of the limit: see the module."""
         share = self._all_in_flight // UNPROVEN_SHARE
         return share if share > self._base else self._base
 
@@ -96,8 +92,6 @@ class Strangers:
 
 
 class Origins:
-    """Counts the taken places of each origin and maintains `Node.has_place`."""
-
     def __init__(self) -> None:
         self._num_taken: dict[str, int] = {}
         self._waiting: dict[str, dict[str, None]] = {}
@@ -116,7 +110,6 @@ class Origins:
         return True
 
     def leave(self, node: Node) -> None:
-        """Free the place of its origin that the node uses."""
         node.has_place = False
         taken = self._num_taken.pop(node.origin) - 1
         if taken:
