@@ -51,7 +51,8 @@ class Decisions:
         """Possible causes other than the node itself, for each quarantined node, since the hub's start."""
 
     def begin_again(self, standing: Standing, state: StandingState, reason: str, now: float) -> None:
-        """Restart the node's proof in a new state. What its class learned from the node is removed."""
+        """Start the node's proof anew in this state, and remove what the node contributed to the scale of its numerics
+        class."""
         self._standings.numerics.unlearn(standing.numerics, standing.taught)
         standing.shown = standing.taught = NO_EVIDENCE
         standing.begin_again(state, reason, now)
@@ -67,7 +68,6 @@ class Decisions:
             self._out.record(StandingRecorded(row=standing.row))
 
     def distrust(self, node_id: str, reason: str, now: float) -> None:
-        """Make the node suspect unless it is in quarantine."""
         standing = self._standings.of(node_id)
         if not standing.is_quarantined:
             self.begin_again(standing, StandingState.SUSPECT, reason, now)
@@ -110,7 +110,6 @@ class Decisions:
         return [unlike[place].node_id for place in alike]
 
     def _release_all(self, node_ids: Iterable[str], why: str, now: float) -> None:
-        """Release all quarantined nodes among `node_ids`."""
         for node_id in node_ids:
             other = self._standings.of(node_id)
             if other.is_quarantined:
@@ -118,8 +117,8 @@ class Decisions:
                 self.record(node_id, Decision.RELEASED, why, now)
 
     def _spare(self, standing: Standing, why: str, now: float) -> None:
-        """Discard the evidence against the node and make it suspect. As after a failure, it gets no work for a
-        while."""
+        """Discard the evidence against the node and make it suspect. Like a node that returned work, it gets no work
+        for a while."""
         standing.acquit()
         self.begin_again(standing, StandingState.SUSPECT, why, now)
         self._nodes.fail(standing.node_id, now)
@@ -166,7 +165,6 @@ class Decisions:
         rollout_id: str = "",
         evidence: Evidence | None = None,
     ) -> None:
-        """Record a decision for the log."""
         self._out.record(
             TrustDecided(
                 node_id=node_id,

@@ -95,17 +95,14 @@ class Evidence:
 
     @property
     def draws_CS(self) -> NDArray[np.float64]:
-        """`draw_curves` as an array."""
         return np.frombuffer(self.draw_curves).reshape(DRAW_CURVES, NUM_SCALES)
 
     @property
     def claims_CS(self) -> NDArray[np.float64]:
-        """`claim_curves` as an array."""
         return np.frombuffer(self.claim_curves).reshape(CLAIM_CURVES, NUM_SCALES)
 
     @property
     def edges_CS(self) -> NDArray[np.float64]:
-        """`near_edges` as an array."""
         return np.frombuffer(self.near_edges).reshape(EDGE_CURVES, NUM_SCALES)
 
     @classmethod

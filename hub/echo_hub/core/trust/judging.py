@@ -106,7 +106,6 @@ def against(sums: Sums) -> tuple[float, Alternative]:
 
 
 def _alternative(place: int) -> Alternative:
-    """Return the alternative of the sum at this place."""
     return max(one for one in Alternative if one <= place)
 
 

@@ -87,27 +87,26 @@ class Lag:
 @dataclass(slots=True, eq=False)
 class _Node:
     seen_at: int = 0
-    """Step with the newest rollout of the node."""
+    """Step of the node's newest rollout."""
     pending: list[tuple[float, int]] = field(default_factory=list)
     """Mismatch per token and staleness of rollouts that do not form a point yet."""
     points: deque[tuple[float, float, int]] = field(default_factory=lambda: deque(maxlen=SMOOTHED))
     """Mismatch, staleness and step of each point."""
     mismatch: float | None = None
-    """Recent mismatch; None: unknown."""
+    """Median of the last `SMOOTHED` points, at least `FLOOR`, in nats per token; None: too few points."""
     staleness: float = 0.0
-    """Recent staleness."""
+    """Mean staleness of these points, in steps."""
     kind: str = ""
     first: list[tuple[float, float]] = field(default_factory=list)
-    """First mismatches with their staleness."""
+    """First `USUAL` mismatches with their staleness."""
     ratios: list[float] = field(default_factory=list)
-    """First ratios."""
+    """First `USUAL` ratios of the node's mismatch to the expected one."""
     streak: int = 0
     since: int = 0
     policy_version: int = 0
     """Version that the node named for its rollouts of step `since`: `since` - 1 minus their staleness."""
 
     def add_point(self, step: int) -> None:
-        """Turn the pending rollouts into a point."""
         self.points.append((median(kl for kl, _ in self.pending), fmean(d for _, d in self.pending), step))
         self.pending.clear()
         if len(self.points) == SMOOTHED:
@@ -126,7 +125,8 @@ class _Node:
 
 
 class Lagging:
-    """Lag detection for all nodes. Memory is bounded by the nodes of the last `REMEMBERED` steps."""
+    """Lag detection for all nodes. Memory is bounded: nodes without a rollout in the last `REMEMBERED` steps are
+    forgotten."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, _Node] = {}
@@ -134,7 +134,6 @@ class Lagging:
 
     @property
     def lags(self) -> tuple[Lag, ...]:
-        """Return all current lags."""
         return tuple(self._lags.values())
 
     def forget(self, node_id: str) -> None:

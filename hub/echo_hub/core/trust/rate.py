@@ -44,7 +44,7 @@ def share_checked(num_verified: int, first: int, least: float) -> float:
 
 
 def long_proven(first: int, least: float) -> int:
-    """Return the number of verified rollouts in a row from which the checked share no longer falls; a `least` below a
+    """Return the number of verified rollouts in a row from which the checked share stays at `least`; a `least` below a
     thousandth counts as a thousandth."""
     return ceil(first / max(least, 0.001)) + 1
 

@@ -126,7 +126,6 @@ class Mismatch:
         """Cached `largest`; None: not computed since the last step."""
 
     def add(self, screened: Iterable[Seen]) -> None:
-        """Add the rollouts of one step."""
         of_step: dict[str, tuple[float, int]] = {}
         for node_id, evidence, _ in screened:
             kl, tokens = of_step.get(node_id, (0.0, 0))

@@ -115,7 +115,7 @@ class UsualRank:
 
 
 class LatestRewards:
-    """The run's latest rewards."""
+    """The run's latest rewards, among which each new reward is ranked."""
 
     def __init__(self) -> None:
         self._latest: deque[float] = deque()

@@ -166,7 +166,6 @@ class Standing:
         self.sums, self.grounds = tuple(changed), tuple(grounds)
 
     def acquit(self) -> None:
-        """Set all sums to 0."""
         self.sums, self.grounds = NOTHING, (_NO_GROUNDS,) * len(NOTHING)
 
     def show(self, evidence: Evidence) -> None:
@@ -216,14 +215,16 @@ class Standings:
         return standing
 
     def connected(self, node_id: str, kin: Iterable[str]) -> Standing:
-        """Note that a node has connected. `kin`: see `Standing`."""
+        """Note that a node has connected. `kin`: marks shared with other nodes of its owner, such as an address or
+        invite."""
         self._left.pop(node_id, None)
         standing = self.of(node_id)
         standing.kin = frozenset(filter(None, kin))
         return standing
 
     def disconnected(self, node_id: str) -> None:
-        """Note that a node has left. It may come back."""
+        """Keep the standing of a node that left, because it may return. Of unchecked nodes, only the last `REMEMBERED`
+        stay."""
         standing = self._standings.get(node_id)
         if standing is not None and not standing.has_shown_anything:
             self._left[node_id] = None

@@ -101,7 +101,7 @@ class UnderCheck:
             self._hasten()
 
     def holds(self, scored: Held) -> bool:
-        """Return True if a score has to wait for a blocking check. `Check.held` keeps the score until then."""
+        """Return True if the score must wait for a blocking check. The check then keeps the score in `Check.held`."""
         check = self._checks.get(scored.rollout_id)
         if check is None or not check.is_blocking:
             return False
