@@ -273,7 +273,6 @@ class Partials:
         self._make_room()
 
     def announced(self, policy_version: int) -> None:
-        """Note that this version was announced as the newest."""
         self.published_version = policy_version
         self._announced.add(policy_version)
 
@@ -291,7 +290,6 @@ class Partials:
         return tuple(begun)
 
     def _num_tokens(self, lease_id: int, index: int) -> int:
-        """Return the number of known tokens of a rollout."""
         lease = self._leases.get(lease_id)
         partial = None if lease is None else lease.rollouts.get(index)
         return 0 if partial is None else partial.num_tokens
@@ -344,18 +342,18 @@ class Partials:
         return f"version {unknown[0]}, which is not published" if unknown else ""
 
     def _may_have(self, version: int, lease: _Lease) -> bool:
-        """Return True if the lease's node may have this version. Leases for evaluations may name unannounced
-        versions."""
+        """Return True if the lease's node may have this version: a published one, or any up to the lease's own. A lease
+        for an evaluation may name a version that was never announced."""
         return version <= max(self._first_known, lease.policy_version) or version in self._announced
 
     def arrived(self, node_id: str, lease_id: int, index: int) -> None:
-        """Drop the tokens of a rollout that its node has finished."""
+        """Drop the tokens of a rollout that its node has finished, if this node holds the lease."""
         lease = self._leases.get(lease_id)
         if lease is not None and lease.node_id == node_id:
             self.forget(lease_id, index)
 
     def given_back(self, node_id: str, lease_id: int, indices: Iterable[int]) -> None:
-        """Keep the tokens of these rollouts, which the node gave back, for the next node that gets them."""
+        """Keep the tokens of these rollouts for the next node that gets them: their node has given them back."""
         lease = self._leases.get(lease_id)
         if lease is not None and lease.node_id == node_id:
             for index in indices:
@@ -363,11 +361,9 @@ class Partials:
                     lease.rollouts[index].is_open = False
 
     def revoked(self, lease_id: int) -> None:
-        """Drop the rollouts of a revoked lease."""
         self._drop(lease_id)
 
     def forget(self, lease_id: int, index: int) -> None:
-        """Drop the rollout's tokens."""
         lease = self._leases.get(lease_id)
         if lease is not None and (partial := lease.rollouts.pop(index, None)) is not None:
             self.num_bytes -= partial.num_bytes
@@ -473,7 +469,6 @@ def _spans(drawers: _Drawers, versions: Spans) -> Iterator[DrawnSpan]:
 
 
 def _are(spans: Sequence[DrawnSpan], node_id: str, policy_version: int) -> bool:
-    """Return True if this node drew all parts with this version."""
     return all((span.node_id, span.policy_version) == (node_id, policy_version) for span in spans)
 
 

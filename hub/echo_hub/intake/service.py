@@ -103,7 +103,6 @@ class IntakeService:
         self._totals = TotalsNews(store=store, nodes=shared.live, connections=connections)
 
     def handle(self, action: IntakeAction) -> None:
-        """Carry out the action, or queue it."""
         match action:
             case PrepareGroup():
                 self._preparation.submit(action.group_id)

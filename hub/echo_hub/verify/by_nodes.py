@@ -46,7 +46,8 @@ class NodeChecks:
         self._out: dict[str, OrderedDict[str, None]] = {}
 
     def submit(self, action: SendCheck) -> None:
-        """Queue a check. Never waits, because the coordinator limits the number of checks."""
+        """Queue a check without waiting. The queue needs no bound, because the coordinator limits the number of
+        checks."""
         self._waiting.put_nowait(action)
 
     async def run(self) -> None:

@@ -148,7 +148,7 @@ class _Emulation(TorchDispatchMode):
         return bool(getattr(value, _IS_WEIGHT, False)) or value.untyped_storage().data_ptr() in self._weights
 
     def _rounded(self, func: Any, result: Any) -> Any:
-        """Return the rounded result. If the operator works in place, the result is rounded in place."""
+        """Return the rounded result; an operator that writes in place has its result rounded in place."""
         assert self._mantissa_bits is not None
         if isinstance(result, Tensor) and result.dtype is torch.float32 and result.dim() > 1:
             rounded = with_mantissa(result, self._mantissa_bits)
