@@ -71,7 +71,6 @@ class TrainingService:
         self._evaluations = Evaluations(self.due, measuring=measuring, books=records)
 
     def handle(self, action: TrainingAction) -> None:
-        """Carry out the action, or queue it."""
         match action:
             case HandOver():
                 turns = action.first_turns
