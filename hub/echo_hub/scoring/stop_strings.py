@@ -34,7 +34,6 @@ class StopStrings:
 
     @classmethod
     def of_run(cls, config: HubConfig, codec: PromptCodec) -> StopStrings:
-        """Return the stop strings of the run's settings."""
         return cls(config.sampling.stop, codec)
 
     def end(self, ids: Ids) -> int | None:

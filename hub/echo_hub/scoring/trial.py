@@ -87,7 +87,7 @@ class Trial:
 
 
 class _Observed:
-    """Result of a turn after which the episode goes on."""
+    """Marks the result of a turn after which the episode goes on."""
 
 
 def _ended(answer: Any) -> Any:
