@@ -43,11 +43,11 @@ class Verdict(StrEnum):
     RIGHT = "right"
     WRONG = "wrong"
     NOT_UNDERSTOOD = "not understood"
-    """The answer or the reference answer cannot be read whole, and their texts differ. It earns nothing."""
+    """The answer or the reference answer cannot be parsed completely, and their texts differ. Such an answer earns
+    nothing."""
 
 
 def is_equal(completion: str, expected: str, *, question: str = "", form: Form | None = None) -> bool:
-    """Return True if the verdict is RIGHT."""
     return judge(completion, expected, question=question, form=form) is Verdict.RIGHT
 
 
@@ -85,7 +85,6 @@ class Understanding(StrEnum):
 
 
 def understanding(expected: str) -> Understanding:
-    """Return how a reference answer is read."""
     reference = _reference(expected)
     if reference.quantity is not None:
         return Understanding.NUMBER

@@ -74,7 +74,6 @@ class AnswerComparison:
         return all(_name(side) or self._is_true(side, last) for side in before)
 
     def _is_true(self, side: Item, last: Item) -> bool:
-        """Return True if two sides of an equation have the same value."""
         return replace(self, is_of_value=True).is_same(side, last)
 
     def _is_same_measure(self, answer: Item, expected: Measured) -> bool:

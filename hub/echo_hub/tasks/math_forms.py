@@ -115,7 +115,6 @@ def is_worked_out(answer: Basic, *, may_have_powers: bool = False) -> bool:
 
 
 def _is_left(factor: Basic) -> bool:
-    """Return True for a number except -1, and for a power of numbers."""
     from sympy import Number
 
     return (isinstance(factor, Number) and factor != -1) or _is_power(factor)
@@ -150,7 +149,7 @@ def _factors(expression: Basic, times: int = 1, *, of_numbers: bool | None = Non
     elif isinstance(expression, Pow) and isinstance(expression.exp, Integer) and expression.exp > 0:
         yield from _factors(expression.base, times * int(expression.exp), of_numbers=of_numbers)
     elif isinstance(expression, Pow) and isinstance(expression.exp, Number) and expression.exp < 0:
-        return  # A quotient's denominator.
+        return  # This is the denominator of a quotient.
     elif variables(expression) or (of_numbers and isinstance(expression, Integer) and abs(expression) > 1):
         yield expression, times
 

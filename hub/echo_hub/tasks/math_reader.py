@@ -6,7 +6,7 @@ r"""Parse a whole answer: an expression, a list, a set, a tuple, an interval, a 
     2516_8                            Exact("base", ...)
 
 Expressions become sympy trees in the form in which they are written: nothing is computed here. Any unknown part of the
-text raises `NotUnderstood`; no part is skipped.
+text raises `NotUnderstood`, because a skipped part could change the meaning.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sympy import Basic
 
 ORDER: Final = {"<": ">", r"\le": r"\ge", ">": "<", r"\ge": r"\le"}
-"""# This is the denominator of a quotient."""
+"""Sign that says the same after the two sides are swapped, by sign."""
 _RELATIONS: Final = frozenset(["=", r"\ne", r"\in", *ORDER])
 _SET_SIGNS: Final = {r"\cup": "or", r"\cap": "and", r"\setminus": "without"}
 _REALS: Final = frozenset(["all real numbers", "all reals", "all real values", "the real numbers", "real numbers"])

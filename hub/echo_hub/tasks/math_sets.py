@@ -28,7 +28,7 @@ class RealCut:
     """The number as it is written; None at infinity."""
 
     def is_same(self, other: RealCut) -> bool:
-        """Return True if both cuts are at exactly the same place."""
+        """Return True if both cuts are at the same place, also beyond the precision of `number`."""
         if (self.number, self.is_behind) != (other.number, other.is_behind):
             return False
         return self.end is None or other.end is None or is_same_value(self.end, other.end)

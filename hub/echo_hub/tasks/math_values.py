@@ -2,8 +2,8 @@
 
 Rational numbers are computed exactly. All others are computed to 40 digits beyond the smallest difference that parts of
 this size can make, so `\\pi + 10^{-100}` is not `\\pi`. In both expressions, variables get the same irregular numbers:
-positive, negative and whole ones. Expressions are never expanded or simplified. The work is bounded: before it gets too
-much, `TooMuch` is raised.
+positive, negative and whole ones. Expressions are never expanded or simplified. The work is bounded: `TooMuch` is
+raised before it exceeds the bound.
 """
 
 from __future__ import annotations
@@ -386,7 +386,7 @@ CONSTANTS: Final = frozenset([r"\pi", "e", "i"])
 
 
 def variables(*expressions: Basic) -> list[str]:
-    """Return the sorted names of all variables."""
+    """Return the sorted names of all variables, without constants such as pi."""
     return sorted(_names(*expressions) - CONSTANTS)
 
 
