@@ -224,8 +224,8 @@ class Coordinator:
 
     @property
     def _num_changes(self) -> int:
-        """Return a counter that grows with every change of nodes, groups or learner, so that steps or leases may have
-        become possible. The passing of time does not count."""
+        """Return a counter of all changes of nodes, groups and learner that may have made a step or a lease possible.
+        The passing of time does not count."""
         nodes, ledger, training = self._nodes, self._ledger, self._training
         return nodes.num_changes + ledger.wants.num_changes + ledger.num_queue_changes + training.num_changes
 
@@ -317,7 +317,8 @@ class Coordinator:
         elif self._ledger.groups[rollout.group_id].slots[rollout.index].is_won:
             self._ledger.drop([rollout], DropReason.DUPLICATE)
         elif self._settings.interrupts and event.policy_version_start < self._oldest_useful(rollout):
-            # It continues tokens from before a restart. Only this rollout is sampled again, not its whole group.
+            # The rollout continues tokens from before a restart. Only this rollout is sampled again, not its whole
+            # group.
             what = f"its first token was sampled with version {event.policy_version_start}"
             self._ledger.fail(rollout, DropReason.STALE, what)
         elif event.is_unattributed:

@@ -181,7 +181,7 @@ class Training:
 
     def _next_batch(self, usual: int) -> int:
         """Return the expected number of groups in the next batch. With a token budget, extrapolate from the tokens of
-        complete groups. `usual`: average of recent batches."""
+        complete groups. `usual`: average number of groups in recent batches; 0 = unknown."""
         expected, budget = usual or self._settings.groups_per_step, self._settings.tokens_per_step
         while expected < self._settings.groups_per_step:
             if not self._first_are_complete(expected):

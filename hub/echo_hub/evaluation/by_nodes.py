@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 GREEDY_TEMPERATURE: Final = 1e-9
 LOOK_S: Final = 5.0
-"""Interval in seconds between checks, after the last version, that nodes still work."""
+"""Interval in seconds at which the hub checks, after the last version, that nodes still work."""
 PATIENCE_DEADLINES: Final = 2
 """Wait for a rollout after the last version, in lease deadlines. After this wait the hub evaluates the version itself,
 even with connected nodes."""

@@ -40,15 +40,15 @@ from echo_shared.process.child import OUT_OF_MEMORY_STATUS, ChildExited, Death, 
 log = logging.getLogger(__name__)
 
 ASYNC_CALLS: Final = 64
-"""Calls of an `async def` scorer that one process runs at the same time. A scorer whose service bears fewer can limit
-itself with a semaphore.
+"""Calls of an `async def` scorer that one process runs at the same time. If the scorer's service cannot take as many,
+the scorer must limit itself, with a semaphore.
 """
 PART_CALLS: Final = 64
 """Maximum number of calls in one message to a process."""
 MOST_SENT: Final = 8
 """Maximum number of messages sent to a process before it has answered the first message completely."""
 DEATHS_AT_START: Final = 3
-"""Number of consecutive process deaths before readiness, after which the pool gives up."""
+"""Number of processes in a row that die before they are ready, after which the pool gives up."""
 RESTART_S: Final = 0.5
 """Seconds before a process that died at its start is started again; doubled after the second death in a row."""
 LOSSES_OF_ONE: Final = 8

@@ -76,7 +76,7 @@ class LocalProcesses:
 
     _GUARDED: Final = sys.platform == "linux"
     """True: each process runs under a warden, which ends all processes that it started. The hub therefore ends the
-    warden by SIGTERM: SIGKILL would stop the warden before it has killed them."""
+    warden by SIGTERM: after SIGKILL the warden could not kill them."""
 
     def __init__(self, config: HubConfig, *, base_dir: Path, logs: Path) -> None:
         self.opening: Mapping[str, object] = {"config": config.model_dump(mode="json"), "base_dir": str(base_dir)}

@@ -194,7 +194,7 @@ def _split(pieces: Sequence[Node], *signs: str) -> tuple[list[Sequence[Node]], l
 
 
 def _split_where(pieces: Sequence[Node], are_joints: Sequence[bool]) -> tuple[list[Sequence[Node]], list[Node]]:
-    """Split the pieces at joints outside all brackets. Return the parts and the joints."""
+    """Split the pieces at those where `are_joints` is True, outside all brackets. Return the parts and these pieces."""
     parts: list[Sequence[Node]] = []
     joints: list[Node] = []
     depth = begin = 0

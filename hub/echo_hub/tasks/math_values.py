@@ -42,7 +42,7 @@ _MOST_TERMS: Final = 300
 _NUM_POINTS: Final = 6
 _NUM_WHOLE_POINTS: Final = 12
 _NEEDED: Final = 4
-"""Smallest number of points at which two expressions with variables must agree."""
+"""Number of points at which two expressions with variables must agree."""
 
 
 class TooMuch(NotUnderstood):
@@ -88,7 +88,7 @@ class Arithmetic:
         self.is_real = True
         """False once any part of the expression has a value with an imaginary part."""
         self.scale = 0.0
-        """Largest absolute power of ten among inexact parts so far, and the exact parts that they consist of."""
+        """Largest absolute power of ten among the inexact parts so far and the exact parts of which they consist."""
 
     @cached_property
     def _mp(self) -> Any:

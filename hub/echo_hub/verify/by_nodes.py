@@ -27,7 +27,7 @@ from echo_shared.wire.messages import MAX_VERSION_SPANS, CheckLease, CheckResult
 from echo_shared.wire.messages.fields import MAX_TOKENS
 
 MOST_OUT: Final = 64
-"""Maximum number of unanswered checks of one node. Sending one more check discards the oldest: its answer is then
+"""Maximum number of unanswered checks of one node. Sending one more check discards the oldest, whose answer is then
 ignored."""
 
 

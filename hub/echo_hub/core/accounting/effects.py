@@ -41,7 +41,7 @@ class GroupOpened:
     group_id: int
     seed: int
     prompt: int | None = None
-    """Key that is equal whenever the same prompt comes again; None if unknown."""
+    """Key of the prompt: equal prompts have equal keys. None if unknown."""
 
 
 @_effect
@@ -365,8 +365,8 @@ class CheckRollout:
 
     rollout_id: str
     is_urgent: bool
-    """True if the rollout's score is held back until the check ends. Otherwise the check may wait until a batch of
-    checks is full."""
+    """True if the rollout's score is held back until the check ends. Otherwise the verifier may wait with it for a
+    fuller batch of checks."""
 
 
 @_effect

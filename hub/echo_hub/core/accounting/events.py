@@ -62,7 +62,7 @@ class GroupPrepared:
     group_id: int
     seed: int
     prompt: int | None = None
-    """Key that is equal whenever the same prompt comes again; None if unknown."""
+    """Key of the prompt: equal prompts have equal keys. None if unknown."""
     prompt_tokens: int = 0
 
 

@@ -54,11 +54,8 @@ class LeasedRollout:
     late: bool = False
     """True if the node takes longer than expected or has left. Then another node may also lease the index."""
     oldest_version: int = 0
-    """Oldest version that sampled any of its tokens.
-
-    Until the rollout is received this is a lower bound: the lease's version, or the oldest version of the completion
-    that the rollout continues.
-    """
+    """Oldest version that sampled any of the rollout's tokens. Until the rollout is received this is a lower bound: the
+    lease's version, or the oldest version of the completion that the rollout continues."""
     drawn_by: tuple[str, ...] = ()
     """Other nodes known to have sampled the rollout's first tokens."""
     is_begun: bool = False
@@ -102,11 +99,8 @@ class Slot:
     """Nodes on which this turn failed, the latest last: they returned it, let it expire or sent something invalid.
     Other nodes are tried first."""
     begun: LeasedRollout | None = None
-    """Newest rollout of the current turn and seed whose sampled tokens another node may resume.
-
-    The rollout may be one that its node has returned. A rollout of an unproven node never replaces one of a proven node
-    with the same version.
-    """
+    """Newest rollout of the current turn and seed whose sampled tokens another node may resume. A rollout of an
+    unproven node never replaces one of a proven node with the same version."""
     failed_draws: tuple[int, ...] = ()
     """Turn number of each completion on which the scorer failed. The next attempt is sampled with another seed."""
     num_returns: int = 0
@@ -156,7 +150,7 @@ class RolloutGroup:
     num_ended: int = 0
     """Number of ended and scored episodes."""
     num_held: int = 0
-    """Number of its scored rollouts that are kept out of batches until their check ends."""
+    """Number of the group's scored rollouts that are kept out of batches until their checks end."""
     num_tokens: int = 0
     """Sampled tokens of all received rollouts."""
     unleased: set[int] = field(default_factory=set)
@@ -164,7 +158,7 @@ class RolloutGroup:
     asked_for: bool = True
     """False: no index of the group wants a lease until its owner calls `Ledger.ask_for`."""
     prompt: int | None = None
-    """Key that is equal whenever the same prompt comes again; None if unknown."""
+    """Key of the prompt: equal prompts have equal keys. None if unknown."""
     prompt_tokens: int = 0
     expected_tokens: float = 0.0
     """Completion length expected when the group was opened."""
@@ -322,20 +316,18 @@ class GroupOwner(Protocol):
 
     @property
     def for_learner(self) -> bool:
-        """True if its groups wait in the learner's queues and have a row each in the store.
-
-        Groups of other owners are never trained; the store only has their rollouts.
-        """
+        """True if the owner's groups wait in the learner's queues and have a row each in the store. Groups of other
+        owners are never trained; the store only has their rollouts."""
 
     @property
     def may_move_on(self) -> bool:
-        """True if nodes may switch to the newest published version within a completion of its groups."""
+        """True if nodes may switch to the newest published version within a completion of the owner's groups."""
 
     def lease_version(self, group: RolloutGroup, node: Node) -> int:
         """Return the version to name in a lease of this group to this node."""
 
     def end_episode(self, rollout: LeasedRollout, reward: float) -> None:
-        """Handle a received rollout that ended its episode."""
+        """Handle a received rollout that ended its episode with this reward."""
 
     def scorer_failed(self, rollout: LeasedRollout, detail: str) -> None:
         """Handle a received rollout that could not be scored."""

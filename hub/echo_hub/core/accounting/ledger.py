@@ -501,7 +501,7 @@ class Ledger:
         self._nodes.release(rollout.node_id, rollout.expected_tokens, overdue=overdue, late=late)
 
     def hold(self, rollout: LeasedRollout, now: float) -> None:
-        """Restore a lease that its node was given before a restart."""
+        """Restore a lease that a node holds from before the hub's restart."""
         self._add_lease(rollout)
         self._nodes.take(rollout.node_id, 1, 0.0, now)
 

@@ -48,7 +48,7 @@ class GroupRow:
     group_id: int
     seed: int
     prompt: int | None = None
-    """Key that is equal whenever the same prompt comes again; None if unknown."""
+    """Key of the prompt: equal prompts have equal keys. None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,13 +69,13 @@ CHOICE_A_SECOND: Final = 20_000
 CHANGES: Final = 2_048
 """Maximum number of nodes that one choice activates or deactivates."""
 TRIED_SHARE: Final = 16
-"""One unmeasured node may be on trial for every 16 wanted priced nodes, while the measured nodes suffice."""
+"""While the measured nodes suffice, one unmeasured node may be on trial for every 16 priced nodes that are wanted."""
 TRIAL_S: Final = 180.0
 """Seconds after which a trial without result ends. The wait until the node's next trial starts at twice this value."""
 SILENT_S: Final = 5.0
-"""Seconds since a node's rollout became late after which the node's measured rate counts as 0."""
+"""Seconds that a node's rollout is late before the node's measured rate counts as 0."""
 LOST_S: Final = 60.0
-"""Seconds since a node's rollout became late after which the node is treated like one that was never measured."""
+"""Seconds that a node's rollout is late before the node is treated like one that was never measured."""
 HANG_S: Final = 60.0
 """Seconds from a node's first hang until the node counts as settled again. The wait doubles with each further hang."""
 MOST_DOUBLED: Final = 6
@@ -86,15 +86,16 @@ trial."""
 IDLE_S: Final = 30.0
 """Seconds without work after which a resting node (excluded from work after misbehaviour) is told why."""
 IDLE_STEPS: Final = 3.0
-"""Training steps without work after which any other idle node is told why. Before that, idling is normal: many nodes
-idle between two steps."""
+"""Training steps without work after which an idle node that does not rest is told why. Before that, idling is normal:
+many nodes idle between two steps."""
 TURN_S: Final = 600.0
 """Minimum time in seconds between two turns (single-rollout leases) of a gift that is too slow for ordinary work."""
 FIRST_TURN_S: Final = 10.0
 """Seconds that a connected node without any scored rollout waits for its first turn, a single-rollout lease. Needed if
 steps are too short for ordinary leases to such nodes."""
 TURNS_SHARE: Final = 32
-"""Divisor of the limit of turns: slow nodes get at most 1/32 of a step's rollouts, minimum one."""
+"""Divisor that limits the turns (single-rollout leases to slow nodes): they take at most 1/32 of a step's rollouts,
+minimum one."""
 TURNS_KEPT: Final = 4_096
 """Number of turns (single-rollout leases to slow nodes) that are remembered until their rollouts arrive."""
 VERSIONS_KEPT: Final = 64
@@ -163,7 +164,7 @@ class Activation:
         """Time at which `advance` must be called next; inf = never."""
         self._turns_left = 1
         self._turns: OrderedDict[str, tuple[str, float]] = OrderedDict()
-        """Node and leasing time of each outstanding turn, by rollout id."""
+        """Node and leasing time of each outstanding turn (single-rollout lease to a slow node), by rollout id."""
 
     @property
     def spend_per_hour(self) -> float:
@@ -227,7 +228,8 @@ class Activation:
             self._choose_soon(now)
 
     def trained(self, policy_version: int, rollouts_per_step: int, now: float) -> None:
-        """Note that the learner has just trained this version. The limit of turns starts over."""
+        """Note that the learner has just trained this version. The limit of turns (single-rollout leases to slow nodes)
+        starts over for the next step."""
         self._trained_at[policy_version] = now
         if len(self._trained_at) > VERSIONS_KEPT:
             self._trained_at.popitem(last=False)
@@ -263,7 +265,8 @@ class Activation:
             self._turns.popitem(last=False)
 
     def came_late(self, node_id: str, rollout_id: str, num_tokens: int, sampling_s: float, now: float) -> None:
-        """Note a rollout that arrived after its lease had ended. If it was a turn, measure the node's speed by it."""
+        """Note a rollout that arrived after its lease had ended. If the rollout was a turn, which measures a slow node,
+        update the node's measured speed."""
         turn = self._turns.get(rollout_id)
         if turn is not None and turn[0] == node_id and self._nodes.get(node_id) is not None:
             del self._turns[rollout_id]

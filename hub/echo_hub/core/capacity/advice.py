@@ -27,7 +27,8 @@ HUNDREDTH: Final = 0.01
 """Gain in utilisation below which more nodes or an older policy are not worth it."""
 
 NODES_TRIED: Final = tuple(2**power for power in range(11))
-"""Numbers of added nodes that are tried if no number reaches the goal, to find how far they get."""
+"""Numbers of added nodes that are tried if no number reaches the goal, to find the best utilisation that more nodes
+give."""
 
 FEWER_TRIED: Final = 4
 """Maximum number of nodes of the cheapest class that are replaced by another class, in the search for a cheaper mix."""

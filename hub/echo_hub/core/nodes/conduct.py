@@ -30,9 +30,8 @@ MAX_REST_S: Final = 60.0
 FORGIVEN_BY_ONE: Final = 1 / 32
 """Part of one killed scorer process that one scored rollout of the node forgives."""
 SILENT_RESTS: Final = (0.0, 4.0, 16.0)
-"""How long an unproven node gets no work after letting all its rollouts expire, as a multiple of the lease deadline:
+"""Time without work (rest) of an unproven node that let all its rollouts expire, as a multiple of the lease deadline:
 after the first, the second and every later time.
-
 Such a node delays a group each time, so repeated silence costs it long rests. A node that lost its work only once gets
 new work at once.
 """
@@ -64,7 +63,8 @@ class Conduct:
             node.num_failures += 1
 
     def excuse(self, node: Node) -> None:
-        """Forget failures that were not the node's fault, and end a rest without other reasons."""
+        """Forgive failures that were not the node's fault. Its rest (pause without work) ends unless there is another
+        reason for it."""
         if node.num_failures:
             node.num_failures = 0
             if not node.deaths and node.node_id not in self._silent:
@@ -102,8 +102,8 @@ class Conduct:
             self._rest(node, now + self._deadline_s)
 
     def trust(self, node: Node) -> None:
-        """Forgive silences and failures after a scored rollout, and part of the killed scorers. The rest ends if
-        nothing remains."""
+        """Forgive the node's silences and failures, and part of the scorers that it killed, because a rollout of it was
+        scored. Its rest (pause without work) ends if nothing is left to forgive."""
         node.deaths = max(0.0, node.deaths - FORGIVEN_BY_ONE)
         if node.num_silences or node.num_failures or node.node_id in self._silent:
             node.num_silences = node.num_failures = 0
@@ -112,8 +112,8 @@ class Conduct:
                 self._forget_ends()
 
     def wake(self, now: float, *, all_silent: bool) -> list[Node]:
-        """End the rests whose time is over and, with `all_silent`, all rests for silence. Return the nodes that may get
-        work again."""
+        """End the rests (pauses without work) whose time is over and, with `all_silent`, also all rests for silence.
+        Return the nodes that may get work again."""
         awake = list(self._silent.values()) if all_silent else []
         while self._ends and self._ends[0][0] <= now:
             end, node_id = heappop(self._ends)

@@ -85,7 +85,8 @@ class ReadyQueues:
         return node.place is not None and self._is_first(self._queues[node.place], node.node_id)
 
     def to_the_end(self, node: Node) -> bool:
-        """Move a waiting node to the end of its queue. Return True under the same condition as `put`."""
+        """Move a waiting node to the end of its queue. Return True if a search may now find another node, which could
+        take work."""
         if node.place is None:
             return False
         queue = self._queues[node.place]

@@ -307,11 +307,11 @@ class Nodes:
         self._update(node)
 
     def wait_for_check(self, node_id: str, count: int) -> None:
-        """Add `count` to the number of the node's rollouts that wait for a check, which use its capacity; a negative
-        count removes."""
+        """Change by `count` the number of the node's rollouts that wait for a check. These rollouts use the node's
+        capacity."""
         node = self._nodes.get(node_id)
         if node is not None:
-            node.unchecked = max(0, node.unchecked + count)  # It is 0 again for a node that left meanwhile.
+            node.unchecked = max(0, node.unchecked + count)  # The record of a node that left is made again with 0.
             if count < 0 and self.heeds_relief and self._queues.is_found(node):
                 self.num_changes += 1
             self._update(node)
@@ -339,7 +339,7 @@ class Nodes:
             self._update(node)
 
     def mark_late(self, node_id: str, now: float) -> None:
-        """Note that a rollout takes its node too long, or that the node has left."""
+        """Note that a held rollout takes the node too long, or that the node has left."""
         node = self._nodes[node_id]
         node.num_late += 1
         if node.late_since is None:
@@ -440,7 +440,8 @@ class Nodes:
                     self._left.popitem(last=False)
 
     def _leave_origin(self, node: Node) -> None:
-        """Free the place of its origin that the node used, and give it to the next waiting node of the same origin."""
+        """Free the node's place, one of those that limit the unproven nodes of an origin, and give it to the next
+        waiting node of this origin."""
         origin = node.origin
         self._origins.leave(node)
         while (node_id := self._origins.next_waiting(origin)) is not None:

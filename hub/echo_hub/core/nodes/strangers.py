@@ -23,18 +23,21 @@ from typing import Final
 from echo_hub.core.nodes.node import Node
 
 UNPROVEN_SHARE: Final = 16
-"""Divisor of the base of the strangers' limit: 1/16 of a step's rollouts, or of all held rollouts. Chosen."""
+"""Divisor that gives the base of the limit for all strangers (unproven nodes): 1/16 of a step's rollouts, or of all
+held rollouts. Set by hand."""
 LEAST: Final = 4
-"""Divisor of the minimum: losses leave strangers a quarter of the base, and at least one rollout. Chosen."""
+"""Divisor of the base that gives the strangers' minimum: losses leave them a quarter of the base, at least one rollout.
+Set by hand."""
 LOST: Final = 2
-"""Returned rollouts that pay for one lost rollout. Chosen."""
+"""Number of strangers' (unproven nodes') returned rollouts that make up for one lost rollout in their common limit. Set
+by hand."""
 USED: Final = 2
-"""Largest earned credit, as a multiple of the rollouts that strangers hold. Chosen."""
+"""Largest earned credit, as a multiple of the rollouts that strangers hold. Set by hand."""
 LUMP: Final = 16
 """Once strangers hold their limit, they get work again only when 1/16 of the limit is free. A search for a stranger
-after every single return would cost too much time. Chosen."""
+after every single return would cost too much time. Set by hand."""
 ORIGIN_SHARE: Final = 4
-"""Divisor that gives one origin's places: a quarter of the strangers' limit (`may_hold`), minimum one. Chosen."""
+"""Divisor that gives one origin's places: a quarter of the strangers' limit (`may_hold`), minimum one. Set by hand."""
 
 
 class Strangers:

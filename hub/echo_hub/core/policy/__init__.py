@@ -9,5 +9,5 @@
 - `outstanding`: leases that nodes hold, until their rollouts arrive, are late or overdue.
 
 `admitting` opens groups, `curriculum` and `mixture` choose their problems, `usability` withdraws unusable versions.
-Constants marked "chosen", here and in `nodes/`, are set by hand; `python -m benchmarks simulate` measures what they do.
+Constants marked "set by hand" are here and in `nodes/`; `python -m benchmarks simulate` measures what they do.
 """

@@ -56,18 +56,18 @@ from echo_hub.core.policy.sizing import (
 from echo_hub.core.settings import CoordinatorSettings
 
 EVALUATION_SHARE: Final = 4
-"""One in this many leased rollouts goes to other owners than training, such as evaluations, while both want leases.
-Chosen."""
+"""One in this many leased rollouts goes to other owners than training, such as evaluations, while both want leases. Set
+by hand."""
 SLOWEST_S: Final = 3_600.0
-"""Longest time in seconds before a step begins at which even the slowest node gets the step's groups. Chosen."""
+"""Longest time in seconds before a step begins at which even the slowest node gets the step's groups. Set by hand."""
 AT_ONCE: Final = 64
 """Number of oldest wanting groups of a step that are sorted by expected length, so that the longest are leased first,
-as in StreamRL (arXiv 2504.15930). Chosen."""
+as in StreamRL (arXiv 2504.15930). Set by hand."""
 YOUNGEST: Final = 16
-"""Number of youngest groups among which `lease_turn` looks for a single rollout for a slow node. Chosen."""
+"""Number of youngest groups among which `lease_turn` looks for a single rollout for a slow node. Set by hand."""
 LEASED_AT_ONCE: Final = 128
 """Maximum number of leases made in one turn of the coordinator. The next turn, which follows at once, makes the rest.
-Chosen."""
+Set by hand."""
 
 _Kind = tuple[Hashable, int, int | None]
 """Key of groups for which a search has the same result: avoided nodes, length class and, where rollouts may become
@@ -179,7 +179,6 @@ class Takers:
 
 
 def _key(terms: LeaseTerms) -> tuple[float, ...]:
-    """Return the terms that affect a search result."""
     return terms.oldest, terms.in_s, terms.not_before_s, terms.suits_s, terms.stale_s
 
 
@@ -216,8 +215,8 @@ class Leasing:
         """Time at which leasing must go on, because the last turn made `LEASED_AT_ONCE` leases; inf = all work was
         offered."""
         self._notice_from = -inf
-        """Until `_release_at`, new capacity of nodes faster than this speed class changes nothing: they get no work
-        yet."""
+        """Until `_release_at`, new capacity of nodes in a faster class than this one counts as no change: they get no
+        work before."""
         self._asked: tuple[int, Outlook] | None = None
         """Counters and outlook after the last complete offer of the waiting groups. While unchanged, no group needs
         another offer; None: offer all again."""
@@ -424,8 +423,8 @@ class Leasing:
         return None
 
     def _first_turns(self, node: Node, group: RolloutGroup, like: int, terms: LeaseTerms) -> tuple[int, ...]:
-        """Return the indices that one lease to the node may have: first turns with the seed of index `like` that never
-        failed on the node."""
+        """Return the indices that one lease to the node may have: first turns with the same seed as index `like` that
+        never failed on the node."""
         attempt = group.slots[like].scorer_failures
         return tuple(
             index

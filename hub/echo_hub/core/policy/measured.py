@@ -34,32 +34,33 @@ from typing import Final
 PROMPTS: Final = 65_536
 """Number of prompts whose completion lengths are remembered, the last seen ones. Formula: 15 MB at 230 bytes each."""
 RECENT_LENGTHS: Final = 512
-"""Number of recent completions from which the figures of the whole task are computed. Chosen: ten lie above
+"""Number of recent completions from which the figures of the whole task are computed. Set by hand: ten lie above
 `LONG_SHARE`."""
 LONG_SHARE: Final = 0.98
-"""Quantile of recent lengths that defines `long_tokens`. Chosen."""
+"""Quantile of recent lengths that defines `long_tokens`. Set by hand."""
 DEVIATIONS: Final = 1.5
 """Standard deviations of the prediction error that the safety factor `longer` covers. Formula: 93 % of completions, if
 errors are normal."""
 _SORTED_EVERY: Final = 64
-"""Arrivals between two computations of `long_tokens`. Chosen: an eighth of `RECENT_LENGTHS` changes in between."""
+"""Arrivals between two computations of `long_tokens`. Set by hand: an eighth of `RECENT_LENGTHS` changes in between."""
 _TASK_WEIGHT: Final = 2.0
-"""Weight of the task's mean in the prediction for a prompt, in completions of this prompt. Chosen."""
+"""Weight of the task's mean in the prediction for a prompt, in completions of this prompt. Set by hand."""
 _MOST: Final = 32.0
-"""Number of completions that a prompt's mean is averaged over, approximately. Chosen."""
+"""Number of completions that a prompt's mean is averaged over, approximately. Set by hand."""
 RECENT_STEPS: Final = 8
-"""Number of recent steps in the medians and averages of step times. Chosen."""
+"""Number of recent steps in the medians and averages of step times. Set by hand."""
 READY: Final = 0.05
-"""Desired lead of a complete batch over the learner's need, as a fraction of a step. Chosen."""
+"""Time before the learner needs a batch at which the batch should be complete, as a fraction of a step. Set by hand."""
 FIRST_MARGIN: Final = 1.2
-"""Safety factor on lead times at the start of the run. Chosen; early and late batches then adjust it."""
+"""Safety factor on lead times at the start of the run. Set by hand; early and late batches then adjust it."""
 MOST_MARGIN: Final = 8.0
-"""Upper bound of the safety factor. Chosen: three doublings, after three steps that each waited a whole step."""
+"""Upper bound of the safety factor. Set by hand: three doublings, after three steps that each waited a whole step."""
 LEAST_MARGIN: Final = 1.0
 """Lower bound of the safety factor. Formula: with less, even a pool that runs as expected is late."""
 _DOWN: Final = 0.4
 """Fraction by which the margin shrinks if a batch was complete a whole step before it was needed; less for shorter
-times. Chosen below 1, the growth after a wait of a step: waiting costs more than an early batch."""
+times. Set by hand to be less than 1, the growth after a wait of a whole step, because waiting costs more than an early
+batch."""
 
 
 class CompletionLengths:

@@ -25,7 +25,7 @@ from echo_hub.core.policy.permutation import permuted
 from echo_shared.records.run import TaskFigures
 
 BLOCK: Final = 1_000
-"""Number of groups per block, within which the tasks' shares are exact to a thousandth. Chosen for that."""
+"""Number of groups per block, within which the tasks' shares are exact to a thousandth. Set by hand for that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

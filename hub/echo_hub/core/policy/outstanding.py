@@ -21,9 +21,9 @@ from echo_hub.core.nodes.ready import Nodes
 from echo_shared.wire.messages import rollout_id
 
 LEFT_S: Final = 10.0
-"""Seconds that a disconnected node has to return before its rollouts count as late. Chosen."""
+"""Seconds that a disconnected node has to return before its rollouts count as late. Set by hand."""
 LOOKED_AT_ONCE: Final = 256
-"""Maximum number of leases whose lateness or deadline is handled in one turn of the coordinator. Chosen."""
+"""Maximum number of leases whose lateness or deadline is handled in one turn of the coordinator. Set by hand."""
 
 
 class OutstandingLeases:

@@ -34,32 +34,33 @@ from echo_hub.core.policy.measured import Tempo
 from echo_hub.core.settings import CoordinatorSettings
 
 TYPICAL: Final = 2.0
-"""Time allowed for a rollout whose step is already due, in multiples of a typical rollout's time. Chosen."""
+"""Time allowed for a rollout whose step is already due, in multiples of a typical rollout's time. Set by hand."""
 CAREFUL: Final = 0.2
-"""Idle time of the learner, as a fraction of a step, from which length estimates have no safety factor. Chosen."""
+"""Idle time of the learner, as a fraction of a step, from which length estimates have no safety factor. Set by hand."""
 PATIENCE: Final = 2.0
-"""How fast the allowed time grows with the learner's idle time: `TYPICAL` is fully allowed at CAREFUL / PATIENCE
-idle. Chosen."""
+"""Growth of the allowed time with the learner's idle time: all of `TYPICAL` is allowed from an idle time of CAREFUL /
+PATIENCE of a step. Set by hand."""
 HURRY: Final = 2.0
 """A step is near if it begins within this many times a typical rollout's time: its groups are then spread over all free
-nodes. Chosen: time for a rollout and one replacement."""
+nodes. Set by hand: time for a rollout and one replacement."""
 URGENT: Final = 2.0
 """Work is urgent if its step begins within this many times a typical rollout's time. Urgent work goes to the fastest
-nodes first and to unproven ones last, because no time is left to replace a lost rollout. Chosen as `HURRY`."""
+nodes first and to unproven ones last, because no time is left to replace a lost rollout. Set by hand as `HURRY`."""
 EARLIER: Final = 1.3
-"""A slow node may begin with a step's work this many times its own sampling time before the step begins. Chosen."""
+"""A slow node may begin with a step's work this many times its own sampling time before the step begins. Set by
+hand."""
 SOON_S: Final = 0.01
-"""Times until the release of work up to this many seconds count as zero. Chosen."""
+"""Work that may be released within this many seconds counts as released. Set by hand."""
 PREFILL: Final = 1 / 16
-"""Assumed time for the prefill of one prompt token, relative to sampling one token. Chosen, not measured."""
+"""Assumed time for the prefill of one prompt token, relative to sampling one token. Set by hand, not measured."""
 PREFILL_SHARE: Final = 1 / 4
-"""Largest share of prefill time, relative to sampling time, that a lease should have: it gets enough completions for
-that. Chosen."""
+"""Largest prefill time that a lease should have, relative to its sampling time: with a long prompt, a lease gets more
+completions. Set by hand."""
 LATE: Final = 1.5
 """Factor on the seconds that a node needs for its current work and the longest completions, after which a rollout is
-late. Chosen."""
+late. Set by hand."""
 LATE_S: Final = 2.0
-"""Seconds added to the limit set by `LATE`, for the way to the node and back. Chosen."""
+"""Seconds added to the limit set by `LATE`, for the way to the node and back. Set by hand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +70,7 @@ class Outlook:
     next_step: int
     """First step without a batch."""
     next_batch: int
-    """Expected number of groups in that step; at least 1."""
+    """Expected number of groups in `next_step`; at least 1."""
     later_batches: int
     """Expected number of groups in each later step; 0 = unknown."""
 
@@ -132,7 +133,8 @@ class LeaseTerms(NamedTuple):
     in_s: float = inf
     """Seconds from now within which a node must return the work."""
     not_before_s: float = 0.0
-    """Seconds from now: only nodes that take at least this long may begin; faster nodes get the work later."""
+    """Seconds from now: only nodes that need at least this long for the work may begin; faster nodes get the work
+    later."""
     suits_s: float = inf
     """Longest seconds that a node may need for one such completion. Slower nodes should take shorter completions
     instead."""

@@ -21,7 +21,7 @@ LEAST_REFUSED: Final = 2
 """Number of origins (invites or network addresses) whose nodes must refuse a version to withdraw it. The
 smallest number that rules out a fault of one origin."""
 MOST_VOICES: Final = 1_024
-"""Maximum number of nodes whose reports are kept per version. Chosen to bound the memory."""
+"""Maximum number of nodes whose reports are kept per version. Set by hand to bound the memory."""
 BY_NODES: Final = "{count} dissimilar nodes cannot use it, and none has sampled with it"
 
 

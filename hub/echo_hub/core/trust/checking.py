@@ -65,7 +65,7 @@ class CheckOutcome:
     agreed: tuple[tuple[str, int], ...] = ()
     """Checkers whose finding was accepted, each with the number of tokens that it computed."""
     outvoted: tuple[str, ...] = ()
-    """Checkers whose finding two others contradict, which agree with each other."""
+    """Checkers whose finding was contradicted by two others that agree with each other."""
     disproved: tuple[str, ...] = ()
     """Nodes that sampled the rollout, if the first checker acquitted it and is outvoted now: checker and samplers may
     conspire."""

@@ -60,7 +60,7 @@ class Decisions:
 
     def suspect(self, standing: Standing, reason: str, now: float) -> None:
         """Make a node suspect after a hint of the learner. The next hint counts only after twice as many checks,
-        because the learner's numerics may always differ from the node's."""
+        because the learner's numerics may always differ from those of an honest node."""
         if not standing.is_quarantined and standing.num_checked >= standing.hints_from:
             standing.hints_from = 2 * (standing.num_checked + self._settings.first_checked)
             self.begin_again(standing, StandingState.SUSPECT, reason, now)

@@ -184,7 +184,7 @@ class Evidence:
 
     @classmethod
     def of_differences(cls, differences: ArrayLike) -> Evidence:
-        """Return evidence about claims only, given true minus claimed log-odds in nats."""
+        """Return evidence about claims only, from the differences between true and claimed log-odds, in nats."""
         found = np.asarray(differences, np.float64)
         (claims,) = _counted(np.abs(found), CLAIM_EDGES, np.zeros(len(found), np.int64), 1)
         curves = claim_curves(found).sum(axis=-1)

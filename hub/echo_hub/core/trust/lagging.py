@@ -46,9 +46,9 @@ SMOOTHED: Final = 3
 LASTING: Final = 3
 """Number of consecutive points with grown mismatch after which a node counts as lagging."""
 GROWN: Final = 8.0
-"""Factor over the usual ratio to the other nodes from which a point indicates a lag."""
+"""Growth of a node's ratio to other nodes, as a multiple of its usual ratio, from which a point indicates a lag."""
 GROWN_ALONE: Final = 16.0
-"""Growth that indicates a lag of a node without peers of the same kind."""
+"""Growth of a node's own mismatch from which a point indicates a lag, if the node has no peers of its kind."""
 FLOOR: Final = 1e-3
 """Lower bound of a node's mismatch in nats per token: differences below it are rounding, or harmless."""
 PEERS: Final = 64
@@ -71,7 +71,7 @@ class Lag:
     policy_version: int
     """Version that the node named at step `since`. It still samples with this version or an older one."""
     is_alone: bool
-    """True without peers of the same kind, which could rule out a change of the run."""
+    """True if no node of the same kind could rule out that the run itself has changed."""
 
     def __str__(self) -> str:
         found = (

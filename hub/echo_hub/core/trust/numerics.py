@@ -198,7 +198,7 @@ class Numerics:
             self._measured[rounding] = evidence
 
     def learn(self, numerics: NumericsClass, evidence: Evidence) -> None:
-        """Add the evidence of a proven node to what its class has shown."""
+        """Add the evidence of a proven node to the tokens from which the scale of its class is learned."""
         self._shown[numerics] = self._shown[numerics] + evidence
 
     def unlearn(self, numerics: NumericsClass, evidence: Evidence) -> None:

@@ -81,7 +81,7 @@ class Seen(NamedTuple):
     """One rollout, as computed by the learner."""
 
     node_id: str
-    """Node that sampled all of it."""
+    """Node that sampled the whole rollout."""
     evidence: Evidence
     staleness: int = 0
 

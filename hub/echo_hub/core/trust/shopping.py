@@ -53,7 +53,7 @@ LEAST_VARIANCE: Final = 0.05
 RECENT: Final = 256
 """Number of the run's latest rewards among which a new one is ranked."""
 REMEMBERED: Final = 32.0
-"""Memory of a node's mean rank, as a sum of weights: at twice this sum, all weights are halved."""
+"""Sum of weights over which a node's mean rank is remembered: at twice this sum, all weights are halved."""
 MOST_WAITING: Final = 16_384
 """Maximum number of rollouts checked but not scored, or scored but not checked. The oldest are forgotten first."""
 

@@ -126,7 +126,7 @@ class Standing:
 
     @classmethod
     def of(cls, row: StandingRow) -> Standing:
-        """Return the standing stored in a row. `share` is not stored, so the caller sets it."""
+        """Return the standing stored in a row. The caller sets `share`, which is not stored."""
         grounds = tuple(Grounds(is_partial=True) if nats else _NO_GROUNDS for nats in row.sums)
         return cls(**{name: getattr(row, name) for name in row.__slots__}, grounds=grounds)
 

@@ -81,8 +81,8 @@ WATCHED: Final = 0.1
 """Share of the conviction threshold above which all rollouts of a node are checked (it is watched), until its sums fall
 again."""
 WATCHED_FOR_REWARDS: Final = 0.25
-"""The same share for the test of rewards (`shopping`). Rewards tell less, so honest nodes often reach a tenth of the
-threshold."""
+"""Share of the conviction threshold above which the test of rewards (`shopping`) makes a node watched: all its rollouts
+are checked. Rewards tell less than tokens, so honest nodes often reach a tenth of the threshold."""
 CLASS_CAUSE: Final = ("versions from", 0)
 """Possible cause, other than the node, of a conviction by the test of rewards: the node's whole numerics class, on any
 version."""

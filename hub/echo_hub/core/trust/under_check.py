@@ -113,7 +113,7 @@ class UnderCheck:
         check."""
         check = self._checks.pop(rollout_id, None)
         if check is not None:
-            self._patient.pop(check.node_id, None)  # Waiting checks are computed together.
+            self._patient.pop(check.node_id, None)  # All waiting checks are computed together.
         if check is not None and check.is_blocking:
             self._nodes.wait_for_check(check.node_id, -1)
             rollout = self._ledger.rollouts.get(rollout_id)
