@@ -75,7 +75,8 @@ does not stall the run. Nodes that connect and disconnect return an index far le
 
 
 class Coordinator:
-    """Call `start` once, then `handle` for every event. Commit the records of each call before its actions."""
+    """State machine of a run. Call `start` once, then `handle` for every event. Commit the records of each call before
+    its actions."""
 
     def __init__(self, settings: CoordinatorSettings, snapshot: CoordinatorSnapshot) -> None:
         self._settings = settings

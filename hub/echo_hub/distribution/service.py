@@ -50,7 +50,6 @@ class DistributionService:
                 assert_never(action)
 
     async def run(self) -> None:
-        """Publish versions and send them to nodes, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.publishing.run())
             tasks.create_task(self.distributor.run())

@@ -39,8 +39,6 @@ MANY_MISFORMED: Final = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseAnswer:
-    """One completion of the base model."""
-
     text: str
     num_tokens: int
     reward: float | None

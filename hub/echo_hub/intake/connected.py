@@ -112,7 +112,6 @@ class ConnectedNodes:
         return self._invitations.find(node_id, token)
 
     def note_useful(self, node_ids: frozenset[str]) -> None:
-        """Replace the set of nodes that have done useful work."""
         self._useful = node_ids
 
     async def node_joined(self, node: NodeInfo) -> Welcome:

@@ -132,7 +132,6 @@ class IntakeService:
                 assert_never(action)
 
     async def run(self) -> None:
-        """Serve nodes and score rollouts until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for work in (
                 self._connections.fleet.run(self.nodes, self._driver),

@@ -127,7 +127,7 @@ class ScoringPool:
         cluster: RayLink | None = None,
         is_patient: bool = True,
     ) -> AsyncIterator[ScoringPool]:
-        """Start the processes, which log into the directory `logs`. None is left after the block.
+        """Start the processes, which log into the directory `logs`. No process is left after the block.
 
         `problems` are the run's own and prepared, so that processes need not draw held-out sets again. `cluster`:
         needed if scoring.engine is "ray". `is_patient`: wait for judges and a cluster that do not answer. Raises

@@ -34,7 +34,6 @@ class GroupPreparation:
         self._there_are.set()
 
     async def run(self) -> None:
-        """Prepare groups until cancelled."""
         while True:
             await self._there_are.wait()
             self._there_are.clear()

@@ -66,7 +66,6 @@ def has_form(answer: Basic, form: Form | None, *, expected: Basic) -> bool:
 
 
 def _has_power(expected: Basic) -> bool:
-    """Return True if the reference answer contains a power of plain numbers that could be computed."""
     return any(_is_power(part) for part in _parts(expected))
 
 
@@ -139,7 +138,6 @@ def num_factors(expression: Basic) -> int:
 
 
 def _factors(expression: Basic, times: int = 1, *, of_numbers: bool | None = None) -> Iterator[tuple[Basic, int]]:
-    """Yield each factor of a product with its multiplicity."""
     from sympy import Integer, Mul, Number, Pow
 
     of_numbers = not variables(expression) if of_numbers is None else of_numbers

@@ -42,7 +42,8 @@ _ROW_END: Final = "\\\\"
 
 @dataclass(frozen=True, slots=True)
 class Several:
-    """Several things. `kind`: list (joined by commas or words), set (in braces), tuple, ratio, or row (in brackets)."""
+    """Several items of one answer. `kind`: list (joined by commas or words), set (in braces), tuple, ratio, or row (in
+    brackets)."""
 
     kind: str
     items: tuple[Item, ...]

@@ -188,7 +188,7 @@ _PARENTHESES: Final = re.compile(r"(?P<sign>[+-])?\((?P<inner>[^()]*)\)")
 
 
 def _value(found: re.Match[str]) -> Fraction | None:
-    """Return the value; None for a division by zero."""
+    """Return the exact value; None for a division by zero, or for a mixed number whose fraction is 1 or more."""
     for whole, of, by in (("whole", "of_whole", "by_whole"), ("and", "of_and", "by_and")):
         if found[whole]:
             above, below = _integer(found[of]), _integer(found[by])

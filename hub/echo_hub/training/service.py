@@ -88,7 +88,6 @@ class TrainingService:
                 assert_never(action)
 
     async def run(self) -> None:
-        """Train and evaluate until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.trainer.run())
             tasks.create_task(self._evaluations.run())

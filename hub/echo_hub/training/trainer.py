@@ -66,8 +66,6 @@ RESTART_S: Final = 1.0
 
 
 class LearnerState(StrEnum):
-    """State of the learner process."""
-
     STARTING = "starting"
     """The first process is loading the base model, or waiting for the learner's other hosts."""
     RUNNING = "running"
@@ -157,7 +155,6 @@ class Trainer:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the learner; None while no process runs."""
         return self._pid
 
     def hand_over(self, group_id: int, rollout_ids: tuple[str, ...], at_hand: TrainingGroup | None = None) -> None:

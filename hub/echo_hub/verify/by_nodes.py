@@ -51,7 +51,6 @@ class NodeChecks:
         self._waiting.put_nowait(action)
 
     async def run(self) -> None:
-        """Send queued checks until cancelled."""
         while True:
             actions = [await self._waiting.get()]
             while not self._waiting.empty():

@@ -185,12 +185,9 @@ def emulating(precision: str, weights: Collection[int]) -> Iterator[None]:
 
 
 def exactly(*, in_float32: bool) -> AbstractContextManager[None]:
-    """With `in_float32`, compute inside the block in float32, with weights that are stored in 16 bits; without an
-    autograd graph.
-
-    Each weight is converted when it is used. So the model takes half of the memory, and the results equal those of
-    float32 weights.
-    """
+    """With `in_float32`, compute inside the block in float32 although the weights are stored in 16 bits; no autograd
+    graph is recorded. Each weight is converted only when it is used, so the model takes half the memory, and the
+    results equal those of float32 weights."""
     return emulating(_EXACT, ()) if in_float32 else nullcontext()
 
 

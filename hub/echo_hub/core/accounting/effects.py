@@ -54,7 +54,7 @@ class GroupsRated:
 
 @_effect
 class GroupDropped:
-    """Record: the group will never be trained. Its unfinished rollouts are dropped by records of their own."""
+    """Record: the group will never be trained. Separate records drop its unfinished rollouts."""
 
     group_id: int
     reason: DropReason
@@ -396,9 +396,9 @@ class SendCheck:
 
 @_effect
 class HandOver:
-    """Action: give a fully received group to the learner ahead of the step that may train it. The group has no known
-    invalid rollout; rewards may be missing. One of the next steps may take the group. `rollout_ids` are in training
-    order. A second HandOver of the same group replaces its rollouts."""
+    """Action: give the learner a group of which every episode is received, before a step takes it. No rollout is known
+    to be invalid; rewards may be missing. `rollout_ids` are in training order. A second HandOver of the same group
+    replaces its rollouts."""
 
     group_id: int
     rollout_ids: tuple[str, ...]
@@ -418,10 +418,9 @@ class PlannedGroup(NamedTuple):
 
 @_effect
 class BeginStep:
-    """Action: let the learner compute this step while the records of its turn are still being committed. The learner
-    must keep no result until the TrainStep of the same turn arrives. TrainStep follows once the store has the plan. The
-    learner has most of the batch already, from HandOver. BeginStep may arrive before the TrainStep of an earlier step.
-    A learner that lacks the previous step ignores BeginStep and takes everything from TrainStep."""
+    """Action: let the learner compute this step while the database still commits the step's plan. The learner must keep
+    no result until the TrainStep of the same turn arrives, after the commit. BeginStep may arrive before the TrainStep
+    of an earlier step. A learner that lacks the previous step ignores BeginStep and takes everything from TrainStep."""
 
     step: int
     batch: tuple[PlannedGroup, ...]

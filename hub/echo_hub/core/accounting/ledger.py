@@ -377,7 +377,6 @@ class Ledger:
                 self._out.act(RevokeLease(node_id=one.node_id, lease_id=lease_id, reason=reason))
 
     def drop_group(self, group: RolloutGroup, reason: DropReason) -> None:
-        """Drop the whole group in any state, and revoke its leases."""
         self.drop(group.received, reason)
         self.revoke(group.still_leased, reason)
         self._forget(group.group_id)

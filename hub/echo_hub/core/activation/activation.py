@@ -499,7 +499,7 @@ class Activation:
     # --- reasons sent to nodes
 
     def _tell_why(self, node: Node, demand: Demand | None) -> None:
-        """Tell the node why it gets no work: the first reason in this order that applies to it."""
+        """Tell the node why it gets no work: the first of the reasons below that applies."""
         cap = self._settings.spend_cap_per_hour
         if node.rests_until is not None:
             self._tell(node, StandbyReason.FAILING)

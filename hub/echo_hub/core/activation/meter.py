@@ -45,7 +45,6 @@ class CostMeter:
         return -inf if self._ended else self._due_at
 
     def begin(self, node_id: str, per_hour: float, now: float) -> None:
-        """Start charging for a node that became active."""
         self._running[node_id] = (per_hour, now)
         self._running.move_to_end(node_id)
         self._due_at = min(self._due_at, now + self._period_s)

@@ -132,7 +132,6 @@ class Pool:
         return cls(latencies=table[:, 0], rates=table[:, 1])
 
     def plus(self, added: NodeClass) -> Pool:
-        """Return the pool with these nodes added."""
         place = int(self.latencies.searchsorted(added.latency_s))
         rate = added.rollouts_per_s * added.count
         return Pool(

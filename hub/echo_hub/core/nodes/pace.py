@@ -69,10 +69,7 @@ class NodePace:
 
     def arrived(self, num_tokens: int, *, sampling_s: float, latency_s: float, held: int, now: float) -> None:
         """Update all figures with a completion that arrived `latency_s` seconds after it was leased, while the node
-        held `held` rollouts.
-
-        `sampling_s` is the sampling time that the node claims. It counts up to `latency_s`.
-        """
+        held `held` rollouts. `sampling_s`: sampling time that the node claims; at most `latency_s` of it counts."""
         spent_s, since_s = (sampling_s if sampling_s < latency_s else latency_s), now - self._counted_from
         self._counted_from = now
         self._num = num = self._num * _KEPT + 1.0

@@ -453,7 +453,7 @@ class Nodes:
 
     def _change_version(self, node: Node, version: int | None) -> None:
         """Count the node as a candidate under another version (None: as none). A node that stops being a candidate
-        counts as a change: work may no longer need to avoid the other nodes."""
+        counts as a change: work that failed on the remaining nodes may then return to them."""
         before, node.candidate = node.candidate, version
         if before is not None:
             self._by_version[before] -= 1

@@ -14,7 +14,7 @@ from echo_hub.core.training import Training
 
 class Admitting:
     """Decides how many groups are opened for the learner, and requests their problems. No group is opened while an
-    operator has paused leasing or lets it drain."""
+    operator has set leasing to paused or draining."""
 
     def __init__(
         self, settings: CoordinatorSettings, *, training: Training, ledger: Ledger, out: Outbox, next_group_id: int

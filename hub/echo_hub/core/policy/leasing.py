@@ -81,10 +81,8 @@ def length_class(num_tokens: float) -> int:
 
 
 class _Share:
-    """Leased rollouts that are due to an owner other than training (`due`), so that it gets its share.
-
-    `due` grows by one with each rollout leased to another owner while this owner wants leases too.
-    """
+    """Share of an owner other than training in the leased rollouts. `due`: rollouts due to this owner, one for each
+    rollout leased to another owner while this owner wants leases too."""
 
     def __init__(self, owner: GroupOwner) -> None:
         self.owner = owner

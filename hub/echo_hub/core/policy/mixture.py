@@ -30,8 +30,6 @@ BLOCK: Final = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedTask:
-    """One task of a mixture."""
-
     key: str
     solved_at: float = 1.0
     """Lowest reward that counts as solved."""

@@ -209,7 +209,7 @@ def terms_of_step(
 
 
 def lease_size(node: Node, group: RolloutGroup, terms: LeaseTerms, expected_tokens: float) -> int:
-    """Return how many rollouts of the group one lease to the node may have; 0: it cannot return any in time.
+    """Return how many rollouts of the group one lease to the node may have; 0: the node cannot return any in time.
     `expected_tokens`: expected length of each; 0 = unknown.
 
     The terms limit the number so that all nodes get a fair share. A long prompt raises it, so that its prefill costs

@@ -208,7 +208,6 @@ class Checking:
     # --- rollouts
 
     def want(self, rollout_id: str, drawers: Iterable[str], policy_version: int) -> None:
-        """Request a check of the rollout as soon as a checker is available."""
         self._cases[rollout_id] = _Case(rollout_id, tuple(drawers), policy_version)
         self._untimed.append(rollout_id)
         self._wait(rollout_id)

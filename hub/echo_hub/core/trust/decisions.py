@@ -25,8 +25,6 @@ from echo_shared.wire.messages import StandbyReason
 
 
 class Decisions:
-    """Carries out decisions about nodes."""
-
     def __init__(
         self,
         settings: TrustSettings,
@@ -74,8 +72,9 @@ class Decisions:
             self._out.record(StandingRecorded(row=standing.row))
 
     def condemn(self, standing: Standing, causes: tuple[Cause, ...], rollout_id: str, now: float) -> None:
-        """Quarantine the node, unless many nodes fail for one of `causes`, or nodes without a common owner round as
-        coarsely. In these cases spare the node, and release nodes quarantined for the same cause."""
+        """Quarantine the node, unless many nodes fail for one of `causes`, or several nodes without a common owner
+        round as coarsely as the node. In these cases spare the node, and release nodes quarantined for the same
+        cause."""
         if standing.is_quarantined:
             return
         reason, shown = what_is_wrong(standing), convicting(standing).shown
@@ -95,8 +94,8 @@ class Decisions:
             self.quarantine(standing, reason, now, rollout_id=rollout_id, evidence=shown)
 
     def _as_coarse(self, standing: Standing) -> list[str]:
-        """Return all nodes of its class that round as coarsely as this node, if enough of them have no common owner;
-        otherwise none. If so, the class counts as coarser from now on, which clears these nodes."""
+        """Return all nodes of the node's numerics class that round as coarsely as the node, if enough of them have no
+        common owner; otherwise none. The class then counts as coarser, which clears these nodes."""
         if self._settings.by_nodes:
             return []  # A finding by a node contains the rounding of both.
         unlike, kin = [standing], set(standing.kin)

@@ -271,4 +271,3 @@ def _counted(
 
 
 NO_EVIDENCE: Final = Evidence(draws=(0,) * (len(DRAW_EDGES) + 1), claims=(0,) * (len(CLAIM_EDGES) + 1))
-"""Evidence of no tokens."""

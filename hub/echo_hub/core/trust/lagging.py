@@ -116,10 +116,9 @@ class _Node:
                 self.first.append((self.mismatch, self.staleness))
 
     def explains(self, mismatch: float, staleness: float) -> float:
-        """Return the mismatch that another node's value leads to expect of this node, whose rollouts may be staler.
-
-        Divergence grows at most quadratically with steps, namely if all steps point in one direction.
-        """
+        """Return this node's expected mismatch, given the mismatch and staleness of another node: scaled up if this
+        node's rollouts are staler. Divergence grows at most quadratically with steps, namely if all steps point in one
+        direction."""
         older: float = max(1.0, (1.0 + self.staleness) / (1.0 + staleness))
         return mismatch * older * older
 

@@ -98,7 +98,7 @@ def weigh(found: Edges, excess: float) -> Sums:
 @dataclass(slots=True, eq=False)
 class UsualRank:
     """Mean rank of the rewards of one node's rollouts, within -1 and 1. Rollouts with more tokens near edges weigh
-    more. It starts at 0, the middle."""
+    more. The mean starts at 0, the middle."""
 
     total: float = 0.0
     weight: float = 1.0
@@ -157,7 +157,7 @@ class Shopping:
         """Rank the reward of an episode with the turns `rollout_ids`. Return the rank, and the findings of its turns
         whose check has ended.
 
-        `under_check`: rollouts whose check has not ended; they keep the rank for later.
+        `under_check`: rollouts whose check has not ended; their rank is stored until it ends.
         """
         rank, found = self._ranks.rank(reward), []
         for rollout_id in rollout_ids:

@@ -31,8 +31,6 @@ REMEMBERED: Final = 65_536
 
 
 class StandingState(StrEnum):
-    """State of a node's standing."""
-
     NEW = "new"
     PROVEN = "proven"
     SUSPECT = "suspect"
