@@ -332,8 +332,8 @@ class Coordinator:
                 self._training.drew(event.policy_version_end, node)
 
     def _oldest_useful(self, rollout: LeasedRollout) -> int:
-        """Return the oldest version that may have sampled a token of this rollout, so that the next step can still
-        train on it."""
+        """Return the oldest version whose tokens this rollout may contain, so that the next step can still train on it;
+        0 for evaluations."""
         for_learner = self._ledger.groups[rollout.group_id].owner.for_learner
         return sizing.oldest_useful_version(self._settings, self._training.next_step) if for_learner else 0
 
@@ -350,8 +350,8 @@ class Coordinator:
             self._nodes.fail(event.node_id, now)
 
     def _refused(self, event: LeaseGivenBack, rollout: LeasedRollout) -> tuple[str, ...]:
-        """Return the nodes that this return is not counted against: if it is the return that withdraws a version as
-        unusable, all nodes that returned leases because of that version."""
+        """Return the nodes not blamed for this return. If it makes the hub withdraw a version as unusable, no node that
+        returned leases because of that version is blamed."""
         version, node = event.unusable_version, self._nodes.get(event.node_id)
         if version is None or node is None or rollout.state is not ReceiptState.LEASED:
             return ()
@@ -441,7 +441,6 @@ class Coordinator:
         self._give_back_hub_leases()
 
     def _give_back_hub_leases(self) -> None:
-        """Drop the leases of the hub's own sampler (co-located mode), whose process has ended."""
         self._ledger.drop(self._ledger.held_by(HUB_NODE_ID), DropReason.RETURNED, "the learner stopped")
 
     def _step_done(self, event: StepDone, now: float) -> None:

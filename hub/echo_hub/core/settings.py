@@ -85,11 +85,8 @@ class CoordinatorSettings:
     evaluation_samples: int = 0
     """Completions of each held-out problem at the run's temperature, besides the greedy one."""
     evaluation_ends: tuple[tuple[int, int], ...] = ()
-    """Pairs of end position and number of sampled completions per problem: one pair for each evaluation set in the list
-    of held-out problems.
-
-    Ascending; empty: `evaluation_samples` applies to all problems.
-    """
+    """Pairs of end position in the list of held-out problems and number of sampled completions per problem: one pair
+    for each evaluation set, ascending. Empty: `evaluation_samples` applies to all problems."""
     mixture: Mixture | None = None
     """Assignment of groups to `tasks`, for a run with several tasks."""
     tasks: tuple[TrainedTask, ...] = ()
@@ -115,7 +112,8 @@ class CoordinatorSettings:
 
     @property
     def interval(self) -> int:
-        """Return the newest setting of steps between published versions. It may apply only from the next change on."""
+        """Return the steps between published versions by the newest setting, which may apply only from a later version
+        on."""
         return self.publish_changes[-1][1] if self.publish_changes else self.publish_every
 
     def evaluation_samples_of(self, number: int) -> int:

@@ -155,7 +155,6 @@ class Training:
 
     @property
     def _usable(self) -> list[int]:
-        """Return the versions that nodes can certainly fetch and whose adapters engines can use."""
         return [version for version in self._fetchable if not self.usability.is_withdrawn(version)]
 
     @property
@@ -443,7 +442,6 @@ class Training:
         return True
 
     def _rate(self, group_ids: Iterable[int]) -> None:
-        """Record the pass rates of complete groups for the curriculum."""
         if self._curriculum is None:
             return
         groups = [self._ledger.groups[group_id] for group_id in group_ids]

@@ -71,8 +71,8 @@ SOONEST_S: Final = 0.005
 """Shortest wait between the last event and a `Tick`, in seconds."""
 
 TICK_S: Final = 1.0
-"""Longest wait for the coordinator's next due time, in seconds: the computer's clock may be set, or the computer may
-sleep."""
+"""Longest time in seconds until the driver looks again if the coordinator is due: the computer's clock may be set, or
+the computer may sleep."""
 
 
 class Services(Protocol):

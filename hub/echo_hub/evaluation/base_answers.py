@@ -34,7 +34,7 @@ MANY_ALIKE: Final = 0.8
 """Share of groups with equal rewards from which most work is wasted."""
 MANY_CUT: Final = 0.2
 MANY_MISFORMED: Final = 0.05
-"""Shares of completions above which a warning is given: those cut off, and those right in a form that earns nothing."""
+"""Shares of completions above which a warning is given: truncated ones, and right ones in a form that earns nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,8 +122,8 @@ async def base_answers(
 async def _paid_as(
     episodes: Sequence[Episode], codec: PromptCodec, of_score: RewardBounds, pool: ScoringPool
 ) -> dict[tuple[int, int], str]:
-    """Return, for unsolved answers, a form of the answer that would be solved, such as the number alone. Keys: problem
-    number and index of the answer."""
+    """Return solvable forms of unsolved answers, such as the number alone, by problem number and index of the
+    answer."""
     forms = [
         (episode, form)
         for episode in episodes

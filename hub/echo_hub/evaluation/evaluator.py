@@ -28,12 +28,12 @@ from echo_shared.sampling.interface import FinishedRollout, GroupRequest
 log = logging.getLogger(__name__)
 
 KEPT: Final = 2
-"""Number of adapters that the process keeps."""
+"""Number of adapters that the process keeps in memory."""
 DEATHS_IN_A_ROW: Final = 5
 """Consecutive process deaths without a new rollout, after which the evaluation fails."""
 LOSSES_IN_A_ROW: Final = 8
-"""Consecutive processes lost without a new rollout, with an answering cluster, after which the evaluation fails: a
-request may crash machines."""
+"""Number of processes lost in a row, while the cluster answered and no rollout arrived, after which the evaluation
+fails: a request may crash machines."""
 RESTART_S: Final = 1.0
 """Seconds before the first restart, reduced at random by up to half. The wait doubles with every further restart, up to
 30 s."""

@@ -52,7 +52,7 @@ class ScoringJobs:
         self._store = store
 
     async def load(self, rollout_ids: Sequence[str]) -> list[ScoringJob]:
-        """Return these rollouts for scoring, without those that were dropped after they were queued."""
+        """Return these rollouts for scoring. Rollouts dropped since they were queued are left out."""
         return [scoring_job(stored) for stored in await self._store.read(read_payloads, rollout_ids)]
 
 

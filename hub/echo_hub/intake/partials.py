@@ -94,7 +94,7 @@ class PartRefusal(StrEnum):
     """A token is outside the vocabulary, or is a stop token, which only ends a completion."""
     BAD_LOGPROB = "bad_logprob"
     BAD_VERSION = "bad_version"
-    """The version is not the lease's. Where newer versions are allowed: it is unpublished or out of order."""
+    """The version is not the lease's. If the run allows newer versions: the version is unpublished or out of order."""
 
 
 @dataclass(slots=True)
@@ -331,8 +331,8 @@ class Partials:
         return FinishedPartial(spans=() if as_leased else spans)
 
     def _length_problem(self, count: int) -> str:
-        """Return the fault in the completion's length; "" if it is possible. An impossible length must not count in a
-        node's measured speed."""
+        """Return the fault of the completion's length; "" if the length is possible. An impossible length must not
+        count in a node's measured speed."""
         most = self._bounds.max_tokens
         return "" if 1 <= count <= most else f"{count} tokens, of 1 to {most} that a completion has"
 
@@ -342,8 +342,8 @@ class Partials:
         return f"version {unknown[0]}, which is not published" if unknown else ""
 
     def _may_have(self, version: int, lease: _Lease) -> bool:
-        """Return True if the lease's node may have this version: a published one, or any up to the lease's own. A lease
-        for an evaluation may name a version that was never announced."""
+        """Return True if the lease's node may have this version: a published one, or any up to the lease's own.
+        Evaluation leases may name versions that were never announced."""
         return version <= max(self._first_known, lease.policy_version) or version in self._announced
 
     def arrived(self, node_id: str, lease_id: int, index: int) -> None:
@@ -449,7 +449,6 @@ class Partials:
 
 
 def _version_problem(rollout: Rollout, versions: Spans) -> str:
-    """Return the contradiction in a finished rollout's claimed versions; "" if there is none."""
     ends = (rollout.policy_version_start, rollout.policy_version_end)
     if not rollout.versions:
         return f"versions {ends[0]} to {ends[1]}, and not which tokens are whose" if ends[0] != ends[1] else ""
@@ -460,7 +459,6 @@ def _version_problem(rollout: Rollout, versions: Spans) -> str:
 
 
 def _spans(drawers: _Drawers, versions: Spans) -> Iterator[DrawnSpan]:
-    """Yield node, version and number of tokens of each part, in order."""
     begin = 0
     for node_id, count in drawers:
         for span in between(versions, begin, begin + count):

@@ -98,7 +98,8 @@ class ReceiptLookUps:
         self._waiting: asyncio.Queue[LookUpReceipt] = asyncio.Queue(LOOK_UPS_WAITING)
 
     def submit(self, action: LookUpReceipt) -> None:
-        """Queue a question. Dropped if the queue is full: the node asks again when it has reconnected."""
+        """Queue a look-up of receipts. It is dropped if the queue is full: the node asks again when it has
+        reconnected."""
         if not self._waiting.full():
             self._waiting.put_nowait(action)
 

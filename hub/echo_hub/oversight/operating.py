@@ -137,7 +137,8 @@ class Operation:
         log.info("the hub serves, at %s", self._server.url, extra={"event": "hub_started"})
 
     def failed(self, error: BaseException) -> None:
-        """Log the error that ends the hub. An EchoError has a text for users, so its traceback is left out."""
+        """Log the error that ends the hub. The traceback of an EchoError is left out, because its text is written for
+        users."""
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         known = error.brief if isinstance(error, EchoError) else ""

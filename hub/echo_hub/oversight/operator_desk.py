@@ -197,8 +197,8 @@ class Desk:
         return True
 
     async def _do(self, request: AnyRequest) -> tuple[str, Any]:
-        """Carry out a request for which neither the coordinator nor the evaluations are responsible. Return its result
-        as text and as a value."""
+        """Carry out a request that neither the coordinator nor an evaluation handles. Return its result as text and as
+        a value."""
         match request:
             case Export(version=version):
                 path, exported = await asyncio.to_thread(self._export, version)

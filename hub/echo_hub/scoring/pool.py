@@ -48,7 +48,7 @@ PART_CALLS: Final = 64
 MOST_SENT: Final = 8
 """Maximum number of messages sent to a process before it has answered the first message completely."""
 DEATHS_AT_START: Final = 3
-"""Number of processes in a row that die before they are ready, after which the pool gives up."""
+"""Number of consecutive processes that die before readiness, after which the pool gives up."""
 RESTART_S: Final = 0.5
 """Seconds before a process that died at its start is started again; doubled after the second death in a row."""
 LOSSES_OF_ONE: Final = 8
@@ -90,7 +90,7 @@ class _Part:
 
 
 class _Sent:
-    """Calls of a part that were sent to a process in one message. `open`: those without an answer."""
+    """One message of calls of a part to a process. `open`: the calls without an answer."""
 
     def __init__(self, part: _Part, places: list[int]) -> None:
         self.part = part

@@ -197,7 +197,6 @@ def _is_same_text(said: str, reference: _Reference) -> bool:
 
 
 def _read(said: str, reference: _Reference) -> Item:
-    """Parse the whole answer. If that fails, parse the text after words such as "the answer is"."""
     if r"\ln" in reference.text and "log" not in reference.text:
         said = _NATURAL.sub(r"\\ln ", said)
     try:
@@ -248,5 +247,4 @@ def _as_words(text: str) -> str:
 
 
 def _bare(words: str) -> str:
-    """Return the text without a pair of brackets around all of it."""
     return words[1:-1] if words.startswith("(") and words.endswith(")") else words

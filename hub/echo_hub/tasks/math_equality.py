@@ -272,7 +272,6 @@ def _assigned(items: Sequence[Item]) -> dict[str, Item] | None:
 
 
 def _difference(relation: Relation) -> Basic | None:
-    """Return the left side minus the right side; None unless both are expressions."""
     from sympy import Add, Basic, Integer, Mul
 
     if len(relation.sides) != 2 or not all(isinstance(side, Basic) for side in relation.sides):

@@ -313,7 +313,7 @@ class _Reader:
 
     def _repeated(self, function: str) -> Basic:
         """Parse a sum or a product with bounds: `\\sum_{k=1}^{n} k^2`. A `+` or `-` behind the term is refused, because
-        the end of the term would be ambiguous."""
+        the term's end would be ambiguous."""
         from sympy import Symbol
 
         bounds: dict[str, Sequence[Node]] = {}

@@ -86,7 +86,6 @@ def _is_power(part: Basic) -> bool:
 
 
 def _is_plain(part: Basic) -> bool:
-    """Return True if the expression consists of plain numbers only."""
     from sympy import Number
 
     return all(isinstance(atom, Number) for atom in _parts(part) if not atom.args) and not part.atoms(_function())

@@ -190,12 +190,12 @@ def _is_sign(piece: Node, *signs: str) -> bool:
 
 
 def _split(pieces: Sequence[Node], *signs: str) -> tuple[list[Sequence[Node]], list[Node]]:
-    """Split the pieces at these signs outside all brackets. Return the parts and the signs."""
     return _split_where(pieces, [_is_sign(piece, *signs) for piece in pieces])
 
 
 def _split_where(pieces: Sequence[Node], are_joints: Sequence[bool]) -> tuple[list[Sequence[Node]], list[Node]]:
-    """Split the pieces at those where `are_joints` is True, outside all brackets. Return the parts and these pieces."""
+    """Split the pieces at those where `are_joints` is True, outside all brackets. Return the parts between, and these
+    pieces."""
     parts: list[Sequence[Node]] = []
     joints: list[Node] = []
     depth = begin = 0
@@ -209,7 +209,6 @@ def _split_where(pieces: Sequence[Node], are_joints: Sequence[bool]) -> tuple[li
 
 
 def _deeper(piece: Node) -> int:
-    """Return 1 for an opening bracket or environment, -1 for a closing one, else 0."""
     match piece:
         case Token(text=text):
             return (text in OPENING) - (text in CLOSING)
@@ -300,7 +299,6 @@ def _braced(pieces: Sequence[Node]) -> Item | None:
 
 
 def _closes_last(pieces: Sequence[Node]) -> bool:
-    """Return True if the first bracket is closed by the last piece."""
     depth = 0
     for place, piece in enumerate(pieces):
         depth += _deeper(piece)

@@ -88,7 +88,7 @@ class Arithmetic:
         self.is_real = True
         """False once any part of the expression has a value with an imaginary part."""
         self.scale = 0.0
-        """Largest absolute power of ten among the inexact parts so far and the exact parts of which they consist."""
+        """Largest absolute power of ten among the inexact parts so far and their exact operands."""
 
     @cached_property
     def _mp(self) -> Any:
@@ -352,7 +352,6 @@ def _exact_power(base: Fraction, exponent: Fraction) -> Fraction | None:
 
 
 def _root(number: int, index: int) -> int | None:
-    """Return the whole root of a number; None if there is none."""
     if index == 2:
         found = isqrt(number)
     else:
@@ -418,7 +417,6 @@ class _Values:
 
 
 def _sized(number: Any, like: Any) -> Any:
-    """Convert a Fraction to the precision of another number."""
     return like.context.mpf(number.numerator) / number.denominator if isinstance(number, Fraction) else number
 
 
@@ -457,7 +455,6 @@ def _values(answer: Basic, expected: Basic) -> Iterator[_Values | None]:
 def _recomputed(
     answer: Basic, expected: Basic, point: Mapping[str, Fraction], first: Arithmetic
 ) -> tuple[Any, Any, Arithmetic]:
-    """Compute both values again, with enough digits for the sizes of all parts."""
     arithmetic = first.refined()
     return arithmetic.value(answer, point), arithmetic.value(expected, point), arithmetic
 

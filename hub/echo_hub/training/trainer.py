@@ -325,7 +325,7 @@ class Trainer:
             await asyncio.sleep(0)
 
     async def _tell_of(self, step: int, under_way: StepUnderWay, restarts: Restarts) -> None:
-        """Report the step when it is computed, and again when it is written to disk."""
+        """Report the step when its computation ends, and again when its checkpoint is written."""
         await under_way.computed()
         await self._report(StepComputed(step=step))
         told = await under_way.told()

@@ -69,7 +69,7 @@ class NodeChecks:
                 self._connections.send(action.node_id, lease)
 
     def _lease(self, drawn: DrawnRollout, deadline_s: float) -> CheckLease | None:
-        """Return the message to the checking node; None if the rollout is inconsistent or too large for a message."""
+        """Return the message to the checking node; None for an inconsistent rollout or one too large for a message."""
         count = len(drawn.completion_ids)
         versions: Spans = ()
         for span in drawn.spans:

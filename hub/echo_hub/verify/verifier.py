@@ -320,7 +320,8 @@ class Verifier:
         return jobs
 
     async def _measure(self, process: ModelProcess, findings: Findings, restarts: Restarts) -> None:
-        """Measure all queued roundings. Raises the errors of `_ask`; a rounding without an answer stays queued."""
+        """Measure all queued roundings. A rounding without an answer stays queued. Raises ChildExited, ChildLost and
+        LearnerError."""
         while self._to_measure:
             if not process.is_ready:
                 await process.start({"kept": self._kept})

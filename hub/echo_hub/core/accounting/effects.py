@@ -396,9 +396,9 @@ class SendCheck:
 
 @_effect
 class HandOver:
-    """Action: give the learner a group of which every episode is received, before a step takes it. No rollout is known
-    to be invalid; rewards may be missing. `rollout_ids` are in training order. A second HandOver of the same group
-    replaces its rollouts."""
+    """Action: give the learner a fully received group before a step takes the group. No rollout is known to be invalid;
+    rewards may be missing. `rollout_ids` are in training order. A second HandOver of the same group replaces its
+    rollouts."""
 
     group_id: int
     rollout_ids: tuple[str, ...]
@@ -489,14 +489,15 @@ IntakeAction = (
     | AnnounceVersion
     | TellStandby
 )
-"""Actions that `echo_hub.intake` carries out. It also reacts to announced versions, for its unfinished rollouts."""
+"""Actions that `echo_hub.intake` carries out. AnnounceVersion is one of them, because the intake checks the versions of
+unfinished rollouts."""
 TrainingAction = HandOver | BeginStep | TrainStep | EvaluationDone | FinishRun
 """Actions that `echo_hub.training` carries out."""
 DistributionAction = PublishVersion | AnnounceVersion
 """Actions that `echo_hub.distribution` carries out."""
 OversightAction = CheckRollout | MeasureNumerics | HastenChecks | PublishVersion | TellOperator
-"""Actions that `echo_hub.oversight` carries out. It also reacts to PublishVersion, because the verifier counts
-published versions."""
+"""Actions that `echo_hub.oversight` carries out. PublishVersion is one of them, because the verifier counts published
+versions."""
 Action = IntakeAction | TrainingAction | DistributionAction | OversightAction
 
 Effect = Record | Action

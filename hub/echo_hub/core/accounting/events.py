@@ -130,7 +130,8 @@ class RolloutChecked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumericsMeasured:
-    """The verifier measured how coarsely engines with this rounding sample. `evidence` is None if it could not."""
+    """The verifier measured how coarsely engines with this rounding sample. `evidence` is None if the measurement
+    failed."""
 
     rounding: str
     policy_version: int

@@ -57,7 +57,7 @@ class LeasedRollout:
     """Oldest version that sampled any of the rollout's tokens. Until the rollout is received this is a lower bound: the
     lease's version, or the oldest version of the completion that the rollout continues."""
     drawn_by: tuple[str, ...] = ()
-    """Other nodes known to have sampled the rollout's first tokens."""
+    """Nodes other than `node_id` that are known to have sampled the rollout's first tokens."""
     is_begun: bool = False
     """True if the hub has the unfinished rollout's first tokens, from any node."""
     is_checked: bool = False
@@ -340,8 +340,8 @@ class GroupOwner(Protocol):
 
 
 class Wants:
-    """Maintains which indices want a lease: `unleased` of each group, and `wanting` of each owner (its groups with such
-    an index). The caller must report every changed slot."""
+    """Maintains which indices want a lease: `unleased` of each group, and `wanting` of each owner, the groups with such
+    an index. The caller must report every changed slot."""
 
     def __init__(self) -> None:
         self.num_changes = 0

@@ -114,8 +114,8 @@ class Ledger:
         self.wants.note_all(group)
 
     def lease(self, record: RolloutsLeased, now: float, goes_on: Iterable[tuple[int, int]] = ()) -> list[LeasedRollout]:
-        """Record a lease; the caller sends it to the node. `goes_on`: indices that continue an earlier lease, from
-        `begun`."""
+        """Record a lease; the caller sends it to the node. `goes_on`: pairs, from `begun`, of index and earlier lease
+        whose tokens the index continues."""
         continued = {index for index, _ in goes_on}
         group = self.groups[record.group_id]
         leased: list[LeasedRollout] = []
@@ -460,8 +460,8 @@ class Ledger:
             slot.begun = rollout
 
     def _begin_if_newer(self, rollout: LeasedRollout) -> None:
-        """Let the next lease continue this rollout if its lease is newer than that of the kept rollout. `_begin` may
-        have refused it before, when its node was not proven yet."""
+        """Let the next lease continue this rollout if its lease is newer than that of the kept rollout. `_begin`
+        refuses rollouts of unproven nodes, and the node may be proven by now."""
         slot = self.groups[rollout.group_id].slots[rollout.index]
         if slot.begun is not None and slot.begun.lease_id < rollout.lease_id:
             self._begin(slot, rollout)

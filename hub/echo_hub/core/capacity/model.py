@@ -144,6 +144,7 @@ class Pool:
 
     def supply(self, after_s: float, lasts_s: float, *, rested: bool) -> float:
         """Return how many rollouts of a version have arrived `after_s` seconds after the version reached the nodes.
+
         `lasts_s`: seconds until the nodes get the next version. `rested`: True if all nodes were idle when the version
         arrived.
         """

@@ -32,6 +32,7 @@ FORGIVEN_BY_ONE: Final = 1 / 32
 SILENT_RESTS: Final = (0.0, 4.0, 16.0)
 """Time without work (rest) of an unproven node that let all its rollouts expire, as a multiple of the lease deadline:
 after the first, the second and every later time.
+
 Such a node delays a group each time, so repeated silence costs it long rests. A node that lost its work only once gets
 new work at once.
 """
@@ -52,8 +53,7 @@ class Conduct:
 
     @property
     def next_end(self) -> float:
-        """Return the earliest time at which a node's pause after misbehaviour (rest) may be over; inf: no node
-        rests."""
+        """Return the earliest time at which a node's rest (pause without work) may be over; inf: no node rests."""
         return self._ends[0][0] if self._ends else inf
 
     def fail(self, node: Node, now: float) -> None:
@@ -95,7 +95,8 @@ class Conduct:
         self._rest(node, now + rest_s)
 
     def keep_waiting(self, node: Node, now: float) -> None:
-        """Stop leasing to an unproven node for one deadline (rest), because one of its rollouts is late."""
+        """Let an unproven node rest (get no work) for the length of one lease deadline, because one of its rollouts is
+        late."""
         if not node.is_hub:
             if node.rests_until is None:
                 self._silent[node.node_id] = node

@@ -34,8 +34,8 @@ _WAY_GROWS: Final = 1.01
 """Factor by which the measured transit time grows per completion. Transit time is the smallest value seen, so it could
 not rise otherwise. Set by hand: it doubles in 70 completions."""
 _AHEAD: Final = 1.25
-"""Completions that a node may hold, as a multiple of those that keep it busy, so that it never waits for its next
-lease. Set by hand."""
+"""Completions that a node may hold, as a multiple of those that keep it busy. More than 1, so that the node never waits
+for its next lease. Set by hand."""
 _AHEAD_S: Final = 0.4
 """Seconds of additional work that a node may always hold, because hub or node may stall for a moment. Set by hand."""
 _NEARLY: Final = 0.1

@@ -24,8 +24,8 @@ from echo_hub.core.nodes.node import UNPROVEN, Node, Place
 
 
 class ReadyQueues:
-    """All queues. `Node.place` names the queue of a node, and only this class changes it. A search returns at most one
-    node of each queue: the first one that it need not avoid."""
+    """All queues of nodes with free capacity. `Node.place` names the queue of a node, and only this class changes it. A
+    search returns at most one node of each queue: the first one that it need not skip."""
 
     def __init__(self) -> None:
         self._queues: dict[Place, OrderedDict[str, tuple[int, Node]]] = {}
@@ -38,7 +38,6 @@ class ReadyQueues:
         """Largest number of nodes that a search skips because its work failed on them, so a search returns one of the
         first `most_avoided` + 1 nodes of a queue."""
         self.num_unproven = 0
-        """Number of waiting unproven nodes."""
 
     def __len__(self) -> int:
         return self._num_waiting
@@ -81,7 +80,7 @@ class ReadyQueues:
         return slow_enough, slowest
 
     def is_found(self, node: Node) -> bool:
-        """True if the node is so near to the front of its queue that a search may return it."""
+        """True if searches may return the node, because it is near the front of its queue."""
         return node.place is not None and self._is_first(self._queues[node.place], node.node_id)
 
     def to_the_end(self, node: Node) -> bool:

@@ -52,8 +52,8 @@ def slowest_token_s(speed: int) -> float:
 
 
 class Nodes:
-    """All nodes that are connected, hold leases, rest after misbehaviour, or are remembered. Only with `samplers`
-    "by_version" do nodes count under their own version; otherwise all count as version 0."""
+    """All nodes that are connected, hold leases, rest after misbehaviour, or have left and are remembered. Only with
+    `samplers` "by_version" do nodes count under their own version; otherwise all count as version 0."""
 
     def __init__(self, settings: NodeSettings) -> None:
         self._settings = settings
@@ -90,7 +90,7 @@ class Nodes:
 
     @property
     def num_known(self) -> int:
-        """Return the number of node records, without departed nodes of which only the window and speed are kept."""
+        """Return the number of node records. Departed nodes do not count if only their window and speed are kept."""
         return len(self._nodes)
 
     @property
@@ -146,7 +146,7 @@ class Nodes:
 
     @property
     def next_end_of_rest(self) -> float:
-        """Return the earliest time at which a node's pause after misbehaviour (rest) may end; inf: no node rests."""
+        """Return the earliest time at which a node's rest (pause without work) may end; inf: no node rests."""
         return self._conduct.next_end
 
     def is_connected(self, node_id: str) -> bool:
@@ -162,7 +162,8 @@ class Nodes:
         return node_id in self._quarantined
 
     def quarantine(self, node_id: str) -> None:
-        """Exclude the node from all work, connected or not, and reset its window (the rollouts it may hold) to one."""
+        """Exclude the node from all work, even while it is disconnected, and reset its window (number of rollouts that
+        it may hold) to one."""
         self._quarantined.add(node_id)
         node = self._nodes.get(node_id)
         if node is not None:

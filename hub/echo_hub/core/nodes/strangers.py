@@ -26,11 +26,11 @@ UNPROVEN_SHARE: Final = 16
 """Divisor that gives the base of the limit for all strangers (unproven nodes): 1/16 of a step's rollouts, or of all
 held rollouts. Set by hand."""
 LEAST: Final = 4
-"""Divisor of the base that gives the strangers' minimum: losses leave them a quarter of the base, at least one rollout.
-Set by hand."""
+"""Divisor that gives the minimum for all strangers (unproven nodes): after any losses they may hold a quarter of the
+base, at least one rollout. Set by hand."""
 LOST: Final = 2
-"""Number of strangers' (unproven nodes') returned rollouts that make up for one lost rollout in their common limit. Set
-by hand."""
+"""Number of first rollouts that strangers (unproven nodes) must return to make up for one lost rollout in their common
+limit. Set by hand."""
 USED: Final = 2
 """Largest earned credit, as a multiple of the rollouts that strangers hold. Set by hand."""
 LUMP: Final = 16
@@ -42,6 +42,7 @@ ORIGIN_SHARE: Final = 4
 
 class Strangers:
     """Counts the rollouts that nodes hold within their deadlines.
+
     `in_flight`: number held by strangers. `is_full`: True while strangers get no work.
     """
 

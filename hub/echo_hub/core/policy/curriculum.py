@@ -36,6 +36,7 @@ REMEMBERED: Final = 2**17
 memory."""
 FLOOR: Final = 0.1
 """Lowest probability with which a problem is opened. Set by hand.
+
 At 0 a hopeless problem would never return, and a run of solved problems would open no group. A tenth of the groups is a
 small price.
 """

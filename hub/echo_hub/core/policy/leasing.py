@@ -59,7 +59,8 @@ EVALUATION_SHARE: Final = 4
 """One in this many leased rollouts goes to other owners than training, such as evaluations, while both want leases. Set
 by hand."""
 SLOWEST_S: Final = 3_600.0
-"""Longest time in seconds before a step begins at which even the slowest node gets the step's groups. Set by hand."""
+"""A step's groups are leased at most this many seconds before the step begins, even to the slowest node. Set by
+hand."""
 AT_ONCE: Final = 64
 """Number of oldest wanting groups of a step that are sorted by expected length, so that the longest are leased first,
 as in StreamRL (arXiv 2504.15930). Set by hand."""
@@ -131,7 +132,7 @@ class Takers:
             candidates = self._nodes.num_candidates(oldest)
             if candidates > self._nodes.num_candidates(oldest, among=failed):
                 known = failed
-            else:  # It failed on all nodes, so only the latest is avoided now.
+            else:  # The index failed on all nodes, so only the latest is avoided now.
                 known = failed[-1:] if candidates > 1 else ()
             self._avoided[failed, oldest] = known
         return known

@@ -50,7 +50,7 @@ _MOST: Final = 32.0
 RECENT_STEPS: Final = 8
 """Number of recent steps in the medians and averages of step times. Set by hand."""
 READY: Final = 0.05
-"""Time before the learner needs a batch at which the batch should be complete, as a fraction of a step. Set by hand."""
+"""Lead with which a batch should be complete before the learner needs it, as a fraction of a step. Set by hand."""
 FIRST_MARGIN: Final = 1.2
 """Safety factor on lead times at the start of the run. Set by hand; early and late batches then adjust it."""
 MOST_MARGIN: Final = 8.0

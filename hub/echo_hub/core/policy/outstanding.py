@@ -27,11 +27,8 @@ LOOKED_AT_ONCE: Final = 256
 
 
 class OutstandingLeases:
-    """Leases that nodes hold.
-
-    `_watched` is a heap of (time, reason, lease id, indices). At that time the lease may be late, its deadline may
-    pass, or its node may be absent too long.
-    """
+    """Leases that nodes hold. `_watched` is a heap of (time, reason, lease id, indices): the time at which the lease
+    may become late, pass its deadline, or lose its absent node."""
 
     def __init__(self, *, ledger: Ledger, nodes: Nodes, out: Outbox) -> None:
         self._ledger = ledger
@@ -43,11 +40,12 @@ class OutstandingLeases:
 
     @property
     def due_at(self) -> float:
-        """Return the time of the next watched lease; inf = none."""
+        """Return the time at which the next watched lease must be handled; inf = none."""
         return self._watched[0][0] if self._watched else inf
 
     def watch(self, lease_id: int, indices: tuple[int, ...], deadline: float, *, late_at: float = inf) -> None:
-        """Watch the lease: at `late_at` its unfinished rollouts are late, and at its deadline they are leased again."""
+        """Watch the lease: at `late_at` its unfinished rollouts become late, and at its deadline their indices may be
+        leased again."""
         heappush(self._watched, (deadline, "overdue", lease_id, indices))
         if late_at < deadline:
             heappush(self._watched, (late_at, "late", lease_id, indices))
@@ -68,7 +66,6 @@ class OutstandingLeases:
                     self._ledger.mark_late(rollout, now, is_slow=what == "late")
 
     def _still_leased(self, lease_id: int, indices: Iterable[int]) -> list[LeasedRollout]:
-        """Return the lease's rollouts that are not received and within their deadline."""
         found = (self._ledger.rollouts.get(rollout_id(lease_id, index)) for index in indices)
         return [rollout for rollout in found if rollout is not None and rollout.in_time]
 
@@ -90,7 +87,6 @@ class OutstandingLeases:
                 self.send(of_lease, now)
 
     def _held_leases(self, node_id: str) -> list[tuple[int, list[LeasedRollout]]]:
-        """Return the node's leases without overdue rollouts, by lease id."""
         leases: dict[int, list[LeasedRollout]] = {}
         for rollout in self._ledger.held_by(node_id):
             if not rollout.overdue:

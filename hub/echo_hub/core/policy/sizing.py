@@ -57,8 +57,8 @@ PREFILL_SHARE: Final = 1 / 4
 """Largest prefill time that a lease should have, relative to its sampling time: with a long prompt, a lease gets more
 completions. Set by hand."""
 LATE: Final = 1.5
-"""Factor on the seconds that a node needs for its current work and the longest completions, after which a rollout is
-late. Set by hand."""
+"""A rollout is late after this multiple of its node's time, in seconds, for current work plus one of the longest
+completions. Set by hand."""
 LATE_S: Final = 2.0
 """Seconds added to the limit set by `LATE`, for the way to the node and back. Set by hand."""
 
@@ -133,11 +133,11 @@ class LeaseTerms(NamedTuple):
     in_s: float = inf
     """Seconds from now within which a node must return the work."""
     not_before_s: float = 0.0
-    """Seconds from now: only nodes that need at least this long for the work may begin; faster nodes get the work
+    """Seconds from now: only nodes that need this time or longer for the work may begin; faster nodes get the work
     later."""
     suits_s: float = inf
-    """Longest seconds that a node may need for one such completion. Slower nodes should take shorter completions
-    instead."""
+    """Longest time in seconds that a node may need for one completion of this work. Slower nodes should take shorter
+    completions instead."""
     most: int = UNBOUNDED
     """Maximum number of rollouts per lease, unless the prompt is long."""
     left_s: float = inf
@@ -209,8 +209,8 @@ def terms_of_step(
 
 
 def lease_size(node: Node, group: RolloutGroup, terms: LeaseTerms, expected_tokens: float) -> int:
-    """Return how many rollouts of the group one lease to the node may have; 0: the node cannot return any in time.
-    `expected_tokens`: expected length of each; 0 = unknown.
+    """Return the maximum number of the group's rollouts in one lease to the node; 0: the node cannot return any in
+    time. `expected_tokens`: expected length of each; 0 = unknown.
 
     The terms limit the number so that all nodes get a fair share. A long prompt raises it, so that its prefill costs
     little per completion. Free capacity of the node limits the lease further.

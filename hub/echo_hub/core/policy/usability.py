@@ -32,7 +32,7 @@ class _Voice(NamedTuple):
 
 
 class Usability:
-    """Nodes' reports about the versions that their engines could or could not sample with."""
+    """Nodes' reports about versions: sampled successfully, or refused as unusable."""
 
     def __init__(self) -> None:
         self._voices: dict[int, dict[str, _Voice]] = {}
@@ -40,7 +40,6 @@ class Usability:
 
     @property
     def withdrawn(self) -> Mapping[int, str]:
-        """Return the withdrawn versions with their reasons."""
         return MappingProxyType(self._withdrawn)
 
     def is_withdrawn(self, policy_version: int) -> bool:

@@ -65,7 +65,7 @@ class CheckOutcome:
     agreed: tuple[tuple[str, int], ...] = ()
     """Checkers whose finding was accepted, each with the number of tokens that it computed."""
     outvoted: tuple[str, ...] = ()
-    """Checkers whose finding was contradicted by two others that agree with each other."""
+    """Checkers whose finding two agreeing checkers contradicted."""
     disproved: tuple[str, ...] = ()
     """Nodes that sampled the rollout, if the first checker acquitted it and is outvoted now: checker and samplers may
     conspire."""
@@ -108,6 +108,7 @@ class _Case:
 
 class Checking:
     """All checks that nodes make of each other's rollouts.
+
     `doubt`: evidence against a node, in nats, above which a finding counts as an accusation. `alarm`: evidence, in
     nats, from which two findings count as contradicting each other.
     """
@@ -129,10 +130,9 @@ class Checking:
         self._standings = standings
         self._out = out
         self._checkers: dict[str, _Checker] = {}
-        """Connected checkers."""
         self._proven: list[_Checker] = []
         """Connected proven nodes that offer checks and are trusted to check. `_new` has the same for new nodes, which
-        are asked if no proven one may check."""
+        serve only if no proven node may check."""
         self._new: list[_Checker] = []
         self._cases: dict[str, _Case] = {}
         self._waiting: OrderedDict[str, None] = OrderedDict()
@@ -363,6 +363,7 @@ class Checking:
     def _settled(self, case: _Case, standing_by: list[_Opinion]) -> CheckOutcome:
         """Settle the check by the agreeing findings in `standing_by`; the one that weighs least against the samplers
         counts.
+
         Checkers with other findings are outvoted. One in ten settled rollouts is checked by one more node, as an audit.
         """
         mildest = min(standing_by, key=lambda opinion: self._weight(case, opinion))

@@ -49,7 +49,7 @@ class Decisions:
         """Possible causes other than the node itself, for each quarantined node, since the hub's start."""
 
     def begin_again(self, standing: Standing, state: StandingState, reason: str, now: float) -> None:
-        """Start the node's proof anew in this state, and remove what the node contributed to the scale of its numerics
+        """Restart the node's proof in this state, and remove the node's contribution to the scale of its numerics
         class."""
         self._standings.numerics.unlearn(standing.numerics, standing.taught)
         standing.shown = standing.taught = NO_EVIDENCE

@@ -71,7 +71,7 @@ class Lag:
     policy_version: int
     """Version that the node named at step `since`. It still samples with this version or an older one."""
     is_alone: bool
-    """True if no node of the same kind could rule out that the run itself has changed."""
+    """True if the node has no peers of its kind, whose mismatch could show that the run itself has changed."""
 
     def __str__(self) -> str:
         found = (
@@ -149,7 +149,8 @@ class Lagging:
             node.mismatch, node.streak = None, 0
 
     def add(self, step: int, seen: Iterable[Seen], kinds: Mapping[str, str]) -> tuple[Lag, ...]:
-        """Process one step's rollouts. Return the lags that begin with them. `kinds`: kind of each node."""
+        """Process one step's rollouts. Return the lags that begin with them. `kinds`: engine kind (rounding) of each
+        node."""
         fresh: set[str] = set()
         for node_id, evidence, staleness in seen:
             if evidence.num_tokens:

@@ -63,7 +63,8 @@ class StepScreen:
 
     @classmethod
     def of(cls, frame: Mapping[str, Any]) -> StepScreen:
-        """Build the screen from the learner's lists, which have the same names; the evidence is in parallel lists."""
+        """Build the screen from the learner's message, whose lists are named like the fields. `screened` and the parts
+        of the evidence are parallel lists."""
         if not frame:
             return cls()
         evidence = zip(frame["screened"], frame["draws"], frame["claims"], frame["mismatch_kl"], strict=True)

@@ -49,7 +49,8 @@ Real engines of 8 and 4 bits on the built-in model reach .01 with the task's rew
 the likelihood or the variance W as reward. Nodes that use every chance to choose by reward have .15 to .5.
 """
 LEAST_VARIANCE: Final = 0.05
-"""Added to the variance of V, so that rollouts with hardly any token near an edge weigh little."""
+"""Term added to the variance of a rollout's number of tokens near an edge, so that rollouts with hardly any such token
+weigh little."""
 RECENT: Final = 256
 """Number of the run's latest rewards among which a new one is ranked."""
 REMEMBERED: Final = 32.0

@@ -78,7 +78,7 @@ class StandingRow:
 
 @dataclass(frozen=True, slots=True)
 class Grounds:
-    """Checks behind one sum against a node: all since the sum was last zero."""
+    """Checks that contributed to one sum of evidence against a node: all since the sum was last zero."""
 
     num_rollouts: int = 0
     shown: Evidence = NO_EVIDENCE

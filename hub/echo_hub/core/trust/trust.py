@@ -357,8 +357,9 @@ class Trust:
 
     def _lags(self, lag: Lag, now: float) -> None:
         """Act on a node that seems to sample with an old version. With checks, the node becomes suspect, so its
-        rollouts are checked before training. Without checks, only a quarantine keeps its rollouts out of training; it
-        requires that the mismatch of other nodes has not grown, because otherwise the run itself may be the cause."""
+        rollouts are checked before training. Without checks, only a quarantine keeps its rollouts out of training. A
+        quarantine requires that the mismatch of other nodes has not grown: otherwise the run itself may be the
+        cause."""
         standing = self._standings.of(lag.node_id)
         if self._settings.enabled:
             self._decisions.suspect(standing, str(lag), now)

@@ -55,8 +55,8 @@ class UnderCheck:
         return rollout_id in self._checks
 
     def can_check(self, rollout: LeasedRollout) -> bool:
-        """Return False for a rollout without a possible check: sampled by the hub itself or, with checks by nodes, by
-        greedy choices."""
+        """Return False for rollouts that cannot be checked: those of the hub's own sampler and, with checks by nodes,
+        greedy ones."""
         about = EvaluationGroup.of(rollout.group_id)
         is_drawn = about is None or not about.greedy
         return rollout.node_id != HUB_NODE_ID and (is_drawn or self._checking is None)
