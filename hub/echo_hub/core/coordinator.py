@@ -405,7 +405,8 @@ class Coordinator:
     # --- trust
 
     def _go_on(self, held: Held | None, now: float) -> None:
-        """Process the scorer's answer that was held back while the rollout was checked; None: there is none."""
+        """Process the scorer's answer that was held back while the rollout was checked. `held` None: no answer was held
+        back."""
         if isinstance(held, RolloutScored):
             self._scored(held, now)
         elif held is not None:

@@ -460,8 +460,8 @@ class Ledger:
             slot.begun = rollout
 
     def _begin_if_newer(self, rollout: LeasedRollout) -> None:
-        """Let the next lease continue this rollout if its lease is newer than that of the kept rollout. `_begin`
-        refuses rollouts of unproven nodes, and the node may be proven by now."""
+        """Let the next lease continue this rollout if its lease is newer than that of the kept rollout. `_begin` may
+        have refused the rollout while its node was unproven."""
         slot = self.groups[rollout.group_id].slots[rollout.index]
         if slot.begun is not None and slot.begun.lease_id < rollout.lease_id:
             self._begin(slot, rollout)

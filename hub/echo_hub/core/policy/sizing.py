@@ -1,5 +1,5 @@
-"""The policy of lease sizing, as pure functions: how many groups may be open, and by when, from which version on and in
-what portions nodes get a step's work. Measured figures come in, terms and numbers go out; nothing changes.
+"""The policy of lease sizing, as pure functions: the number of groups that may be open, and for the work of a step its
+deadline, oldest version and lease size. Measured figures come in, terms and numbers go out; nothing changes.
 
 A learner with version k - 1 trains step k. A rollout sampled with version p then has staleness k - 1 - p. Admission
 (`room`) follows AReaL (arXiv 2505.24298, section 5.1): (S + v + 1)·B - consumed, with the staleness bound S and B
