@@ -27,8 +27,6 @@ class Actor:
 
 
 class ActionOutcome(StrEnum):
-    """What became of an action."""
-
     WANTED = "wanted"
     """Stored in the database, but not yet carried out by the hub."""
     DONE = "done"
@@ -37,8 +35,6 @@ class ActionOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionRecord:
-    """One entry of the action log."""
-
     number: int
     asked_at: float
     """Time of the request, in seconds since the epoch, like all times here."""

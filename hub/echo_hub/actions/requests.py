@@ -279,7 +279,6 @@ AnyRequest = (
 TABLE: Final[Mapping[str, type[AnyRequest]]] = {
     kind.model_fields["action"].default: kind for kind in AnyRequest.__args__
 }
-"""All actions, by name."""
 _ADAPTER: Final[TypeAdapter[AnyRequest]] = TypeAdapter(Annotated[AnyRequest, Field(discriminator="action")])
 
 
@@ -304,7 +303,6 @@ def _words(action: str, error: Any) -> str:
 
 
 def summary(kind: type[Request]) -> str:
-    """Return the action's description as one line."""
     return " ".join((kind.__doc__ or "").split())
 
 

@@ -75,7 +75,8 @@ does not stall the run. Nodes that connect and disconnect return an index far le
 
 
 class Coordinator:
-    """Call `start` once, then `handle` for every event. Commit the records of each call before its actions."""
+    """State machine of a run. Call `start` once, then `handle` for every event. Commit the records of each call before
+    its actions."""
 
     def __init__(self, settings: CoordinatorSettings, snapshot: CoordinatorSnapshot) -> None:
         self._settings = settings
@@ -109,8 +110,8 @@ class Coordinator:
         )
         self._finished = False
         self._stood = -1
-        """Value of `_num_changes` at the end of the last turn that planned steps and leased work. While it stays the
-        same, a turn skips both. -1: do both in the next turn in any case."""
+        """Value of `_num_changes` after the last turn that planned steps and leased work. While the counter has this
+        value, a turn skips both; -1: the next turn does both in any case."""
 
     def start(self, now: float) -> list[Effect]:
         """Restore the snapshot's unfinished work, and return again the actions that a crash after a commit may have
@@ -224,8 +225,8 @@ class Coordinator:
 
     @property
     def _num_changes(self) -> int:
-        """Return a counter that grows with every change of nodes, groups or learner, so that steps or leases may have
-        become possible. The passing of time does not count."""
+        """Return a counter of all changes of nodes, groups and learner that may have made a step or a lease possible.
+        The passing of time does not count."""
         nodes, ledger, training = self._nodes, self._ledger, self._training
         return nodes.num_changes + ledger.wants.num_changes + ledger.num_queue_changes + training.num_changes
 
@@ -317,7 +318,8 @@ class Coordinator:
         elif self._ledger.groups[rollout.group_id].slots[rollout.index].is_won:
             self._ledger.drop([rollout], DropReason.DUPLICATE)
         elif self._settings.interrupts and event.policy_version_start < self._oldest_useful(rollout):
-            # It continues tokens from before a restart. Only this rollout is sampled again, not its whole group.
+            # The rollout continues tokens from before a restart. Only this rollout is sampled again, not its whole
+            # group.
             what = f"its first token was sampled with version {event.policy_version_start}"
             self._ledger.fail(rollout, DropReason.STALE, what)
         elif event.is_unattributed:
@@ -330,8 +332,8 @@ class Coordinator:
                 self._training.drew(event.policy_version_end, node)
 
     def _oldest_useful(self, rollout: LeasedRollout) -> int:
-        """Return the oldest version that may have sampled a token of this rollout, so that the next step can still
-        train on it."""
+        """Return the oldest version whose tokens this rollout may contain, so that the next step can still train on it;
+        0 for evaluations."""
         for_learner = self._ledger.groups[rollout.group_id].owner.for_learner
         return sizing.oldest_useful_version(self._settings, self._training.next_step) if for_learner else 0
 
@@ -348,8 +350,8 @@ class Coordinator:
             self._nodes.fail(event.node_id, now)
 
     def _refused(self, event: LeaseGivenBack, rollout: LeasedRollout) -> tuple[str, ...]:
-        """Return the nodes that are excused: those that returned a version as unusable, if this return withdraws that
-        version."""
+        """Return the nodes not blamed for this return. If it makes the hub withdraw a version as unusable, no node that
+        returned leases because of that version is blamed."""
         version, node = event.unusable_version, self._nodes.get(event.node_id)
         if version is None or node is None or rollout.state is not ReceiptState.LEASED:
             return ()
@@ -403,7 +405,8 @@ class Coordinator:
     # --- trust
 
     def _go_on(self, held: Held | None, now: float) -> None:
-        """Process the scorer's answer that was held back while the rollout was checked; None: there is none."""
+        """Process the scorer's answer that was held back while the rollout was checked. `held` None: no answer was held
+        back."""
         if isinstance(held, RolloutScored):
             self._scored(held, now)
         elif held is not None:
@@ -439,7 +442,6 @@ class Coordinator:
         self._give_back_hub_leases()
 
     def _give_back_hub_leases(self) -> None:
-        """Drop the leases of the hub's own sampler (co-located mode), whose process has ended."""
         self._ledger.drop(self._ledger.held_by(HUB_NODE_ID), DropReason.RETURNED, "the learner stopped")
 
     def _step_done(self, event: StepDone, now: float) -> None:

@@ -26,8 +26,8 @@ from echo_shared.wire.messages import DropReason
 
 
 def evaluation_seed(run_seed: int, number: int) -> int:
-    """Return the sampling seed of held-out problem `number`. All versions use the same seeds for a paired
-    comparison."""
+    """Return the sampling seed of held-out problem `number`. All versions use the same seeds, so that their results can
+    be compared in pairs."""
     return derive_seed(run_seed, "evaluation", number)
 
 
@@ -56,8 +56,7 @@ class Evaluating:
                 self._over[about.policy_version].add((group_id, index))
 
     def restore(self, rows: Iterable[UnfinishedRollout]) -> None:
-        """Open the evaluation groups that these unfinished rollouts belong to. The caller then restores the
-        rollouts."""
+        """Open the evaluation groups of these unfinished rollouts. The caller then restores the rollouts."""
         sizes: dict[int, int] = {}
         for row in rows:
             sizes[row.group_id] = max(sizes.get(row.group_id, 0), row.index + 1)
@@ -84,7 +83,6 @@ class Evaluating:
         self._end_if_done(policy_version)
 
     def abandon(self, policy_version: int) -> None:
-        """Drop the evaluation of this version."""
         self._drop(policy_version)
         self._left.pop(policy_version, None)
         self._over.pop(policy_version, None)
@@ -97,11 +95,10 @@ class Evaluating:
         self._end_episode(rollout, reward)
 
     def scorer_failed(self, rollout: LeasedRollout, detail: str) -> None:
-        """End the episode without a reward."""
         self._end_episode(rollout, None)
 
     def returned_too_often(self, group: RolloutGroup) -> None:
-        """Do nothing: an evaluation problem cannot be replaced, so nodes are asked again."""
+        """Do nothing: an evaluation problem cannot be replaced, so the index is leased again."""
 
     def end_run(self) -> None:
         """Drop evaluation groups from before a restart whose evaluation was not requested again."""
@@ -124,7 +121,6 @@ class Evaluating:
             self._out.act(EvaluationDone(policy_version=policy_version))
 
     def _open(self, about: EvaluationGroup, at_least: int = 0) -> None:
-        """Open the group unless it is open, or all its episodes have ended."""
         size, over = max(self._size(about), at_least), self._over[about.policy_version]
         ended = {index for index in range(size) if (about.group_id, index) in over}
         if about.group_id not in self._ledger.groups and len(ended) < size:

@@ -16,12 +16,11 @@ _PROBLEMS: Final = 2**17
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationGroup:
-    """The completions of one held-out problem by one version: the greedy one, or all sampled ones."""
+    """The completions of one held-out problem by one version: the greedy one or, without `greedy`, all sampled ones."""
 
     policy_version: int
     greedy: bool
     number: int
-    """Number of the held-out problem."""
 
     @classmethod
     def of(cls, group_id: int) -> EvaluationGroup | None:
@@ -37,6 +36,6 @@ class EvaluationGroup:
 
 
 def evaluation_ids(policy_version: int) -> range:
-    """Return all possible group ids of this version's evaluation."""
+    """Return the range that contains every group id of this version's evaluation."""
     first = EvaluationGroup(policy_version=policy_version, greedy=True, number=0).group_id
     return range(first, first + 2 * _PROBLEMS)

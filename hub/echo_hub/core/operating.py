@@ -47,7 +47,6 @@ OVER: Final = (
     "up. With `stay = true` in its settings it stays longer, in case the operator extends the run."
 )
 PAUSED: Final = "The operator has paused the run. Work resumes when the operator resumes the run."
-"""Text that tells nodes why they get no work while the run is paused."""
 
 
 class RefusedChange(Exception):
@@ -56,7 +55,7 @@ class RefusedChange(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """An accepted change."""
+    """Accepted change of one setting."""
 
     settings: CoordinatorSettings
     setting: LiveSetting
@@ -106,7 +105,7 @@ def take(settings: CoordinatorSettings, asked: OperatorAsked, *, next_step: int,
 
 
 def restored(settings: CoordinatorSettings, stored: Mapping[str, Any]) -> CoordinatorSettings:
-    """Return `settings` with the stored operator changes."""
+    """Return `settings` with the operators' changes that the database has stored."""
     changes: dict[str, Any] = {}
     for name, value in stored.items():
         match LiveSetting(name):

@@ -85,11 +85,8 @@ class CoordinatorSettings:
     evaluation_samples: int = 0
     """Completions of each held-out problem at the run's temperature, besides the greedy one."""
     evaluation_ends: tuple[tuple[int, int], ...] = ()
-    """Pairs of end position and number of sampled completions per problem: one pair for each evaluation set in the list
-    of held-out problems.
-
-    Ascending; empty: `evaluation_samples` applies to all problems.
-    """
+    """Pairs of end position in the list of held-out problems and number of sampled completions per problem: one pair
+    for each evaluation set, ascending. Empty: `evaluation_samples` applies to all problems."""
     mixture: Mixture | None = None
     """Assignment of groups to `tasks`, for a run with several tasks."""
     tasks: tuple[TrainedTask, ...] = ()
@@ -105,7 +102,6 @@ class CoordinatorSettings:
 
     @property
     def nodes(self) -> NodeSettings:
-        """Return the settings that concern nodes."""
         return NodeSettings(
             samplers=_SAMPLERS[self.mode],
             lease_size=1 if self.multi_turn else self.group_size,
@@ -116,7 +112,8 @@ class CoordinatorSettings:
 
     @property
     def interval(self) -> int:
-        """Return the newest setting of steps between published versions. It may apply only from the next change on."""
+        """Return the steps between published versions by the newest setting, which may apply only from a later version
+        on."""
         return self.publish_changes[-1][1] if self.publish_changes else self.publish_every
 
     def evaluation_samples_of(self, number: int) -> int:
@@ -125,12 +122,10 @@ class CoordinatorSettings:
         return self.evaluation_ends[at][1] if at < len(self.evaluation_ends) else self.evaluation_samples
 
     def learning_rate_of(self, step: int) -> float:
-        """Return the learning rate of step `step`."""
         at = bisect_right(self.learning_rates, step, key=itemgetter(0))
         return self.learning_rates[at - 1][1] if at else self.learning_rate
 
     def objective_of(self, step: int) -> str:
-        """Return the objective of step `step`."""
         at = bisect_right(self.objectives, step, key=itemgetter(0))
         return self.objectives[at - 1][1] if at else self.objective
 
@@ -143,5 +138,4 @@ class CoordinatorSettings:
         return policy_version - (policy_version - first) % every
 
     def is_due(self, policy_version: int) -> bool:
-        """True if this version is due for publication."""
         return policy_version > 0 and self.newest_due_version(policy_version) == policy_version

@@ -13,7 +13,7 @@ from echo_shared.records.node import TrustStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorStatus:
-    """Figures of the coordinator at one moment. The database has the full history."""
+    """Figures of the coordinator at one moment."""
 
     trained_steps: int
     published_version: int
@@ -40,7 +40,6 @@ class CoordinatorStatus:
     """Number of connected nodes with a price that are active: they may get leases and are paid."""
     trust: TrustStatus = field(default_factory=TrustStatus)
     curriculum: CurriculumStatus | None = None
-    """Status of the curriculum; None without one."""
     withdrawn: Mapping[int, str] = field(default_factory=dict)
     """Versions that no lease names because engines cannot use them, each with the reason."""
     settings: CoordinatorSettings | None = None

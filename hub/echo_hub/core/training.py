@@ -80,8 +80,8 @@ MAX_FLAT_BATCHES: Final = 4
 
 
 class Training:
-    """Owner of the learner's groups: opens them and plans batches from the oldest complete ones. Planning a batch drops
-    what is too stale."""
+    """Owner of the learner's groups: opens them, and plans batches from the oldest complete ones. Planning a batch
+    drops rollouts that are too stale for it."""
 
     for_learner = True
 
@@ -113,10 +113,10 @@ class Training:
         self._computed = 0
         """Newest step computed by the learner since it came up; at least the learner's version."""
         self._computed_at: dict[int, float] = {}
-        """Computation time of each step without a checkpoint yet."""
+        """Time at which the learner computed each step that no checkpoint contains yet."""
         self._advanced: tuple[int, ...] = ()
-        """State at the last attempt to plan a step or give it to the learner. While it is the same, another attempt is
-        useless."""
+        """Counters at the last attempt to plan a step or give it to the learner; another attempt is useless while they
+        are equal."""
         self.num_changes = 0
         """Counter that grows with every change of the learner's state and every published version."""
 
@@ -127,7 +127,6 @@ class Training:
 
     @property
     def curriculum(self) -> CurriculumStatus | None:
-        """Return the curriculum's status; None without a curriculum."""
         return None if self._curriculum is None else self._curriculum.status
 
     @property
@@ -156,7 +155,6 @@ class Training:
 
     @property
     def _usable(self) -> list[int]:
-        """Return the versions that nodes can certainly fetch and whose adapters engines can use."""
         return [version for version in self._fetchable if not self.usability.is_withdrawn(version)]
 
     @property
@@ -166,7 +164,7 @@ class Training:
 
     @property
     def finished(self) -> bool:
-        """True if the last step is trained and the last due version is published."""
+        """True if the last step is trained and the last version due is published."""
         steps_done = not self.planned and self.trained_steps >= self._settings.steps
         return steps_done and self.published_version >= self._settings.newest_due_version(self.trained_steps)
 
@@ -182,7 +180,7 @@ class Training:
 
     def _next_batch(self, usual: int) -> int:
         """Return the expected number of groups in the next batch. With a token budget, extrapolate from the tokens of
-        complete groups. `usual`: average of recent batches."""
+        complete groups. `usual`: average number of groups in recent batches; 0 = unknown."""
         expected, budget = usual or self._settings.groups_per_step, self._settings.tokens_per_step
         while expected < self._settings.groups_per_step:
             if not self._first_are_complete(expected):
@@ -207,18 +205,16 @@ class Training:
             self.sweep(now)
 
     def restore(self, rows: Iterable[GroupRow]) -> None:
-        """Add groups from before a restart. Their rollouts follow."""
+        """Add groups from before a restart. The caller then restores their rollouts."""
         for row in rows:
             group = self._group(row.group_id, row.seed)
             group.prompt = row.prompt
             self._ledger.add_group(group)
 
     def passes_over(self, prepared: GroupPrepared) -> bool:
-        """True if the curriculum skips this problem."""
         return self._curriculum is not None and self._curriculum.passes_over(prepared)
 
     def open_group(self, prepared: GroupPrepared) -> None:
-        """Open the next group, with the problem `prepared`."""
         group = self._group(prepared.group_id, prepared.seed)
         group.prompt, group.prompt_tokens = prepared.prompt, prepared.prompt_tokens
         group.expected_tokens = self._ledger.lengths.predict(prepared.prompt)
@@ -268,7 +264,8 @@ class Training:
         self._ledger.drop_group(group, DropReason.RETURNED)
 
     def end_run(self) -> None:
-        """Drop the remaining groups of a run with variable batches or a lowered number of steps."""
+        """Drop the groups that no step has used. Runs with variable batches or a lowered number of steps have such
+        groups."""
         for group in [group for group in self._ledger.groups.values() if group.owner is self]:
             self._ledger.drop_group(group, DropReason.RUN_ENDED)
 
@@ -308,8 +305,8 @@ class Training:
         self.tempo.done(step, now)
 
     def whose(self, event: StepDone) -> tuple[list[Seen], list[str]]:
-        """Return the learner's findings about rollouts that one node sampled alone, and all nodes that sampled part of
-        a suspect rollout. A repeated report of a step gives empty results."""
+        """Return the learner's findings about rollouts that one node sampled alone, and the nodes that sampled any part
+        of a suspect rollout. Both are empty if the step was reported before."""
         screen = event.screen
         if event.step <= self.trained_steps or not (screen.screened or screen.suspects):
             return [], []
@@ -370,7 +367,6 @@ class Training:
         return excused
 
     def drew(self, policy_version: int, node: Node) -> None:
-        """Note that the node returned a completion sampled with the version."""
         if policy_version in self._fetchable:
             self.num_changes += self.usability.drew(policy_version, node)
 
@@ -394,9 +390,9 @@ class Training:
             self._train(step, now)
 
     def sweep(self, now: float) -> None:
-        """Drop rollouts that are too stale for the next step, and revoke leases whose rollouts would be. An open group
-        keeps its other rollouts and has the dropped ones sampled again: dropping the whole group would lose its
-        problem, and problems with long completions would be trained too rarely."""
+        """Drop rollouts that are too stale for the next step, and revoke leases whose rollouts would be too stale. An
+        open group keeps its other rollouts and has the dropped ones sampled again: dropping the whole group would lose
+        its problem, so problems with long completions would be trained too rarely."""
         oldest = oldest_useful_version(self._settings, self.next_step)
         for group in self._ledger.waiting_from_before(oldest):
             is_stale = group.oldest_version is not None and group.oldest_version < oldest
@@ -446,7 +442,6 @@ class Training:
         return True
 
     def _rate(self, group_ids: Iterable[int]) -> None:
-        """Record the pass rates of complete groups for the curriculum."""
         if self._curriculum is None:
             return
         groups = [self._ledger.groups[group_id] for group_id in group_ids]
@@ -481,7 +476,7 @@ class Training:
         self._out.act(TrainStep(step=step))
 
     def _count_step(self, metrics: Mapping[str, float], screen: StepScreen, now: float) -> None:
-        """Move the oldest planned batch to trained, except groups that the learner left out, which are dropped."""
+        """Record the oldest planned batch as trained. Groups that the learner left out are dropped instead."""
         batch = self.planned.popleft()
         left_out = {batch.group_ids[place] for place in screen.left_out}
         self._ledger.train(batch, metrics, now, left_out=left_out)

@@ -61,7 +61,6 @@ class Publishing:
         self._waiting.put_nowait(policy_version)
 
     async def run(self) -> None:
-        """Publish queued versions until cancelled."""
         while True:
             version = await self._waiting.get()
             adapter = self._directory.adapter(version)

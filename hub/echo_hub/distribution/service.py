@@ -41,7 +41,6 @@ class DistributionService:
         )
 
     def handle(self, action: DistributionAction) -> None:
-        """Carry out the action, or queue it."""
         match action:
             case PublishVersion():
                 self.publishing.submit(action.policy_version)
@@ -51,7 +50,6 @@ class DistributionService:
                 assert_never(action)
 
     async def run(self) -> None:
-        """Publish versions and send them to nodes, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.publishing.run())
             tasks.create_task(self.distributor.run())
@@ -65,6 +63,5 @@ class DistributionRecords:
         self._changes = changes
 
     async def record(self, news: Sequence[Release | Arrival]) -> None:
-        """Commit releases and arrivals, in order."""
         await self._store.on_writer(self._store.store.record_distribution, news, time.time())
         self._changes.notify()

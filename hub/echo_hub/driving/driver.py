@@ -62,17 +62,17 @@ TOGETHER: Final = 64
 COMMIT_S: Final = 0.02
 BEHIND_S: Final = 0.1
 _AT_ONCE: Final = frozenset({TrainStep, PublishVersion, AnnounceVersion, FinishRun})
-"""Actions that are committed at once, without waiting for further effects."""
+"""Actions whose turn is committed at once, without waiting for further effects."""
 
 MOST_NOTED: Final = 1_000
-"""Maximum number of run events that wait for a commit. Of more, the oldest are dropped."""
+"""Maximum number of run events that wait for a commit. If there are more, the oldest are dropped."""
 
 SOONEST_S: Final = 0.005
 """Shortest wait between the last event and a `Tick`, in seconds."""
 
 TICK_S: Final = 1.0
-"""Longest wait for the coordinator's next due time, in seconds: the computer's clock may be set, or the computer may
-sleep."""
+"""Longest time in seconds until the driver looks again if the coordinator is due: the computer's clock may be set, or
+the computer may sleep."""
 
 
 class Services(Protocol):
@@ -136,12 +136,10 @@ class Driver:
         self._is_waited_for = False
 
     def note(self, event: RunEvent) -> None:
-        """Commit a run event with the next records."""
         self._noted.append(event)
         self._there_are_effects.set()
 
     def note_threadsafe(self, event: RunEvent) -> None:
-        """Call `note` on the driver's loop. May be called by any thread."""
         self._loop.call_soon_threadsafe(self.note, event)
 
     async def commit_noted(self) -> None:

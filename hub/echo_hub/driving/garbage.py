@@ -84,7 +84,6 @@ class Garbage:
         return own_bytes(os.getpid()) - self._bytes
 
     def _collect_frozen(self) -> None:
-        """Collect everything, frozen objects included."""
         gc.unfreeze()
         self._collect_all()
 

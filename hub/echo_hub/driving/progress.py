@@ -22,7 +22,6 @@ class RunProgress:
         self._last_is_evaluated = last_version in evaluated
 
     def published(self) -> None:
-        """Note that the last version is published."""
         self.last_is_published = True
         self._settle()
 

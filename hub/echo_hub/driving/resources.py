@@ -59,5 +59,4 @@ class Resources:
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """Stop tokens, ascending."""
         return tuple(sorted(self.bounds.stop_ids))

@@ -16,7 +16,7 @@ from echo_hub.scoring.backlog import Backlog
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """Create with `of`, in the hub's event loop."""
+    """Objects that all services of a hub share. Create with `of`, in the hub's event loop."""
 
     resources: Resources
     connections: Connections
@@ -32,7 +32,6 @@ class Shared:
 
     @classmethod
     def of(cls, resources: Resources, connections: Connections) -> Shared:
-        """Construct the driver, and the objects that it shares with the services."""
         config = resources.config
         queue, changes = EventQueue(), Changes()
         progress = RunProgress(last_version=config.training.steps, evaluated=resources.evaluated)

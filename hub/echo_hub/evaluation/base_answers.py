@@ -34,13 +34,11 @@ MANY_ALIKE: Final = 0.8
 """Share of groups with equal rewards from which most work is wasted."""
 MANY_CUT: Final = 0.2
 MANY_MISFORMED: Final = 0.05
-"""Shares of completions, cut off or right in a form that earns nothing, above which a warning is given."""
+"""Shares of completions above which a warning is given: truncated ones, and right ones in a form that earns nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseAnswer:
-    """One completion of the base model."""
-
     text: str
     num_tokens: int
     reward: float | None
@@ -124,7 +122,7 @@ async def base_answers(
 async def _paid_as(
     episodes: Sequence[Episode], codec: PromptCodec, of_score: RewardBounds, pool: ScoringPool
 ) -> dict[tuple[int, int], str]:
-    """Return a form that would be solved for each unsolved answer that has one, by problem number and index of the
+    """Return solvable forms of unsolved answers, such as the number alone, by problem number and index of the
     answer."""
     forms = [
         (episode, form)

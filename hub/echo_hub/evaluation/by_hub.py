@@ -69,8 +69,6 @@ class VersionSampler(Protocol):
 
 
 def drawn_by(sampler: VersionSampler, adapter: Path | None) -> Generator:
-    """Return a generator that draws with this adapter."""
-
     async def generate(requests: Sequence[GroupRequest], *, greedy: bool) -> Generated:
         return await sampler.generate(requests, adapter=adapter, greedy=greedy)
 
@@ -143,7 +141,6 @@ class Episode(Attempt):
 
     @property
     def observed_tokens(self) -> int:
-        """Number of tokens of all observations."""
         return sum(map(len, self.observations))
 
     def take(self, rollout: FinishedRollout) -> None:
@@ -225,7 +222,6 @@ async def _play(
     generate: Generator,
     judge: AnswerScorer,
 ) -> float:
-    """Run all episodes to their end, turn by turn. Return the seconds that the engine sampled."""
     seconds, turn, playing = 0.0, 0, list(episodes)
     while playing:
         requests, who = _requests(playing, policy_version, heldout, turn)

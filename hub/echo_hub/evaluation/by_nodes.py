@@ -1,7 +1,7 @@
 """Evaluation on nodes: the coordinator leases the held-out problems, and the figures are computed from the store.
 
-It survives restarts of hub and nodes, and waits for nodes as training does. If no more rollouts arrive after the run's
-last version, the hub stops waiting and evaluates that version itself.
+An evaluation survives restarts of hub and nodes, and waits for nodes as training does. If no more rollouts arrive after
+the run's last version, the hub stops waiting and evaluates that version itself.
 
 A greedy completion is the limit of sampling as the temperature approaches 0, so engines sample it like all others. At
 `GREEDY_TEMPERATURE`, two different float32 logits of size 1 or more get sampling weights whose ratio is at most e^-59.
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 GREEDY_TEMPERATURE: Final = 1e-9
 LOOK_S: Final = 5.0
-"""Interval in seconds between checks, after the last version, that nodes still work."""
+"""Interval in seconds at which the hub checks, after the last version, that nodes still work."""
 PATIENCE_DEADLINES: Final = 2
 """Wait for a rollout after the last version, in lease deadlines. After this wait the hub evaluates the version itself,
 even with connected nodes."""

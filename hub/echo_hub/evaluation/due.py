@@ -44,8 +44,8 @@ class DueVersions:
                 self._add(version)
 
     def want(self, version: int | None, *, action: int) -> str:
-        """Queue a version for an operator's action, due or not. None stands for the newest version. Return why it is
-        refused; "" if it is queued."""
+        """Queue a version for an operator's action, due or not; None stands for the newest version. Return the reason
+        for a refusal; "" if the version is queued."""
         there = [0, *self._directory.adapter_versions()]
         version = there[-1] if version is None else version
         if version in self._done:

@@ -28,21 +28,20 @@ from echo_shared.sampling.interface import FinishedRollout, GroupRequest
 log = logging.getLogger(__name__)
 
 KEPT: Final = 2
-"""Number of adapters that the process keeps."""
+"""Number of adapters that the process keeps in memory."""
 DEATHS_IN_A_ROW: Final = 5
 """Consecutive process deaths without a new rollout, after which the evaluation fails."""
 LOSSES_IN_A_ROW: Final = 8
-"""Consecutive processes lost without a new rollout, with an answering cluster, after which the evaluation fails: a
-request may crash machines."""
+"""Number of processes lost in a row, while the cluster answered and no rollout arrived, after which the evaluation
+fails: a request may crash machines."""
 RESTART_S: Final = 1.0
-"""Seconds before the first restart, reduced at random by up to half. The wait doubles with every further one, up to 30
-s."""
+"""Seconds before the first restart, reduced at random by up to half. The wait doubles with every further restart, up to
+30 s."""
 _WORKER: Final = "echo_hub.evaluation.worker"
 _Key = tuple[int, int]
 
 
 def program(settings: LearnerSettings) -> Program:
-    """Return the program that the evaluator's process runs."""
     # CUDA needs this for deterministic matrix products.
     env = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     if settings.learner.threads:
@@ -63,7 +62,7 @@ class Evaluator:
 
     @property
     def absence(self) -> str:
-        """Why sampling waits for the cluster; "" if it does not."""
+        """Return the reason why sampling waits for the cluster; "" if it does not wait."""
         return self._process.absence
 
     async def generate(self, requests: Sequence[GroupRequest], *, adapter: Path | None, greedy: bool) -> Generated:
@@ -83,7 +82,6 @@ class Evaluator:
         return Generated(rollouts=list(done.rollouts.values()), seconds=done.seconds)
 
     async def stop(self) -> None:
-        """Stop the process if one runs."""
         await self._process.stop()
 
     async def _draw(self, requests: Sequence[GroupRequest], done: _Done, *, adapter: Path | None, greedy: bool) -> None:

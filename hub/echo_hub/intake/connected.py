@@ -112,7 +112,6 @@ class ConnectedNodes:
         return self._invitations.find(node_id, token)
 
     def note_useful(self, node_ids: frozenset[str]) -> None:
-        """Replace the set of nodes that have done useful work."""
         self._useful = node_ids
 
     async def node_joined(self, node: NodeInfo) -> Welcome:
@@ -199,7 +198,7 @@ class ConnectedNodes:
 
 
 def _kind_of(device: str) -> str:
-    """Return the device's kind (a key of `_KINDS`, or "cpu"), by the name that the node reported."""
+    """Return the device's kind, a key of `_KINDS` or "cpu", by words in the name that the node reported."""
     said = device.casefold()
     return next((kind for kind, signs in _KINDS.items() if any(sign in said for sign in signs)), "cpu")
 
@@ -231,7 +230,6 @@ class Welcoming:
     coordinator: Coordinator
 
     def welcome(self, node: NodeInfo) -> Welcome:
-        """Return the answer, with the offers of the base and of the newest version."""
         version = self.coordinator.published_version
         return Welcome(
             run_id=self.run_id,

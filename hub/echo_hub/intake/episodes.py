@@ -48,18 +48,16 @@ def conversation(prompt_ids: NDArray[np.int32], turns: Sequence[AnsweredTurn]) -
 
 
 class ScoringJobs:
-    """Reads committed rollouts for the scorer."""
-
     def __init__(self, store: AsyncStore) -> None:
         self._store = store
 
     async def load(self, rollout_ids: Sequence[str]) -> list[ScoringJob]:
-        """Return these rollouts for scoring, without those that were dropped meanwhile."""
+        """Return these rollouts for scoring. Rollouts dropped since they were queued are left out."""
         return [scoring_job(stored) for stored in await self._store.read(read_payloads, rollout_ids)]
 
 
 class DrawnRollouts:
-    """Reads committed rollouts for the verifier, and for nodes that check other nodes."""
+    """Reads committed rollouts for the verifier and for nodes that check other nodes."""
 
     def __init__(self, store: AsyncStore, problems: Problems, *, run_seed: int) -> None:
         self._store = store
@@ -77,7 +75,7 @@ class DrawnRollouts:
         return {draw.stored.rollout_id: drawn_rollout(draw, self._problems, run_seed=self._run_seed) for draw in found}
 
     def prompts(self) -> list[NDArray[np.int32]]:
-        """Return the prompts of the run's first PROMPTS problems. Blocks."""
+        """Return the prompts of the run's first `PROMPTS` problems. Blocks the thread."""
         return [self._problems.prompt_ids(number) for number in range(PROMPTS)]
 
 
@@ -99,8 +97,6 @@ def drawn_rollout(draw: StoredDraw, problems: Problems, *, run_seed: int) -> Dra
 
 
 class TrainingBatches:
-    """Reads training batches and groups from the store."""
-
     def __init__(self, store: AsyncStore, problems: Problems) -> None:
         self._store = store
         self._problems = problems
@@ -129,7 +125,6 @@ class TrainingBatches:
 
 
 def scoring_job(stored: StoredPayload) -> ScoringJob:
-    """Return a committed rollout for the scorer."""
     return ScoringJob(
         rollout_id=stored.rollout_id,
         group_id=stored.group_id,

@@ -57,7 +57,6 @@ class KnownNodes:
                 )
 
     async def remember(self, node: NodeInfo) -> None:
-        """Commit the node's key, name and description."""
         await self._store.on_writer(
             self._store.store.node_seen,
             node_id=node.node_id,
@@ -73,5 +72,4 @@ class KnownNodes:
 
 
 def _by_look(nodes: Sequence[CountedName]) -> dict[str, CountedName]:
-    """Return the first node with each skeleton (`looks_of`) of a name."""
     return {look: node for node in reversed(nodes) for look in looks_of(node.name)}

@@ -23,7 +23,6 @@ class NodeRecords:
         self._store = resources.store
 
     async def receipts(self, node_id: str, rollout_ids: Sequence[str]) -> Sequence[Receipt]:
-        """Return the receipts of these rollouts of the node."""
         return await self._store.read_counted(read_receipts, node_id, rollout_ids)
 
     async def certificate(self, node_id: str) -> bytes | None:
@@ -39,7 +38,6 @@ class NodeRecords:
         return None if found is None else sign(found, self._resources.me)
 
     async def change_team(self, node_id: str, wanted: TeamWanted) -> Team:
-        """Create, join or leave a team for the node, and return its team. Raises RefusedError."""
         return await change_own_team(self._store.store, node_id, wanted)
 
 

@@ -94,7 +94,7 @@ class PartRefusal(StrEnum):
     """A token is outside the vocabulary, or is a stop token, which only ends a completion."""
     BAD_LOGPROB = "bad_logprob"
     BAD_VERSION = "bad_version"
-    """The version is not the lease's. Where newer versions are allowed: it is unpublished or out of order."""
+    """The version is not the lease's. If the run allows newer versions: the version is unpublished or out of order."""
 
 
 @dataclass(slots=True)
@@ -273,7 +273,6 @@ class Partials:
         self._make_room()
 
     def announced(self, policy_version: int) -> None:
-        """Note that this version was announced as the newest."""
         self.published_version = policy_version
         self._announced.add(policy_version)
 
@@ -291,7 +290,6 @@ class Partials:
         return tuple(begun)
 
     def _num_tokens(self, lease_id: int, index: int) -> int:
-        """Return the number of known tokens of a rollout."""
         lease = self._leases.get(lease_id)
         partial = None if lease is None else lease.rollouts.get(index)
         return 0 if partial is None else partial.num_tokens
@@ -333,8 +331,8 @@ class Partials:
         return FinishedPartial(spans=() if as_leased else spans)
 
     def _length_problem(self, count: int) -> str:
-        """Return the fault in the completion's length; "" if it is possible. An impossible length must not count in a
-        node's measured speed."""
+        """Return the fault of the completion's length; "" if the length is possible. An impossible length must not
+        count in a node's measured speed."""
         most = self._bounds.max_tokens
         return "" if 1 <= count <= most else f"{count} tokens, of 1 to {most} that a completion has"
 
@@ -344,18 +342,18 @@ class Partials:
         return f"version {unknown[0]}, which is not published" if unknown else ""
 
     def _may_have(self, version: int, lease: _Lease) -> bool:
-        """Return True if the lease's node may have this version. Leases for evaluations may name unannounced
-        versions."""
+        """Return True if the lease's node may have this version: a published one, or any up to the lease's own.
+        Evaluation leases may name versions that were never announced."""
         return version <= max(self._first_known, lease.policy_version) or version in self._announced
 
     def arrived(self, node_id: str, lease_id: int, index: int) -> None:
-        """Drop the tokens of a rollout that its node has finished."""
+        """Drop the tokens of a rollout that its node has finished, if this node holds the lease."""
         lease = self._leases.get(lease_id)
         if lease is not None and lease.node_id == node_id:
             self.forget(lease_id, index)
 
     def given_back(self, node_id: str, lease_id: int, indices: Iterable[int]) -> None:
-        """Keep the tokens of these rollouts, which the node gave back, for the next node that gets them."""
+        """Keep the tokens of these rollouts for the next node that gets them: their node has given them back."""
         lease = self._leases.get(lease_id)
         if lease is not None and lease.node_id == node_id:
             for index in indices:
@@ -363,11 +361,9 @@ class Partials:
                     lease.rollouts[index].is_open = False
 
     def revoked(self, lease_id: int) -> None:
-        """Drop the rollouts of a revoked lease."""
         self._drop(lease_id)
 
     def forget(self, lease_id: int, index: int) -> None:
-        """Drop the rollout's tokens."""
         lease = self._leases.get(lease_id)
         if lease is not None and (partial := lease.rollouts.pop(index, None)) is not None:
             self.num_bytes -= partial.num_bytes
@@ -453,7 +449,6 @@ class Partials:
 
 
 def _version_problem(rollout: Rollout, versions: Spans) -> str:
-    """Return the contradiction in a finished rollout's claimed versions; "" if there is none."""
     ends = (rollout.policy_version_start, rollout.policy_version_end)
     if not rollout.versions:
         return f"versions {ends[0]} to {ends[1]}, and not which tokens are whose" if ends[0] != ends[1] else ""
@@ -464,7 +459,6 @@ def _version_problem(rollout: Rollout, versions: Spans) -> str:
 
 
 def _spans(drawers: _Drawers, versions: Spans) -> Iterator[DrawnSpan]:
-    """Yield node, version and number of tokens of each part, in order."""
     begin = 0
     for node_id, count in drawers:
         for span in between(versions, begin, begin + count):
@@ -473,7 +467,6 @@ def _spans(drawers: _Drawers, versions: Spans) -> Iterator[DrawnSpan]:
 
 
 def _are(spans: Sequence[DrawnSpan], node_id: str, policy_version: int) -> bool:
-    """Return True if this node drew all parts with this version."""
     return all((span.node_id, span.policy_version) == (node_id, policy_version) for span in spans)
 
 

@@ -33,7 +33,7 @@ TOLD_AT_ONCE: Final = 512
 
 @dataclass(slots=True)
 class _Waiting:
-    """Receipts that wait for one node."""
+    """Receipts that wait to be sent to one node."""
 
     since: float
     """Time of the first receipt, by the monotonic clock."""
@@ -52,7 +52,7 @@ class ReceiptsOut:
         self._there_are = asyncio.Event()
 
     def tell(self, node_id: str, receipts: Sequence[effects.RolloutReceipt]) -> None:
-        """Send or queue receipts, in this order; at most MAX_BATCHED at a time."""
+        """Send receipts, or let them wait if none is urgent. At most MAX_BATCHED receipts of a node wait."""
         waiting = self._waiting.get(node_id)
         if waiting is not None and len(waiting.receipts) + len(receipts) > MAX_BATCHED:
             self.flush(node_id)
@@ -66,12 +66,10 @@ class ReceiptsOut:
             self._there_are.set()
 
     def flush(self, node_id: str) -> None:
-        """Send all receipts that wait for this node."""
         if waiting := self._waiting.pop(node_id, None):
             self._connections.send(node_id, as_message(waiting.receipts))
 
     def flush_all(self) -> None:
-        """Send all waiting receipts."""
         for node_id in tuple(self._waiting):
             self.flush(node_id)
 
@@ -100,12 +98,12 @@ class ReceiptLookUps:
         self._waiting: asyncio.Queue[LookUpReceipt] = asyncio.Queue(LOOK_UPS_WAITING)
 
     def submit(self, action: LookUpReceipt) -> None:
-        """Queue a question. Dropped if the queue is full: the node asks again when it has reconnected."""
+        """Queue a look-up of receipts. It is dropped if the queue is full: the node asks again when it has
+        reconnected."""
         if not self._waiting.full():
             self._waiting.put_nowait(action)
 
     async def run(self) -> None:
-        """Answer until cancelled."""
         while True:
             asked = await self._waiting.get()
             await self.answer(asked.node_id, (asked.rollout_id,))
@@ -129,7 +127,6 @@ class TrainedReceipts:
         self._waiting.put_nowait(action)
 
     async def run(self) -> None:
-        """Send until cancelled."""
         while True:
             trained = await self._waiting.get()
             for start in range(0, len(trained.rollout_ids), TOLD_AT_ONCE):

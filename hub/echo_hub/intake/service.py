@@ -103,7 +103,6 @@ class IntakeService:
         self._totals = TotalsNews(store=store, nodes=shared.live, connections=connections)
 
     def handle(self, action: IntakeAction) -> None:
-        """Carry out the action, or queue it."""
         match action:
             case PrepareGroup():
                 self._preparation.submit(action.group_id)
@@ -133,7 +132,6 @@ class IntakeService:
                 assert_never(action)
 
     async def run(self) -> None:
-        """Serve nodes and score rollouts until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for work in (
                 self._connections.fleet.run(self.nodes, self._driver),

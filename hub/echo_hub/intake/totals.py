@@ -32,7 +32,6 @@ class TotalsNews:
         """Last totals sent on each connection."""
 
     async def run(self) -> None:
-        """Send until cancelled."""
         clock = asyncio.get_running_loop().time
         due = clock()
         while True:
@@ -72,7 +71,6 @@ class TotalsNews:
 
 
 def as_message(node_id: str, credit: Credit) -> Totals:
-    """Return the message for one node."""
     return Totals(
         trained_rollouts=credit.trained,
         trained_tokens=credit.trained_tokens,

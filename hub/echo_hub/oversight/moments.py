@@ -1,4 +1,4 @@
-"""The hub's present state that only its memory holds. Pages and alerts read it from here."""
+"""The hub's present state that only its memory, not the store, holds; for pages and alerts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from echo_hub.views.run import Moment
 
 
 class Moments:
-    """Reads the present state of all services."""
+    """Collects the present state of all services."""
 
     def __init__(
         self,

@@ -95,7 +95,7 @@ class RunObserver:
         )
 
     async def steps(self, since: int) -> Sequence[StepRecord]:
-        """Return trained steps after step `since`, in order; at most STEPS_AT_ONCE of them."""
+        """Return the trained steps after step `since`, in order, at most `STEPS_AT_ONCE` of them."""
         return await asyncio.to_thread(self._store.store.read, read_steps, since, STEPS_AT_ONCE)
 
     def notify(self) -> None:
@@ -128,18 +128,17 @@ class Operation:
         self.watching = Watching(problems, run=observer, told=self._alerts)
 
     async def run(self) -> None:
-        """Work until cancelled."""
+        """Watch the run, send alerts and report the run's end, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for work in (self._alerts.run(), self.watching.run(), self._tell_of_the_end()):
                 tasks.create_task(work)
 
     def began(self) -> None:
-        """Log that the hub is serving."""
         log.info("the hub serves, at %s", self._server.url, extra={"event": "hub_started"})
 
     def failed(self, error: BaseException) -> None:
-        """Log the error that ends the hub. An error with a text for users (EchoError) is logged without its
-        traceback."""
+        """Log the error that ends the hub. The traceback of an EchoError is left out, because its text is written for
+        users."""
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         known = error.brief if isinstance(error, EchoError) else ""
@@ -166,7 +165,6 @@ class Operation:
 
 
 def summary(view: RunView) -> str:
-    """Return a sentence that sums up the finished run."""
     accuracy = ""
     if view.accuracy_before is not None and view.accuracy_after is not None:
         accuracy = f", held-out accuracy {view.accuracy_before:.1%} before and {view.accuracy_after:.1%} after"

@@ -156,7 +156,7 @@ class Desk:
         return await asyncio.to_thread(self._store.store.read, read_api_tokens)
 
     def settled(self, number: int) -> None:
-        """Note that the action's result is in the store."""
+        """Wake the request that waits for this action: its result is in the store."""
         if number in self._settled:
             self._settled.pop(number).set()
         self._changes.notify()
@@ -171,7 +171,7 @@ class Desk:
         return found
 
     async def _begin(self, record: ActionRecord) -> bool:
-        """Begin the action. Return False if its result takes long, as for an evaluation."""
+        """Begin the action. Return False if its result takes long, as that of an evaluation does."""
         self._taken.add(record.number)
         try:
             request = request_of(record.action, record.request)
@@ -197,8 +197,8 @@ class Desk:
         return True
 
     async def _do(self, request: AnyRequest) -> tuple[str, Any]:
-        """Carry out a request that concerns neither coordinator nor evaluations. Return its result as text and as a
-        value."""
+        """Carry out a request that neither the coordinator nor an evaluation handles. Return its result as text and as
+        a value."""
         match request:
             case Export(version=version):
                 path, exported = await asyncio.to_thread(self._export, version)
@@ -228,7 +228,6 @@ class Desk:
             self._known_tokens = known
 
     def _tell(self, record: ActionRecord) -> None:
-        """Log the action and notify the pages."""
         fields = ", ".join(f"{name} {value}" for name, value in record.request.items() if value is not None)
         what = f"{record.action} {fields}".strip()
         log.info("%s: %s, by %s (%s)", what, record.outcome, record.who, record.via)

@@ -124,7 +124,6 @@ class OversightService:
         self._retention = Retention(config.keeping.steps, store=store, coordinator=resources.coordinator)
 
     def handle(self, action: OversightAction) -> None:
-        """Carry out the action, or queue it."""
         match action:
             case CheckRollout():
                 self._verifying.submit(action.rollout_id, is_urgent=action.is_urgent)
@@ -140,7 +139,6 @@ class OversightService:
                 assert_never(action)
 
     async def run(self) -> None:
-        """Check rollouts, watch the run and do periodic work, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for work in (
                 self._verifying.run(),

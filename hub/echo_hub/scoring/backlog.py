@@ -20,5 +20,5 @@ class Backlog:
 
     @property
     def is_far(self) -> bool:
-        """True if the scorer's queue is long enough to keep all scoring processes busy."""
+        """True if nodes must wait, because the scorer's queue is long enough to keep all scoring processes busy."""
         return self._is_limited and self.num_open > FAR_BEHIND

@@ -40,20 +40,19 @@ from echo_shared.process.child import OUT_OF_MEMORY_STATUS, ChildExited, Death, 
 log = logging.getLogger(__name__)
 
 ASYNC_CALLS: Final = 64
-"""Calls of an `async def` scorer that one process runs at the same time. A scorer whose service bears fewer can limit
-itself with a semaphore.
+"""Calls of an `async def` scorer that one process runs at the same time. If the scorer's service cannot take as many,
+the scorer must limit itself, with a semaphore.
 """
 PART_CALLS: Final = 64
 """Maximum number of calls in one message to a process."""
 MOST_SENT: Final = 8
 """Maximum number of messages sent to a process before it has answered the first message completely."""
 DEATHS_AT_START: Final = 3
-"""Number of consecutive process deaths before readiness, after which the pool gives up."""
+"""Number of consecutive processes that die before readiness, after which the pool gives up."""
 RESTART_S: Final = 0.5
-"""Seconds before the first restart after such a death; doubled after the second."""
+"""Seconds before a process that died at its start is started again; doubled after the second death in a row."""
 LOSSES_OF_ONE: Final = 8
-"""Number of lost processes with the same open call after which that call fails, because it may be what ends
-machines."""
+"""Number of lost processes with the same open call after which that call fails, because the call may crash machines."""
 LOST_S: Final = 30.0
 """Longest delay before a lost process is replaced, in seconds; the first delay is RESTART_S."""
 _CPP_MEMORY_ERROR: Final = "std::bad_alloc"
@@ -69,7 +68,7 @@ class _Part:
     results: dict[int, Any] = field(default_factory=dict)
     """Results by index of the call."""
     width: int = PART_CALLS
-    """Number of the part's calls sent in one message; reduced after a process died of one of several."""
+    """Number of the part's calls sent in one message; halved after a process died while it ran several calls."""
     losses: int = 0
     """Number of lost processes since the part's last result."""
     done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -91,7 +90,7 @@ class _Part:
 
 
 class _Sent:
-    """Calls of a part sent to a process in one message; `open` are those without an answer."""
+    """One message of calls of a part to a process. `open`: the calls without an answer."""
 
     def __init__(self, part: _Part, places: list[int]) -> None:
         self.part = part
@@ -128,7 +127,7 @@ class ScoringPool:
         cluster: RayLink | None = None,
         is_patient: bool = True,
     ) -> AsyncIterator[ScoringPool]:
-        """Start the processes, which log into the directory `logs`. None is left after the block.
+        """Start the processes, which log into the directory `logs`. No process is left after the block.
 
         `problems` are the run's own and prepared, so that processes need not draw held-out sets again. `cluster`:
         needed if scoring.engine is "ray". `is_patient`: wait for judges and a cluster that do not answer. Raises
@@ -150,7 +149,7 @@ class ScoringPool:
 
     @property
     def absence(self) -> str:
-        """Why the pool must wait for processes; empty if it need not."""
+        """Return the reason why the pool must wait for processes; empty if it need not wait."""
         return self._processes.absence
 
     @property
@@ -336,8 +335,8 @@ class ScoringPool:
         return self._width == 1 and num_sent < MOST_SENT and enough
 
     def _blame(self, part: _Part, sent: Sequence[int], death: ScorerDeath) -> None:
-        """Give a process's death as the result of the call that caused it: the first unanswered one if calls run one at
-        a time. If several ran at once, the cause is unknown, so half as many are sent next time."""
+        """Record a process's death as the result of the call that caused it: the first unanswered call, if calls run
+        one at a time. If several calls ran at once, the cause is unknown, so half as many are sent next time."""
         if self._width == 1 or len(sent) == 1:
             part.answer(sent[0], death)
         else:
@@ -360,7 +359,6 @@ class ScoringPool:
         return answer.get("at"), result
 
     def _death(self, error: ChildExited) -> ScorerDeath:
-        """Return the error that tells why the process of a call died."""
         task, number = self._config.task, error.returncode or 0
         how = describe_end(number) + (f": {error.last_words}" if error.last_words else "")
         if error.death is Death.LATE or (sys.platform != "win32" and number == -signal.SIGALRM):
@@ -386,7 +384,6 @@ class ScoringPool:
 
 
 def _width(problems: Problems) -> int:
-    """Return the number of calls that one process runs at the same time."""
     return ASYNC_CALLS if problems.is_async else 1
 
 

@@ -34,7 +34,6 @@ class GroupPreparation:
         self._there_are.set()
 
     async def run(self) -> None:
-        """Prepare groups until cancelled."""
         while True:
             await self._there_are.wait()
             self._there_are.clear()
@@ -43,7 +42,6 @@ class GroupPreparation:
                     await self._queue.put(event)
 
     def _prepare_some(self) -> list[GroupPrepared]:
-        """Prepare waiting groups for TOGETHER_S, at least one."""
         until, prepared = time.monotonic() + TOGETHER_S, list[GroupPrepared]()
         while self._waiting and (not prepared or time.monotonic() < until):
             prepared.append(prepare(self._problems, self._waiting.popleft()))

@@ -74,12 +74,10 @@ class Problems:
 
     @property
     def multi_turn(self) -> bool:
-        """True if episodes may have several turns."""
         return any(task.multi_turn for task in self._in_order)
 
     @property
     def is_async(self) -> bool:
-        """True if every task has an async scorer."""
         return all(task.is_async for task in self._in_order)
 
     @property
@@ -88,15 +86,12 @@ class Problems:
         return self._in_order[0].codec
 
     def rewards_of(self, chosen: ChosenSet) -> RewardBounds:
-        """Return the reward bounds of an evaluation set."""
         return self.tasks[chosen.task].rewards
 
     def weighing(self, group_id: int) -> Weighing:
-        """Return the weights of the reward components for the task of this group."""
         return self.tasks[self.task_of(group_id)].weighing
 
     def heldout_weighing(self, number: int) -> Weighing:
-        """Return the weights of the reward components for the task of this held-out problem."""
         return self.tasks[self._set_of(number).task].weighing
 
     def seed(self, group_id: int) -> int:
@@ -104,7 +99,6 @@ class Problems:
         return derive_seed(self._mixture.run_seed, "draws", group_id)
 
     def prompt_ids(self, group_id: int) -> NDArray[np.int32]:
-        """Return the token ids of a group's prompt."""
         return self._encoded(group_id)
 
     def task_of(self, group_id: int) -> str:
@@ -175,7 +169,6 @@ class Problems:
         return task.score(problem, text)
 
     def training_problem(self, group_id: int) -> Problem:
-        """Return the problem of a training group."""
         return self._problem(group_id)[1]
 
     @property
@@ -188,15 +181,12 @@ class Problems:
         return [note for task in self._in_order for note in task.notes()]
 
     def trial_problem(self, seed: int) -> dict[str, Any]:
-        """Return `TaskProblems.trial_problem` of the run's first task."""
         return self._in_order[0].trial_problem(seed)
 
     def trial_respond(self, seed: int, replies: Sequence[str]) -> dict[str, Any]:
-        """Return `TaskProblems.trial_respond` of the run's first task."""
         return self._in_order[0].trial_respond(seed, replies)
 
     def trial_asked(self, seed: int, replies: Sequence[str]) -> Asked:
-        """Return `TaskProblems.trial_asked` of the run's first task."""
         return self._in_order[0].trial_asked(seed, replies)
 
     def prepare(self) -> None:

@@ -51,7 +51,7 @@ class Processes(Protocol):
 
     @property
     def absence(self) -> str:
-        """Why the pool must wait for processes; empty if it need not."""
+        """Return the reason why the pool must wait for processes; empty if it need not wait."""
 
     async def spawn(self, number: int) -> ScoringProcess:
         """Start a process that waits for its opening frame. Raises ChildExited if it cannot be started."""
@@ -76,7 +76,7 @@ class LocalProcesses:
 
     _GUARDED: Final = sys.platform == "linux"
     """True: each process runs under a warden, which ends all processes that it started. The hub therefore ends the
-    warden by SIGTERM: SIGKILL would stop the warden before it has killed them."""
+    warden by SIGTERM: after SIGKILL the warden could not kill them."""
 
     def __init__(self, config: HubConfig, *, base_dir: Path, logs: Path) -> None:
         self.opening: Mapping[str, object] = {"config": config.model_dump(mode="json"), "base_dir": str(base_dir)}
@@ -84,7 +84,6 @@ class LocalProcesses:
         self._logs = logs
 
     async def spawn(self, number: int) -> SupervisedChild:
-        """Start a process, as `Processes.spawn` does."""
         command = _command(self._logs, number, parent=str(os.getpid()) if self._GUARDED else "")
         return await SupervisedChild.spawn(command, _LIMITS)
 
@@ -100,7 +99,6 @@ class RayProcesses:
 
     @property
     def absence(self) -> str:
-        """Why the pool must wait for processes; empty if it need not."""
         return self._link.absence(_KIND)
 
     async def spawn(self, number: int) -> ScoringProcess:

@@ -34,7 +34,6 @@ class StopStrings:
 
     @classmethod
     def of_run(cls, config: HubConfig, codec: PromptCodec) -> StopStrings:
-        """Return the stop strings of the run's settings."""
         return cls(config.sampling.stop, codec)
 
     def end(self, ids: Ids) -> int | None:
@@ -55,7 +54,8 @@ class StopStrings:
         return high
 
     def arrived(self, event: RolloutArrived) -> RolloutArrived:
-        """Return the received completion as cut. A malformed payload is returned unchanged; it is refused later."""
+        """Return the event with its completion cut after the first stop string. A malformed payload stays unchanged; it
+        is refused later."""
         payload = event.payload
         if event.problem or len(payload.completion_ids) != len(payload.behavior_logprobs):
             return event
@@ -63,7 +63,7 @@ class StopStrings:
         return event if count is None else replace(event, payload=_cut(payload, count))
 
     def finished(self, rollout: FinishedRollout) -> FinishedRollout:
-        """Return a rollout that the hub's own learner drew, as cut."""
+        """Return a rollout of the hub's own learner, cut after the first stop string."""
         count = self.end(rollout.completion_ids)
         if count is None:
             return rollout

@@ -137,12 +137,10 @@ class TaskProblems:
 
     @property
     def rewards(self) -> RewardBounds:
-        """Bounds of the task's rewards."""
         return self.weighing.rewards
 
     @property
     def multi_turn(self) -> bool:
-        """True if episodes may have several turns."""
         return self._environment is not None
 
     @property
@@ -151,7 +149,6 @@ class TaskProblems:
         return self._task.content_hash if isinstance(self._task, FileTask) else ""
 
     def prompt_ids(self, prompt: str) -> NDArray[np.int32]:
-        """Return the token ids of a problem's prompt."""
         return self.codec.encode_prompt(prompt)
 
     def respond(self, problem: Problem, completions: Sequence[NDArray[np.int32]], observed_tokens: int = 0) -> Response:
@@ -222,5 +219,4 @@ class TaskProblems:
         return {"reward": reward, "verdict": verdict}
 
     def _length(self, text: str) -> int:
-        """Return the number of tokens of a text."""
         return len(self.codec.encode_prompt(text)) if text else 0

@@ -44,8 +44,6 @@ _LIST_MARK: Final = re.compile(r"^\s*\.?(\d{1,3}[.)]|[-*•])\s+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TriedAnswer:
-    """One answer to one problem."""
-
     kind: AnswerKind
     text: str
     reward: float | None = None
@@ -60,8 +58,6 @@ class TriedAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TriedProblem:
-    """One problem and all its answers."""
-
     seed: int
     prompt: str
     """The prompt as the task gives it."""
@@ -87,7 +83,7 @@ class Trial:
 
 
 class _Observed:
-    """Result of a turn after which the episode goes on."""
+    """Marks the result of a turn after which the episode goes on."""
 
 
 def _ended(answer: Any) -> Any:

@@ -2,9 +2,9 @@
 
 A process that a scorer starts in a new session belongs to no group that could be killed, and init adopts it when its
 parent dies. So the warden stands between the hub and the scoring process as a *subreaper* (prctl(2)): orphaned
-descendants become its children. It kills them all when the scoring process ends, when the hub sends SIGTERM, and when
-the hub dies. Then it exits with the status of the scoring process. It runs no code of the task. If the warden itself is
-killed, the scoring process ends.
+descendants become its children. The warden kills them all when the scoring process ends, when the hub sends SIGTERM,
+and when the hub dies. Then the warden exits with the status of the scoring process. It runs no code of the task. If the
+warden itself is killed, the scoring process ends.
 """
 
 from __future__ import annotations

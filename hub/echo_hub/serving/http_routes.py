@@ -21,7 +21,6 @@ from echo_hub.views.board import HubBoard
 
 
 def http_routes(shared: Shared, services: HubServices) -> Iterator[web.AbstractRouteDef]:
-    """Yield all routes of the port."""
     resources, connections = shared.resources, shared.connections
     config, store = resources.config, resources.store.store
     proxies = config.server.trusted_proxies

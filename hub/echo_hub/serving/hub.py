@@ -82,7 +82,6 @@ class Hub:
 
     @property
     def key(self) -> bytes:
-        """The hub's public key."""
         return self._resources.me.public_key
 
     @property

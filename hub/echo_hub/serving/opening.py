@@ -71,7 +71,7 @@ from echo_shared.wire.codec import check_codec
 log = logging.getLogger(__name__)
 
 LEASES_APART: Final = 2**32
-"""Maximum number of lease ids that a hub skips when it starts."""
+"""Maximum number of lease ids that a hub skips when it starts (see `apart`)."""
 
 SWITCH_S: Final = 0.0005
 """Thread switch interval in seconds, a tenth of Python's default. Threads that read the store for pages wait for a
@@ -323,8 +323,8 @@ async def _started_at(store: AsyncStore) -> float:
 
 
 async def _stored_settings(store: AsyncStore, config: HubConfig) -> dict[str, Any]:
-    """Return the settings that the operator has changed, except those changed later in config.toml, which then
-    holds."""
+    """Return the settings that the operator has changed, except those that were changed in config.toml later: for
+    these, config.toml holds."""
     stored, overruled = await store.write(begin_settings, configured(config))
     for name in sorted(overruled):
         log.warning("%s is what config.toml says again: it was changed there since an operator did", name)

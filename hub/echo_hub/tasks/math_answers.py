@@ -43,11 +43,11 @@ class Verdict(StrEnum):
     RIGHT = "right"
     WRONG = "wrong"
     NOT_UNDERSTOOD = "not understood"
-    """The answer or the reference answer cannot be read whole, and their texts differ. It earns nothing."""
+    """The answer or the reference answer cannot be parsed completely, and their texts differ. Such an answer earns
+    nothing."""
 
 
 def is_equal(completion: str, expected: str, *, question: str = "", form: Form | None = None) -> bool:
-    """Return True if the verdict is RIGHT."""
     return judge(completion, expected, question=question, form=form) is Verdict.RIGHT
 
 
@@ -85,7 +85,6 @@ class Understanding(StrEnum):
 
 
 def understanding(expected: str) -> Understanding:
-    """Return how a reference answer is read."""
     reference = _reference(expected)
     if reference.quantity is not None:
         return Understanding.NUMBER
@@ -198,7 +197,6 @@ def _is_same_text(said: str, reference: _Reference) -> bool:
 
 
 def _read(said: str, reference: _Reference) -> Item:
-    """Parse the whole answer. If that fails, parse the text after words such as "the answer is"."""
     if r"\ln" in reference.text and "log" not in reference.text:
         said = _NATURAL.sub(r"\\ln ", said)
     try:
@@ -249,5 +247,4 @@ def _as_words(text: str) -> str:
 
 
 def _bare(words: str) -> str:
-    """Return the text without a pair of brackets around all of it."""
     return words[1:-1] if words.startswith("(") and words.endswith(")") else words

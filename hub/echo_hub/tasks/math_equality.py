@@ -74,7 +74,6 @@ class AnswerComparison:
         return all(_name(side) or self._is_true(side, last) for side in before)
 
     def _is_true(self, side: Item, last: Item) -> bool:
-        """Return True if two sides of an equation have the same value."""
         return replace(self, is_of_value=True).is_same(side, last)
 
     def _is_same_measure(self, answer: Item, expected: Measured) -> bool:
@@ -273,7 +272,6 @@ def _assigned(items: Sequence[Item]) -> dict[str, Item] | None:
 
 
 def _difference(relation: Relation) -> Basic | None:
-    """Return the left side minus the right side; None unless both are expressions."""
     from sympy import Add, Basic, Integer, Mul
 
     if len(relation.sides) != 2 or not all(isinstance(side, Basic) for side in relation.sides):

@@ -31,9 +31,8 @@ _MOST_DIGITS: Final = 2_000
 
 
 def read_expression(pieces: Sequence[Node], counters: frozenset[str] = frozenset()) -> Basic:
-    """Parse all pieces as one expression. Raises NotUnderstood. `counters` are the counting variables of the sums
-    around it.
-    """
+    """Parse all pieces as one expression. Raises NotUnderstood. `counters`: counting variables of the enclosing sums
+    and products."""
     reader = _Reader(pieces, counters)
     found = reader.sum()
     if reader.piece is not None:
@@ -87,7 +86,6 @@ def _as_fraction(exponent: Basic) -> Basic:
 
 
 def _is_sign(pieces: Sequence[Node], sign: str) -> bool:
-    """Return True if the first piece is this sign."""
     return bool(pieces) and isinstance(pieces[0], Token) and pieces[0].text == sign
 
 
@@ -314,7 +312,8 @@ class _Reader:
         return Symbol(f"{COUNTER}{name}" if name in self._counters else name)
 
     def _repeated(self, function: str) -> Basic:
-        """Parse a sum or a product with bounds: `\\sum_{k=1}^{n} k^2`. No further text may follow the summed term."""
+        """Parse a sum or a product with bounds: `\\sum_{k=1}^{n} k^2`. A `+` or `-` behind the term is refused, because
+        the term's end would be ambiguous."""
         from sympy import Symbol
 
         bounds: dict[str, Sequence[Node]] = {}

@@ -78,9 +78,8 @@ def says_more(words: str) -> bool:
 
 
 def without_prose(said: str) -> str | None:
-    """Return the text after words such as "the answer is". Return None without such words, or if they change its
-    meaning.
-    """
+    """Return the text after words such as "the answer is". Return None if such words are missing or change the answer's
+    meaning."""
     if (chinese := _CHINESE_PROSE.match(said)) is not None:
         return said[chinese.end() :]
     prose = _PROSE.match(said)

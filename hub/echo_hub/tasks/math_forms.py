@@ -66,7 +66,6 @@ def has_form(answer: Basic, form: Form | None, *, expected: Basic) -> bool:
 
 
 def _has_power(expected: Basic) -> bool:
-    """Return True if the reference answer contains a power of plain numbers that could be computed."""
     return any(_is_power(part) for part in _parts(expected))
 
 
@@ -87,7 +86,6 @@ def _is_power(part: Basic) -> bool:
 
 
 def _is_plain(part: Basic) -> bool:
-    """Return True if the expression consists of plain numbers only."""
     from sympy import Number
 
     return all(isinstance(atom, Number) for atom in _parts(part) if not atom.args) and not part.atoms(_function())
@@ -115,7 +113,6 @@ def is_worked_out(answer: Basic, *, may_have_powers: bool = False) -> bool:
 
 
 def _is_left(factor: Basic) -> bool:
-    """Return True for a number except -1, and for a power of numbers."""
     from sympy import Number
 
     return (isinstance(factor, Number) and factor != -1) or _is_power(factor)
@@ -140,7 +137,6 @@ def num_factors(expression: Basic) -> int:
 
 
 def _factors(expression: Basic, times: int = 1, *, of_numbers: bool | None = None) -> Iterator[tuple[Basic, int]]:
-    """Yield each factor of a product with its multiplicity."""
     from sympy import Integer, Mul, Number, Pow
 
     of_numbers = not variables(expression) if of_numbers is None else of_numbers
@@ -150,7 +146,7 @@ def _factors(expression: Basic, times: int = 1, *, of_numbers: bool | None = Non
     elif isinstance(expression, Pow) and isinstance(expression.exp, Integer) and expression.exp > 0:
         yield from _factors(expression.base, times * int(expression.exp), of_numbers=of_numbers)
     elif isinstance(expression, Pow) and isinstance(expression.exp, Number) and expression.exp < 0:
-        return  # A quotient's denominator.
+        return  # This is the denominator of a quotient.
     elif variables(expression) or (of_numbers and isinstance(expression, Integer) and abs(expression) > 1):
         yield expression, times
 

@@ -6,7 +6,7 @@ r"""Parse a whole answer: an expression, a list, a set, a tuple, an interval, a 
     2516_8                            Exact("base", ...)
 
 Expressions become sympy trees in the form in which they are written: nothing is computed here. Any unknown part of the
-text raises `NotUnderstood`; no part is skipped.
+text raises `NotUnderstood`, because a skipped part could change the meaning.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sympy import Basic
 
 ORDER: Final = {"<": ">", r"\le": r"\ge", ">": "<", r"\ge": r"\le"}
-"""# This is the denominator of a quotient."""
+"""Sign that says the same after the two sides are swapped, by sign."""
 _RELATIONS: Final = frozenset(["=", r"\ne", r"\in", *ORDER])
 _SET_SIGNS: Final = {r"\cup": "or", r"\cap": "and", r"\setminus": "without"}
 _REALS: Final = frozenset(["all real numbers", "all reals", "all real values", "the real numbers", "real numbers"])
@@ -42,7 +42,8 @@ _ROW_END: Final = "\\\\"
 
 @dataclass(frozen=True, slots=True)
 class Several:
-    """Several things. `kind`: list (joined by commas or words), set (in braces), tuple, ratio, or row (in brackets)."""
+    """Several items of one answer. `kind`: list (joined by commas or words), set (in braces), tuple, ratio, or row (in
+    brackets)."""
 
     kind: str
     items: tuple[Item, ...]
@@ -189,12 +190,12 @@ def _is_sign(piece: Node, *signs: str) -> bool:
 
 
 def _split(pieces: Sequence[Node], *signs: str) -> tuple[list[Sequence[Node]], list[Node]]:
-    """Split the pieces at these signs outside all brackets. Return the parts and the signs."""
     return _split_where(pieces, [_is_sign(piece, *signs) for piece in pieces])
 
 
 def _split_where(pieces: Sequence[Node], are_joints: Sequence[bool]) -> tuple[list[Sequence[Node]], list[Node]]:
-    """Split the pieces at joints outside all brackets. Return the parts and the joints."""
+    """Split the pieces at those where `are_joints` is True, outside all brackets. Return the parts between, and these
+    pieces."""
     parts: list[Sequence[Node]] = []
     joints: list[Node] = []
     depth = begin = 0
@@ -208,7 +209,6 @@ def _split_where(pieces: Sequence[Node], are_joints: Sequence[bool]) -> tuple[li
 
 
 def _deeper(piece: Node) -> int:
-    """Return 1 for an opening bracket or environment, -1 for a closing one, else 0."""
     match piece:
         case Token(text=text):
             return (text in OPENING) - (text in CLOSING)
@@ -299,7 +299,6 @@ def _braced(pieces: Sequence[Node]) -> Item | None:
 
 
 def _closes_last(pieces: Sequence[Node]) -> bool:
-    """Return True if the first bracket is closed by the last piece."""
     depth = 0
     for place, piece in enumerate(pieces):
         depth += _deeper(piece)

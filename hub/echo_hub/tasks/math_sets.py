@@ -28,7 +28,8 @@ class RealCut:
     """The number as it is written; None at infinity."""
 
     def is_same(self, other: RealCut) -> bool:
-        """Return True if both cuts are at exactly the same place."""
+        """Return True if both cuts are at the same place. Equal approximations are not enough: the exact ends must
+        agree."""
         if (self.number, self.is_behind) != (other.number, other.is_behind):
             return False
         return self.end is None or other.end is None or is_same_value(self.end, other.end)
@@ -82,7 +83,6 @@ def real_set(item: Item) -> RealSet | None:
 
 
 def _has_variable(item: Item) -> bool:
-    """Return True for anything but an expression without variables."""
     return _is_item(item) or bool(variables(item))
 
 

@@ -24,8 +24,6 @@ class NotUnderstood(Exception):
 
 
 class TokenKind(Enum):
-    """The kind of a token."""
-
     NUMBER = "number"
     LETTER = "letter"
     """One letter, or several capital ones, such as a segment AB."""

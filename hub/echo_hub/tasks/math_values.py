@@ -2,8 +2,8 @@
 
 Rational numbers are computed exactly. All others are computed to 40 digits beyond the smallest difference that parts of
 this size can make, so `\\pi + 10^{-100}` is not `\\pi`. In both expressions, variables get the same irregular numbers:
-positive, negative and whole ones. Expressions are never expanded or simplified. The work is bounded: before it gets too
-much, `TooMuch` is raised.
+positive, negative and whole ones. Expressions are never expanded or simplified. The work is bounded: `TooMuch` is
+raised before it exceeds the bound.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MOST_TERMS: Final = 300
 _NUM_POINTS: Final = 6
 _NUM_WHOLE_POINTS: Final = 12
 _NEEDED: Final = 4
-"""Smallest number of points at which two expressions with variables must agree."""
+"""Number of points at which two expressions with variables must agree."""
 
 
 class TooMuch(NotUnderstood):
@@ -88,7 +88,7 @@ class Arithmetic:
         self.is_real = True
         """False once any part of the expression has a value with an imaginary part."""
         self.scale = 0.0
-        """Largest absolute power of ten among inexact parts so far, and the exact parts that they consist of."""
+        """Largest absolute power of ten among the inexact parts so far and their exact operands."""
 
     @cached_property
     def _mp(self) -> Any:
@@ -352,7 +352,6 @@ def _exact_power(base: Fraction, exponent: Fraction) -> Fraction | None:
 
 
 def _root(number: int, index: int) -> int | None:
-    """Return the whole root of a number; None if there is none."""
     if index == 2:
         found = isqrt(number)
     else:
@@ -386,7 +385,7 @@ CONSTANTS: Final = frozenset([r"\pi", "e", "i"])
 
 
 def variables(*expressions: Basic) -> list[str]:
-    """Return the sorted names of all variables."""
+    """Return the sorted names of all variables, without constants such as pi."""
     return sorted(_names(*expressions) - CONSTANTS)
 
 
@@ -418,7 +417,6 @@ class _Values:
 
 
 def _sized(number: Any, like: Any) -> Any:
-    """Convert a Fraction to the precision of another number."""
     return like.context.mpf(number.numerator) / number.denominator if isinstance(number, Fraction) else number
 
 
@@ -457,7 +455,6 @@ def _values(answer: Basic, expected: Basic) -> Iterator[_Values | None]:
 def _recomputed(
     answer: Basic, expected: Basic, point: Mapping[str, Fraction], first: Arithmetic
 ) -> tuple[Any, Any, Arithmetic]:
-    """Compute both values again, with enough digits for the sizes of all parts."""
     arithmetic = first.refined()
     return arithmetic.value(answer, point), arithmetic.value(expected, point), arithmetic
 

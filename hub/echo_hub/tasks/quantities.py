@@ -106,7 +106,6 @@ def plain(text: str) -> str:
 
 
 def _closing_brace(text: str) -> int:
-    """Return the position of the brace that closes the first one; -1 if there is none."""
     depth = 0
     for place, character in enumerate(text):
         depth += {"{": 1, "}": -1}.get(character, 0)
@@ -188,7 +187,7 @@ _PARENTHESES: Final = re.compile(r"(?P<sign>[+-])?\((?P<inner>[^()]*)\)")
 
 
 def _value(found: re.Match[str]) -> Fraction | None:
-    """Return the value; None for a division by zero."""
+    """Return the exact value; None for a division by zero and for a mixed number with an improper fraction."""
     for whole, of, by in (("whole", "of_whole", "by_whole"), ("and", "of_and", "by_and")):
         if found[whole]:
             above, below = _integer(found[of]), _integer(found[by])

@@ -51,7 +51,6 @@ def _is_plain_sum(answer: str) -> bool:
 
 
 def _is_product(answer: str) -> bool:
-    """Return True if `answer` is whole numbers joined by ×."""
     return _PRODUCT.fullmatch(answer) is not None
 
 

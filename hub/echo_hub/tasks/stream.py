@@ -126,7 +126,6 @@ class ProblemStream:
         return [line - number for number, line in enumerate(self.held_out.lines)]
 
     def _suits(self, problem: Problem) -> bool:
-        """Return True if the problem may be trained on: usable, and not held out."""
         return problem.prompt not in self._heldout and self._failure(problem) is None
 
     def heldout(self, number: int) -> Problem:
@@ -153,7 +152,6 @@ class ProblemStream:
 
     @property
     def heldout_prompts(self) -> tuple[str, ...]:
-        """Prompts of the held-out problems, in order."""
         return self.held_out.prompts
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Co-located mode: the learner samples on the hub's own device, and the coordinator treats it as a node."""
+"""Co-located mode: the learner also samples, on the hub's own device, and the coordinator treats it as a node."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class OwnSampler:
         self._queue = queue
 
     async def join(self, policy_version: int) -> None:
-        """Report that the sampler is connected, and holds this version."""
+        """Report the sampler as connected, with this version."""
         await self._queue.put(NodeConnected(node_id=HUB_NODE_ID))
         await self.holds(policy_version)
 
     async def holds(self, policy_version: int) -> None:
-        """Report a published version, which the sampler uses from now on."""
+        """Report a version that was published; the sampler uses it from now on."""
         await self._queue.put(NodeReported(node_id=HUB_NODE_ID, capacity=self._capacity, policy_version=policy_version))

@@ -71,7 +71,6 @@ class TrainingService:
         self._evaluations = Evaluations(self.due, measuring=measuring, books=records)
 
     def handle(self, action: TrainingAction) -> None:
-        """Carry out the action, or queue it."""
         match action:
             case HandOver():
                 turns = action.first_turns
@@ -89,7 +88,6 @@ class TrainingService:
                 assert_never(action)
 
     async def run(self) -> None:
-        """Train and evaluate until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.trainer.run())
             tasks.create_task(self._evaluations.run())

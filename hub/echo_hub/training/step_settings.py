@@ -15,8 +15,6 @@ from echo_hub.run.directory import RunDirectory
 
 
 class RunStepSettings:
-    """Settings of the steps of one run."""
-
     def __init__(
         self, config: HubConfig, directory: RunDirectory, coordinator: Coordinator, *, steps_before: int = 0
     ) -> None:
@@ -33,7 +31,8 @@ class RunStepSettings:
         return self._directory.adapter(step) if is_needed else None
 
     def learning_rate(self, step: int) -> float:
-        """Return the step's learning rate: the highest one that the operator set, reduced by the schedule."""
+        """Return the step's learning rate: the highest rate, which the operator may change, times the schedule's
+        share."""
         highest = self._coordinator.settings.learning_rate_of(step)
         return highest * share_of_highest(self._config.training, step, steps_before=self._steps_before)
 

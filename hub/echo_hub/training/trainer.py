@@ -66,8 +66,6 @@ RESTART_S: Final = 1.0
 
 
 class LearnerState(StrEnum):
-    """State of the learner process."""
-
     STARTING = "starting"
     """The first process is loading the base model, or waiting for the learner's other hosts."""
     RUNNING = "running"
@@ -159,7 +157,6 @@ class Trainer:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the learner; None while no process runs."""
         return self._pid
 
     def hand_over(self, group_id: int, rollout_ids: tuple[str, ...], at_hand: TrainingGroup | None = None) -> None:
@@ -168,7 +165,7 @@ class Trainer:
         self._changes.notify()
 
     def begin(self, step: int, batch: Sequence[PlannedGroup]) -> None:
-        """Let the process compute a step. Call `train` once the store holds the step's plan."""
+        """Let the process compute a step before its plan is committed. Call `train` once the store holds the plan."""
         self._jobs.put_nowait(_Begin(step=step, batch=batch))
 
     def train(self, step: int) -> None:
@@ -188,7 +185,7 @@ class Trainer:
         return await job.done
 
     def sample(self, request: GroupRequest) -> None:
-        """Queue a request; its rollouts are put into the event queue."""
+        """Queue a request in co-located mode. Its rollouts are put into the event queue."""
         self._jobs.put_nowait(request)
 
     async def run(self) -> None:
@@ -306,7 +303,6 @@ class Trainer:
         await learner.confirm(step)
 
     async def _hand_over_all(self, learner: Learner) -> None:
-        """Send complete groups as they come, at the same time as jobs."""
         while True:
             while not self._coming:
                 await self._changes.wait(self._changes.number)
@@ -314,7 +310,6 @@ class Trainer:
                 await self._load({group_id: ids for group_id, (ids, _) in self._coming.items()}, learner)
 
     async def _load(self, wanted: Mapping[int, Sequence[str]], learner: Learner) -> None:
-        """Send these groups to the process, except those that were dropped meanwhile."""
         groups: dict[int, TrainingGroup] = {}
         for group_id, rollout_ids in wanted.items():
             ids, at_hand = self._coming.pop(group_id, ((), None))
@@ -332,7 +327,7 @@ class Trainer:
             await asyncio.sleep(0)
 
     async def _tell_of(self, step: int, under_way: StepUnderWay, restarts: Restarts) -> None:
-        """Report the computed step, and later the step written to disk."""
+        """Report the step when its computation ends, and again when its checkpoint is written."""
         await under_way.computed()
         await self._report(StepComputed(step=step))
         told = await under_way.told()

@@ -27,7 +27,7 @@ from echo_shared.wire.messages import MAX_VERSION_SPANS, CheckLease, CheckResult
 from echo_shared.wire.messages.fields import MAX_TOKENS
 
 MOST_OUT: Final = 64
-"""Maximum number of unanswered checks of one node. Sending one more check discards the oldest: its answer is then
+"""Maximum number of unanswered checks of one node. Sending one more check discards the oldest, whose answer is then
 ignored."""
 
 
@@ -46,11 +46,11 @@ class NodeChecks:
         self._out: dict[str, OrderedDict[str, None]] = {}
 
     def submit(self, action: SendCheck) -> None:
-        """Queue a check. Never waits, because the coordinator limits the number of checks."""
+        """Queue a check without waiting. The queue needs no bound, because the coordinator limits the number of
+        checks."""
         self._waiting.put_nowait(action)
 
     async def run(self) -> None:
-        """Send queued checks until cancelled."""
         while True:
             actions = [await self._waiting.get()]
             while not self._waiting.empty():
@@ -69,7 +69,7 @@ class NodeChecks:
                 self._connections.send(action.node_id, lease)
 
     def _lease(self, drawn: DrawnRollout, deadline_s: float) -> CheckLease | None:
-        """Return the message to the checking node; None if the rollout is inconsistent or too large for a message."""
+        """Return the message to the checking node; None for an inconsistent rollout or one too large for a message."""
         count = len(drawn.completion_ids)
         versions: Spans = ()
         for span in drawn.spans:

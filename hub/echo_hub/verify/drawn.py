@@ -41,7 +41,7 @@ def unpack_evidence(frame: Frame) -> Evidence:
 
 
 def unpack_spans(frames: list[Frame]) -> tuple[NodeEvidence, ...]:
-    """Return the node and the evidence of each span in an answer of the verifier process."""
+    """Return each span's node and evidence from an answer of the verifier process."""
     return tuple(
         (frame["node_id"], unpack_evidence({name: frame[name] for name in Evidence.__slots__})) for frame in frames
     )

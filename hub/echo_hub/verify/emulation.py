@@ -148,7 +148,7 @@ class _Emulation(TorchDispatchMode):
         return bool(getattr(value, _IS_WEIGHT, False)) or value.untyped_storage().data_ptr() in self._weights
 
     def _rounded(self, func: Any, result: Any) -> Any:
-        """Return the rounded result. If the operator works in place, the result is rounded in place."""
+        """Return the rounded result; an operator that writes in place has its result rounded in place."""
         assert self._mantissa_bits is not None
         if isinstance(result, Tensor) and result.dtype is torch.float32 and result.dim() > 1:
             rounded = with_mantissa(result, self._mantissa_bits)
@@ -185,12 +185,9 @@ def emulating(precision: str, weights: Collection[int]) -> Iterator[None]:
 
 
 def exactly(*, in_float32: bool) -> AbstractContextManager[None]:
-    """With `in_float32`, compute inside the block in float32, with weights that are stored in 16 bits; without an
-    autograd graph.
-
-    Each weight is converted when it is used. So the model takes half of the memory, and the results equal those of
-    float32 weights.
-    """
+    """With `in_float32`, compute inside the block in float32 although the weights are stored in 16 bits; no autograd
+    graph is recorded. Each weight is converted only when it is used, so the model takes half the memory, and the
+    results equal those of float32 weights."""
     return emulating(_EXACT, ()) if in_float32 else nullcontext()
 
 

@@ -100,7 +100,6 @@ class Findings(Protocol):
 
 
 def program(settings: LearnerSettings, *, worker: str = "echo_hub.verify.worker") -> Program:
-    """Return the program that the verifier process runs."""
     return Program(
         kind="verifier",
         name="verifying",
@@ -187,12 +186,12 @@ class Verifier:
 
     @property
     def pid(self) -> int | None:
-        """Process id; None if no verifier process runs on the hub's machine."""
+        """Return the process id; None if no verifier process runs on the hub's machine."""
         return None if self._process is None else self._process.pid
 
     @property
     def absence(self) -> str:
-        """Why checks wait for the Ray cluster; empty if they do not."""
+        """Return the reason why checks wait for the Ray cluster; empty if they do not wait."""
         return "" if self._process is None else self._process.absence
 
     def submit(self, rollout_id: str, *, is_urgent: bool) -> None:
@@ -214,7 +213,8 @@ class Verifier:
             self._now.set()
 
     def measure(self, rounding: str, policy_version: int) -> None:
-        """Queue the measurement of a rounding with this version. It comes before all checks that have not started."""
+        """Queue the measurement of a rounding with this version. Measurements precede all checks that have not
+        started."""
         self._to_measure[rounding] = policy_version
         self._some.set()
         self._now.set()
@@ -299,7 +299,6 @@ class Verifier:
             self._in_hand = {job.drawn.rollout_id: job for job in jobs}
 
     def _taken(self, most: int) -> list[str]:
-        """Remove and return up to `most` waiting rollouts: urgent ones first, then the oldest."""
         ids: list[str] = []
         while len(ids) < most and self._num_waiting:
             ids.append(self._urgent.popleft() if self._urgent else self._patient.popleft().rollout_id)
@@ -321,7 +320,8 @@ class Verifier:
         return jobs
 
     async def _measure(self, process: ModelProcess, findings: Findings, restarts: Restarts) -> None:
-        """Measure all queued roundings. Raises the errors of `_ask`; a rounding without an answer stays queued."""
+        """Measure all queued roundings. A rounding without an answer stays queued. Raises ChildExited, ChildLost and
+        LearnerError."""
         while self._to_measure:
             if not process.is_ready:
                 await process.start({"kept": self._kept})

@@ -64,7 +64,7 @@ likely token, in nats."""
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Case:
-    """A rollout under examination. `missing`: number of its tokens that have no result yet."""
+    """A rollout under examination. `missing`: number of its tokens without a result so far."""
 
     drawn: DrawnRollout
     missing: int
@@ -85,7 +85,6 @@ class _Piece:
 
 
 _Adapters = dict[int, Mapping[str, Tensor]]
-"""Adapter weights by version."""
 
 
 class Examiner:
@@ -202,7 +201,8 @@ class Examiner:
         return ""
 
     def _adapter(self, version: int, adapters: Mapping[int, Path]) -> Mapping[str, Tensor]:
-        """Return a version's adapter, from memory or its directory. Raises LearnerError if the directory is gone."""
+        """Return a version's adapter, from memory or from its directory. Raises LearnerError if the directory is
+        gone."""
         if version == 0:
             return self._base
         adapter = self._adapters.pop(version, None)
@@ -254,7 +254,6 @@ class Examiner:
 
 
 def is_float32_affordable(settings: LearnerSettings) -> bool:
-    """Return True if the base may be held in float32: always on a CPU; on a GPU up to FLOAT32_SHARE of its memory."""
     device = resolve_device(settings.learner.device)
     if device.type != "cuda":
         return True
@@ -329,7 +328,8 @@ def _weighted(piece: _Piece) -> WeightedRollout:
 
 
 def _uniforms(drawn: Sequence[DrawnRollout]) -> NDArray[np.float64]:
-    """Return the uniforms (random numbers of the draws) of all tokens of these rollouts, concatenated."""
+    """Return the uniforms (random numbers of the draws) of all tokens of these rollouts, one rollout after the
+    other."""
     return draws.all_uniforms((one.seed, one.index, len(one.completion_ids)) for one in drawn)
 
 
@@ -349,7 +349,7 @@ def _spread(seconds: float, pieces: Sequence[_Piece]) -> None:
 
 
 def _taken(pieces: Sequence[_Piece], found_2N: _Found) -> list[Frame]:
-    """Store the results of these pieces. Return the answers of rollouts that are complete now."""
+    """Store the results of these pieces. Return the answers of the rollouts that this completes."""
     end = 0
     complete = []
     for piece in pieces:
@@ -418,7 +418,6 @@ def opened(opening: Frame) -> Callable[[Frame], Iterator[Frame]]:
 
 
 def yield_to_others() -> None:
-    """Give this process a low priority."""
     me = psutil.Process()
     if sys.platform == "win32":
         me.nice(psutil.BELOW_NORMAL_PRIORITY_CLASS)

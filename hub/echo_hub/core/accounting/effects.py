@@ -41,7 +41,7 @@ class GroupOpened:
     group_id: int
     seed: int
     prompt: int | None = None
-    """Key that is equal whenever the same prompt comes again; None if unknown."""
+    """Key of the prompt: equal prompts have equal keys. None if unknown."""
 
 
 @_effect
@@ -54,7 +54,7 @@ class GroupsRated:
 
 @_effect
 class GroupDropped:
-    """Record: the group will never be trained. Its unfinished rollouts are dropped by records of their own."""
+    """Record: the group will never be trained. Separate records drop its unfinished rollouts."""
 
     group_id: int
     reason: DropReason
@@ -77,7 +77,7 @@ class RolloutsLeased:
 
 @_effect
 class RolloutReceived:
-    """Record: leased → received, with the payload."""
+    """Record: the state changes from leased to received, and the payload is stored."""
 
     rollout_id: str
     received_at: float
@@ -99,14 +99,14 @@ class ScoreRecorded:
 
 @_effect
 class RolloutsEvaluated:
-    """Record: scored → evaluated, for all turns of one episode of an evaluation."""
+    """Record: all turns of one ended evaluation episode change from scored to evaluated."""
 
     rollout_ids: tuple[str, ...]
 
 
 @_effect
 class RolloutsDropped:
-    """Record: any unfinished state → dropped."""
+    """Record: unfinished rollouts are dropped, in whatever state they were."""
 
     rollout_ids: tuple[str, ...]
     reason: DropReason
@@ -130,7 +130,8 @@ class StepPlanned:
 
 @_effect
 class StepTrained:
-    """Record: a checkpoint contains the step. Its rollouts move scored → trained. `metrics` come from the learner."""
+    """Record: a checkpoint contains the step, so its rollouts change from scored to trained. `metrics` come from the
+    learner."""
 
     step: int
     rollout_ids: tuple[str, ...]
@@ -183,8 +184,8 @@ class StandingRecorded:
 
 @_effect
 class CoarseClassesRecorded:
-    """Record: all kinds of engine (numerics classes) that several nodes without a common owner have shown to round more
-    coarsely than measured."""
+    """Record: all numerics classes (kinds of engine) whose rounding several nodes without a common owner have shown to
+    be coarser than measured or assumed."""
 
     classes: tuple[CoarseClass, ...]
 
@@ -207,7 +208,8 @@ class TrustDecided:
     rollout_id: str = ""
     """Id of the rollout whose check led to the decision; empty if none did."""
     evidence: Evidence | None = None
-    """Evidence behind the decision: all checks since the convicting sum was last zero. None if no check led to it."""
+    """Evidence behind the decision: all checks since the node's convicting sum (`judging`) was last zero. None if no
+    check led to the decision."""
     decided_at: float
 
 
@@ -277,10 +279,10 @@ class SendLease:
     may_move_on: bool = False
     """True if the node may switch to newer versions in the middle of these completions."""
     goes_on: tuple[tuple[int, int], ...] = ()
-    """Pairs of index and earlier lease id: for these indices the hub sends the tokens of the earlier lease, and the
-    node continues them. The earlier lease has the same index, turn and seed, so its tokens are the beginning of this
-    completion. The earlier lease names the same version, or an older one in runs whose nodes may switch versions within
-    a completion. A lease that is sent again continues its own tokens."""
+    """Pairs of index and earlier lease id: the hub sends the tokens that it has of the earlier lease, and the node
+    continues them. Index, turn and seed of both leases are equal, so these tokens begin the new completion. The earlier
+    lease names the same version or, in runs whose nodes may switch versions within a completion, an older one. A lease
+    that is sent again continues its own tokens."""
 
 
 @_effect
@@ -328,7 +330,7 @@ class LookUpReceipt:
 
 
 class DrawnTurn(NamedTuple):
-    """Received rollout that is the first turn of its episode, with what the learner needs to prepare it."""
+    """Received first turn of an episode, with the figures from which the learner prepares it for training."""
 
     rollout_id: str
     node_id: str
@@ -363,8 +365,8 @@ class CheckRollout:
 
     rollout_id: str
     is_urgent: bool
-    """True if the rollout's score is held back until the check ends. Otherwise the check may wait until a batch of
-    checks is full."""
+    """True if the rollout's score is held back until the check ends. Otherwise the verifier may wait with it for a
+    fuller batch of checks."""
 
 
 @_effect
@@ -394,9 +396,9 @@ class SendCheck:
 
 @_effect
 class HandOver:
-    """Action: give a fully received group to the learner ahead of the step that may train it. The group has no known
-    invalid rollout; rewards may be missing. One of the next steps may take the group. `rollout_ids` are in training
-    order. A second HandOver of the same group replaces its rollouts."""
+    """Action: give the learner a fully received group before a step takes the group. No rollout is known to be invalid;
+    rewards may be missing. `rollout_ids` are in training order. A second HandOver of the same group replaces its
+    rollouts."""
 
     group_id: int
     rollout_ids: tuple[str, ...]
@@ -416,10 +418,9 @@ class PlannedGroup(NamedTuple):
 
 @_effect
 class BeginStep:
-    """Action: let the learner compute this step while the records of its turn are still being committed. The learner
-    must keep no result until the TrainStep of the same turn arrives. TrainStep follows once the store has the plan. The
-    learner has most of the batch already, from HandOver. BeginStep may arrive before the TrainStep of an earlier step.
-    A learner that lacks the previous step ignores BeginStep and takes everything from TrainStep."""
+    """Action: let the learner compute this step while the database still commits the step's plan. The learner must keep
+    no result until the TrainStep of the same turn arrives, after the commit. BeginStep may arrive before the TrainStep
+    of an earlier step. A learner that lacks the previous step ignores BeginStep and takes everything from TrainStep."""
 
     step: int
     batch: tuple[PlannedGroup, ...]
@@ -488,18 +489,17 @@ IntakeAction = (
     | AnnounceVersion
     | TellStandby
 )
-"""Actions that `echo_hub.intake` carries out. It also reacts to announced versions, for its unfinished rollouts."""
+"""Actions that `echo_hub.intake` carries out. AnnounceVersion is one of them, because the intake checks the versions of
+unfinished rollouts."""
 TrainingAction = HandOver | BeginStep | TrainStep | EvaluationDone | FinishRun
 """Actions that `echo_hub.training` carries out."""
 DistributionAction = PublishVersion | AnnounceVersion
 """Actions that `echo_hub.distribution` carries out."""
 OversightAction = CheckRollout | MeasureNumerics | HastenChecks | PublishVersion | TellOperator
-"""Actions that `echo_hub.oversight` carries out. It also reacts to PublishVersion, because the verifier counts
-published versions."""
+"""Actions that `echo_hub.oversight` carries out. PublishVersion is one of them, because the verifier counts published
+versions."""
 Action = IntakeAction | TrainingAction | DistributionAction | OversightAction
 
 Effect = Record | Action
 RECORDS = Record.__args__
-"""All record types, for `isinstance`."""
 ACTIONS = Action.__args__
-"""All action types, for `isinstance`."""

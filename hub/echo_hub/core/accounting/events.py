@@ -62,14 +62,13 @@ class GroupPrepared:
     group_id: int
     seed: int
     prompt: int | None = None
-    """Key that is equal whenever the same prompt comes again; None if unknown."""
+    """Key of the prompt: equal prompts have equal keys. None if unknown."""
     prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutArrived:
-    """A node sent a finished rollout, perhaps not for the first time. The core does not interpret `payload`; the
-    committed record carries it."""
+    """A node sent a finished rollout, perhaps not for the first time. The core only copies `payload` to the record."""
 
     node_id: str
     rollout_id: str
@@ -131,7 +130,8 @@ class RolloutChecked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumericsMeasured:
-    """The verifier measured how coarsely engines with this rounding sample. `evidence` is None if it could not."""
+    """The verifier measured how coarsely engines with this rounding sample. `evidence` is None if the measurement
+    failed."""
 
     rounding: str
     policy_version: int

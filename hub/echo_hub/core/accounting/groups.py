@@ -54,13 +54,10 @@ class LeasedRollout:
     late: bool = False
     """True if the node takes longer than expected or has left. Then another node may also lease the index."""
     oldest_version: int = 0
-    """Oldest version that sampled any of its tokens.
-
-    Until the rollout is received this is a lower bound: the lease's version, or the oldest version of the completion
-    that the rollout continues.
-    """
+    """Oldest version that sampled any of the rollout's tokens. Until the rollout is received this is a lower bound: the
+    lease's version, or the oldest version of the completion that the rollout continues."""
     drawn_by: tuple[str, ...] = ()
-    """Other nodes known to have sampled the rollout's first tokens."""
+    """Nodes other than `node_id` that are known to have sampled the rollout's first tokens."""
     is_begun: bool = False
     """True if the hub has the unfinished rollout's first tokens, from any node."""
     is_checked: bool = False
@@ -81,12 +78,10 @@ class LeasedRollout:
 
     @property
     def in_time(self) -> bool:
-        """True if the rollout is leased and within its deadline."""
         return self.state is ReceiptState.LEASED and not self.overdue
 
 
 def oldest_of(rollouts: Iterable[LeasedRollout]) -> int | None:
-    """Return the oldest version that sampled any of these rollouts; None if there are none."""
     return min((rollout.oldest_version for rollout in rollouts), default=None)
 
 
@@ -104,11 +99,8 @@ class Slot:
     """Nodes on which this turn failed, the latest last: they returned it, let it expire or sent something invalid.
     Other nodes are tried first."""
     begun: LeasedRollout | None = None
-    """Newest rollout of the current turn and seed whose sampled tokens another node may resume.
-
-    The rollout may be one that its node has returned. A rollout of an unproven node never replaces one of a proven node
-    with the same version.
-    """
+    """Newest rollout of the current turn and seed whose sampled tokens another node may resume. A rollout of an
+    unproven node never replaces one of a proven node with the same version."""
     failed_draws: tuple[int, ...] = ()
     """Turn number of each completion on which the scorer failed. The next attempt is sampled with another seed."""
     num_returns: int = 0
@@ -117,12 +109,10 @@ class Slot:
 
     @property
     def turn(self) -> int:
-        """Return the number of the current turn."""
         return len(self.turns)
 
     @property
     def scorer_failures(self) -> int:
-        """Return how many completions of the current turn the scorer failed on."""
         return self.failed_draws.count(len(self.turns)) if self.failed_draws else 0
 
     @property
@@ -138,11 +128,10 @@ class Slot:
 
     @property
     def received(self) -> tuple[LeasedRollout, ...]:
-        """Return all received turns, in order."""
         return self.turns if self.winner is None else (*self.turns, self.winner)
 
     def blame(self, node_id: str) -> None:
-        """Note that the index failed on this node, as the latest failure."""
+        """Make this node the last in `failed_on`, the order in which nodes failed on the index."""
         self.failed_on = (*(node for node in self.failed_on if node != node_id), node_id)
 
 
@@ -161,7 +150,7 @@ class RolloutGroup:
     num_ended: int = 0
     """Number of ended and scored episodes."""
     num_held: int = 0
-    """Number of its scored rollouts that are kept out of batches until their check ends."""
+    """Number of the group's scored rollouts that are kept out of batches until their checks end."""
     num_tokens: int = 0
     """Sampled tokens of all received rollouts."""
     unleased: set[int] = field(default_factory=set)
@@ -169,7 +158,7 @@ class RolloutGroup:
     asked_for: bool = True
     """False: no index of the group wants a lease until its owner calls `Ledger.ask_for`."""
     prompt: int | None = None
-    """Key that is equal whenever the same prompt comes again; None if unknown."""
+    """Key of the prompt: equal prompts have equal keys. None if unknown."""
     prompt_tokens: int = 0
     expected_tokens: float = 0.0
     """Completion length expected when the group was opened."""
@@ -193,7 +182,7 @@ class RolloutGroup:
         return self._failures
 
     def note_wants(self) -> None:
-        """Discard the cached `failures` after a change of the wanted indices or of their failed nodes."""
+        """Discard the cached `failures`. Call this whenever `unleased` or the `failed_on` of a slot changes."""
         self._failures = None
 
     @property
@@ -210,7 +199,6 @@ class RolloutGroup:
 
     @property
     def received(self) -> list[LeasedRollout]:
-        """Return all received rollouts, ordered by index and turn."""
         return [rollout for slot in self.slots for rollout in slot.received]
 
     @property
@@ -225,10 +213,7 @@ class RolloutGroup:
         return ids
 
     def take_first_turns(self) -> tuple[DrawnTurn, ...] | None:
-        """Return the received first turns with their payloads, which the group then no longer keeps in memory.
-
-        Return None if a payload is missing.
-        """
+        """Return the payloads of all first turns and stop keeping them. Return None if any payload is missing."""
         taken: list[DrawnTurn] = []
         for slot in self.slots:
             won = slot.winner
@@ -240,7 +225,6 @@ class RolloutGroup:
 
     @property
     def rewards(self) -> list[float]:
-        """Return the rewards of all episodes that have one, in index order."""
         won = [slot.winner.reward for slot in self.slots if slot.winner is not None]
         return [reward for reward in won if reward is not None]
 
@@ -263,7 +247,6 @@ class RolloutGroup:
         return not all(map(all_equal, of_each_turn(episodes)))
 
     def note_age(self, rollout: LeasedRollout) -> None:
-        """Lower the group's `oldest_version` to that of a newly received rollout."""
         if self.oldest_version is None or rollout.oldest_version < self.oldest_version:
             self.oldest_version = rollout.oldest_version
 
@@ -297,32 +280,26 @@ class SortedIds(list[int]):
         return position < len(self) and self[position] == group_id
 
     def add(self, group_id: int) -> None:
-        """Add the id. A present id changes nothing."""
         position = bisect_left(self, group_id)
         if position == len(self) or self[position] != group_id:
             self.insert(position, group_id)
 
     def discard(self, group_id: int) -> None:
-        """Remove the id. A missing id changes nothing."""
         position = bisect_left(self, group_id)
         if position < len(self) and self[position] == group_id:
             del self[position]
 
     def discard_all(self, group_ids: Collection[int]) -> None:
-        """Remove many ids in one pass."""
         gone = set(group_ids)
         self[:] = [group_id for group_id in self if group_id not in gone]
 
     def first(self, count: int) -> tuple[int, ...]:
-        """Return the `count` smallest ids."""
         return tuple(self[:count])
 
     def last(self, count: int) -> tuple[int, ...]:
-        """Return the `count` largest ids, ascending."""
         return tuple(self[-count:])
 
     def position(self, group_id: int) -> int:
-        """Return how many ids are smaller than `group_id`."""
         return bisect_left(self, group_id)
 
 
@@ -339,20 +316,18 @@ class GroupOwner(Protocol):
 
     @property
     def for_learner(self) -> bool:
-        """True if its groups wait in the learner's queues and have a row each in the store.
-
-        Groups of other owners are never trained; the store only has their rollouts.
-        """
+        """True if the owner's groups wait in the learner's queues and have a row each in the store. Groups of other
+        owners are never trained; the store only has their rollouts."""
 
     @property
     def may_move_on(self) -> bool:
-        """True if nodes may switch to the newest published version within a completion of its groups."""
+        """True if nodes may switch to the newest published version within a completion of the owner's groups."""
 
     def lease_version(self, group: RolloutGroup, node: Node) -> int:
         """Return the version to name in a lease of this group to this node."""
 
     def end_episode(self, rollout: LeasedRollout, reward: float) -> None:
-        """Handle a received rollout that ended its episode."""
+        """Handle a received rollout that ended its episode with this reward."""
 
     def scorer_failed(self, rollout: LeasedRollout, detail: str) -> None:
         """Handle a received rollout that could not be scored."""
@@ -365,8 +340,8 @@ class GroupOwner(Protocol):
 
 
 class Wants:
-    """Maintains which indices want a lease: `unleased` of each group, and `wanting` of each owner (its groups with such
-    an index). The caller must report every changed slot."""
+    """Maintains which indices want a lease: `unleased` of each group, and `wanting` of each owner, the groups with such
+    an index. The caller must report every changed slot."""
 
     def __init__(self) -> None:
         self.num_changes = 0

@@ -50,7 +50,7 @@ from echo_shared.wire.messages import DropReason, ReceiptState, rollout_id
 NO_TASKS: Final[Mapping[str, TaskFigures]] = MappingProxyType({})
 
 SCORINGS: Final = 32
-"""Memory of the running average of scoring times, in rollouts."""
+"""Number of rollouts over which the running average of scoring times decays to 1/e."""
 CLEARED_AT_ONCE: Final = 16
 """Number of trained groups whose memory is freed in one turn of the coordinator."""
 
@@ -88,7 +88,7 @@ class Ledger:
         self.flat = SortedIds()
 
     def add_group(self, group: RolloutGroup) -> None:
-        """Add a group, new or restored from before a restart. A restored group's rollouts follow."""
+        """Add a new or restored group. The caller then restores the rollouts of a restored group."""
         self.groups[group.group_id] = group
         if group.owner.for_learner:
             self.waiting.add(group.group_id)
@@ -109,13 +109,13 @@ class Ledger:
             self._out.record(GroupOpened(group_id=group.group_id, seed=group.seed, prompt=group.prompt))
 
     def ask_for(self, group: RolloutGroup) -> None:
-        """Let the group's indices want leases from now on."""
+        """Let the indices of a group that was opened with `asked_for` False want leases from now on."""
         group.asked_for = True
         self.wants.note_all(group)
 
     def lease(self, record: RolloutsLeased, now: float, goes_on: Iterable[tuple[int, int]] = ()) -> list[LeasedRollout]:
-        """Record a lease; the caller sends it to the node. `goes_on`: indices that continue an earlier lease, from
-        `begun`."""
+        """Record a lease; the caller sends it to the node. `goes_on`: pairs, from `begun`, of index and earlier lease
+        whose tokens the index continues."""
         continued = {index for index, _ in goes_on}
         group = self.groups[record.group_id]
         leased: list[LeasedRollout] = []
@@ -146,11 +146,11 @@ class Ledger:
         return leased
 
     def begun(self, record: RolloutsLeased, *, oldest: int | None = None) -> tuple[tuple[int, int], ...]:
-        """Return the indices of this lease that can continue the tokens of an earlier one, as pairs of index and
-        earlier lease id. Call this before `lease`. Only tokens of proven nodes or of the same node are continued: the
-        node that continues answers for the whole completion, so a fresh key could otherwise plant tokens for which an
-        honest node is punished. Without `oldest`, the earlier lease must have the same version. With `oldest`, older
-        versions down to `oldest` are allowed."""
+        """Return the indices of this lease that can continue the tokens of an earlier lease, as pairs of index and
+        earlier lease id. Call this before `lease`. The continued tokens must come from a proven node or the same node:
+        the continuing node answers for the whole completion, so a fresh key could plant forged tokens for which an
+        honest node is punished. Without `oldest`, the earlier lease must have the same version; with `oldest`, versions
+        down to `oldest` are allowed."""
         slots = self.groups[record.group_id].slots
         return tuple(
             (index, before.lease_id)
@@ -209,15 +209,15 @@ class Ledger:
         self._nodes.miss(rollout.node_id, num_tokens, now - rollout.leased_at)
 
     def blame(self, rollout: LeasedRollout) -> None:
-        """Note that the index failed on this rollout's node, so that other nodes are tried first."""
+        """Note that this rollout's node failed on the index, so that other nodes are tried first."""
         group = self.groups[rollout.group_id]
         group.is_plain = False
         group.slots[rollout.index].blame(rollout.node_id)
 
     def fail(self, rollout: LeasedRollout, reason: DropReason, detail: str) -> None:
-        """Move any state → dropped after a failure of the node, so that other nodes are tried first. Tokens of a
-        rollout that its node returned can be continued. After any other failure the completion is sampled from its
-        start."""
+        """Drop the rollout after a failure of its node; other nodes are tried first for its index. If the node returned
+        the rollout, the next lease may continue its tokens. After any other failure sampling starts from the
+        beginning."""
         if reason is not DropReason.RETURNED:
             self.groups[rollout.group_id].slots[rollout.index].begun = None
         self.blame(rollout)
@@ -278,7 +278,6 @@ class Ledger:
         self._move(rollout, ReceiptState.SCORED)
 
     def note_scoring(self, rollout: LeasedRollout, now: float) -> None:
-        """Add a rollout's scoring time to the running average."""
         if rollout.received_at is not None:
             self.scoring_s += (now - rollout.received_at - self.scoring_s) / SCORINGS
 
@@ -289,7 +288,7 @@ class Ledger:
             self._nodes.trust(rollout.node_id, in_time=not rollout.overdue)
         group = self.groups[rollout.group_id]
         slot = group.slots[rollout.index]
-        if slot.turns:  # Evaluated turns are unreadable, so such leases could not be sent again.
+        if slot.turns:  # Leases that continue these turns could not be sent again: evaluated turns are unreadable.
             self.revoke(slot.leased, DropReason.EXPIRED)
         turns = slot.received
         self._out.record(RolloutsEvaluated(rollout_ids=tuple(turn.rollout_id for turn in turns)))
@@ -342,7 +341,7 @@ class Ledger:
                 slot.begun = None
 
     def drop(self, rollouts: Iterable[LeasedRollout], reason: DropReason, detail: str = "") -> None:
-        """Move any state → dropped. An index that loses its last rollout wants a lease again."""
+        """Drop rollouts in any state. An index that loses its last rollout wants a lease again."""
         dropped = tuple(rollouts)
         if not dropped:
             return
@@ -378,7 +377,6 @@ class Ledger:
                 self._out.act(RevokeLease(node_id=one.node_id, lease_id=lease_id, reason=reason))
 
     def drop_group(self, group: RolloutGroup, reason: DropReason) -> None:
-        """Drop the whole group in any state, and revoke its leases."""
         self.drop(group.received, reason)
         self.revoke(group.still_leased, reason)
         self._forget(group.group_id)
@@ -428,7 +426,7 @@ class Ledger:
                 self._gone.append(self.groups.pop(group_id))
 
     def clear_away(self) -> None:
-        """Free the memory of some trained groups. To free all groups of a large step at once would block the event
+        """Free the memory of some trained groups. Freeing all groups of a large step at once would block the event
         loop."""
         gone = self._gone
         if gone:
@@ -437,7 +435,8 @@ class Ledger:
 
     def waiting_from_before(self, oldest_version: int) -> list[RolloutGroup]:
         """Return the waiting groups with a rollout that was leased or sampled with a version older than
-        `oldest_version`, by id. Each group is returned once per such version."""
+        `oldest_version`, by id. Versions found once are forgotten, so a later call returns a group again only for
+        another version."""
         found: set[int] = set()
         for version in [version for version in self._by_version if version < oldest_version]:
             found |= self._by_version.pop(version)
@@ -449,8 +448,8 @@ class Ledger:
             self._out.act(HandOver(group_id=group.group_id, rollout_ids=ids, first_turns=group.take_first_turns()))
 
     def _begin(self, slot: Slot, rollout: LeasedRollout) -> None:
-        """Make this rollout the one whose tokens the next lease of the index continues, unless the kept one is
-        safer."""
+        """Let the next lease of the index continue this rollout's tokens. A rollout of an unproven node does not
+        replace one of a proven node with the same version."""
         before = slot.begun
         if (
             before is None
@@ -461,8 +460,8 @@ class Ledger:
             slot.begun = rollout
 
     def _begin_if_newer(self, rollout: LeasedRollout) -> None:
-        """Let the next lease continue this rollout if it is newer than the kept one: its node may have become proven
-        meanwhile."""
+        """Let the next lease continue this rollout if its lease is newer than that of the kept rollout. `_begin` may
+        have refused the rollout while its node was unproven."""
         slot = self.groups[rollout.group_id].slots[rollout.index]
         if slot.begun is not None and slot.begun.lease_id < rollout.lease_id:
             self._begin(slot, rollout)
@@ -475,7 +474,8 @@ class Ledger:
         group.owner.wanting.discard(group_id)
 
     def note_complete(self, group: RolloutGroup) -> None:
-        """Move the group to the complete queue if it is complete now."""
+        """Put a group that is complete now into the queue of complete groups and, if its rewards are equal, of flat
+        groups."""
         if group.complete and group.owner.for_learner:
             self.complete.add(group.group_id)
             self.num_queue_changes += 1
@@ -483,7 +483,6 @@ class Ledger:
                 self.flat.add(group.group_id)
 
     def note_version(self, group: RolloutGroup, policy_version: int) -> None:
-        """Note that a rollout of the group is leased or sampled with this version."""
         if group.oldest_leased is None or policy_version < group.oldest_leased:
             group.oldest_leased = policy_version
         if group.owner.for_learner:
@@ -501,7 +500,7 @@ class Ledger:
         self._nodes.release(rollout.node_id, rollout.expected_tokens, overdue=overdue, late=late)
 
     def hold(self, rollout: LeasedRollout, now: float) -> None:
-        """Restore a lease that its node was given before a restart."""
+        """Restore a lease that a node holds from before the hub's restart."""
         self._add_lease(rollout)
         self._nodes.take(rollout.node_id, 1, 0.0, now)
 

@@ -8,7 +8,7 @@ from echo_shared.wire.messages import MAX_BATCHED, Checked, DropReason, ReceiptS
 
 
 class Outbox:
-    """Effects of one turn. Each node's receipts form one message, or several if too long."""
+    """Effects of one turn. All receipts for one node form one message, or several if they exceed `MAX_BATCHED`."""
 
     def __init__(self) -> None:
         self._records: list[Effect] = []
@@ -32,7 +32,6 @@ class Outbox:
         self._receipts.setdefault(node_id, []).append(RolloutReceipt(rollout_id, state, reason, checked))
 
     def take(self) -> list[Effect]:
-        """Return all collected effects and empty the outbox."""
         effects, actions, by_node = self._records, self._actions, self._receipts
         if not (effects or actions or by_node):
             return []

@@ -36,15 +36,13 @@ def restore_rollout(ledger: Ledger, row: UnfinishedRollout, now: float) -> Lease
 
 
 def restore_failure(ledger: Ledger, group_id: int, index: int, turn: int) -> None:
-    """Restore a failure of the scorer on this turn, which changes the seed of the next attempt. Restore the group and
-    its rollouts first."""
+    """Restore a failure of the scorer on this turn, because it changes the seed of the next attempt."""
     group = ledger.groups[group_id]
     group.is_plain = False
     group.slots[index].failed_draws += (turn,)
 
 
 def _restored(row: UnfinishedRollout, now: float) -> LeasedRollout:
-    """Return the ledger's entry for a stored rollout."""
     return LeasedRollout(
         row.rollout_id,
         row.lease_id,

@@ -48,7 +48,7 @@ class GroupRow:
     group_id: int
     seed: int
     prompt: int | None = None
-    """Key that is equal whenever the same prompt comes again; None if unknown."""
+    """Key of the prompt: equal prompts have equal keys. None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class StepRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorSnapshot:
-    """State at the start; empty for a new run."""
+    """State at the start; all defaults describe a new run."""
 
     next_group_id: int = 0
     next_lease_id: int = 1
@@ -91,4 +91,5 @@ class CoordinatorSnapshot:
     standings: tuple[StandingRow, ...] = ()
     """Trust standings of all nodes that were ever checked."""
     coarse_classes: tuple[CoarseClass, ...] = ()
-    """Kinds of engine that several nodes without a common owner have shown to round more coarsely than measured."""
+    """Numerics classes (kinds of engine) that several nodes without a common owner have shown to round more coarsely
+    than measured or assumed."""

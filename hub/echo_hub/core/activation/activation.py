@@ -1,27 +1,27 @@
 """Choice of *active* nodes, and the reasons sent to nodes without work.
 
 A *gift* is a node that costs nothing. Gifts are always active; the gift that got work longest ago is served first. A
-*priced* node costs money while it is active. The priced nodes with the cheapest rollouts are active: just enough to
-cover the part of the learner's demand that gifts leave, times a safety margin (`choice`). All other priced
+*priced* node costs money while it is active. The hub activates the priced nodes with the cheapest rollouts: just enough
+to cover the part of the learner's demand that gifts do not cover, times a safety margin (`choice`). All other priced
 nodes are on standby: they still get new versions and finish their leases, but get no new leases.
 
-    enter   once the margin has shrunk by `HYSTERESIS`: then at once enough nodes to restore it
+    enter   once the active nodes' rollouts fall short of demand times margin by `HYSTERESIS`; then enough nodes are
+            activated at once to restore it
     leave   if the margin holds without the node, and the node has been active for `dwell_s`
     change  if another set of nodes costs less by `HYSTERESIS` or more. The new nodes work alongside the old ones until
             they are settled (below), if the spending cap allows both
     cap     the total price of all active nodes never exceeds `spend_cap_per_hour`
 
-The speed of a node without any result is unknown. If the measured nodes do not suffice, all unmeasured nodes within the
+A node without any result has no known speed. If the measured nodes do not suffice, all unmeasured nodes within the
 spending cap are tried: they become active. While priced nodes work, one unmeasured node per `TRIED_SHARE` active ones
 is tried, because it may be cheaper. If gifts suffice, none is tried. A trial without results ends after `TRIAL_S`, and
 the wait for the next one doubles. Before the first trained step the demand is unknown, so only the cap limits trials.
 
 A node is *too slow* if its rollouts arrive too late for the steps that may use them. Its speed may change, so every
 `TURN_S` it gets a *turn*: a lease of one rollout of the youngest group. Another node may take the same rollout, so no
-step waits for the slow node.
-
-Gifts that are too slow get turns regularly. Too slow priced nodes get turns under the conditions of a trial, because a
-slow result may be one hang. Unproven nodes get turns too if steps are too short to wait for their first rollouts.
+step waits for the slow node. Gifts that are too slow get turns regularly. Too slow priced nodes get turns only while on
+trial, because one slow result may be one hang. Unproven nodes get turns too if steps are too short to wait for their
+first rollouts.
 
 A node's results count at once towards the demand. Other nodes are sent to standby only because of *settled* nodes:
 those that have worked for `dwell_s` without late rollouts. A node that hangs is settled only `HANG_S` later, and twice
@@ -56,48 +56,50 @@ from echo_shared.wire.messages import StandbyReason
 ROUND_S: Final = 5.0
 """Length in seconds of a round, which examines every node once, while any node has a price."""
 GIFTS_ROUND_S: Final = 30.0
-"""Length of such a round in seconds while no node has a price."""
+"""Length in seconds of a round, which examines every node once, while no node has a price."""
 SLICE: Final = 256
 """Maximum number of nodes examined in one call of `advance`."""
 REACT_S: Final = 1.0
-"""Shortest seconds between two choices of active nodes."""
+"""Minimum time between two choices of active nodes, in seconds."""
 ROUND_A_SECOND: Final = 5_000
-"""Priced nodes examined per second on average: with more nodes, a round takes longer than `ROUND_S`."""
+"""Number of priced nodes examined per second on average. With many nodes, a round takes longer than `ROUND_S`."""
 CHOICE_A_SECOND: Final = 20_000
-"""Priced nodes considered in choices per second on average: with more nodes, choices are rarer than `REACT_S`."""
+"""Number of priced nodes considered in choices per second on average. With many nodes, choices are rarer than
+`REACT_S`."""
 CHANGES: Final = 2_048
 """Maximum number of nodes that one choice activates or deactivates."""
 TRIED_SHARE: Final = 16
-"""One unmeasured node may be on trial for every 16 wanted priced nodes, while the measured nodes suffice."""
+"""While the measured nodes suffice, one unmeasured node may be on trial for every 16 priced nodes that are wanted."""
 TRIAL_S: Final = 180.0
 """Seconds after which a trial without result ends. The wait until the node's next trial starts at twice this value."""
 SILENT_S: Final = 5.0
-"""Seconds since a node's rollout became late after which the node's measured rate counts as 0."""
+"""Seconds that a node's rollout is late before the node's measured rate counts as 0."""
 LOST_S: Final = 60.0
-"""Seconds since a node's rollout became late after which the node is treated like one that was never measured."""
+"""Seconds that a node's rollout is late before the node is treated like one that was never measured."""
 HANG_S: Final = 60.0
 """Seconds from a node's first hang until the node counts as settled again. The wait doubles with each further hang."""
 MOST_DOUBLED: Final = 6
 """Number of doublings after which `HANG_S`, and the wait between trials, grow no longer."""
 LEFT_KEPT: Final = 65_536
-"""Number of departed nodes whose trials are remembered, so that reconnecting does not reset the wait for the next
+"""Number of departed nodes whose trials are remembered, so that a reconnect does not reset the wait for the next
 trial."""
 IDLE_S: Final = 30.0
 """Seconds without work after which a resting node (excluded from work after misbehaviour) is told why."""
 IDLE_STEPS: Final = 3.0
-"""Training steps without work after which any other idle node is told why. Before that, idling is normal: many nodes
-idle between two steps."""
+"""Training steps without work after which an idle node that does not rest is told why. Before that, idling is normal:
+many nodes idle between two steps."""
 TURN_S: Final = 600.0
-"""Shortest seconds between two turns (single-rollout leases) of a gift that is too slow for ordinary work."""
+"""Minimum time in seconds between two turns (single-rollout leases) of a gift that is too slow for ordinary work."""
 FIRST_TURN_S: Final = 10.0
 """Seconds that a connected node without any scored rollout waits for its first turn, a single-rollout lease. Needed if
 steps are too short for ordinary leases to such nodes."""
 TURNS_SHARE: Final = 32
-"""Divisor of the limit of turns: slow nodes get at most 1/32 of a step's rollouts, minimum one."""
+"""Divisor that limits the turns (single-rollout leases to slow nodes): they take at most 1/32 of a step's rollouts,
+minimum one."""
 TURNS_KEPT: Final = 4_096
 """Number of turns (single-rollout leases to slow nodes) that are remembered until their rollouts arrive."""
 VERSIONS_KEPT: Final = 64
-"""Number of newest versions whose training time is remembered, to measure when nodes get them."""
+"""Number of newest versions whose training time is remembered, to measure how long they take to reach nodes."""
 _NEWS: Final = 0.5
 """Weight of a new measurement in running averages."""
 
@@ -144,8 +146,8 @@ class Activation:
         self._meter = CostMeter()
         self._trained_at: OrderedDict[int, float] = OrderedDict()
         self._behind_s = 0.0
-        """Average seconds from the training of a version until a node reports having it. Used for nodes without a value
-        of their own."""
+        """Average seconds from the training of a version until a node reports having it: the estimate for nodes without
+        a measurement of their own."""
         self._gifts = self._gifts_seen = _NOTHING
         """Useful rollouts per step of the gifts: as counted in the last complete round, and in the current round so
         far."""
@@ -162,7 +164,7 @@ class Activation:
         """Time at which `advance` must be called next; inf = never."""
         self._turns_left = 1
         self._turns: OrderedDict[str, tuple[str, float]] = OrderedDict()
-        """Node and leasing time of each outstanding turn, by rollout id."""
+        """Node and leasing time of each outstanding turn (single-rollout lease to a slow node), by rollout id."""
 
     @property
     def spend_per_hour(self) -> float:
@@ -176,7 +178,6 @@ class Activation:
 
     @property
     def num_priced(self) -> int:
-        """Return the number of connected priced nodes."""
         return len(self._priced)
 
     # --- events
@@ -227,7 +228,8 @@ class Activation:
             self._choose_soon(now)
 
     def trained(self, policy_version: int, rollouts_per_step: int, now: float) -> None:
-        """Note that the learner has just trained this version. The limit of turns starts over."""
+        """Note that the learner has just trained this version. The limit of turns (single-rollout leases to slow nodes)
+        starts over for the next step."""
         self._trained_at[policy_version] = now
         if len(self._trained_at) > VERSIONS_KEPT:
             self._trained_at.popitem(last=False)
@@ -263,7 +265,8 @@ class Activation:
             self._turns.popitem(last=False)
 
     def came_late(self, node_id: str, rollout_id: str, num_tokens: int, sampling_s: float, now: float) -> None:
-        """Note a rollout that arrived after its lease had ended. If it was a turn, measure the node's speed by it."""
+        """Note a rollout that arrived after its lease had ended. If the rollout was a turn, which measures a slow node,
+        update the node's measured speed."""
         turn = self._turns.get(rollout_id)
         if turn is not None and turn[0] == node_id and self._nodes.get(node_id) is not None:
             del self._turns[rollout_id]
@@ -496,12 +499,12 @@ class Activation:
     # --- reasons sent to nodes
 
     def _tell_why(self, node: Node, demand: Demand | None) -> None:
-        """Tell the node why it gets no work: the first reason in this order that applies to it."""
+        """Tell the node why it gets no work: the first of the reasons below that applies."""
         cap = self._settings.spend_cap_per_hour
         if node.rests_until is not None:
             self._tell(node, StandbyReason.FAILING)
         elif node.capacity < 1 or node.policy_version is None:
-            return  # It asks for no work.
+            return  # The node asks for no work.
         elif self._halted:
             self._tell(node, StandbyReason.NO_WORK_NOW, self._halted)
         elif node.per_hour > cap:

@@ -54,8 +54,8 @@ class Demand:
         """Return the rollouts per step that arrive in time, of one node or of each, [N], by the provisioning rule with
         measured figures. With a staleness bound of 0 the learner waits for every rollout, so none is late.
 
-        A node samples `rate` rollouts a second. `late_s` is the seconds from the training of a version until a rollout
-        sampled with it is back.
+        A node samples `rate` rollouts a second. `late_s`: seconds from the training of a version to the arrival of a
+        rollout sampled with this version.
         """
         step_s, every, bound = self.step_s, self.publish_every, self.max_staleness
         if not bound:
@@ -68,7 +68,7 @@ def cheapest(useful: Floats, cost: Floats, *, need: float, budget: float, price:
 
     `useful`: rollouts per step of each node, at least 0. `cost`: price of each node, above 0; chosen nodes together
     cost at most `budget`. `price`: order in which nodes are taken, smallest first; default: cost / useful. If the
-    best-priced nodes within the budget do not reach `need`, return as many of them as fit.
+    best-priced nodes within the budget do not reach `need`, return the nodes that fit the budget.
     """
     chosen = np.zeros(len(cost), bool)
     usable = np.flatnonzero((useful > NOTHING) & (cost <= budget))

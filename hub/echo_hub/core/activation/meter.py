@@ -36,7 +36,7 @@ class CostMeter:
 
     @property
     def per_hour(self) -> float:
-        """Return the total price of all active nodes per hour."""
+        """Return the total price of all active nodes, in dollars per hour."""
         return fsum(price for price, _ in self._running.values())
 
     @property
@@ -45,7 +45,6 @@ class CostMeter:
         return -inf if self._ended else self._due_at
 
     def begin(self, node_id: str, per_hour: float, now: float) -> None:
-        """Start charging for a node that became active."""
         self._running[node_id] = (per_hour, now)
         self._running.move_to_end(node_id)
         self._due_at = min(self._due_at, now + self._period_s)
@@ -77,7 +76,7 @@ class CostMeter:
         return CostAccrued(nodes=tuple(costs)) if costs else None
 
     def _restart_clock(self, now: float) -> None:
-        """Move start times that lie in the future back to `now`, so that no time is charged twice."""
+        """Move start times after `now` back to `now`: the clock was set back, and no time may be charged twice."""
         for node_id, (per_hour, since) in self._running.items():
             self._running[node_id] = (per_hour, min(since, now))
 

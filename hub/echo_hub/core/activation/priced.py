@@ -28,13 +28,17 @@ class Priced:
     """Table with one row per connected priced node, in no order. A column such as `priced.cost` is a view of all rows:
     assign to its elements.
 
-    cost dollars per hour rate rollouts per second; 0 = not measured yet late_s seconds from the training of a version
-    until a rollout sampled with it is back silent_s seconds since the node's first rollout that is still late; 0 = none
-    is late willing True if the node asks for work and does not pause after misbehaviour (rest) active True if the node
-    may get leases since time of the last change of `active` not_before earliest time of the next trial (activation of a
-    node of unknown speed) trials number of trials without results tried_s seconds of an unfinished trial that ended
-    when the node left; they count in the next trial settled_from time from which this node counts as reliable, so that
-    other nodes may be sent to standby
+    - `cost`: dollars per hour
+    - `rate`: rollouts per second; 0 = not measured yet
+    - `late_s`: seconds from the training of a version until a rollout sampled with it is back
+    - `silent_s`: seconds since the node's first rollout that is still late; 0 = none is late
+    - `willing`: True if the node asks for work and does not pause after misbehaviour (rest)
+    - `active`: True if the node may get leases
+    - `since`: time of the last change of `active`
+    - `not_before`: earliest time of the next trial (activation of a node of unknown speed)
+    - `trials`: number of trials without results
+    - `tried_s`: seconds of a trial that the node's departure interrupted; they count in the next trial
+    - `settled_from`: time from which the node counts as reliable, so that other nodes may be sent to standby
     """
 
     def __init__(self) -> None:
@@ -53,7 +57,6 @@ class Priced:
         return column
 
     def add(self, node_id: str, cost: float, now: float) -> None:
-        """Add a new node."""
         row = len(self.node_ids)
         if row == len(self._columns["cost"]):
             self._columns = {name: np.concatenate((held, np.zeros_like(held))) for name, held in self._columns.items()}

@@ -27,7 +27,8 @@ HUNDREDTH: Final = 0.01
 """Gain in utilisation below which more nodes or an older policy are not worth it."""
 
 NODES_TRIED: Final = tuple(2**power for power in range(11))
-"""Numbers of added nodes that are tried if no number reaches the goal, to find how far they get."""
+"""Numbers of added nodes that are tried if no number reaches the goal, to find the best utilisation that more nodes
+give."""
 
 FEWER_TRIED: Final = 4
 """Maximum number of nodes of the cheapest class that are replaced by another class, in the search for a cheaper mix."""
@@ -109,7 +110,8 @@ def nodes_to_add(workload: Workload, pool: Pool, kind: NodeClass, target: float)
 
 
 def times_as_many(workload: Workload, nodes: Sequence[NodeClass], target: float) -> float | None:
-    """Return how many times the present throughput reaches the goal, to a hundredth; None: no multiple does."""
+    """Return the factor, to a hundredth, by which the nodes' throughput must be multiplied to reach the goal. None: no
+    factor up to `MOST_NODES` reaches it."""
 
     def enough(hundredths: int) -> bool:
         pool = Pool.of(nodes)
@@ -131,7 +133,6 @@ class Partial:
 
 
 def busy_share(workload: Workload, pool: Pool) -> float:
-    """Return the share of time in which the learner does not wait."""
     return workload.step_s / period_s(workload, pool)
 
 

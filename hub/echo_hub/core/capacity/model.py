@@ -132,7 +132,6 @@ class Pool:
         return cls(latencies=table[:, 0], rates=table[:, 1])
 
     def plus(self, added: NodeClass) -> Pool:
-        """Return the pool with these nodes added."""
         place = int(self.latencies.searchsorted(added.latency_s))
         rate = added.rollouts_per_s * added.count
         return Pool(
@@ -144,9 +143,10 @@ class Pool:
         return float(self._sums[0][-1])
 
     def supply(self, after_s: float, lasts_s: float, *, rested: bool) -> float:
-        """Return how many rollouts of a version have arrived `after_s` after the version did.
+        """Return how many rollouts of a version have arrived `after_s` seconds after the version reached the nodes.
 
-        `lasts_s`: seconds until nodes get the next version. `rested`: all nodes were idle when it arrived.
+        `lasts_s`: seconds until the nodes get the next version. `rested`: True if all nodes were idle when the version
+        arrived.
         """
         rates, halves = self._sums
         in_time = int(self.latencies.searchsorted(after_s, "right"))
@@ -158,7 +158,8 @@ class Pool:
 
     @cached_property
     def _sums(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return cumulative sums over the first n classes: rates, and rates times half the latency."""
+        """Return cumulative sums over the first n classes, n = 0 .. classes: rates, and rates times half the
+        latency."""
         begin = np.zeros(1)
         return (
             np.concatenate((begin, self.rates.cumsum())),

@@ -12,7 +12,7 @@ from echo_hub.core.capacity.schedule import PlannedStep, steps
 Lane = Literal["training", "waiting", "broadcast", "sampling"]
 
 SETTLED: Final = 20
-"""Number of first publications left out of the drawing: after them the schedule repeats."""
+"""Number of publications before the drawing begins: after them the schedule repeats."""
 
 STEPS_DRAWN: Final = 6
 """Default number of steps in the drawing."""
@@ -54,10 +54,8 @@ def _of_learner(step: PlannedStep) -> list[TimeSpan]:
 
 
 def _of_versions(workload: Workload, played: list[PlannedStep], end: float) -> list[TimeSpan]:
-    """Return each version's broadcast span and sampling span.
-
-    A version is sampled until the next one arrives; with S = 0, until its step has enough rollouts.
-    """
+    """Return each version's broadcast span and sampling span. A version is sampled until the next one arrives; with a
+    staleness bound of 0, only until its step has enough rollouts."""
     spans = []
     enough_at = {step.step - 1: step.planned_at for step in played} if workload.staleness_bound == 0 else {}
     published = [(step.step, step.trained_at, step.arrived_at) for step in played if step.arrived_at is not None]

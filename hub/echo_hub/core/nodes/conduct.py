@@ -30,7 +30,7 @@ MAX_REST_S: Final = 60.0
 FORGIVEN_BY_ONE: Final = 1 / 32
 """Part of one killed scorer process that one scored rollout of the node forgives."""
 SILENT_RESTS: Final = (0.0, 4.0, 16.0)
-"""How long an unproven node gets no work after letting all its rollouts expire, as a multiple of the lease deadline:
+"""Time without work (rest) of an unproven node that let all its rollouts expire, as a multiple of the lease deadline:
 after the first, the second and every later time.
 
 Such a node delays a group each time, so repeated silence costs it long rests. A node that lost its work only once gets
@@ -39,8 +39,8 @@ new work at once.
 
 
 class Conduct:
-    """Counts misbehaviour in the nodes' records and sets `rests_until`, the end of a node's pause. The caller calls
-    `wake` to end pauses that are over."""
+    """Counts misbehaviour in the nodes' records and sets `rests_until`, the end of a node's rest (pause without work).
+    The caller must call `wake` regularly to end the rests that are over."""
 
     def __init__(self, *, deadline_s: float) -> None:
         self._deadline_s = deadline_s
@@ -53,19 +53,18 @@ class Conduct:
 
     @property
     def next_end(self) -> float:
-        """Return the earliest time at which a node's pause after misbehaviour (rest) may be over; inf: no node
-        rests."""
+        """Return the earliest time at which a node's rest (pause without work) may be over; inf: no node rests."""
         return self._ends[0][0] if self._ends else inf
 
     def fail(self, node: Node, now: float) -> None:
-        """Stop leasing to a node for a while (rest) because it returned work or sent something invalid."""
         if not node.is_hub and (node.rests_until is None or node.node_id in self._silent):
             self._silent.pop(node.node_id, None)
             self._rest(node, now + _rest_s(node.num_failures))
             node.num_failures += 1
 
     def excuse(self, node: Node) -> None:
-        """Forget failures that were not the node's fault, and end a rest without other reasons."""
+        """Forgive failures that were not the node's fault. Its rest (pause without work) ends unless there is another
+        reason for it."""
         if node.num_failures:
             node.num_failures = 0
             if not node.deaths and node.node_id not in self._silent:
@@ -73,8 +72,8 @@ class Conduct:
                 self._forget_ends()
 
     def kill_scorer(self, node: Node, group_id: int, now: float) -> None:
-        """Count a scorer process that was killed by the node's completion for this group. The second group makes the
-        node rest."""
+        """Count a scorer process that the node's completion for this group killed. Only the second group makes the node
+        rest (get no work for a while): one group alone may have a faulty problem."""
         if node.is_hub:
             return
         recurs = node.deadly_group not in (None, group_id)
@@ -96,15 +95,16 @@ class Conduct:
         self._rest(node, now + rest_s)
 
     def keep_waiting(self, node: Node, now: float) -> None:
-        """Stop leasing to an unproven node for one deadline (rest), because one of its rollouts is late."""
+        """Let an unproven node rest (get no work) for the length of one lease deadline, because one of its rollouts is
+        late."""
         if not node.is_hub:
             if node.rests_until is None:
                 self._silent[node.node_id] = node
             self._rest(node, now + self._deadline_s)
 
     def trust(self, node: Node) -> None:
-        """Forgive silences and failures after a scored rollout, and part of the killed scorers. The rest ends if
-        nothing remains."""
+        """Forgive the node's silences and failures, and part of the scorers that it killed, because a rollout of it was
+        scored. Its rest (pause without work) ends if nothing is left to forgive."""
         node.deaths = max(0.0, node.deaths - FORGIVEN_BY_ONE)
         if node.num_silences or node.num_failures or node.node_id in self._silent:
             node.num_silences = node.num_failures = 0
@@ -113,8 +113,8 @@ class Conduct:
                 self._forget_ends()
 
     def wake(self, now: float, *, all_silent: bool) -> list[Node]:
-        """End the rests whose time is over and, with `all_silent`, all rests for silence. Return the nodes that may get
-        work again."""
+        """End the rests (pauses without work) whose time is over and, with `all_silent`, also all rests for silence.
+        Return the nodes that may get work again."""
         awake = list(self._silent.values()) if all_silent else []
         while self._ends and self._ends[0][0] <= now:
             end, node_id = heappop(self._ends)
@@ -142,7 +142,7 @@ class Conduct:
         self._forget_ends()
 
     def _forget_ends(self) -> None:
-        """Remove outdated heap entries once they are the majority, to bound the memory."""
+        """Remove outdated heap entries once they are the majority, which bounds the memory."""
         if len(self._ends) > 2 * len(self._resting):
             self._ends = sorted({(end, node_id) for end, node_id in self._ends if self._is_end(node_id, end)})
 

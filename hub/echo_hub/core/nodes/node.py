@@ -109,7 +109,7 @@ class Node:
     num_hangs: int = 0
     """Number of hangs so far: periods with a late rollout in which the node's speed no longer counted."""
     settled_from: float = 0.0
-    """Time from which the node counts as reliable enough to replace other nodes; 0 = unknown."""
+    """Time from which the node counts as reliable enough to send other nodes to standby in its favour; 0 = unknown."""
     told: StandbyReason | None = None
     """Reason why the node gets no work, as last sent to it; None = it was told that it may get work."""
     told_halted: str = ""

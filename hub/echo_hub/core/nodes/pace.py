@@ -21,27 +21,28 @@ from math import ceil, inf
 from typing import Final
 
 MEMORY: Final = 32
-"""Number of completions over which a node's figures decay to 1/e. Chosen."""
+"""Number of completions over which a node's figures decay to 1/e. Set by hand."""
 UNBOUNDED: Final = 2**30
 """Number of rollouts that stands for no limit."""
 _KEPT: Final = 1.0 - 1.0 / MEMORY
 _KEPT_FULL: Final = 1.0 - 1.0 / 256
 _KEPT_IDLE: Final = 1.0 - 1.0 / 8192
-"""Factors by which the highest observed values shrink per completion. They shrink fast while the node holds more
-rollouts than it was seen to sample in parallel (`_KEPT_FULL`): then it shows what it can do. Otherwise they shrink
-slowly (`_KEPT_IDLE`). Chosen: by half in 177 and 5,678 completions."""
+"""Factors by which the highest observed values shrink per completion. While the node holds more rollouts than it was
+seen to sample in parallel, they shrink fast (`_KEPT_FULL`), because the node then shows its limit; otherwise slowly
+(`_KEPT_IDLE`). Set by hand: by half in 177 and 5,678 completions."""
 _WAY_GROWS: Final = 1.01
-"""Factor by which the measured transit time grows per completion. It is the smallest value seen, so it could not rise
-otherwise. Chosen: it doubles in 70 completions."""
+"""Factor by which the measured transit time grows per completion. Transit time is the smallest value seen, so it could
+not rise otherwise. Set by hand: it doubles in 70 completions."""
 _AHEAD: Final = 1.25
-"""Completions that a node may hold, divided by those that keep it busy: it never waits for its next lease. Chosen."""
+"""Completions that a node may hold, as a multiple of those that keep it busy. More than 1, so that the node never waits
+for its next lease. Set by hand."""
 _AHEAD_S: Final = 0.4
-"""Seconds of additional work that a node may always hold, because hub or node may stall for a moment. Chosen."""
+"""Seconds of additional work that a node may always hold, because hub or node may stall for a moment. Set by hand."""
 _NEARLY: Final = 0.1
 """Tolerance of `finish_s` and `fits`, in rounds (a round: all parallel slots sample one completion each). Smaller
-excesses add no round. Chosen."""
+excesses add no round. Set by hand."""
 _PLACE: Final = 0.25
-"""Tolerance of the measured parallelism, in slots: an excess of this fraction of a slot adds no slot. Chosen."""
+"""Tolerance of the measured parallelism, in slots: an excess of this fraction of a slot adds no slot. Set by hand."""
 
 
 @dataclass(slots=True, eq=False)
@@ -68,10 +69,7 @@ class NodePace:
 
     def arrived(self, num_tokens: int, *, sampling_s: float, latency_s: float, held: int, now: float) -> None:
         """Update all figures with a completion that arrived `latency_s` seconds after it was leased, while the node
-        held `held` rollouts.
-
-        `sampling_s` is the sampling time that the node claims. It counts up to `latency_s`.
-        """
+        held `held` rollouts. `sampling_s`: sampling time that the node claims; at most `latency_s` of it counts."""
         spent_s, since_s = (sampling_s if sampling_s < latency_s else latency_s), now - self._counted_from
         self._counted_from = now
         self._num = num = self._num * _KEPT + 1.0

@@ -24,24 +24,22 @@ from echo_hub.core.nodes.node import UNPROVEN, Node, Place
 
 
 class ReadyQueues:
-    """All queues. `Node.place` names the queue of a node, and only this class changes it. A search returns at most one
-    node of each queue: the first one that it need not avoid."""
+    """All queues of nodes with free capacity. `Node.place` names the queue of a node, and only this class changes it. A
+    search returns at most one node of each queue: the first one that it need not skip."""
 
     def __init__(self) -> None:
         self._queues: dict[Place, OrderedDict[str, tuple[int, Node]]] = {}
         self._turns = 0
         self._num_waiting = 0
         self.notice_from: float = -inf
-        """Nodes of a faster (smaller) speed class cannot take any work at present, so their changes are not
-        reported."""
+        """Smallest (fastest) speed class whose changes are reported: no faster proven node can take any work at
+        present."""
         self.most_avoided = 0
-        """Largest number of nodes that a search avoids, because the work failed on them. A search can reach this
-        position of a queue, counted from 0."""
+        """Largest number of nodes that a search skips because its work failed on them, so a search returns one of the
+        first `most_avoided` + 1 nodes of a queue."""
         self.num_unproven = 0
-        """Number of waiting unproven nodes."""
 
     def __len__(self) -> int:
-        """Return the number of waiting nodes."""
         return self._num_waiting
 
     def put(self, node: Node, place: Place | None) -> bool:
@@ -82,11 +80,12 @@ class ReadyQueues:
         return slow_enough, slowest
 
     def is_found(self, node: Node) -> bool:
-        """True if the node is near enough to the front of its queue that a search may return it."""
+        """True if searches may return the node, because it is near the front of its queue."""
         return node.place is not None and self._is_first(self._queues[node.place], node.node_id)
 
     def to_the_end(self, node: Node) -> bool:
-        """Move a waiting node to the end of its queue. Return True under the same condition as `put`."""
+        """Move a waiting node to the end of its queue. Return True if a search may now find another node, which could
+        take work."""
         if node.place is None:
             return False
         queue = self._queues[node.place]
@@ -126,7 +125,6 @@ class ReadyQueues:
         return noticed
 
     def _is_first(self, queue: OrderedDict[str, tuple[int, Node]], node_id: str) -> bool:
-        """True if a search may find the node in this queue."""
         return node_id in islice(queue, self.most_avoided + 1)
 
     def _hides_another(self, queue: OrderedDict[str, tuple[int, Node]], node_id: str) -> bool:

@@ -39,7 +39,7 @@ _SLOWEST_S: Final = 1e9
 
 
 def speed_class(token_s: float) -> int:
-    """Return the speed class of a node that takes `token_s` seconds per token within one completion; smaller is
+    """Return the speed class of a node that needs `token_s` seconds per token within one completion; smaller is
     faster."""
     return floor(
         log(token_s if _FASTEST_S < token_s < _SLOWEST_S else min(max(token_s, _FASTEST_S), _SLOWEST_S)) / _CLASS
@@ -47,13 +47,13 @@ def speed_class(token_s: float) -> int:
 
 
 def slowest_token_s(speed: int) -> float:
-    """Return the upper bound of seconds per token in this class."""
+    """Return the upper bound of seconds per token in this speed class."""
     return exp(_CLASS * (speed + 1))
 
 
 class Nodes:
-    """All nodes that are connected, hold leases, rest after misbehaviour, or are remembered. Only with `samplers`
-    "by_version" do nodes count under their own version; otherwise all count as version 0."""
+    """All nodes that are connected, hold leases, rest after misbehaviour, or have left and are remembered. Only with
+    `samplers` "by_version" do nodes count under their own version; otherwise all count as version 0."""
 
     def __init__(self, settings: NodeSettings) -> None:
         self._settings = settings
@@ -90,7 +90,7 @@ class Nodes:
 
     @property
     def num_known(self) -> int:
-        """Return the number of node records, without the remembered ones."""
+        """Return the number of node records. Departed nodes do not count if only their window and speed are kept."""
         return len(self._nodes)
 
     @property
@@ -100,12 +100,11 @@ class Nodes:
 
     @property
     def num_ready(self) -> int:
-        """Return the number of nodes with free capacity."""
         return len(self._queues)
 
     def notice_from(self, speed: float, *, most_avoided: int) -> None:
-        """Do not report changes of proven nodes faster than this class until the next call. `most_avoided`: largest
-        number of nodes that one search avoids."""
+        """Count no changes of proven nodes in a faster speed class than `speed`, until the next call. `most_avoided`:
+        largest number of nodes that one search skips."""
         self._queues.notice_from, self._queues.most_avoided = speed, most_avoided
 
     @property
@@ -125,16 +124,14 @@ class Nodes:
         return not self._num_proven or not self._strangers.is_full
 
     def room(self, node: Node) -> int:
-        """Return the maximum number of rollouts in the node's next lease."""
+        """Return how many rollouts the node's next lease may have."""
         return min(1, node.free) if self._is_on_trial(node) else node.free
 
     def _is_on_trial(self, node: Node) -> bool:
-        """True for an unproven node while any proven node takes work: it gets one rollout at a time."""
         return not node.proven and self._num_proven > 0
 
     @property
     def any_ready(self) -> bool:
-        """True if any node has free capacity."""
         return len(self._queues) > 0
 
     @property
@@ -149,7 +146,7 @@ class Nodes:
 
     @property
     def next_end_of_rest(self) -> float:
-        """Return the earliest time at which a node's pause after misbehaviour (rest) may end; inf: no node rests."""
+        """Return the earliest time at which a node's rest (pause without work) may end; inf: no node rests."""
         return self._conduct.next_end
 
     def is_connected(self, node_id: str) -> bool:
@@ -157,7 +154,7 @@ class Nodes:
         return node is not None and node.connected
 
     def is_proven(self, node_id: str) -> bool:
-        """True if the node is trusted and a rollout of it was scored, as far as this hub process remembers."""
+        """True if the node is not quarantined and a rollout of it was scored, as far as this hub process remembers."""
         node = self._nodes.get(node_id) or self._left.get(node_id)
         return node is not None and node.proven and node_id not in self._quarantined
 
@@ -165,7 +162,8 @@ class Nodes:
         return node_id in self._quarantined
 
     def quarantine(self, node_id: str) -> None:
-        """Exclude the node from all work, connected or not, and reset its window to one rollout."""
+        """Exclude the node from all work, even while it is disconnected, and reset its window (number of rollouts that
+        it may hold) to one."""
         self._quarantined.add(node_id)
         node = self._nodes.get(node_id)
         if node is not None:
@@ -173,7 +171,6 @@ class Nodes:
             self._update(node)
 
     def release_from_quarantine(self, node_id: str) -> None:
-        """End the node's quarantine, so that it may get work again."""
         self._quarantined.discard(node_id)
         node = self._nodes.get(node_id)
         if node is not None:
@@ -225,21 +222,18 @@ class Nodes:
             self._update(node)
 
     def fail(self, node_id: str, now: float) -> None:
-        """Note that the node returned work or sent something invalid."""
         node = self._nodes.get(node_id)
         if node is not None:
             self._conduct.fail(node, now)
             self._update(node)
 
     def excuse(self, node_id: str) -> None:
-        """Forgive failures of the node that were not its fault."""
         node = self._nodes.get(node_id)
         if node is not None:
             self._conduct.excuse(node)
             self._update(node)
 
     def kill_scorer(self, node_id: str, group_id: int, now: float) -> None:
-        """Note that the node's completion for this group killed a scorer process."""
         node = self._nodes.get(node_id)
         if node is not None:
             self._conduct.kill_scorer(node, group_id, now)
@@ -276,8 +270,8 @@ class Nodes:
             self._update(node)
 
     def take(self, node_id: str, count: int, num_tokens: float, now: float) -> None:
-        """Count `count` more rollouts as held by the node, with an expected length of `num_tokens` in total. A node
-        without a record held them before a restart."""
+        """Count `count` more rollouts as held by the node, with an expected total length of `num_tokens` tokens. A node
+        without a record gets one: the node held the rollouts before a restart."""
         node = self._known(node_id)
         node.taken_at = now
         if node.held == 0:
@@ -287,7 +281,8 @@ class Nodes:
         self._update(node)
 
     def expire(self, node_id: str, now: float, *, was_late: bool = False) -> None:
-        """Note that a rollout of the node has passed its deadline. `was_late`: the rollout was already marked late."""
+        """Note that a rollout of the node has passed its deadline. `was_late`: the rollout was already marked late, so
+        `Strangers` has already counted it as lost."""
         node = self._nodes[node_id]
         if not node.proven and not was_late:
             self._strangers.lost()
@@ -313,11 +308,11 @@ class Nodes:
         self._update(node)
 
     def wait_for_check(self, node_id: str, count: int) -> None:
-        """Add `count` to the number of the node's rollouts that wait for a check, which use its capacity; a negative
-        count removes."""
+        """Change by `count` the number of the node's rollouts that wait for a check. These rollouts use the node's
+        capacity."""
         node = self._nodes.get(node_id)
         if node is not None:
-            node.unchecked = max(0, node.unchecked + count)  # It is 0 again for a node that left meanwhile.
+            node.unchecked = max(0, node.unchecked + count)  # The record of a node that left is made again with 0.
             if count < 0 and self.heeds_relief and self._queues.is_found(node):
                 self.num_changes += 1
             self._update(node)
@@ -345,7 +340,7 @@ class Nodes:
             self._update(node)
 
     def mark_late(self, node_id: str, now: float) -> None:
-        """Note that a rollout takes its node too long, or that the node has left."""
+        """Note that a held rollout takes the node too long, or that the node has left."""
         node = self._nodes[node_id]
         node.num_late += 1
         if node.late_since is None:
@@ -446,7 +441,8 @@ class Nodes:
                     self._left.popitem(last=False)
 
     def _leave_origin(self, node: Node) -> None:
-        """Free the place of its origin that the node used, and give it to the next waiting node of the same origin."""
+        """Free the node's place, one of those that limit the unproven nodes of an origin, and give it to the next
+        waiting node of this origin."""
         origin = node.origin
         self._origins.leave(node)
         while (node_id := self._origins.next_waiting(origin)) is not None:
@@ -458,7 +454,7 @@ class Nodes:
 
     def _change_version(self, node: Node, version: int | None) -> None:
         """Count the node as a candidate under another version (None: as none). A node that stops being a candidate
-        counts as a change: work may no longer need to avoid the other nodes."""
+        counts as a change: work that failed on the remaining nodes may then return to them."""
         before, node.candidate = node.candidate, version
         if before is not None:
             self._by_version[before] -= 1
@@ -477,7 +473,6 @@ class Nodes:
                 self._count_pace(node, counts=True)
 
     def _place(self, node: Node, version: int) -> Place | None:
-        """Return the queue in which the node waits; None: no free capacity."""
         limit = node.limit
         taken = node.held - node.overdue + node.unchecked
         free = limit - taken

@@ -23,24 +23,27 @@ from typing import Final
 from echo_hub.core.nodes.node import Node
 
 UNPROVEN_SHARE: Final = 16
-"""Divisor of the base of the strangers' limit: 1/16 of a step's rollouts, or of all held rollouts. Chosen."""
+"""Divisor that gives the base of the limit for all strangers (unproven nodes): 1/16 of a step's rollouts, or of all
+held rollouts. Set by hand."""
 LEAST: Final = 4
-"""Divisor of the minimum: losses leave strangers a quarter of the base, and at least one rollout. Chosen."""
+"""Divisor that gives the minimum for all strangers (unproven nodes): after any losses they may hold a quarter of the
+base, at least one rollout. Set by hand."""
 LOST: Final = 2
-"""Returned rollouts that pay for one lost rollout. Chosen."""
+"""Number of first rollouts that strangers (unproven nodes) must return to make up for one lost rollout in their common
+limit. Set by hand."""
 USED: Final = 2
-"""Largest earned credit, as a multiple of the rollouts that strangers hold. Chosen."""
+"""Largest earned credit, as a multiple of the rollouts that strangers hold. Set by hand."""
 LUMP: Final = 16
 """Once strangers hold their limit, they get work again only when 1/16 of the limit is free. A search for a stranger
-after every single return would cost too much time. Chosen."""
+after every single return would cost too much time. Set by hand."""
 ORIGIN_SHARE: Final = 4
-"""Divisor that gives one origin's places: a quarter of the strangers' limit (`may_hold`), minimum one. Chosen."""
+"""Divisor that gives one origin's places: a quarter of the strangers' limit (`may_hold`), minimum one. Set by hand."""
 
 
 class Strangers:
     """Counts the rollouts that nodes hold within their deadlines.
 
-    `in_flight`: held by strangers. `is_full`: strangers get no work at present.
+    `in_flight`: number held by strangers. `is_full`: True while strangers get no work.
     """
 
     def __init__(self, *, base: int) -> None:
@@ -72,18 +75,15 @@ class Strangers:
         return was_full and not self.is_full
 
     def returned(self) -> None:
-        """Note that a stranger returned its first rollout and is proven now."""
         self._earned = min(self._earned + 1, USED * self.in_flight)
         self._note_fullness()
 
     def lost(self) -> None:
-        """Note that a stranger's rollout is late or past its deadline."""
         self._earned = max(self._earned - LOST, -self._share)
         self._note_fullness()
 
     @property
     def _share(self) -> int:
-        """Return the base of the limit: see the module."""
         share = self._all_in_flight // UNPROVEN_SHARE
         return share if share > self._base else self._base
 
@@ -96,8 +96,6 @@ class Strangers:
 
 
 class Origins:
-    """Counts the taken places of each origin and maintains `Node.has_place`."""
-
     def __init__(self) -> None:
         self._num_taken: dict[str, int] = {}
         self._waiting: dict[str, dict[str, None]] = {}
@@ -116,7 +114,6 @@ class Origins:
         return True
 
     def leave(self, node: Node) -> None:
-        """Free the place of its origin that the node uses."""
         node.has_place = False
         taken = self._num_taken.pop(node.origin) - 1
         if taken:

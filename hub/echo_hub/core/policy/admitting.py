@@ -14,7 +14,7 @@ from echo_hub.core.training import Training
 
 class Admitting:
     """Decides how many groups are opened for the learner, and requests their problems. No group is opened while an
-    operator has paused leasing or lets it drain."""
+    operator has set leasing to paused or draining."""
 
     def __init__(
         self, settings: CoordinatorSettings, *, training: Training, ledger: Ledger, out: Outbox, next_group_id: int
@@ -54,7 +54,7 @@ class Admitting:
             self.open_prepared()
 
     def prepared(self, event: GroupPrepared) -> None:
-        """Store a requested problem. Other problems are ignored."""
+        """Store the problem of a group that was requested by PrepareGroup; ignore any other."""
         if self._next_to_open <= event.group_id < self._next_to_prepare:
             self._prepared[event.group_id] = event
             self.open_prepared()
@@ -78,7 +78,8 @@ class Admitting:
         self._next_to_admit = self._next_to_open
 
     def _prepare(self) -> None:
-        """Request the problems of admitted groups and, except in async mode, those of the following step."""
+        """Request the problems of admitted groups and, in co-located and sequential mode, also those of the next
+        step."""
         ahead = self._settings.mode != "async" and self._training.next_step < self._settings.steps
         end = self._next_to_admit + (self.outlook.next_batch if ahead else 0)
         for group_id in range(self._next_to_prepare, end):

@@ -30,11 +30,12 @@ from echo_hub.core.policy.mixture import Mixture, TrainedTask
 from echo_shared.sampling.draws import derive_seed
 
 TASK_GROUPS: Final = 32
-"""Number of newest groups that determine a task's pass rate. Chosen."""
+"""Number of newest groups that determine a task's pass rate. Set by hand."""
 REMEMBERED: Final = 2**17
-"""Number of newest groups whose rates are remembered, in memory and across restarts. Chosen to bound the memory."""
+"""Number of newest groups whose rates are remembered, in memory and across restarts. Set by hand to bound the
+memory."""
 FLOOR: Final = 0.1
-"""Lowest probability with which a problem is opened. Chosen.
+"""Lowest probability with which a problem is opened. Set by hand.
 
 At 0 a hopeless problem would never return, and a run of solved problems would open no group. A tenth of the groups is a
 small price.
@@ -138,7 +139,8 @@ class Curriculum:
                 self._forget(prompt)
 
     def passes_over(self, prepared: GroupPrepared) -> bool:
-        """True if this group id is skipped."""
+        """Decide if this group's problem is skipped, by its pass rate and a pseudorandom number that the run's seed and
+        the group's id determine."""
         rate = self._rate(prepared)
         if rate is None:
             return False

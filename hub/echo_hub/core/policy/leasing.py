@@ -56,18 +56,19 @@ from echo_hub.core.policy.sizing import (
 from echo_hub.core.settings import CoordinatorSettings
 
 EVALUATION_SHARE: Final = 4
-"""One in this many leased rollouts goes to other owners than training, such as evaluations, while both want leases.
-Chosen."""
+"""One in this many leased rollouts goes to other owners than training, such as evaluations, while both want leases. Set
+by hand."""
 SLOWEST_S: Final = 3_600.0
-"""Even the slowest node gets a step's groups at most this many seconds before the step begins. Chosen."""
+"""A step's groups are leased at most this many seconds before the step begins, even to the slowest node. Set by
+hand."""
 AT_ONCE: Final = 64
 """Number of oldest wanting groups of a step that are sorted by expected length, so that the longest are leased first,
-as in StreamRL (arXiv 2504.15930). Chosen."""
+as in StreamRL (arXiv 2504.15930). Set by hand."""
 YOUNGEST: Final = 16
-"""Number of youngest groups among which `lease_turn` looks for a single rollout for a slow node. Chosen."""
+"""Number of youngest groups among which `lease_turn` looks for a single rollout for a slow node. Set by hand."""
 LEASED_AT_ONCE: Final = 128
 """Maximum number of leases made in one turn of the coordinator. The next turn, which follows at once, makes the rest.
-Chosen."""
+Set by hand."""
 
 _Kind = tuple[Hashable, int, int | None]
 """Key of groups for which a search has the same result: avoided nodes, length class and, where rollouts may become
@@ -81,10 +82,8 @@ def length_class(num_tokens: float) -> int:
 
 
 class _Share:
-    """Leased rollouts that are due to an owner other than training (`due`), so that it gets its share.
-
-    `due` grows by one with each rollout leased to another owner while this owner wants leases too.
-    """
+    """Share of an owner other than training in the leased rollouts. `due`: rollouts due to this owner, one for each
+    rollout leased to another owner while this owner wants leases too."""
 
     def __init__(self, owner: GroupOwner) -> None:
         self.owner = owner
@@ -115,7 +114,7 @@ class Takers:
         self._unfillable: dict[tuple[float, ...], set[_Kind]] = {}
         """Kinds of groups for which no node was found, by terms."""
         self.most_avoided = 0
-        """Largest number of nodes avoided in one search."""
+        """Largest number of nodes avoided in one search since `begin`."""
 
     def begin(self) -> None:
         self._avoided.clear()
@@ -123,7 +122,8 @@ class Takers:
         self.most_avoided = 0
 
     def avoided(self, slot: Slot, oldest: int) -> tuple[str, ...]:
-        """Return the nodes that must not get this index: those on which it failed, while another node takes work."""
+        """Return the nodes that must not get this index: those on which it failed, as long as another node takes
+        work."""
         failed = slot.failed_on
         if not failed:
             return ()
@@ -132,7 +132,7 @@ class Takers:
             candidates = self._nodes.num_candidates(oldest)
             if candidates > self._nodes.num_candidates(oldest, among=failed):
                 known = failed
-            else:  # It failed on all nodes, so only the latest is avoided now.
+            else:  # The index failed on all nodes, so only the latest is avoided now.
                 known = failed[-1:] if candidates > 1 else ()
             self._avoided[failed, oldest] = known
         return known
@@ -143,7 +143,7 @@ class Takers:
         return unfillable is None or _kind(group, terms, group.failures) not in unfillable
 
     def note_nobody(self, group: RolloutGroup, terms: LeaseTerms) -> None:
-        """Remember that no node can take any wanted index of the group."""
+        """Remember, until the next `begin`, that no node can take any wanted index of a group of this kind."""
         self._unfillable.setdefault(_key(terms), set()).add(_kind(group, terms, group.failures))
 
     def find(self, group: RolloutGroup, terms: LeaseTerms, avoid: tuple[str, ...] = ()) -> tuple[Node, int] | None:
@@ -178,7 +178,6 @@ class Takers:
 
 
 def _key(terms: LeaseTerms) -> tuple[float, ...]:
-    """Return the terms that affect a search result."""
     return terms.oldest, terms.in_s, terms.not_before_s, terms.suits_s, terms.stale_s
 
 
@@ -215,8 +214,8 @@ class Leasing:
         """Time at which leasing must go on, because the last turn made `LEASED_AT_ONCE` leases; inf = all work was
         offered."""
         self._notice_from = -inf
-        """Until `_release_at`, new capacity of nodes faster than this speed class changes nothing: they get no work
-        yet."""
+        """Until `_release_at`, new capacity of nodes in a faster class than this one counts as no change: they get no
+        work before."""
         self._asked: tuple[int, Outlook] | None = None
         """Counters and outlook after the last complete offer of the waiting groups. While unchanged, no group needs
         another offer; None: offer all again."""
@@ -224,7 +223,8 @@ class Leasing:
 
     @property
     def due_at(self) -> float:
-        """Return the time of the next release of work or pending offer; inf = none."""
+        """Return the time at which `begin_turn` will offer work again: a step's work is released, or the last turn left
+        work. inf = never."""
         return min(self._release_at, self._goes_on_at)
 
     def change(self, settings: CoordinatorSettings) -> None:
@@ -233,7 +233,7 @@ class Leasing:
         self._release_at = self._goes_on_at = inf
 
     def end_run(self) -> None:
-        """Cancel the timer for the work of future steps: the run has ended."""
+        """Cancel the timer for the work of future steps."""
         self._release_at = inf
 
     def begin_turn(self, now: float) -> bool:
@@ -313,7 +313,7 @@ class Leasing:
         )
 
     def _num_missing(self, end: int) -> int:
-        """Return how many groups before position `end` of the queue are incomplete."""
+        """Return how many groups before position `end` of the learner's queue are incomplete."""
         waiting, complete = self._ledger.waiting, self._ledger.complete
         num_complete = complete.position(waiting[end]) if end < len(waiting) else len(complete)
         return min(end, len(waiting)) - num_complete
@@ -364,7 +364,6 @@ class Leasing:
         return refused
 
     def _lease_all(self, group: RolloutGroup, terms: LeaseTerms, now: float) -> bool:
-        """Lease all indices of the group that want a lease. Return False if no node was found for some."""
         while group.unleased and self._may_lease and self._lease_some(group, terms, now):
             pass
         return not group.unleased
@@ -423,8 +422,8 @@ class Leasing:
         return None
 
     def _first_turns(self, node: Node, group: RolloutGroup, like: int, terms: LeaseTerms) -> tuple[int, ...]:
-        """Return the indices that one lease to the node may have: first turns with the seed of index `like` that never
-        failed on the node."""
+        """Return the indices that one lease to the node may have: first turns with the same seed as index `like` that
+        never failed on the node."""
         attempt = group.slots[like].scorer_failures
         return tuple(
             index

@@ -34,32 +34,33 @@ from typing import Final
 PROMPTS: Final = 65_536
 """Number of prompts whose completion lengths are remembered, the last seen ones. Formula: 15 MB at 230 bytes each."""
 RECENT_LENGTHS: Final = 512
-"""Number of recent completions from which the figures of the whole task are computed. Chosen: ten lie above
+"""Number of recent completions from which the figures of the whole task are computed. Set by hand: ten lie above
 `LONG_SHARE`."""
 LONG_SHARE: Final = 0.98
-"""Quantile of recent lengths that defines `long_tokens`. Chosen."""
+"""Quantile of recent lengths that defines `long_tokens`. Set by hand."""
 DEVIATIONS: Final = 1.5
 """Standard deviations of the prediction error that the safety factor `longer` covers. Formula: 93 % of completions, if
 errors are normal."""
 _SORTED_EVERY: Final = 64
-"""Arrivals between two computations of `long_tokens`. Chosen: an eighth of `RECENT_LENGTHS` changes in between."""
+"""Arrivals between two computations of `long_tokens`. Set by hand: an eighth of `RECENT_LENGTHS` changes in between."""
 _TASK_WEIGHT: Final = 2.0
-"""Weight of the task's mean in the prediction for a prompt, in completions of this prompt. Chosen."""
+"""Weight of the task's mean in the prediction for a prompt, in completions of this prompt. Set by hand."""
 _MOST: Final = 32.0
-"""Number of completions that a prompt's mean is averaged over, approximately. Chosen."""
+"""Number of completions that a prompt's mean is averaged over, approximately. Set by hand."""
 RECENT_STEPS: Final = 8
-"""Number of recent steps in the medians and averages of step times. Chosen."""
+"""Number of recent steps in the medians and averages of step times. Set by hand."""
 READY: Final = 0.05
-"""Desired lead of a complete batch over the learner's need, as a fraction of a step. Chosen."""
+"""Lead with which a batch should be complete before the learner needs it, as a fraction of a step. Set by hand."""
 FIRST_MARGIN: Final = 1.2
-"""Safety factor on lead times at the start of the run. Chosen; early and late batches then adjust it."""
+"""Safety factor on lead times at the start of the run. Set by hand; early and late batches then adjust it."""
 MOST_MARGIN: Final = 8.0
-"""Upper bound of the safety factor. Chosen: three doublings, after three steps that each waited a whole step."""
+"""Upper bound of the safety factor. Set by hand: three doublings, after three steps that each waited a whole step."""
 LEAST_MARGIN: Final = 1.0
 """Lower bound of the safety factor. Formula: with less, even a pool that runs as expected is late."""
 _DOWN: Final = 0.4
 """Fraction by which the margin shrinks if a batch was complete a whole step before it was needed; less for shorter
-times. Chosen below 1, the growth after a wait of a step: waiting costs more than an early batch."""
+times. Set by hand to be less than 1, the growth after a wait of a whole step, because waiting costs more than an early
+batch."""
 
 
 class CompletionLengths:
@@ -96,7 +97,7 @@ class CompletionLengths:
             self._remember(prompt, num_tokens)
 
     def predict(self, prompt: int | None) -> float:
-        """Return the expected length of a completion of this prompt."""
+        """Return the expected length in tokens of a completion of this prompt."""
         known = None if prompt is None else self._prompts.get(prompt)
         if known is None:
             return self.mean_tokens
@@ -135,7 +136,7 @@ class Tempo:
         self._given = 0
         """Newest step given to the learner."""
         self._filled = 0
-        """Newest step for which enough complete groups were there."""
+        """Newest step for which enough groups were complete."""
         self._filled_at: dict[int, float] = {}
         """Time at which enough groups for each future step were complete."""
 
@@ -146,7 +147,6 @@ class Tempo:
             self._begun = (step, now)
 
     def done(self, step: int, now: float) -> None:
-        """Note that the learner has computed this step."""
         if self._begun is not None and self._begun[0] == step:
             self._steps_s.append(now - max(self._begun[1], self._done_at or 0.0))
             self.step_s = median(self._steps_s)
@@ -157,7 +157,7 @@ class Tempo:
         self._begun, self._done_at = (step + 1, now) if self._given > step else None, now
 
     def lost(self) -> None:
-        """Forget the current step after the learner was lost: the time of its next start is unknown."""
+        """Forget the current step after the learner was lost, because the time of its next start is unknown."""
         self._begun = self._done_at = None
         self._ends.clear()
         self._given = 0
@@ -192,7 +192,8 @@ class Tempo:
         return self._begun is None
 
     def lead_s(self, pool_s: float, typical_s: float) -> float:
-        """Return how many seconds before a step starts its work must be leased."""
+        """Return how many seconds before a step starts its work must be leased. `pool_s`: the pool's time for the
+        step's rollouts; `typical_s`: time of one typical rollout."""
         return self.margin * (pool_s + typical_s)
 
     def _lay_ready(self, seconds: float) -> None:

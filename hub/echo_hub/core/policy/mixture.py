@@ -25,13 +25,11 @@ from echo_hub.core.policy.permutation import permuted
 from echo_shared.records.run import TaskFigures
 
 BLOCK: Final = 1_000
-"""Number of groups per block, within which the tasks' shares are exact to a thousandth. Chosen for that."""
+"""Number of groups per block, within which the tasks' shares are exact to a thousandth. Set by hand for that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedTask:
-    """One task of a mixture."""
-
     key: str
     solved_at: float = 1.0
     """Lowest reward that counts as solved."""
@@ -110,7 +108,6 @@ class TaskTally:
         self._num_flat = Counter[int]()
 
     def dropped_flat(self, group_id: int) -> None:
-        """Count a group that was dropped because its rewards are equal."""
         if self._mixture is not None:
             self._num_flat[self._mixture.place(group_id).task] += 1
 

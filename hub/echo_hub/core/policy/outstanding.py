@@ -21,17 +21,14 @@ from echo_hub.core.nodes.ready import Nodes
 from echo_shared.wire.messages import rollout_id
 
 LEFT_S: Final = 10.0
-"""Seconds that a disconnected node has to return before its rollouts count as late. Chosen."""
+"""Seconds that a disconnected node has to return before its rollouts count as late. Set by hand."""
 LOOKED_AT_ONCE: Final = 256
-"""Maximum number of leases whose lateness or deadline is handled in one turn of the coordinator. Chosen."""
+"""Maximum number of leases whose lateness or deadline is handled in one turn of the coordinator. Set by hand."""
 
 
 class OutstandingLeases:
-    """Leases that nodes hold.
-
-    `_watched` is a heap of (time, reason, lease id, indices). At that time the lease may be late, its deadline may
-    pass, or its node may be absent too long.
-    """
+    """Leases that nodes hold. `_watched` is a heap of (time, reason, lease id, indices): the time at which the lease
+    may become late, pass its deadline, or lose its absent node."""
 
     def __init__(self, *, ledger: Ledger, nodes: Nodes, out: Outbox) -> None:
         self._ledger = ledger
@@ -43,17 +40,17 @@ class OutstandingLeases:
 
     @property
     def due_at(self) -> float:
-        """Return the time of the next watched lease; inf = none."""
+        """Return the time at which the next watched lease must be handled; inf = none."""
         return self._watched[0][0] if self._watched else inf
 
     def watch(self, lease_id: int, indices: tuple[int, ...], deadline: float, *, late_at: float = inf) -> None:
-        """Watch the lease: at `late_at` its unfinished rollouts are late, and at its deadline they are leased again."""
+        """Watch the lease: at `late_at` its unfinished rollouts become late, and at its deadline their indices may be
+        leased again."""
         heappush(self._watched, (deadline, "overdue", lease_id, indices))
         if late_at < deadline:
             heappush(self._watched, (late_at, "late", lease_id, indices))
 
     def look_after(self, now: float) -> None:
-        """Handle watched leases whose time has come: expire those past their deadline, and mark late ones."""
         for _ in range(LOOKED_AT_ONCE):
             if not self._watched:
                 return
@@ -69,18 +66,17 @@ class OutstandingLeases:
                     self._ledger.mark_late(rollout, now, is_slow=what == "late")
 
     def _still_leased(self, lease_id: int, indices: Iterable[int]) -> list[LeasedRollout]:
-        """Return the lease's rollouts that are not received and within their deadline."""
         found = (self._ledger.rollouts.get(rollout_id(lease_id, index)) for index in indices)
         return [rollout for rollout in found if rollout is not None and rollout.in_time]
 
     def left(self, node_id: str, now: float) -> None:
-        """Watch the leases of a node that disconnected: after `LEFT_S` without it they count as late."""
+        """Watch the leases of a node that disconnected: if it stays away for `LEFT_S`, their rollouts count as late."""
         self._unsent.discard(node_id)
         for lease_id, of_lease in self._held_leases(node_id):
             heappush(self._watched, (now + LEFT_S, "away", lease_id, tuple(rollout.index for rollout in of_lease)))
 
     def came(self, node_id: str) -> None:
-        """Note that the node connected, so that its leases are sent again after its first report."""
+        """Remember that the node connected: its leases are sent again after its first report."""
         self._unsent.add(node_id)
 
     def send_again(self, node_id: str, now: float) -> None:
@@ -91,7 +87,6 @@ class OutstandingLeases:
                 self.send(of_lease, now)
 
     def _held_leases(self, node_id: str) -> list[tuple[int, list[LeasedRollout]]]:
-        """Return the node's leases without overdue rollouts, by lease id."""
         leases: dict[int, list[LeasedRollout]] = {}
         for rollout in self._ledger.held_by(node_id):
             if not rollout.overdue:

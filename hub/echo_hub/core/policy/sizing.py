@@ -1,12 +1,12 @@
-"""The policy of lease sizing, as pure functions: how many groups may be open, and by when, from which version on and in
-what portions nodes get a step's work. Measured figures come in, terms and numbers go out; nothing changes.
+"""The policy of lease sizing, as pure functions: the number of groups that may be open, and for the work of a step its
+deadline, oldest version and lease size. Measured figures come in, terms and numbers go out; nothing changes.
 
 A learner with version k - 1 trains step k. A rollout sampled with version p then has staleness k - 1 - p. Admission
-(`room`) follows AReaL (arXiv 2505.24298, section 5.1): (S + v + 1)·B - consumed, counted in whole groups, with two
-changes. First, `v` is the version that new leases name, at most the learner's version. An old published version's
-samples are consumed later, so fewer groups may be open. Second, each count starts from the present state: the groups of
-all steps without a batch that may still consume samples of `v`, minus the waiting groups. So it stays right after
-restarts, after drops, and with variable batch sizes.
+(`room`) follows AReaL (arXiv 2505.24298, section 5.1): (S + v + 1)·B - consumed, with the staleness bound S and B
+groups per step, and with two changes. First, `v` is the version that new leases name, at most the learner's version. An
+old published version's samples are consumed later, so fewer groups may be open. Second, each count starts from the
+present state: the groups of all steps without a batch that may still consume samples of `v`, minus the waiting groups.
+So it stays right after restarts, after drops, and with variable batch sizes.
 
 The terms of a step's work (`terms_of_step`):
 
@@ -34,32 +34,33 @@ from echo_hub.core.policy.measured import Tempo
 from echo_hub.core.settings import CoordinatorSettings
 
 TYPICAL: Final = 2.0
-"""Time allowed for a rollout whose step is already due, as a multiple of a typical rollout's time. Chosen."""
+"""Time allowed for a rollout whose step is already due, in multiples of a typical rollout's time. Set by hand."""
 CAREFUL: Final = 0.2
-"""Idle time of the learner, as a fraction of a step, at which length estimates have no safety factor left. Chosen."""
+"""Idle time of the learner, as a fraction of a step, from which length estimates have no safety factor. Set by hand."""
 PATIENCE: Final = 2.0
-"""How fast the allowed time grows with the learner's idle time: `TYPICAL` is fully allowed at CAREFUL / PATIENCE
-idle. Chosen."""
+"""Growth of the allowed time with the learner's idle time: all of `TYPICAL` is allowed from an idle time of CAREFUL /
+PATIENCE of a step. Set by hand."""
 HURRY: Final = 2.0
-"""A step that begins within this many times a typical rollout's time is near: its groups are spread over all free
-nodes. Chosen: time for a rollout and one replacement."""
+"""A step is near if it begins within this many times a typical rollout's time: its groups are then spread over all free
+nodes. Set by hand: time for a rollout and one replacement."""
 URGENT: Final = 2.0
 """Work is urgent if its step begins within this many times a typical rollout's time. Urgent work goes to the fastest
-nodes first and to unproven ones last, because no time is left to replace a lost rollout. Chosen as `HURRY`."""
+nodes first and to unproven ones last, because no time is left to replace a lost rollout. Set by hand as `HURRY`."""
 EARLIER: Final = 1.3
-"""A slow node may begin with a step's work this many times its own sampling time before the step begins. Chosen."""
+"""A slow node may begin with a step's work this many times its own sampling time before the step begins. Set by
+hand."""
 SOON_S: Final = 0.01
-"""Times until the release of work up to this many seconds count as zero. Chosen."""
+"""Work that may be released within this many seconds counts as released. Set by hand."""
 PREFILL: Final = 1 / 16
-"""Assumed time for the prefill of one prompt token, relative to sampling one token. Chosen, not measured."""
+"""Assumed time for the prefill of one prompt token, relative to sampling one token. Set by hand, not measured."""
 PREFILL_SHARE: Final = 1 / 4
-"""Largest share of prefill time, relative to sampling time, that a lease should have: it gets enough completions for
-that. Chosen."""
+"""Largest prefill time that a lease should have, relative to its sampling time: with a long prompt, a lease gets more
+completions. Set by hand."""
 LATE: Final = 1.5
-"""A rollout is late after this many times the seconds that its node needs for the longest completions, after its
-current work. Chosen."""
+"""A rollout is late after this multiple of its node's time, in seconds, for current work plus one of the longest
+completions. Set by hand."""
 LATE_S: Final = 2.0
-"""Seconds added to that limit for the way to the node and back. Chosen."""
+"""Seconds added to the limit set by `LATE`, for the way to the node and back. Set by hand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +70,7 @@ class Outlook:
     next_step: int
     """First step without a batch."""
     next_batch: int
-    """Expected number of groups in that step; at least 1."""
+    """Expected number of groups in `next_step`; at least 1."""
     later_batches: int
     """Expected number of groups in each later step; 0 = unknown."""
 
@@ -113,7 +114,7 @@ class Supply(NamedTuple):
 
 
 class StepWork(NamedTuple):
-    """Open work of one step."""
+    """Unfinished work of one step, in groups."""
 
     step: int
     num_wanting: int
@@ -132,10 +133,11 @@ class LeaseTerms(NamedTuple):
     in_s: float = inf
     """Seconds from now within which a node must return the work."""
     not_before_s: float = 0.0
-    """Seconds from now: only nodes that take at least this long may begin; faster nodes get the work later."""
+    """Seconds from now: only nodes that need this time or longer for the work may begin; faster nodes get the work
+    later."""
     suits_s: float = inf
-    """Longest seconds that a node may need for one such completion. Slower nodes should take shorter completions
-    instead."""
+    """Longest time in seconds that a node may need for one completion of this work. Slower nodes should take shorter
+    completions instead."""
     most: int = UNBOUNDED
     """Maximum number of rollouts per lease, unless the prompt is long."""
     left_s: float = inf
@@ -143,16 +145,16 @@ class LeaseTerms(NamedTuple):
     early_s: float = 0.0
     """Seconds until all nodes may lease the work; 0 = they may now."""
     stale_s: float = inf
-    """Seconds from now after which rollouts of version `oldest` are too stale for their step."""
+    """Seconds from now after which rollouts sampled with version `oldest` are too stale for their step."""
     step_s: float = 0.0
-    """Seconds by which rollouts of each newer version become stale later."""
+    """Seconds by which rollouts of a version become stale later than those of the version before it."""
     typical_s: float = 0.0
     """Seconds from lease to arrival of a typical rollout; 0 = unknown."""
     is_urgent: bool = False
     """True if no time is left to replace a lost rollout."""
 
     def by_version(self, policy_version: int) -> float:
-        """Return the seconds within which rollouts of this version must be back."""
+        """Return the seconds from now within which rollouts sampled with this version must be back."""
         return min(self.in_s, self.stale_s + (policy_version - self.oldest) * self.step_s)
 
 
@@ -176,7 +178,7 @@ def terms_of_step(
         return LeaseTerms(oldest, typical_s=usual_s)
     left_s = tempo.begins(step, next_step=outlook.next_step, now=now) - now
     early_s = left_s - tempo.lead_s(outlook.later_batches * size * supply.rollout_s, usual_s)
-    if tempo.step_s is None:  # Until a step ends, work that is too early stays so.
+    if tempo.step_s is None:  # Without a measured step time, the release time of early work is unknown.
         return LeaseTerms(oldest, not_before_s=inf if early_s > SOON_S else 0.0, typical_s=usual_s)
     every_s = tempo.every_s
     spare = max(0.0, 1.0 - (every_s / max(tempo.step_s, SOON_S) - 1.0) / CAREFUL)
@@ -207,8 +209,8 @@ def terms_of_step(
 
 
 def lease_size(node: Node, group: RolloutGroup, terms: LeaseTerms, expected_tokens: float) -> int:
-    """Return how many rollouts of the group one lease to the node may have; 0: it cannot return any in time.
-    `expected_tokens`: expected length of each; 0 = unknown.
+    """Return the maximum number of the group's rollouts in one lease to the node; 0: the node cannot return any in
+    time. `expected_tokens`: expected length of each; 0 = unknown.
 
     The terms limit the number so that all nodes get a fair share. A long prompt raises it, so that its prefill costs
     little per completion. Free capacity of the node limits the lease further.
@@ -235,6 +237,6 @@ def lateness_s(
     if node.proven:
         queued = node.held_tokens + (count - 1) * expected_tokens
         return LATE_S + LATE * node.pace.finish_s(queued, long_tokens)
-    # After that, another node could not finish it for this step.
+    # Another node must get the index early enough to finish it for this step.
     in_time_s = max(terms.typical_s, terms.left_s - TYPICAL * terms.typical_s)
     return min(in_time_s, LATE_S + LATE * count * long_tokens * token_s)

@@ -21,7 +21,7 @@ LEAST_REFUSED: Final = 2
 """Number of origins (invites or network addresses) whose nodes must refuse a version to withdraw it. The
 smallest number that rules out a fault of one origin."""
 MOST_VOICES: Final = 1_024
-"""Maximum number of nodes whose reports are kept per version. Chosen to bound the memory."""
+"""Maximum number of nodes whose reports are kept per version. Set by hand to bound the memory."""
 BY_NODES: Final = "{count} dissimilar nodes cannot use it, and none has sampled with it"
 
 
@@ -32,7 +32,7 @@ class _Voice(NamedTuple):
 
 
 class Usability:
-    """What nodes report about versions: whether they could sample with them."""
+    """Nodes' reports about versions: sampled successfully, or refused as unusable."""
 
     def __init__(self) -> None:
         self._voices: dict[int, dict[str, _Voice]] = {}
@@ -40,11 +40,9 @@ class Usability:
 
     @property
     def withdrawn(self) -> Mapping[int, str]:
-        """Return the withdrawn versions with their reasons."""
         return MappingProxyType(self._withdrawn)
 
     def is_withdrawn(self, policy_version: int) -> bool:
-        """Return True if no lease may name this version."""
         return policy_version in self._withdrawn
 
     def refused_by_hub(self, policy_version: int, reason: str) -> None:

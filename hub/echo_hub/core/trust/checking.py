@@ -43,12 +43,12 @@ AUDITED: Final = 0.1
 LOOKED_AT: Final = 64
 """Maximum number of nodes compared when one checker is chosen."""
 IN_VAIN: Final = 4
-"""Number of rollouts without a free checker after which this turn searches no more."""
+"""Number of rollouts without a free checker after which the search of this turn ends."""
 MOST_ASKED: Final = 64
 """Maximum number of checks requested, and of timers handled, in one turn. The rest waits for the next turn."""
 
 Span = tuple[str, Evidence, Honest]
-"""Node that sampled the span, evidence about it, and the rounding allowed when this checker judges this node."""
+"""Node that sampled the span, evidence about the span, and the rounding that this checker must allow this node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class CheckOutcome:
     agreed: tuple[tuple[str, int], ...] = ()
     """Checkers whose finding was accepted, each with the number of tokens that it computed."""
     outvoted: tuple[str, ...] = ()
-    """Checkers whose finding two others contradict, which agree with each other."""
+    """Checkers whose finding two agreeing checkers contradicted."""
     disproved: tuple[str, ...] = ()
     """Nodes that sampled the rollout, if the first checker acquitted it and is outvoted now: checker and samplers may
     conspire."""
@@ -110,7 +110,7 @@ class Checking:
     """All checks that nodes make of each other's rollouts.
 
     `doubt`: evidence against a node, in nats, above which a finding counts as an accusation. `alarm`: evidence, in
-    nats, from which two findings contradict each other.
+    nats, from which two findings count as contradicting each other.
     """
 
     def __init__(
@@ -130,10 +130,9 @@ class Checking:
         self._standings = standings
         self._out = out
         self._checkers: dict[str, _Checker] = {}
-        """Connected checkers."""
         self._proven: list[_Checker] = []
-        """Connected proven nodes that offer checks and are trusted to check. `_new` holds the same for new nodes, used
-        if no proven one may check."""
+        """Connected proven nodes that offer checks and are trusted to check. `_new` has the same for new nodes, which
+        serve only if no proven node may check."""
         self._new: list[_Checker] = []
         self._cases: dict[str, _Case] = {}
         self._waiting: OrderedDict[str, None] = OrderedDict()
@@ -151,7 +150,7 @@ class Checking:
 
     @property
     def due_at(self) -> float:
-        """Return the time of the next timer; 0 if the last turn left work."""
+        """Return the time of the next timer; 0 if the last turn left work; inf = none."""
         if self._may_ask or self._untimed:
             return 0.0
         return self._times[0][0] if self._times else inf
@@ -209,7 +208,6 @@ class Checking:
     # --- rollouts
 
     def want(self, rollout_id: str, drawers: Iterable[str], policy_version: int) -> None:
-        """Request a check of the rollout as soon as a checker is available."""
         self._cases[rollout_id] = _Case(rollout_id, tuple(drawers), policy_version)
         self._untimed.append(rollout_id)
         self._wait(rollout_id)
@@ -267,7 +265,7 @@ class Checking:
     # --- asking
 
     def _be_patient(self, case: _Case, now: float) -> None:
-        """Give the case `deadline_s` seconds to find a checker; `advance` gives it up afterwards."""
+        """Give the check `deadline_s` seconds to find a checker; `advance` gives the check up afterwards."""
         case.until = now + self._deadline_s
         heappush(self._times, (case.until, case.rollout_id))
 
@@ -283,7 +281,7 @@ class Checking:
         self._untimed.append(case.rollout_id)
 
     def _release(self, case: _Case) -> None:
-        """End the current request of this case."""
+        """End the request to the checker that is asked at present."""
         checker = self._checkers.get(case.asking or "")
         if checker is not None:
             checker.asked_for.discard(case.rollout_id)
@@ -317,7 +315,7 @@ class Checking:
         self._may_ask = num_asked == MOST_ASKED
 
     def _choice(self, case: _Case) -> _Checker | None:
-        """Return the next checker of the case; None: no node that may check it is free."""
+        """Return the next checker of this rollout; None: no node that may check it is free."""
         involved = {*case.drawers, *case.asked}
         kin = frozenset().union(*(self._standings.of(node_id).kin for node_id in involved))
         before = [opinion.numerics for opinion in case.opinions]
@@ -350,7 +348,7 @@ class Checking:
     # --- answers
 
     def _considered(self, case: _Case) -> CheckOutcome | None:
-        """Decide the case by the findings so far; None: one more checker is needed."""
+        """Decide the check by the findings so far; None: one more checker is needed."""
         *earlier, newest = case.opinions
         alike = [one for one in earlier if self._agree(one, newest)]
         if alike:
@@ -363,10 +361,10 @@ class Checking:
         return self._settled(case, earlier) if self._agree(*earlier) else self._given_up(case)
 
     def _settled(self, case: _Case, standing_by: list[_Opinion]) -> CheckOutcome:
-        """Settle the case by the agreeing findings in `standing_by`. The finding that weighs least against the samplers
+        """Settle the check by the agreeing findings in `standing_by`; the one that weighs least against the samplers
         counts.
 
-        The other checkers are outvoted. One in ten cases is audited by one more node.
+        Checkers with other findings are outvoted. One in ten settled rollouts is checked by one more node, as an audit.
         """
         mildest = min(standing_by, key=lambda opinion: self._weight(case, opinion))
         outvoted = [one for one in case.opinions if one not in standing_by]
@@ -389,7 +387,6 @@ class Checking:
         return outcome
 
     def _given_up(self, case: _Case) -> CheckOutcome:
-        """Give up the case, for lack of a checker or of time."""
         self._close(case)
         is_doubtful = bool(case.opinions) and not case.is_known
         return CheckOutcome(rollout_id=case.rollout_id, is_doubtful=is_doubtful, is_known=case.is_known)

@@ -46,7 +46,7 @@ class _Count:
 
 
 class CommonFaults:
-    """Counts of checked and failed nodes by possible cause. The caller notes every verdict."""
+    """Counts of checked and failed nodes by possible cause. The caller must report every verdict."""
 
     def __init__(self) -> None:
         self._counts: OrderedDict[Cause, _Count] = OrderedDict()

@@ -25,8 +25,6 @@ from echo_shared.wire.messages import StandbyReason
 
 
 class Decisions:
-    """Carries out decisions about nodes."""
-
     def __init__(
         self,
         settings: TrustSettings,
@@ -51,7 +49,8 @@ class Decisions:
         """Possible causes other than the node itself, for each quarantined node, since the hub's start."""
 
     def begin_again(self, standing: Standing, state: StandingState, reason: str, now: float) -> None:
-        """Restart the node's proof in a new state. What its class learned from the node is removed."""
+        """Restart the node's proof in this state, and remove the node's contribution to the scale of its numerics
+        class."""
         self._standings.numerics.unlearn(standing.numerics, standing.taught)
         standing.shown = standing.taught = NO_EVIDENCE
         standing.begin_again(state, reason, now)
@@ -59,7 +58,7 @@ class Decisions:
 
     def suspect(self, standing: Standing, reason: str, now: float) -> None:
         """Make a node suspect after a hint of the learner. The next hint counts only after twice as many checks,
-        because the learner's numerics may always differ from the node's."""
+        because the learner's numerics may always differ from those of an honest node."""
         if not standing.is_quarantined and standing.num_checked >= standing.hints_from:
             standing.hints_from = 2 * (standing.num_checked + self._settings.first_checked)
             self.begin_again(standing, StandingState.SUSPECT, reason, now)
@@ -67,15 +66,15 @@ class Decisions:
             self._out.record(StandingRecorded(row=standing.row))
 
     def distrust(self, node_id: str, reason: str, now: float) -> None:
-        """Make the node suspect unless it is in quarantine."""
         standing = self._standings.of(node_id)
         if not standing.is_quarantined:
             self.begin_again(standing, StandingState.SUSPECT, reason, now)
             self._out.record(StandingRecorded(row=standing.row))
 
     def condemn(self, standing: Standing, causes: tuple[Cause, ...], rollout_id: str, now: float) -> None:
-        """Quarantine the node, unless many nodes fail for one of `causes`, or nodes without a common owner round as
-        coarsely. In these cases spare the node, and release nodes quarantined for the same cause."""
+        """Quarantine the node, unless many nodes fail for one of `causes`, or several nodes without a common owner
+        round as coarsely as the node. In these cases spare the node, and release nodes quarantined for the same
+        cause."""
         if standing.is_quarantined:
             return
         reason, shown = what_is_wrong(standing), convicting(standing).shown
@@ -95,8 +94,8 @@ class Decisions:
             self.quarantine(standing, reason, now, rollout_id=rollout_id, evidence=shown)
 
     def _as_coarse(self, standing: Standing) -> list[str]:
-        """Return all nodes of its class that round as coarsely as this node, if enough of them have no common owner;
-        otherwise none. If so, the class counts as coarser from now on, which clears these nodes."""
+        """Return all nodes of the node's numerics class that round as coarsely as the node, if enough of them have no
+        common owner; otherwise none. The class then counts as coarser, which clears these nodes."""
         if self._settings.by_nodes:
             return []  # A finding by a node contains the rounding of both.
         unlike, kin = [standing], set(standing.kin)
@@ -110,7 +109,6 @@ class Decisions:
         return [unlike[place].node_id for place in alike]
 
     def _release_all(self, node_ids: Iterable[str], why: str, now: float) -> None:
-        """Release all quarantined nodes among `node_ids`."""
         for node_id in node_ids:
             other = self._standings.of(node_id)
             if other.is_quarantined:
@@ -118,8 +116,8 @@ class Decisions:
                 self.record(node_id, Decision.RELEASED, why, now)
 
     def _spare(self, standing: Standing, why: str, now: float) -> None:
-        """Discard the evidence against the node and make it suspect. As after a failure, it gets no work for a
-        while."""
+        """Discard the evidence against the node and make it suspect. Like a node that returned work, it gets no work
+        for a while."""
         standing.acquit()
         self.begin_again(standing, StandingState.SUSPECT, why, now)
         self._nodes.fail(standing.node_id, now)
@@ -166,7 +164,6 @@ class Decisions:
         rollout_id: str = "",
         evidence: Evidence | None = None,
     ) -> None:
-        """Record a decision for the log."""
         self._out.record(
             TrustDecided(
                 node_id=node_id,

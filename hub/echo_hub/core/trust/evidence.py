@@ -95,17 +95,14 @@ class Evidence:
 
     @property
     def draws_CS(self) -> NDArray[np.float64]:
-        """`draw_curves` as an array."""
         return np.frombuffer(self.draw_curves).reshape(DRAW_CURVES, NUM_SCALES)
 
     @property
     def claims_CS(self) -> NDArray[np.float64]:
-        """`claim_curves` as an array."""
         return np.frombuffer(self.claim_curves).reshape(CLAIM_CURVES, NUM_SCALES)
 
     @property
     def edges_CS(self) -> NDArray[np.float64]:
-        """`near_edges` as an array."""
         return np.frombuffer(self.near_edges).reshape(EDGE_CURVES, NUM_SCALES)
 
     @classmethod
@@ -187,7 +184,7 @@ class Evidence:
 
     @classmethod
     def of_differences(cls, differences: ArrayLike) -> Evidence:
-        """Return evidence about claims only, given true minus claimed log-odds in nats."""
+        """Return evidence about claims only, from the differences between true and claimed log-odds, in nats."""
         found = np.asarray(differences, np.float64)
         (claims,) = _counted(np.abs(found), CLAIM_EDGES, np.zeros(len(found), np.int64), 1)
         curves = claim_curves(found).sum(axis=-1)
@@ -274,4 +271,3 @@ def _counted(
 
 
 NO_EVIDENCE: Final = Evidence(draws=(0,) * (len(DRAW_EDGES) + 1), claims=(0,) * (len(CLAIM_EDGES) + 1))
-"""Evidence of no tokens."""

@@ -22,7 +22,6 @@ class Forgetting:
         self._ledger = ledger
 
     def is_consumed(self, rollout: LeasedRollout) -> bool:
-        """Return True if the rollout is in a step's batch."""
         group = self._ledger.groups[rollout.group_id]
         return group.owner.for_learner and rollout.group_id not in self._ledger.waiting
 
@@ -35,7 +34,7 @@ class Forgetting:
         self._ledger.num_queue_changes += 1
 
     def release(self, rollout: LeasedRollout) -> None:
-        """End the hold. Does nothing for a rollout that is not held."""
+        """End the hold of a rollout. If nothing else holds its group, the group may enter batches again."""
         if rollout.is_held:
             group = self._ledger.groups[rollout.group_id]
             rollout.is_held = False

@@ -45,8 +45,8 @@ DRAWS_DISPERSION: Final = 1.5
 rollouts was 1.0 for Q4_K_M at temperature 1, 1.4 at .6, and 4.9 for Q8_0 at .6; the alarm is at 16 (`python -m
 benchmarks trust --only 'real*'`)."""
 COARSER: Final = 6
-"""How much coarser the alternative of a coarser engine rounds than the class: 6 steps of `likelihood.SCALES`, a factor
-of 8."""
+"""Steps of `likelihood.SCALES` by which an engine of the alternative `COARSER_THAN_SAID` rounds more coarsely than its
+class: a factor of 8 in scale."""
 TILTS: Final = (0.2, 0.4, 0.8)
 """Assumed strengths λ with which a node that chooses tokens by reward prefers tokens near an interval's edge
 (`shopping`)."""
@@ -106,7 +106,6 @@ def against(sums: Sums) -> tuple[float, Alternative]:
 
 
 def _alternative(place: int) -> Alternative:
-    """Return the alternative of the sum at this place."""
     return max(one for one in Alternative if one <= place)
 
 

@@ -46,9 +46,9 @@ SMOOTHED: Final = 3
 LASTING: Final = 3
 """Number of consecutive points with grown mismatch after which a node counts as lagging."""
 GROWN: Final = 8.0
-"""Factor over the usual ratio to the other nodes from which a point indicates a lag."""
+"""Growth of a node's ratio to other nodes, as a multiple of its usual ratio, from which a point indicates a lag."""
 GROWN_ALONE: Final = 16.0
-"""Growth that indicates a lag of a node without peers of the same kind."""
+"""Growth of a node's own mismatch from which a point indicates a lag, if the node has no peers of its kind."""
 FLOOR: Final = 1e-3
 """Lower bound of a node's mismatch in nats per token: differences below it are rounding, or harmless."""
 PEERS: Final = 64
@@ -71,7 +71,7 @@ class Lag:
     policy_version: int
     """Version that the node named at step `since`. It still samples with this version or an older one."""
     is_alone: bool
-    """True without peers of the same kind, which could rule out a change of the run."""
+    """True if the node has no peers of its kind, whose mismatch could show that the run itself has changed."""
 
     def __str__(self) -> str:
         found = (
@@ -87,27 +87,26 @@ class Lag:
 @dataclass(slots=True, eq=False)
 class _Node:
     seen_at: int = 0
-    """Step with the newest rollout of the node."""
+    """Step of the node's newest rollout."""
     pending: list[tuple[float, int]] = field(default_factory=list)
     """Mismatch per token and staleness of rollouts that do not form a point yet."""
     points: deque[tuple[float, float, int]] = field(default_factory=lambda: deque(maxlen=SMOOTHED))
     """Mismatch, staleness and step of each point."""
     mismatch: float | None = None
-    """Recent mismatch; None: unknown."""
+    """Median of the last `SMOOTHED` points, at least `FLOOR`, in nats per token; None: too few points."""
     staleness: float = 0.0
-    """Recent staleness."""
+    """Mean staleness of these points, in steps."""
     kind: str = ""
     first: list[tuple[float, float]] = field(default_factory=list)
-    """First mismatches with their staleness."""
+    """First `USUAL` mismatches with their staleness."""
     ratios: list[float] = field(default_factory=list)
-    """First ratios."""
+    """First `USUAL` ratios of the node's mismatch to the expected one."""
     streak: int = 0
     since: int = 0
     policy_version: int = 0
     """Version that the node named for its rollouts of step `since`: `since` - 1 minus their staleness."""
 
     def add_point(self, step: int) -> None:
-        """Turn the pending rollouts into a point."""
         self.points.append((median(kl for kl, _ in self.pending), fmean(d for _, d in self.pending), step))
         self.pending.clear()
         if len(self.points) == SMOOTHED:
@@ -117,16 +116,16 @@ class _Node:
                 self.first.append((self.mismatch, self.staleness))
 
     def explains(self, mismatch: float, staleness: float) -> float:
-        """Return the mismatch that another node's value leads to expect of this node, whose rollouts may be staler.
-
-        Divergence grows at most quadratically with steps, namely if all steps point in one direction.
-        """
+        """Return this node's expected mismatch, given the mismatch and staleness of another node: scaled up if this
+        node's rollouts are staler. Divergence grows at most quadratically with steps, namely if all steps point in one
+        direction."""
         older: float = max(1.0, (1.0 + self.staleness) / (1.0 + staleness))
         return mismatch * older * older
 
 
 class Lagging:
-    """Lag detection for all nodes. Memory is bounded by the nodes of the last `REMEMBERED` steps."""
+    """Lag detection for all nodes. Memory is bounded: nodes without a rollout in the last `REMEMBERED` steps are
+    forgotten."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, _Node] = {}
@@ -134,7 +133,6 @@ class Lagging:
 
     @property
     def lags(self) -> tuple[Lag, ...]:
-        """Return all current lags."""
         return tuple(self._lags.values())
 
     def forget(self, node_id: str) -> None:
@@ -151,7 +149,8 @@ class Lagging:
             node.mismatch, node.streak = None, 0
 
     def add(self, step: int, seen: Iterable[Seen], kinds: Mapping[str, str]) -> tuple[Lag, ...]:
-        """Process one step's rollouts. Return the lags that begin with them. `kinds`: kind of each node."""
+        """Process one step's rollouts. Return the lags that begin with them. `kinds`: engine kind (rounding) of each
+        node."""
         fresh: set[str] = set()
         for node_id, evidence, staleness in seen:
             if evidence.num_tokens:

@@ -151,7 +151,6 @@ def bounded_log_odds(probability_N: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _bounded_odds(probability_N: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return e**L."""
     inside_N = probability_N.clip(0.0, 1.0)
     odds: NDArray[np.float64] = (inside_N + TAIL) / (1.0 - inside_N + TAIL)
     return odds

@@ -39,7 +39,7 @@ MOST_APART: Final = 4
 BOTH_EDGES: Final = 1
 """Steps by which claims are coarser than draws: a claim errs by the rounding of both interval edges."""
 LEARNED: Final = 2
-"""Steps by which the tokens of its nodes may raise a class above the measured scale: to twice the scale."""
+"""Steps by which the tokens of a class's nodes may raise its scale above the measured one: to twice the scale."""
 TOLERANCE: Final = 2
 """Steps above a measured scale within which rounding still explains the evidence: up to twice the scale."""
 TOLERANCE_UNMEASURED: Final = 4
@@ -198,7 +198,7 @@ class Numerics:
             self._measured[rounding] = evidence
 
     def learn(self, numerics: NumericsClass, evidence: Evidence) -> None:
-        """Add the evidence of a proven node to what its class has shown."""
+        """Add the evidence of a proven node to the tokens from which the scale of its class is learned."""
         self._shown[numerics] = self._shown[numerics] + evidence
 
     def unlearn(self, numerics: NumericsClass, evidence: Evidence) -> None:
@@ -206,7 +206,7 @@ class Numerics:
         self._shown[numerics] = self._shown[numerics] - evidence
 
     def is_due(self, rounding: str, policy_version: int) -> bool:
-        """Return True if the rounding is to be measured with this version: first with version 0, and again once the
+        """Return True if the rounding must be measured with this version: first with version 0, and again once the
         version number has grown by a quarter. The measurement then counts as begun."""
         if policy_version < self._measured_from.get(rounding, 0):
             return False

@@ -29,7 +29,7 @@ MOST_WORTH: Final = 8
 """Maximum number of verified rollouts that one rollout counts for. Otherwise few long rollouts would suffice, and a
 node that forges only some of its rollouts would be missed."""
 PATIENCE: Final = 32
-"""Verified rollouts of a node per check of it that may wait for a fuller batch."""
+"""Number of verified rollouts of a node that allow one more of its checks to wait for a fuller batch."""
 _ALL: Final = 2**64
 
 
@@ -44,7 +44,7 @@ def share_checked(num_verified: int, first: int, least: float) -> float:
 
 
 def long_proven(first: int, least: float) -> int:
-    """Return the number of verified rollouts in a row from which the checked share no longer falls; a `least` below a
+    """Return the number of verified rollouts in a row from which the checked share stays at `least`; a `least` below a
     thousandth counts as a thousandth."""
     return ceil(first / max(least, 0.001)) + 1
 

@@ -44,7 +44,8 @@ def what_is_wrong(standing: Standing) -> str:
 
 
 def _shown(grounds: Grounds, alternative: Alternative) -> str:
-    """Return the evidence for the alternative: counts of the two largest distances that occur."""
+    """Return in words how far the evidence supports the alternative: counts of tokens beyond the two largest edges that
+    have any."""
     shown = grounds.shown
     match alternative:
         case Alternative.DRAWS_FORGED | Alternative.SHOPPED:

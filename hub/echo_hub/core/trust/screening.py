@@ -63,7 +63,8 @@ class StepScreen:
 
     @classmethod
     def of(cls, frame: Mapping[str, Any]) -> StepScreen:
-        """Build the screen from the learner's lists, which have the same names; the evidence is in parallel lists."""
+        """Build the screen from the learner's message, whose lists are named like the fields. `screened` and the parts
+        of the evidence are parallel lists."""
         if not frame:
             return cls()
         evidence = zip(frame["screened"], frame["draws"], frame["claims"], frame["mismatch_kl"], strict=True)
@@ -81,7 +82,7 @@ class Seen(NamedTuple):
     """One rollout, as computed by the learner."""
 
     node_id: str
-    """Node that sampled all of it."""
+    """Node that sampled the whole rollout."""
     evidence: Evidence
     staleness: int = 0
 
@@ -126,7 +127,6 @@ class Mismatch:
         """Cached `largest`; None: not computed since the last step."""
 
     def add(self, screened: Iterable[Seen]) -> None:
-        """Add the rollouts of one step."""
         of_step: dict[str, tuple[float, int]] = {}
         for node_id, evidence, _ in screened:
             kl, tokens = of_step.get(node_id, (0.0, 0))

@@ -24,6 +24,6 @@ class TrustSettings:
     false_alarm: float = 1e-6
     """Highest rate, per checked rollout, at which an honest node is wrongly convicted."""
     temperature: float = 1.0
-    """Temperature of all leases."""
+    """Sampling temperature of all leases."""
     miss: float = 1e-3
     """Highest probability that a node that forges a fifth of its tokens becomes proven."""

@@ -49,11 +49,12 @@ Real engines of 8 and 4 bits on the built-in model reach .01 with the task's rew
 the likelihood or the variance W as reward. Nodes that use every chance to choose by reward have .15 to .5.
 """
 LEAST_VARIANCE: Final = 0.05
-"""Added to the variance of V, so that rollouts with hardly any token near an edge weigh little."""
+"""Term added to the variance of a rollout's number of tokens near an edge, so that rollouts with hardly any such token
+weigh little."""
 RECENT: Final = 256
 """Number of the run's latest rewards among which a new one is ranked."""
 REMEMBERED: Final = 32.0
-"""Memory of a node's mean rank, as a sum of weights: at twice this sum, all weights are halved."""
+"""Sum of weights over which a node's mean rank is remembered: at twice this sum, all weights are halved."""
 MOST_WAITING: Final = 16_384
 """Maximum number of rollouts checked but not scored, or scored but not checked. The oldest are forgotten first."""
 
@@ -98,7 +99,7 @@ def weigh(found: Edges, excess: float) -> Sums:
 @dataclass(slots=True, eq=False)
 class UsualRank:
     """Mean rank of the rewards of one node's rollouts, within -1 and 1. Rollouts with more tokens near edges weigh
-    more. It starts at 0, the middle."""
+    more. The mean starts at 0, the middle."""
 
     total: float = 0.0
     weight: float = 1.0
@@ -115,7 +116,7 @@ class UsualRank:
 
 
 class LatestRewards:
-    """The run's latest rewards."""
+    """The run's latest rewards, among which each new reward is ranked."""
 
     def __init__(self) -> None:
         self._latest: deque[float] = deque()
@@ -157,7 +158,7 @@ class Shopping:
         """Rank the reward of an episode with the turns `rollout_ids`. Return the rank, and the findings of its turns
         whose check has ended.
 
-        `under_check`: rollouts whose check has not ended; they keep the rank for later.
+        `under_check`: rollouts whose check has not ended; their rank is stored until it ends.
         """
         rank, found = self._ranks.rank(reward), []
         for rollout_id in rollout_ids:

@@ -31,8 +31,6 @@ REMEMBERED: Final = 65_536
 
 
 class StandingState(StrEnum):
-    """State of a node's standing."""
-
     NEW = "new"
     PROVEN = "proven"
     SUSPECT = "suspect"
@@ -80,7 +78,7 @@ class StandingRow:
 
 @dataclass(frozen=True, slots=True)
 class Grounds:
-    """Checks behind one sum against a node: all since the sum was last zero."""
+    """Checks that contributed to one sum of evidence against a node: all since the sum was last zero."""
 
     num_rollouts: int = 0
     shown: Evidence = NO_EVIDENCE
@@ -126,7 +124,7 @@ class Standing:
 
     @classmethod
     def of(cls, row: StandingRow) -> Standing:
-        """Return the standing stored in a row. `share` is not stored, so the caller sets it."""
+        """Return the standing stored in a row. The caller sets `share`, which is not stored."""
         grounds = tuple(Grounds(is_partial=True) if nats else _NO_GROUNDS for nats in row.sums)
         return cls(**{name: getattr(row, name) for name in row.__slots__}, grounds=grounds)
 
@@ -166,7 +164,6 @@ class Standing:
         self.sums, self.grounds = tuple(changed), tuple(grounds)
 
     def acquit(self) -> None:
-        """Set all sums to 0."""
         self.sums, self.grounds = NOTHING, (_NO_GROUNDS,) * len(NOTHING)
 
     def show(self, evidence: Evidence) -> None:
@@ -216,14 +213,16 @@ class Standings:
         return standing
 
     def connected(self, node_id: str, kin: Iterable[str]) -> Standing:
-        """Note that a node has connected. `kin`: see `Standing`."""
+        """Note that a node has connected. `kin`: marks shared with other nodes of its owner, such as an address or
+        invite."""
         self._left.pop(node_id, None)
         standing = self.of(node_id)
         standing.kin = frozenset(filter(None, kin))
         return standing
 
     def disconnected(self, node_id: str) -> None:
-        """Note that a node has left. It may come back."""
+        """Keep the standing of a node that left, because it may return. Of unchecked nodes, only the last `REMEMBERED`
+        stay."""
         standing = self._standings.get(node_id)
         if standing is not None and not standing.has_shown_anything:
             self._left[node_id] = None

@@ -81,8 +81,8 @@ WATCHED: Final = 0.1
 """Share of the conviction threshold above which all rollouts of a node are checked (it is watched), until its sums fall
 again."""
 WATCHED_FOR_REWARDS: Final = 0.25
-"""The same share for the test of rewards (`shopping`). Rewards tell less, so honest nodes often reach a tenth of the
-threshold."""
+"""Share of the conviction threshold above which the test of rewards (`shopping`) makes a node watched: all its rollouts
+are checked. Rewards tell less than tokens, so honest nodes often reach a tenth of the threshold."""
 CLASS_CAUSE: Final = ("versions from", 0)
 """Possible cause, other than the node, of a conviction by the test of rewards: the node's whole numerics class, on any
 version."""
@@ -133,7 +133,6 @@ class Trust:
 
     @property
     def status(self) -> TrustStatus:
-        """Return the status for pages."""
         return TrustStatus(
             checks=dict(self._checked),
             failed_checks=dict(self._failed),
@@ -176,7 +175,7 @@ class Trust:
 
     def connected(self, node_id: str, numerics: NumericsClass, now: float, *, kin: Iterable[str] = ()) -> None:
         """Note that a node connected. Call this after `Nodes.connect`. `kin`: marks shared by all nodes of one owner.
-        If the node reports no precision, the last one stays."""
+        If the node reports no precision, the last reported one stays valid."""
         standing = self._standings.connected(node_id, kin)
         self._lagging.forget(node_id)
         if self._settings.by_nodes:
@@ -250,7 +249,7 @@ class Trust:
         return check.held if check is not None else None
 
     def checked(self, event: RolloutChecked, now: float) -> Held | None:
-        """Judge nodes by the verifier's findings. Return the held-back score if the rollout still exists."""
+        """Judge nodes by the verifier's findings. Return the held-back score if the ledger still has the rollout."""
         return self._conclude(event.rollout_id, tuple((*span, None) for span in event.spans), now)
 
     def returned(self, event: CheckReturned, now: float) -> Held | None:
@@ -321,7 +320,6 @@ class Trust:
                 self._weigh_rewards(rollout_id, rank, found, now)
 
     def _weigh_rewards(self, rollout_id: str, rank: float, found: Iterable[Edges], now: float) -> None:
-        """Judge nodes by a checked and scored rollout (`shopping`)."""
         for one in found:
             standing = self._standings.of(one.node_id)
             if standing.is_quarantined:
@@ -358,9 +356,10 @@ class Trust:
                 self._decisions.suspect(self._standings.of(node_id), reason, now)
 
     def _lags(self, lag: Lag, now: float) -> None:
-        """Act on a node that seems to sample with an old version. With checks, the node becomes suspect: its rollouts
-        are checked before training. Without checks, only a quarantine keeps bad rollouts out of training. It requires
-        other nodes without growth, which rule out the run itself as cause."""
+        """Act on a node that seems to sample with an old version. With checks, the node becomes suspect, so its
+        rollouts are checked before training. Without checks, only a quarantine keeps its rollouts out of training. A
+        quarantine requires that the mismatch of other nodes has not grown: otherwise the run itself may be the
+        cause."""
         standing = self._standings.of(lag.node_id)
         if self._settings.enabled:
             self._decisions.suspect(standing, str(lag), now)
@@ -368,7 +367,8 @@ class Trust:
             self._decisions.quarantine(standing, str(lag), now)
 
     def suspected(self, node_ids: Iterable[str], now: float) -> None:
-        """Make the nodes suspect whose rollouts made the learner leave out groups or hold back a step."""
+        """Make nodes suspect because the learner left out a group, or held back a step, on account of their
+        rollouts."""
         if self._settings.enabled:
             for node_id in node_ids:
                 self._decisions.suspect(self._standings.of(node_id), UNTRAINABLE, now)
@@ -408,7 +408,6 @@ class Trust:
         return max(of_tokens) > WATCHED * self._alarm or max(of_rewards) > WATCHED_FOR_REWARDS * self._alarm
 
     def _share(self, standing: Standing) -> float:
-        """Return the share of a proven node's rollouts that should be checked."""
         if self._is_watched(standing):
             return 1.0
         return share_checked(standing.num_verified, self._settings.first_checked, self._settings.least_checked)
@@ -465,8 +464,8 @@ class Trust:
             self._numerics.learn(standing.numerics, evidence)
 
     def _doubts(self, standing: Standing, now: float) -> bool:
-        """Return True if the evidence against the node makes it suspect. Then the count of its verified rollouts starts
-        over."""
+        """Return True if the evidence against the node makes it suspect. Its count of verified rollouts then restarts
+        at 0."""
         if max(standing.sums) <= DOUBT * self._alarm:
             return False
         if standing.is_proven or standing.num_verified:
@@ -476,11 +475,11 @@ class Trust:
         return True
 
     def _tell_checked(self, rollout_id: str, check: Check, failed: Collection[str]) -> None:
-        """Record the check's result, tell the node, and drop the rollout if it is forged and in no batch."""
+        """Record the check's result and tell it to the node. If the rollout is forged and in no batch, drop it."""
         checked = Checked.FAILED if check.node_id in failed else Checked.PASSED
         self._out.record(CheckRecorded(rollout_id=rollout_id, checked=checked))
         rollout = self._ledger.rollouts.get(rollout_id)
-        if rollout is None:  # It is finished, so only the store knows its state.
+        if rollout is None:  # The rollout is finished, so only the store knows its state.
             self._out.act(LookUpReceipt(node_id=check.node_id, rollout_id=rollout_id))
             return
         self._out.receipt(check.node_id, rollout_id, rollout.state, checked=checked)
@@ -491,7 +490,7 @@ class Trust:
 
 
 def _causes(standing: Standing, check: Check) -> tuple[Cause, ...]:
-    """Return what could have caused a failed check other than the node: the version, or the problem (group)."""
+    """Return the possible causes of a failed check other than the node: the policy version, and the problem (group)."""
     return (
         (standing.numerics, "version", check.policy_version),
         (standing.numerics, "group", check.group_id),

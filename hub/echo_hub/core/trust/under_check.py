@@ -55,8 +55,8 @@ class UnderCheck:
         return rollout_id in self._checks
 
     def can_check(self, rollout: LeasedRollout) -> bool:
-        """Return False for a rollout without a possible check: sampled by the hub itself or, with checks by nodes, by
-        greedy choices."""
+        """Return False for rollouts that cannot be checked: those of the hub's own sampler and, with checks by nodes,
+        greedy ones."""
         about = EvaluationGroup.of(rollout.group_id)
         is_drawn = about is None or not about.greedy
         return rollout.node_id != HUB_NODE_ID and (is_drawn or self._checking is None)
@@ -101,7 +101,7 @@ class UnderCheck:
             self._hasten()
 
     def holds(self, scored: Held) -> bool:
-        """Return True if a score has to wait for a blocking check. `Check.held` keeps the score until then."""
+        """Return True if the score must wait for a blocking check. The check then keeps the score in `Check.held`."""
         check = self._checks.get(scored.rollout_id)
         if check is None or not check.is_blocking:
             return False
@@ -113,7 +113,7 @@ class UnderCheck:
         check."""
         check = self._checks.pop(rollout_id, None)
         if check is not None:
-            self._patient.pop(check.node_id, None)  # Waiting checks are computed together.
+            self._patient.pop(check.node_id, None)  # All waiting checks are computed together.
         if check is not None and check.is_blocking:
             self._nodes.wait_for_check(check.node_id, -1)
             rollout = self._ledger.rollouts.get(rollout_id)

@@ -149,8 +149,8 @@ class SokobanOptions(TaskOptions):
 
 
 class SokobanEnvironment:
-    """The reward is 1 for a solved board, in any round. A lost game gives up to 0.5, by the share of
-    the boxes' initial distance to the goals that was covered. Each round earns its change of that value."""
+    """The reward is 1 for a solved board, in any round. A lost game gives 0.5 times the share by which the distance of
+    the boxes from the goals was reduced. Each round earns the change of this value."""
 
     name = "environment:sokoban"
 
