@@ -26,7 +26,7 @@ from echo_hub.dashboard.source import Changes
 from echo_hub.driving.event_queue import EventQueue
 from echo_hub.evaluation.by_hub import Generated
 from echo_hub.evaluation.due import DueVersions
-from echo_hub.learner.process import begun
+from echo_hub.learner.process import Learner, begun
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.run.directory import RunDirectory
@@ -376,11 +376,17 @@ async def test_an_evaluation_keeps_its_version_regardless_of_the_learner(
         trainer.train(1)
         await hub.until(lambda: hub.steps() == [1])
         adapter = tmp_path / "v1"
-        drawing = asyncio.ensure_future(trainer.generate(heldout(1), adapter=adapter, greedy=False))
-        while not trainer.evaluates:
-            await asyncio.sleep(0.01)
-        undisturbed = await drawing
-        assert not trainer.evaluates
+        with monkeypatch.context() as patch:
+            said: list[bool] = []
+
+            async def evaluate(learner: Learner, *args: Any, **named: Any) -> Generated:
+                said.append(trainer.evaluates)
+                return await drawn(learner, *args, **named)
+
+            drawn = Learner.evaluate
+            patch.setattr(Learner, "evaluate", evaluate)
+            undisturbed = await trainer.generate(heldout(1), adapter=adapter, greedy=False)
+        assert said and all(said) and not trainer.evaluates
         base = await trainer.generate(heldout(1), adapter=None, greedy=False)
         assert completions(base) != completions(undisturbed)
 
