@@ -107,7 +107,6 @@ def _input_tokens(rollout: WeightedRollout) -> int:
 
 
 def _tokens(group: WeightedGroup, rollout: WeightedRollout) -> int:
-    """Return the tokens of a rollout that count towards the budget: prompt and inputs."""
     return len(group.prompt_ids) + _input_tokens(rollout)
 
 

@@ -183,7 +183,6 @@ def _buffer(hidden_NH: Tensor, weight_VH: Tensor, chunk: int) -> Tensor:
 
 
 def _logits(hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, *, out: Tensor) -> Tensor:
-    """Return the chunk's logits [N, V], written to the beginning of `out`."""
     logits = out[: len(hidden_NH)]
     _product(hidden_NH.to(weight_VH.dtype), weight_VH, out=logits)
     return logits if bias_V is None else logits.add_(bias_V)

@@ -219,7 +219,6 @@ class Policy:
 
     @property
     def vocab_size(self) -> int:
-        """Return the size of the base model's vocabulary."""
         return int(self._body.config.vocab_size)
 
     @property

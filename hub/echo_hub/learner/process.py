@@ -180,7 +180,6 @@ class Learner:
         await self._reader
 
     async def _tell(self, command: str, **fields: Any) -> None:
-        """Send one command that has no answer."""
         if self._ended is not None:
             raise self._ended
         await self._child.send({"call": next(self._numbers), "command": command, **fields})

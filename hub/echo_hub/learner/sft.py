@@ -111,9 +111,9 @@ class Finetuning:
 
         Raises LearnerError if a file cannot be loaded or does not fit.
         """
-        # Without CUBLAS_WORKSPACE_CONFIG, matrix products on CUDA are not deterministic.
+        # Makes matrix products on CUDA deterministic.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        disable_progress_bar()  # Transformers would show a bar while it loads the base.
+        disable_progress_bar()  # Transformers would show a progress bar while it loads the base.
         if settings.learner.threads:
             torch.set_num_threads(settings.learner.threads)
         determinism.choose(deterministic=settings.learner.deterministic)
@@ -249,7 +249,6 @@ def mean_loss(policy: Policy, examples: Sequence[TokenizedDemonstration], cut: C
 
 
 def _groups(examples: Sequence[TokenizedDemonstration], tokens: int) -> list[WeightedGroup]:
-    """Return one group for each example. The weight of each of its tokens is 1 / `tokens`."""
     return list(_weighted(examples, 1 / tokens))
 
 

@@ -52,8 +52,6 @@ def make_optimizer(policy: Policy, settings: TrainingConfig) -> torch.optim.Adam
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
-    """Results of a step, besides the policy."""
-
     metrics: dict[str, float]
     screen: Mapping[str, Any]
     """Result of `screen.Findings.frame`; at rank 0 it covers the rollouts of all ranks."""
@@ -94,7 +92,8 @@ def screened_step(
     tokens = settings.learner.tokens_at_once
     shares = [policy.ranks.micro_batches(of_update, micro_batch_tokens=tokens) for of_update in step.updates]
     findings = Findings()
-    # The first update's own forward pass runs at the start of the step; later updates need an extra pass there.
+    # With several updates, the log-probabilities at the start of the step need an extra forward pass. With one update,
+    # its own forward pass gives them.
     early = loss.needs_proximal or step.divides_groups
     proximal = [
         [_at_start(policy, batch, findings) if number and early else None for batch in share]

@@ -50,7 +50,7 @@ from echo_shared.sampling.torch_draws import draw, most_likely
 from echo_shared.sampling.torch_sampler import Choose
 
 Answer = Callable[[Frame], None]
-"""Called with one answer to a command, from any thread."""
+"""Called with each answer to a command, from any thread."""
 
 
 class LearnerWorker:
@@ -310,7 +310,7 @@ class LearnerWorker:
                 checkpoint.prune(self._checkpoints, kept=kept.checkpoints_kept, milestones=kept.checkpoint_milestones)
         except Exception as error:
             self.failed = True
-            answer(frames.failure(error))  # Answer at once: there may be no later command that would reveal the error.
+            answer(frames.failure(error))
             raise
         told = frames.pack_told({state.step: state.told[state.step]})
         answer({"kind": "result", "policy_version": state.step, "told": told})

@@ -43,8 +43,6 @@ class Sender(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Push:
-    """One artefact that is being pushed."""
-
     plan: Broadcast
     version: int
     hand_on: bool
@@ -95,7 +93,6 @@ class Broadcaster:
         self._news.set()
 
     def end(self, info_hash: bytes) -> None:
-        """Stop pushing an artefact that is no longer needed."""
         if (push := self._pushes.get(info_hash)) is not None:
             push.plan.end(time.monotonic())
         self._news.set()
@@ -130,7 +127,6 @@ class Broadcaster:
                 push.plan.turn_away(node_id, now)
 
     def node_left(self, node_id: str) -> None:
-        """Drop a disconnected node from all pushes."""
         for push in self._pushes.values():
             push.plan.leave(node_id, time.monotonic())
         self._paths.forget(node_id)

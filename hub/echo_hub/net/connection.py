@@ -90,21 +90,13 @@ class Keeper(Protocol):
         """Return True if the connection may stay, after closing another one if necessary."""
         ...
 
-    def closed(self, connection: Connection) -> None:
-        """Forget a connection that is closed or about to close."""
-        ...
+    def closed(self, connection: Connection) -> None: ...
 
-    def cut(self, connection: Connection, reason: CloseReason) -> None:
-        """Close the connection at once and count the reason."""
-        ...
+    def cut(self, connection: Connection, reason: CloseReason) -> None: ...
 
-    def began_handshake(self, connection: Connection) -> None:
-        """Report that the TLS handshake starts and uses resources."""
-        ...
+    def began_handshake(self, connection: Connection) -> None: ...
 
-    def ended_handshake(self, connection: Connection) -> None:
-        """Report that the TLS handshake is complete."""
-        ...
+    def ended_handshake(self, connection: Connection) -> None: ...
 
     def holds(self, connection: Connection, num_bytes: int) -> None:
         """Report how many response bytes wait in memory for the client to read them."""
@@ -120,13 +112,12 @@ class Connection(asyncio.BufferedProtocol):
         self.stage = Stage.HANDSHAKE if context else Stage.UNREAD
         self.is_proxy = False
         self.account: Account | None = None
-        """Address and node that the connection counts for; None: it counts only toward the total."""
+        """Address and node that the connection counts for; None if it counts only in the total."""
         self.transport: asyncio.Transport
         self._since = 0.0
         """Time when the connection entered its stage or last made progress."""
         self._seen: Progress | None = None
         self._request: web.Request | None = None
-        """The request being answered."""
         self._keeper = keeper
         self._make = make
         self._context = context
@@ -214,7 +205,6 @@ class Connection(asyncio.BufferedProtocol):
         return self._request is not None and not self._request.content.is_eof()
 
     def began(self, request: web.Request, now: float) -> None:
-        """Note that a request has arrived."""
         self.stage, self._request = Stage.ANSWERING, request
         self._since, self._seen = now, None
         self.go_on_reading()

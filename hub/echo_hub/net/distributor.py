@@ -125,7 +125,7 @@ class Distributor:
         self._lent: dict[int, set[str]] = {}
         """Published versions named in leases, each with the connected nodes that have had such a lease."""
         self._handed_on = 0
-        """Bytes of the last announced version that nodes received from each other."""
+        """Bytes of the last announced version that nodes have forwarded to each other."""
         self._node_uplink: float | None = None
         self._barred: frozenset[str] = frozenset()
         self._keyframes_sent: dict[tuple[str, int], float] = {}
@@ -163,7 +163,6 @@ class Distributor:
         self._note_published()
 
     def _note_published(self) -> None:
-        """Update the known published versions and stop pushing those that were retired (unpublished)."""
         for version in [version for version in self._hashes if not self._publisher.has(version)]:
             self._retired[version] = self._hashes.pop(version)
             self._lent.pop(version, None)
@@ -178,7 +177,6 @@ class Distributor:
         self._changed.set()
 
     def has(self, version: int) -> bool:
-        """Return True if nodes can fetch this version now."""
         return self._publisher.has(version)
 
     def announce(self, version: int) -> None:
@@ -404,7 +402,6 @@ class Distributor:
     # --- tasks
 
     async def run(self) -> None:
-        """Run all tasks until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._broadcaster.run())
             tasks.create_task(self._keep_records())
@@ -461,7 +458,6 @@ class Distributor:
             await asyncio.sleep(HOUSEKEEPING_S)
 
     def _tell_mesh(self) -> None:
-        """Send each node its peers if they have changed since the last message about them."""
         for node_id, node in self._nodes.items():
             peers = self.mesh_for(node)
             if peers != self._told_mesh[node_id] and self._connections.send(node_id, Mesh(peers=peers)):
@@ -488,7 +484,7 @@ class Distributor:
 
 @lru_cache(1_024)
 def _mesh_peer(node_id: str, host: str, port: int, number: int) -> MeshPeer:
-    """Return the peer's description. Cached, because many nodes are told of the same peer."""
+    """Cached, because many nodes are told of the same peer."""
     return MeshPeer(node_id=node_id, host=host, port=port, number=number)
 
 

@@ -149,7 +149,7 @@ class Door:
             is_known = invite_id is not None or guests.knows(session.node_id)
             await self._turn(place, known=is_known)
             if request.transport is None or request.transport.is_closing():
-                raise TurnedAway(web.Response(status=408))  # The client has gone.
+                raise TurnedAway(web.Response(status=408))  # The client disconnected while it waited.
             self._limits.vouch(request, session.node_id, is_known=is_known)
             return Guest(session=session, invite_id=invite_id)
         except (RefusedError, RemoteProtocolError) as error:
@@ -169,7 +169,7 @@ class Door:
         headers = dict(_NO_STORE)
         if status == 426:
             headers |= _UPGRADE
-        elif status == 429:  # Seconds in which a full queue empties if no further node comes.
+        elif status == 429:  # The number of seconds after which a full queue is empty if no further node comes.
             headers[hdrs.RETRY_AFTER] = str(math.ceil(MOST_WAITING / self._settings.joins_per_s))
         return web.Response(status=status, body=encode(said), content_type=REFUSED_TYPE, headers=headers)
 

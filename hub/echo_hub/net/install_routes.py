@@ -93,8 +93,6 @@ class _Offered:
 
 
 class _Archive(web.FileResponse):
-    """A file response that counts as a running download while it is sent."""
-
     def __init__(self, path: Path, offered: _Offered) -> None:
         super().__init__(path, headers={hdrs.CACHE_CONTROL: "public, max-age=31536000, immutable"})
         self._offered = offered

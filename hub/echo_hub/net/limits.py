@@ -55,7 +55,6 @@ UNKNOWN_SHARE: Final = 0.75
 _LATER: Final = {hdrs.RETRY_AFTER: "1"}
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-"""A request handler."""
 
 
 class ConnectionLimits:
@@ -136,7 +135,7 @@ class ConnectionLimits:
         return True
 
     def closed(self, connection: Connection) -> None:
-        """Forget a connection that is closed or about to close."""
+        """Remove a connection that is closed or about to close from all counts."""
         if connection in self._all:
             del self._all[connection]
             self._waiting.pop(connection, None)
@@ -187,7 +186,6 @@ class ConnectionLimits:
         return reading is not None
 
     def cut(self, connection: Connection, reason: CloseReason) -> None:
-        """Close the connection at once and count the reason."""
         self.cuts[reason] += 1
         self._abort(connection)
 

@@ -53,7 +53,7 @@ HARMLESS: Final = frozenset({Fault.TOO_FAST, Fault.SILENT, Fault.NOT_READING})
 class _Record:
     faults: int
     until: float
-    """No connection is accepted before this time."""
+    """Time before which no connection is accepted."""
     forgotten_at: float
 
 
@@ -64,7 +64,7 @@ class Penalties:
     def __init__(self) -> None:
         self._nodes: OrderedDict[str, _Record] = OrderedDict()
         self._places: OrderedDict[str, _Record] = OrderedDict()
-        """By address."""
+        """Faults by address."""
         self._trusted: OrderedDict[str, None] = OrderedDict()
 
     def behaved(self, node_id: str) -> None:

@@ -121,7 +121,6 @@ class Publisher:
         return tuple(sorted(self._published.keys() - {0}))
 
     def has(self, version: int) -> bool:
-        """Return True if nodes can fetch this version now."""
         return version in self._published
 
     def info_hashes(self, version: int) -> tuple[bytes, ...]:
@@ -208,7 +207,6 @@ class Publisher:
         )
 
     def _register(self, carrier: Carrier) -> None:
-        """Add a carrier to the published ones."""
         self._tracker.register_self(carrier.info_hash, self._swarm.port)
         self._published.setdefault(carrier.manifest.policy_version, []).append(self._signed(carrier))
 

@@ -135,7 +135,6 @@ class Tracker:
         self._swarms.setdefault(info_hash, {})
 
     def forget(self, info_hash: bytes) -> None:
-        """Close the swarm of this torrent."""
         self._hub_ports.pop(info_hash, None)
         self._swarms.pop(info_hash, None)
         self._introduced.pop(info_hash, None)

@@ -69,7 +69,7 @@ class WandB:
             resume="allow" if metrics.wandb == "online" else None,
             dir=str(self._directory),
             config={section: settings[section] for section in TOLD_SECTIONS},
-            settings=wandb.Settings(  # Send the figures, but nothing about this machine.
+            settings=wandb.Settings(  # Sends the figures, but nothing about this machine.
                 console="off",
                 disable_code=True,
                 disable_git=True,

@@ -148,7 +148,6 @@ Rows = list[dict[str, Any]]
 
 
 def key_of(rollout_id: str) -> tuple[int, int]:
-    """Return the lease and index in a rollout's id."""
     lease_id, _, index = rollout_id.partition("-")
     return int(lease_id), int(index)
 

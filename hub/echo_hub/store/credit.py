@@ -112,7 +112,6 @@ def teams_of(connection: Connection, node_ids: Iterable[str]) -> dict[str, int]:
 
 
 def _rows(connection: Connection, holders: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return the row of each holder that has one."""
     return {
         row["holder"]: dict(row)
         for part in in_parts(holders)

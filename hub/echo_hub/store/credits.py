@@ -29,7 +29,6 @@ class Credit:
     trained_tokens: int = 0
     evaluated: int = 0
     dropped: Mapping[str, int] = field(default_factory=dict)
-    """Number of dropped rollouts by reason."""
     others_checked: int = 0
     share: float = 0.0
     """This node's share of all rollouts that were trained on or evaluated."""

@@ -145,7 +145,6 @@ def write_meta(connection: Connection, key: str, value: str) -> None:
 
 
 def read_meta(connection: Connection) -> dict[str, str]:
-    """Return the whole content of `run_meta`, by key."""
     return {row.key: row.value for row in connection.execute(select(run_meta))}
 
 

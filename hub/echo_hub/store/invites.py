@@ -59,6 +59,5 @@ def read_came_by(connection: Connection) -> dict[str, int]:
 
 
 def nodes_of(connection: Connection, name: str) -> list[str]:
-    """Return the nodes that joined with invites of this name."""
     of_name = select(invites.c.invite_id).where(invites.c.name == name)
     return list(connection.scalars(select(nodes.c.node_id).where(nodes.c.invite_id.in_(of_name))))

@@ -88,7 +88,6 @@ def _classes(edges: Sequence[float], counts: Sequence[int]) -> tuple[TokenClass,
 def read_contribution(
     connection: Connection, node_id: str, *, run_id: str, run_name: str, hub_key: bytes, now: float
 ) -> Contribution | None:
-    """Return the node's contribution; None if it never joined the run."""
     node = _row(connection, nodes, node_id)
     if not node:
         return None

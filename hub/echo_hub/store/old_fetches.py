@@ -88,7 +88,6 @@ def _note_arrived(connection: Connection, version: int) -> None:
 
 
 def _in_order(column: ColumnElement[Any], *which: ColumnElement[bool]) -> Select[Any]:
-    """Select a column of the matching rows, in the order of `ix_fetches_version`."""
     return select(column).select_from(fetches).where(*which).order_by(fetches.c.policy_version, fetches.c.broadcast_s)
 
 

@@ -77,7 +77,6 @@ _STORED: Final = tuple(
     for field in fields(RolloutPayload)
 )
 NAMES: Final = tuple(each.name for each in _STORED)
-"""Names of all columns that hold parts of a payload."""
 _WRITERS: Final = tuple((each.name, each.write) for each in _STORED if each.name != "observation_ids")
 _READERS: Final = tuple((each.name, attrgetter(each.name), each.read) for each in _STORED)
 

@@ -92,7 +92,7 @@ class BatchGroup:
     group_id: int
     seed: int
     episodes: tuple[BatchEpisode, ...]
-    """Episodes, in the order in which they are trained on."""
+    """In the order in which they are trained on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,9 +107,9 @@ class EvaluatedEpisode:
     reward: float | None
     """The reward, with its components if it has any; None if the scorer failed."""
     leased_at: float
-    """Time at which the first turn was leased."""
+    """Time at which the first turn was leased, in seconds since the epoch."""
     received_at: float
-    """Time at which the last turn was received."""
+    """Time at which the last turn was received, in seconds since the epoch."""
 
 
 def scorer_failures(connection: Connection, group_ids: Sequence[int]) -> tuple[tuple[int, int, int], ...]:

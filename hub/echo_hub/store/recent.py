@@ -105,9 +105,6 @@ def _arrivals(connection: Connection, version: int) -> tuple[float, ...]:
 
 
 def read_node_kinds(connection: Connection, node_ids: Iterable[str]) -> dict[str, NodeKind]:
-    """Return the kinds of these nodes. Nodes without a row are left out: the hub's own sampler, and nodes that joined
-    before a database was lost.
-    """
     wanted = sorted(set(node_ids))
     query = select(nodes.c.node_id, nodes.c.backend, nodes.c.device, nodes.c.cost_per_hour, nodes.c.power_watts)
     return {

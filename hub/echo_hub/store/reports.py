@@ -255,7 +255,6 @@ def read_num_nodes(connection: Connection) -> NumNodes:
 
 
 def read_costs(connection: Connection) -> CostTotals:
-    """Return the cost and active time of all nodes together."""
     dollars, active_s = connection.execute(select(func.sum(costs.c.dollars), func.sum(costs.c.active_s))).one()
     return CostTotals(dollars=dollars or 0.0, active_s=active_s or 0.0)
 
@@ -290,7 +289,6 @@ _TRAINED_STEPS: Final = select(
 
 
 def read_steps(connection: Connection, since: int = 0, limit: int = 1_000) -> list[StepRecord]:
-    """Return the first `limit` trained steps after step `since`, in order."""
     after = _TRAINED_STEPS.where(steps.c.step > since).order_by(steps.c.step).limit(limit)
     return [_step_record(row) for row in rows_at_once(connection, after)]
 
@@ -411,7 +409,6 @@ def read_evaluations(connection: Connection, since: float = 0.0) -> list[Evaluat
 
 
 def read_evaluated_versions(connection: Connection) -> set[int]:
-    """Return the versions that have any recorded evaluation."""
     return {
         version
         for table in (evaluations, set_evaluations)

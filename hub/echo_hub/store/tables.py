@@ -122,7 +122,7 @@ groups = Table(
     Column("prompt", Unsigned64),
     Column("pass_rate", Double),
 )
-# Read when a hub starts whose run has a curriculum; without one, the index is empty.
+# Read when the hub starts, if the run has a curriculum. Without a curriculum, the index is empty.
 Index("ix_groups_rated", groups.c.group_id, **only_where(groups.c.pass_rate.is_not(None)))
 IS_OPEN = text("step IS NULL AND drop_reason IS NULL")
 """A text, not an SQLAlchemy expression: SQLite uses a partial index only if the query repeats its condition word for

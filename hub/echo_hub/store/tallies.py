@@ -142,7 +142,6 @@ def tally_fetches(connection: Connection, fetched: Iterable[tuple[int, Mapping[S
 
 
 def tally_costs(connection: Connection, accrued: Iterable[NodeCost]) -> None:
-    """Add the nodes' cost since the last call to the totals."""
     by_node: dict[str, dict[str, float]] = {}
     for cost in accrued:
         of_node = by_node.setdefault(cost.node_id, {"active_s": 0.0, "dollars": 0.0})

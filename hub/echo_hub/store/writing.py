@@ -106,7 +106,6 @@ class Written:
     touched: frozenset[str]
     """Ids of nodes whose totals changed by final rollouts, costs or trust standing."""
     has_trained: bool
-    """True if any of the records says that a step was trained."""
 
 
 def write(connection: Connection, records: Sequence[Record], now: float) -> Written:
