@@ -252,7 +252,7 @@ class RayLink:
             frame = await self._driver.receive()
             child = self._children.get(frame["about"])
             if child is None:
-                continue  # The child was stopped.
+                continue  # The child was stopped meanwhile.
             if "waiting" in frame:
                 if not any(other.waits for other in self._children.values() if other.kind == child.kind):
                     log.warning("Ray lacks resources for %s so far: %s", child.slot, frame["waiting"])

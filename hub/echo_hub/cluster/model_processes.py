@@ -108,7 +108,6 @@ class ProcessBeside(ModelProcess):
         return await SupervisedChild.spawn(self._command)
 
     async def send(self, request: Mapping[str, Any], adapters: Mapping[int, Path]) -> None:
-        """Send a request, as `ModelProcess.send` does."""
         assert isinstance(self._child, SupervisedChild)
         await self._child.send({**request, "adapters": {version: str(path) for version, path in adapters.items()}})
 

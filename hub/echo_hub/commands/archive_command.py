@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class _Done:
-    """What the command did with one archive file."""
-
     file: str
     first_step: int
     last_step: int

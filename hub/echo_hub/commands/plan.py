@@ -176,7 +176,6 @@ def fleet_of_run(store: Store, config: HubConfig) -> PlannedFleet:
 
 
 def _verifying(config: HubConfig) -> str:
-    """Return words for where the verifier runs."""
     if config.run.mode == "colocated":
         return "nowhere: the hub samples for itself"
     return {
@@ -188,7 +187,6 @@ def _verifying(config: HubConfig) -> str:
 
 
 def _evaluating(config: HubConfig) -> str:
-    """Return words for what samples the evaluations."""
     return {"hub": "the learner, between two steps", "ray": _actor(config, "evaluator"), "nodes": "the nodes"}[
         config.evaluation.by
     ]

@@ -139,12 +139,10 @@ def _print(page: RolloutsPage) -> None:
 
 
 def components_text(components: Mapping[str, float] | None) -> str:
-    """Format reward components, such as "score 1, format 0.5"."""
     return ", ".join(f"{name} {value:.3g}" for name, value in (components or {}).items())
 
 
 def _why_not(one: RolloutSummary) -> str:
-    """Return why the rollout has no text."""
     if one.num_tokens is None:
         return "(being sampled)" if one.is_in_flight else "(never received)"
     return f"(not kept: {one.not_kept})" if one.not_kept else "(not kept)"

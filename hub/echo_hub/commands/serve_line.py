@@ -51,7 +51,6 @@ class ServeLine:
         self._out = out
 
     async def run(self) -> None:
-        """Show the run's status until cancelled: live on a terminal, otherwise as lines."""
         if self._terminal.is_terminal:
             await self._show_live()
         else:

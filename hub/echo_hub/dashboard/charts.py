@@ -154,7 +154,6 @@ SPREAD: Final = ChartView(
 
 
 def learner() -> tuple[ChartView, ...]:
-    """Return the charts of the learner's figures, from the table of step figures."""
     return tuple(_of_step_figures(chart) for chart in step_figures.CHARTS)
 
 

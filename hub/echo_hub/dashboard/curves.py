@@ -56,7 +56,7 @@ def _largest() -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurveMark:
-    """The part of the curves that a watcher has: points of `width` steps each, up to step `step`."""
+    """The curves that a browser has: points of `width` steps each, up to step `step`."""
 
     width: int
     step: int
@@ -88,7 +88,6 @@ class Smoothed:
 
     @property
     def deviation(self) -> float:
-        """Return the standard deviation of the values, with the same weights."""
         return sqrt(self._variance)
 
 
@@ -221,10 +220,10 @@ class CurvesRoom:
         self._lock = asyncio.Lock()
 
     async def serve(self, request: web.Request) -> web.Response:
-        """GET /api/v1/curves?width=W&since=N: the news for a viewer that has the points of width W up to step N.
+        """GET /api/v1/curves?width=W&since=N: the new points for a browser that has the points of width W up to step N.
 
         The answer is {"width": ..., "points": [...]}. If the width has changed, it holds all points. Otherwise it holds
-        points with a step after N; the first may replace the viewer's last one.
+        points with a step after N; the first may replace the browser's last one.
         """
         width, since = (whole_number(request.query.get(name, "0")) for name in ("width", "since"))
         if width is None or since is None:
@@ -234,11 +233,12 @@ class CurvesRoom:
         return json_response({"width": self._curves.width, "points": points})
 
     async def news(self, mark: CurveMark | None) -> tuple[CurveMark, dict[str, object]]:
-        """Return the new mark, and the news for a watcher that knows the curves up to `mark`; None on its first call.
+        """Return the new mark, and the points that a browser lacks; `mark` says which points it has, None at its first
+        call.
 
-        The news are {"width": ..., "since": ..., "points": [...]}: the points of that width with a step after `since`.
-        The first call returns no points; neither does a call after a change of width. A watcher that lacks earlier
-        points requests /api/v1/curves.
+        The points are {"width": ..., "since": ..., "points": [...]}: those of that width with a step after `since`. The
+        first call returns no points; neither does a call after a change of width. A browser that lacks earlier points
+        requests /api/v1/curves.
         """
         await self.newest()
         now = CurveMark(width=self._curves.width, step=self._curves.last_step)

@@ -65,7 +65,6 @@ def state_of(node: NodeView) -> str:
 
 
 def standing_of(node: NodeView) -> str:
-    """Return the node's trust standing, one of `STANDINGS`."""
     return node.totals.standing or UNCHECKED
 
 
@@ -326,7 +325,6 @@ def _choices(counted: Iterable[tuple[str, int]]) -> tuple[str, ...]:
 
 
 def page_links(wanted: FleetQuery, part: FleetPart) -> tuple[str, str]:
-    """Return the addresses of the previous and next page, or "" where no such page exists."""
     return tables.page_links(
         wanted.asked, after=wanted.after, limit=wanted.limit, shown=len(part.nodes), found=part.num_found
     )

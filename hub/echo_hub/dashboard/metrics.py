@@ -136,7 +136,6 @@ def _run(run: RunView) -> Iterator[Metric]:
 
 
 def _learner(step: StepRecord) -> Iterator[Metric]:
-    """Yield the figures of the newest step."""
     family = GaugeMetricFamily(
         "echo_reward_component", "Mean of each component of the newest step's rewards.", labels=["component"]
     )
@@ -221,7 +220,6 @@ def _turned_away(run: RunView) -> Metric:
 
 
 def _judges(run: RunView) -> Iterator[Metric]:
-    """Yield the counts of requests to reward judges since the hub's start."""
     asked = CounterMetricFamily("echo_judge_calls", "Requests to a judge of rewards.", labels=["judge"])
     failed = CounterMetricFamily("echo_judge_failures", "Judge requests without a verdict.", labels=["judge", "why"])
     tokens = CounterMetricFamily("echo_judge_tokens", "Tokens computed, as a judge reports.", labels=["judge", "of"])
@@ -336,7 +334,6 @@ def _seconds(name: str, help_text: str, version: VersionRecord) -> Metric:
 
 
 def _fleet(nodes: FleetView) -> Iterator[Metric]:
-    """Yield sums over all connected nodes."""
     here = [node for node in nodes.here.values() if node.connected]
     connected = GaugeMetricFamily("echo_nodes_connected", "Connected nodes by activity.", labels=["activity"])
     yield _labelled(connected, (([a], n) for a, n in sorted(Counter(node.activity for node in here).items())))

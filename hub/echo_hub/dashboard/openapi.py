@@ -47,7 +47,6 @@ async def serve(_request: web.Request) -> web.Response:
 
 @cache
 def document() -> dict[str, Any]:
-    """Return the OpenAPI document."""
     return {
         "openapi": VERSION,
         "info": {

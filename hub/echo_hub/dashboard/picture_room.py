@@ -25,8 +25,6 @@ MOST_WAITING: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnPicture:
-    """A picture as PNG."""
-
     body: bytes
     tag: str
     good_until: float

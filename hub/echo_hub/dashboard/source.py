@@ -29,7 +29,7 @@ class Changes:
         woken.set()
 
     async def wait(self, seen: int) -> int:
-        """Wait until `number` exceeds `seen`, and return it. Cancel-safe."""
+        """Wait until `number` exceeds `seen`, and return it. Cancelling the wait loses nothing."""
         while self.number <= seen:
             await self._next.wait()
         return self.number

@@ -30,8 +30,9 @@ class GatewaySession:
 
     node_id: str
     number: int
-    """Unique in this process. The numbers start at a random value, so a restarted hub repeats one with probability
-    2**-60."""
+    """Number of the session, unique in this process. Numbers start at a random value, so a restarted hub repeats one
+    with probability 2**-60.
+    """
     line: GatewayLine
 
 
@@ -60,7 +61,6 @@ class GatewayLine:
             self.put([ItemKind.PUSH, number, frame, rank], len(frame))
 
     def put(self, item: Item, frame_bytes: int = 0) -> None:
-        """Append an item to the outbox."""
         self.outbox.put(item, frame_bytes)
         self.is_over = self.is_over or self.outbox.num_bytes > WAITING_BYTES
 
@@ -134,7 +134,7 @@ class GatewaySessions:
         return True
 
     def dismiss(self, node_id: str, code: RefusalCode, what: str) -> None:
-        self._put(node_id, ItemKind.PART, code.value, what)  # The gateway then reports the disconnect.
+        self._put(node_id, ItemKind.PART, code.value, what)  # The gateway then reports that the connection has ended.
 
     def displace(self, node_id: str) -> bool:
         """Close the connection of a node that connects again; return True if there was one."""

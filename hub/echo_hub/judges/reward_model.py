@@ -96,7 +96,6 @@ class RewardModel:
             await asyncio.wait([work])
 
     async def value(self, asked: Asked) -> float:
-        """Return the component for a completion, as `Judge.value` does."""
         job = _Job(asked=asked)
         self._waiting.append(job)
         self._some.set()

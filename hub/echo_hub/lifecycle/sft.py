@@ -107,12 +107,10 @@ class Finetuned:
 
 
 def work_of(directory: RunDirectory) -> Path:
-    """Return the directory of a run's fine-tuning in progress."""
     return directory.root / "sft-work"
 
 
 def result_of(directory: RunDirectory) -> Path:
-    """Return the directory of the fine-tuned adapter."""
     return directory.root / "sft"
 
 

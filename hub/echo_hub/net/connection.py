@@ -47,7 +47,7 @@ class CloseReason(StrEnum):
     TOO_MANY_OF_NODE = "too_many_of_node"
     TOO_MANY_UNKNOWN = "too_many_unknown"
     TOO_FAST = "too_fast"
-    """Over the rate limit, of one address or of all together. The same holds for the next two reasons."""
+    """New connections exceed the rate limit of their address, or the limit of all addresses together."""
     TOO_FAST_REQUESTS = "too_fast_requests"
     TOO_MANY_HANDSHAKES = "too_many_handshakes"
     HANDSHAKE_TOO_LATE = "handshake_too_late"
@@ -155,7 +155,7 @@ class Connection(asyncio.BufferedProtocol):
         socket, loop = self.transport, asyncio.get_running_loop()
         try:
             await self._keeper.handshakes.turn("" if self.account is None else self.account.place)
-            if socket.is_closing():  # Closed to free its place for another connection.
+            if socket.is_closing():  # The hub closed it meanwhile to make place for another connection.
                 return
             self._keeper.began_handshake(self)
             secure = await loop.start_tls(
@@ -235,7 +235,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._request is not None and not self._request.content.is_eof():
             return CloseReason.BODY_TOO_LATE if now - self._since > BODY_S else None
         if self.stage is Stage.ANSWERING and self.account is not None and self.account.node_id:
-            return None  # This is a websocket: the gateway has its own deadlines for it.
+            return None  # A websocket: the gateway has deadlines of its own for it.
         seen, self._seen = self._seen, progress(self.transport)
         if self._seen != seen:
             self._since = now

@@ -50,7 +50,7 @@ MOST_OF_NODE: Final = 32
 MOST_HELD_BYTES: Final = 24 * 2**20
 """Maximum number of bytes of responses buffered in memory for all strangers together."""
 UNKNOWN_SHARE: Final = 0.75
-"""Share of all connections up to which nodes' connections may grow before unknown nodes are refused."""
+"""Share of all connections that nodes may hold before unknown nodes (without useful work so far) are refused."""
 
 _LATER: Final = {hdrs.RETRY_AFTER: "1"}
 
@@ -198,7 +198,7 @@ class ConnectionLimits:
             self._waiting[connection] = None
 
     def _count(self, connection: Connection, account: Account | None) -> None:
-        """Count the connection for `account` and no longer for its previous account. None counts for nobody."""
+        """Count the connection for `account` and no longer for its previous account; None means for no account."""
         for one, change in ((connection.account, -1), (account, 1)):
             if one is None:
                 continue

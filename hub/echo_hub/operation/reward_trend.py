@@ -45,7 +45,6 @@ class RewardTrend:
 
     def __init__(self) -> None:
         self.step = 0
-        """The newest added step."""
         self._rewards: deque[float] = deque(maxlen=WINDOW)
         self._now: _Mean | None = None
         self._best: _Mean | None = None

@@ -415,12 +415,11 @@ class PromptCodec:
         return str(self._tokenizer.decode(every, skip_special_tokens=False))
 
     def _behind(self, ids: Sequence[int], place: int) -> str:
-        """Return the text that the ids from `place` on add to the text of the ids before."""
+        """Return the text that the ids from index `place` on add to the text of the ids before them."""
         before, whole = (self._tokenizer.decode(part, skip_special_tokens=False) for part in (ids[:place], ids))
         return str(whole[len(before) :])
 
     def _messages(self, prompt: str) -> list[Message]:
-        """Return the conversation with `prompt` as its only user message."""
         return self._with_words([{"role": "user", "content": prompt}])
 
     def _with_words(self, messages: Sequence[Message]) -> list[Message]:

@@ -314,7 +314,6 @@ class SimulatedFleet:
         self._hub.tell(NodeDisconnected(node_id=node.node_id))
 
     def _go(self, subject: tuple[SimulatedNode, int]) -> None:
-        """Disconnect a node whose day is over."""
         node, session = subject
         if session != node.session:
             return

@@ -100,7 +100,6 @@ class SimulationReport:
 
 
 def report_of(world: World) -> SimulationReport:
-    """Compute the report of a finished run."""
     accounts = world.accounts
     pool, demand = pool_of(world.scenario), demand_of(world.scenario)
     steps, utilisation, idle_s = _learner(world)

@@ -31,5 +31,4 @@ def first(spans: Sequence[DrawnSpan], num_tokens: int) -> Spans:
 
 
 def num_tokens(spans: Sequence[DrawnSpan]) -> int:
-    """Return the total tokens of all spans."""
     return sum(span.num_tokens for span in spans)

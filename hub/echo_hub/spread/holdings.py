@@ -214,7 +214,6 @@ class Dissemination:
             wanted.intersection_update(published)
 
     def num_holding(self, version: int) -> int:
-        """Return how many connected nodes hold this version."""
         return sum(version in held for held in self._held.values())
 
     def newest_complete(self) -> int | None:

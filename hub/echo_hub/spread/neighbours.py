@@ -28,7 +28,6 @@ class Neighbours:
         """Nodes with fewer than `degree` neighbours."""
 
     def of(self, node_id: str) -> Set[str]:
-        """Return the neighbours of a node; empty for an unknown node."""
         return self._of.get(node_id, {}).keys()
 
     def join(self, node_id: str, *, listens: bool) -> None:

@@ -125,7 +125,6 @@ class BroadcastStatus:
             self._remove(member, now)
 
     def end(self, now: float) -> None:
-        """End the broadcast."""
         for member in list(self._members.values()):
             self._remove(member, now)
 

@@ -78,13 +78,11 @@ class Tree:
 
 
 def star(root: int, mask: int) -> Tree:
-    """Return a tree in which the root serves all others."""
     numbers = list(bits(mask))
     return Tree(root, {root: numbers}, dict.fromkeys(numbers, root), mask, kids={root: mask})
 
 
 def bits(mask: int) -> Iterator[int]:
-    """Yield the numbers in a bit mask."""
     while mask:
         bit = mask & -mask
         mask ^= bit

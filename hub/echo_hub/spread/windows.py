@@ -180,7 +180,7 @@ class Handing:
             rate = self._sample_bytes / span_s
             if self.rate is None:
                 self.rate = rate
-            elif self._sample_bytes > num_bytes or rate > self.rate:  # Transit dominates a single copy.
+            elif self._sample_bytes > num_bytes or rate > self.rate:  # A single copy measures mostly its transit time.
                 self.rate += NEWEST_SHARE * (rate - self.rate)
             self._began_at, self._sample_bytes = now, 0
 

@@ -45,8 +45,6 @@ class _Whole:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """A node's view, and the source data of the view."""
-
     view: NodeView
     row: NodeTotals
     said: tuple[object, ...]
@@ -61,7 +59,6 @@ class AllNodes:
         self._lock = threading.Lock()
         self._books = ReadBeside(self._read_all, every_s=0.0, name="all nodes")
         self._whole = _Whole({}, 0)
-        """Result of the last reading of all nodes."""
         self._rows: dict[str, NodeTotals] = {}
         """Result of the last full reading, with changed nodes replaced by later partial readings."""
         self._touched = 0

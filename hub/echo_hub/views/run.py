@@ -319,7 +319,7 @@ def broken_now(moment: Moment) -> dict[ProblemKind, str]:
 
 
 def _beside(moment: Moment) -> set[ProblemKind]:
-    """Return the kinds of monitored problems that `broken_now` reports too, for exactly as long as they last."""
+    """Return the kinds of monitored problems that `broken_now` shows anyway, so that `noticed` leaves them out."""
     always = (
         ProblemKind.LEARNER_DOWN,
         ProblemKind.DISK_FULL,
@@ -359,7 +359,6 @@ def noticed(moment: Moment, *, is_told: bool) -> tuple[str, ...]:
 
 
 def lacks_nodes(moment: Moment) -> bool:
-    """Return True if the run needs nodes and none is connected."""
     return moment.needs_nodes and not moment.status.nodes_connected
 
 
