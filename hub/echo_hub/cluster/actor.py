@@ -113,7 +113,6 @@ class ChildHost:
         return await hosted.answers()
 
     async def end(self, child_id: int) -> None:
-        """End the child and all processes that it started."""
         if self._hosted is not None and self._hosted.child_id == child_id:
             await self._end()
 
@@ -160,7 +159,6 @@ class _Hosted:
         self._log_at = 0
 
     async def run(self, opening: bytes) -> None:
-        """Run the child until it ends or this task is cancelled."""
         child: SupervisedChild | None = None
         try:
             limits = replace(NO_HEARTBEAT, ending_s=self._spec["ending_s"])

@@ -334,7 +334,6 @@ class RayChild:
         return found
 
     def told(self, frame: Frame) -> None:
-        """Process a frame from the driver about this child."""
         for packed in frame.get("frames", ()):
             self._found.put_nowait(unpack_frame(packed[HEADER_BYTES:]))
         if "failed" in frame:

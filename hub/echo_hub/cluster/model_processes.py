@@ -31,8 +31,6 @@ _ENVIRONMENT: Final = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A program that such a process runs."""
-
     kind: WorkerKind
     name: str
     """Name in texts such as "The NAME process ended"."""

@@ -107,8 +107,6 @@ class PlannedFleet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What the capacity model says about a fleet."""
-
     fleet: PlannedFleet
     target: float
     prediction: Prediction
@@ -266,7 +264,6 @@ def _kind(kinds: Sequence[NodeClass], name: str) -> NodeClass:
 
 
 def make_plan(fleet: PlannedFleet, *, target: float) -> Plan:
-    """Compute all answers of the capacity model."""
     prediction = predict(fleet.workload, Pool.of(fleet.nodes))
     advice = advise(fleet.workload, fleet.nodes, fleet.kinds, target=target)
     return Plan(

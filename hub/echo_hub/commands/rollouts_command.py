@@ -93,7 +93,6 @@ def _understood(asked: dict[str, Any], before: str) -> tuple[RolloutFilter, str]
 
 
 def reader_of(directory: RunDirectory, store: Store) -> RolloutReader:
-    """Return a reader of the run's rollouts, with texts and advantages."""
     from echo_hub.lifecycle.rollouts import ProblemsOnDemand, RolloutReader
     from echo_hub.run.base_model import PromptCodec, resolve_base
 

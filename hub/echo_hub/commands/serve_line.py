@@ -26,7 +26,6 @@ DONE: Final = "The pages stay available until you press Ctrl-C."
 
 
 def line_of(view: RunView) -> str:
-    """Return the run's status in one line."""
     parts = [view.health.state.value, f"step {view.trained_step:,} of {view.steps_total:,}"]
     if view.mean_reward is not None:
         parts.append(f"reward {view.mean_reward:.3g}")

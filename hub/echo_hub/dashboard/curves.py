@@ -64,8 +64,6 @@ class CurveMark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trend:
-    """How the smoothed reward has changed over the newest steps."""
-
     now: float
     before: float
     steps: int

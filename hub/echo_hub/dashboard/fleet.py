@@ -254,8 +254,6 @@ class FleetKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kinds:
-    """Numbers of nodes by kind, and in total."""
-
     number: int
     states: tuple[FleetKind, ...]
     """States with any node, in the order of `STATES`."""
@@ -276,7 +274,6 @@ def _kinds_away(away: NodesAway) -> Counter[tuple[str, str, str, str, bool]]:
 
 
 def kinds(nodes: FleetView) -> Kinds:
-    """Count all nodes by kind, ignoring filters."""
     by_state, by_standing = Counter[str](), Counter[str]()
     engines = Counter[tuple[str, str]]()
     has_costs = False

@@ -51,7 +51,6 @@ class Rendering:
 
 
 def rendering(text: str) -> Rendering:
-    """Parse the full HTML of a page into its live parts."""
     parts: dict[str, str] = {}
     rows: dict[str, Mapping[str, str]] = {}
     title = _TITLE.search(text)

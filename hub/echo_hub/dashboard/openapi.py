@@ -83,7 +83,6 @@ def answer_schemas() -> dict[str, Any]:
 
 
 def _dataclasses_in(kind: Any) -> Iterator[type]:
-    """Yield a dataclass and all dataclasses nested in its fields."""
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         yield kind
         for hint in get_type_hints(kind).values():

@@ -37,8 +37,6 @@ class Changes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPicture:
-    """The run and its nodes at one moment."""
-
     run: RunView
     nodes: FleetView
     processor_s: float
@@ -61,9 +59,7 @@ class PagesSource(Protocol):
         """Return the hub's health from memory: a liveness probe must not wait for anything."""
         ...
 
-    async def events(self, wanted: EventFilter, limit: int) -> tuple[RunEvent, ...]:
-        """Return at most `limit` events that match, newest first."""
-        ...
+    async def events(self, wanted: EventFilter, limit: int) -> tuple[RunEvent, ...]: ...
 
     async def node(self, node_id: str) -> NodeRecord | None:
         """Return a node by its full id; None if no such node ever joined or got a lease."""

@@ -295,7 +295,6 @@ def _heed_cancellation() -> None:
 
 
 def without_password(url: str) -> str:
-    """Return the URLs without user names and passwords, for display."""
     found = [urlsplit(one) for one in url.split(",")]
     return ",".join(f"{one.scheme}://{one.netloc.rpartition('@')[2]}" for one in found)
 

@@ -72,7 +72,6 @@ class GatewayFleet:
             await self._broker.make_stream(self._subjects.stream, self._subjects.sent)
 
     async def close(self) -> None:
-        """Send queued messages and disconnect from the broker."""
         if self._broker is not None:
             await self._tell_all(self._broker)
             await self._broker.close()

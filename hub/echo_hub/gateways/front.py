@@ -160,7 +160,6 @@ class Front:
         await self._gateway.close(RefusalCode.SHUTTING_DOWN, HUB_AGAIN)
 
     def take(self, item: Item) -> None:
-        """Handle one item from the hub."""
         match ItemKind(item[0]):
             case ItemKind.HERE:
                 pass

@@ -26,8 +26,6 @@ ELSEWHERE: Final = "This node has connected again elsewhere."
 
 @dataclass(frozen=True, slots=True)
 class GatewaySession:
-    """A node's session through a gateway."""
-
     node_id: str
     number: int
     """Number of the session, unique in this process. Numbers start at a random value, so a restarted hub repeats one
@@ -74,7 +72,6 @@ class GatewaySessions:
         self._numbers = itertools.count(secrets.randbits(62))
         self._pushes = itertools.count()
         self.lines: dict[str, GatewayLine] = {}
-        """Gateways by their ids."""
         self.news = asyncio.Event()
         """Set when an item is queued for a gateway."""
 

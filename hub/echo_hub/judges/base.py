@@ -36,7 +36,6 @@ class Judge(Protocol):
     """A model that scores completions. Its value is one component of the reward."""
 
     name: str
-    """Name of the reward component."""
     counts: Counts
     absence: Absence
 

@@ -73,8 +73,6 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Family:
-    """A prompt with its rollouts in one micro-batch."""
-
     group: WeightedGroup
     rollouts: list[WeightedRollout]
 

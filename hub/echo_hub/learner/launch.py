@@ -126,8 +126,6 @@ def serve_host(launch: Launch) -> None:
 
 
 def end_with(pid: int) -> None:
-    """End this process as soon as the process `pid` ends."""
-
     def watch() -> None:
         with suppress(psutil.NoSuchProcess):
             psutil.Process(pid).wait()

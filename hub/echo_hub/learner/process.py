@@ -234,8 +234,6 @@ class Learner:
 
 
 class StepUnderWay:
-    """A step that the learner process has received."""
-
     def __init__(self, answers: AsyncGenerator[Frame, None]) -> None:
         self._answers = answers
 

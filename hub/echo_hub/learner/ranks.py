@@ -251,4 +251,3 @@ _NOTHING: Final = WeightedGroup(
 """A group without drawn tokens: it passes through the model, but adds nothing to the gradient."""
 
 ALONE: Final = TrainingRanks()
-"""The ranks of a learner that consists of a single process."""

@@ -68,7 +68,6 @@ class SftProgress:
 
     @classmethod
     def of(cls, state: checkpoint.CheckpointState) -> SftProgress:
-        """Read the progress stored in a checkpoint."""
         frame = state.told[state.step].metrics
 
         def losses(kind: str) -> tuple[float, ...]:

@@ -56,7 +56,6 @@ class StepOutcome:
     screen: Mapping[str, Any]
     """Result of `screen.Findings.frame`; at rank 0 it covers the rollouts of all ranks."""
     history: History
-    """The history that the next step needs."""
 
 
 def train_step(

@@ -156,7 +156,6 @@ def _sub_batches(
 
 
 def _together(sub_batches: Sequence[Times]) -> Times:
-    """Return how often each rollout counts in all sub-batches together."""
     return [np.sum(of_group, axis=0) for of_group in zip(*sub_batches, strict=True)]
 
 

@@ -224,7 +224,6 @@ class Archive:
         return gone
 
     def _read(self, path: Path) -> Any:
-        """Read the whole file and verify every checksum."""
         with self._readable(path):
             return self._parquet.read_table(path, page_checksum_verification=True)
 

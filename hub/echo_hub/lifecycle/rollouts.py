@@ -162,7 +162,6 @@ class RolloutReader:
         )
 
     def export(self, wanted: RolloutFilter) -> Iterator[WholeRollout]:
-        """Yield all matching rollouts, the newest lease first."""
         before: Key | None = NEWEST
         gains = _Gains(self)
         while before is not None:

@@ -48,7 +48,6 @@ class _Push:
     hand_on: bool
     layout: TorrentLayout
     piece: Callable[[int], bytes]
-    """Return a piece's data by its index."""
     forget: Callable[[], None]
     """Free the cached pieces."""
 

@@ -395,7 +395,6 @@ class Distributor:
         return self._publisher.run_keys()
 
     def introduce(self, info_hash: bytes, peer: tuple[str, int], node_ids: tuple[str, ...]) -> None:
-        """Tell these nodes of a new peer in an artefact's swarm."""
         for node_id in node_ids:
             self._connections.send(node_id, Peers(info_hash=info_hash, peers=(peer,)))
 

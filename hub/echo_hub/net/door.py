@@ -228,6 +228,5 @@ class Door:
 
 
 def refused(error: EchoError) -> Refused:
-    """Convert an error to the message that a node receives."""
     code = error.code if isinstance(error, RefusedError) else RefusalCode.PROTOCOL_ERROR
     return Refused(code=code, what=error.brief[:2_000], do=(error.do or "")[:2_000])

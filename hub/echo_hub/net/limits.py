@@ -303,7 +303,6 @@ class ConnectionLimits:
             self.cut(next(iter(self._under_way)), CloseReason.TOO_MANY_HANDSHAKES)
 
     def ended_handshake(self, connection: Connection) -> None:
-        """Stop counting a TLS handshake, which is finished."""
         self._under_way.pop(connection, None)
 
     def end_handshakes(self) -> None:
@@ -329,7 +328,6 @@ def _connection_of(request: web.Request) -> Connection | None:
 
 
 def _add(counter: Counter[str], key: str, change: int) -> None:
-    """Change a counter, and drop keys that reach zero."""
     counter[key] += change
     if not counter[key]:
         del counter[key]

@@ -56,8 +56,6 @@ class Together:
 
 
 class NodeConnection:
-    """One node's websocket."""
-
     def __init__(
         self,
         socket: web.WebSocketResponse,

@@ -64,7 +64,6 @@ class Penalties:
     def __init__(self) -> None:
         self._nodes: OrderedDict[str, _Record] = OrderedDict()
         self._places: OrderedDict[str, _Record] = OrderedDict()
-        """Faults by address."""
         self._trusted: OrderedDict[str, None] = OrderedDict()
 
     def behaved(self, node_id: str) -> None:

@@ -117,7 +117,6 @@ class Publisher:
         self._kept = version
 
     def published(self) -> tuple[int, ...]:
-        """Published policy versions, ascending."""
         return tuple(sorted(self._published.keys() - {0}))
 
     def has(self, version: int) -> bool:

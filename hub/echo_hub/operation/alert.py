@@ -39,12 +39,9 @@ class Alert:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AboutRun:
-    """The run that an alert belongs to."""
-
     run_id: str
     name: str
     url: str
-    """URL of the hub."""
 
 
 def alert_of(change: Change, alert_id: str) -> Alert:

@@ -34,8 +34,6 @@ RATE_S: Final = 60.0
 
 
 class ProblemKind(StrEnum):
-    """Kinds of problems."""
-
     LEARNER_DOWN = "learner_down"
     DISK_FULL = "disk_full"
     """The hub waits until the disk has space."""
@@ -81,15 +79,12 @@ class RunObservation:
     forged: str = ""
     """Signs of forged rollouts in the newest step's figures; "" if there are none."""
     quarantined: int = 0
-    """Number of nodes in quarantine."""
     turned_away: int = 0
     """Number of connections, nodes and frames refused since the hub started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunProblem:
-    """A current problem."""
-
     kind: ProblemKind
     text: str
     """What the problem is, and what to do about it."""
@@ -125,7 +120,6 @@ class RunProblems:
 
     @property
     def active(self) -> tuple[RunProblem, ...]:
-        """Current problems, in order of beginning."""
         return tuple(self._active.values())
 
     def observe(self, seen: RunObservation, now: float) -> list[Change]:

@@ -45,8 +45,6 @@ _CANNOT_READ: Final = "The backup cannot be read."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backup:
-    """Facts about a written or restored backup."""
-
     trained_step: int
     size_bytes: int
     made_at: float

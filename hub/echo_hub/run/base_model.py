@@ -249,7 +249,6 @@ class PromptCodec:
             )
 
     def with_words(self, *, system_prompt: str, prompt_suffix: str) -> PromptCodec:
-        """Return a copy with another system prompt and suffix."""
         other = copy(self)
         other._system_prompt, other._prompt_suffix = system_prompt, prompt_suffix
         return other

@@ -242,7 +242,6 @@ def is_bfloat16(weights: Weights) -> bool:
 
 
 def hash_of(files: Mapping[str, bytes]) -> str:
-    """Return the SHA-256 of an adapter's weights file."""
     return hashlib.sha256(files[WEIGHTS_FILE]).hexdigest()
 
 

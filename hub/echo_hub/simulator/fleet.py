@@ -413,7 +413,6 @@ class TokenCounts:
         """Number of times that a node vanished with unfinished rollouts."""
 
     def count(self, begun: Sequence[Sampling], now: float) -> None:
-        """Count all attempts at rollouts of one group."""
         furthest: dict[int, int] = {}
         for sampling in begun:
             there = sampling.drawn(now)

@@ -23,7 +23,6 @@ class HourFigures:
     """Share of the hour in which the learner trained a step."""
     leased: int
     dropped: dict[str, int]
-    """Dropped rollouts by reason."""
 
 
 class Hours:

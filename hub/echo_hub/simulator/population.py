@@ -37,7 +37,6 @@ class Traits:
 
 
 def draw_nodes(scenario: Scenario) -> list[Traits]:
-    """Return the honest nodes."""
     nodes, publication = scenario.nodes, scenario.publication
     chance = np.random.default_rng([scenario.run.seed, 2])
     slowness = np.exp(-nodes.sigma * chance.standard_normal(nodes.count))

@@ -20,7 +20,6 @@ def grown(spans: Spans, more: DrawnSpan) -> Spans:
 
 
 def first(spans: Sequence[DrawnSpan], num_tokens: int) -> Spans:
-    """Return the spans of the first `num_tokens` tokens."""
     found: list[DrawnSpan] = []
     for span in spans:
         count = min(span.num_tokens, num_tokens)

@@ -54,8 +54,6 @@ PUSHED_VERSIONS: Final = 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Line:
-    """A node's connection."""
-
     node: SimulatedNode
     uplink: SimulatedUplink
     downlink: Downlink

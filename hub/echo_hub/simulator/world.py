@@ -154,7 +154,6 @@ class World:
                     gc.freeze()
 
     def tell(self, event: Event) -> None:
-        """Pass an event to the coordinator and carry out its effects."""
         self._untold = 0
         self._carry_out(self.core.handle(event, self.agenda.now))
 

@@ -94,7 +94,6 @@ class WandB:
         write_private(self._place, json.dumps({"run_id": self._run_id, **asdict(position)}).encode())
 
     def close(self) -> None:
-        """Finish the run, and end the client's service."""
         client, self._client = self._client, None
         if client is None:
             return

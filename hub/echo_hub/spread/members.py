@@ -11,8 +11,6 @@ from echo_hub.spread.windows import Path
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """One node of a broadcast."""
-
     node_id: str
     number: int
     bit: int

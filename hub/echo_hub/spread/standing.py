@@ -19,8 +19,6 @@ LONGEST_BENCH_S: Final = 60.0
 
 
 class BroadcastStatus:
-    """State of the broadcast of one artefact."""
-
     def __init__(self, *, paths: BroadcastPaths, num_pieces: int, piece_bytes: int) -> None:
         self._paths = paths
         self._num_pieces = num_pieces
@@ -59,7 +57,6 @@ class BroadcastStatus:
 
     @property
     def done(self) -> bool:
-        """True if no member lacks a piece."""
         return not self._num_lacking
 
     def join(self, node_id: str, *, hand_on: bool, now: float, have: Collection[int] = ()) -> None:

@@ -240,7 +240,6 @@ class BroadcastPaths:
         return path
 
     def named(self, number: int) -> str | None:
-        """Return the node with this number, if any."""
         return self._names.get(number)
 
     def set_links(self, node_id: str, peer_ids: Iterable[str]) -> None:

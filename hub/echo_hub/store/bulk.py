@@ -76,7 +76,6 @@ def _parts(number: int, *, most: int) -> Iterator[slice]:
 class _Many:
     text: str
     fixed: Mapping[str, Any]
-    """Parameter values that are the same for every row."""
     processors: Mapping[str, Callable[[Any], Any]]
     in_order: Callable[[Mapping[str, Any]], Any] | None
     """Return a row's values in the driver's positional order; None if the driver takes parameters by name."""

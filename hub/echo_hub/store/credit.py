@@ -156,5 +156,4 @@ def _add_parts(
 
 
 def in_parts(keys: Sequence[str]) -> Iterable[Sequence[str]]:
-    """Split keys into parts that are small enough for one query."""
     return (keys[start : start + KEYS_A_QUERY] for start in range(0, len(keys), KEYS_A_QUERY))

@@ -26,7 +26,6 @@ def add_invite(connection: Connection, invite: Invite) -> bool:
 
 
 def read_invites(connection: Connection) -> list[Invite]:
-    """Return all invites that were ever made, oldest first."""
     rows = connection.execute(select(invites).order_by(invites.c.invite_id))
     return [Invite(**row) for row in rows.mappings()]
 

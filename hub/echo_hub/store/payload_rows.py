@@ -39,7 +39,6 @@ class _Stored:
     name: str
     type: TypeEngine[Any]
     write: Callable[[RolloutPayload], Any]
-    """Returns the value to store in the column, given the payload."""
     read: Callable[[Any], Any]
     """Returns the field's value, given a column value that is not NULL."""
     is_nullable: bool

@@ -57,7 +57,6 @@ class StoredPayload:
     rollout_id: str
     group_id: int
     earlier_turns: tuple[AnsweredTurn, ...]
-    """The earlier turns of its episode, in order."""
     payload: RolloutPayload
     """The tokens, with spans (which node sampled which tokens) that cover all of them."""
 
@@ -189,7 +188,6 @@ def read_turns(
 
 
 def in_parts(keys: Iterable[_Key]) -> Iterator[list[_Key]]:
-    """Yield the keys in parts small enough for one query."""
     rest = iter(keys)
     while part := list(islice(rest, _KEYS_A_QUERY)):
         yield part

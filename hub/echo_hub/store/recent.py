@@ -22,8 +22,6 @@ NODES_A_QUERY: Final = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecentRollout:
-    """One leased rollout, and how long it took."""
-
     node_id: str
     leased_at: float
     received_at: float | None

@@ -260,7 +260,6 @@ def read_costs(connection: Connection) -> CostTotals:
 
 
 def read_accounting(connection: Connection) -> Accounting:
-    """Return how many rollouts were leased, and what became of them."""
     in_flight = connection.scalar(_IN_FLIGHT) or 0
     final = final_so_far(connection)
     return Accounting(
@@ -351,7 +350,6 @@ def read_fetched(
 
 
 def version_records(published: Sequence[Row[Any]], fetched: Mapping[int, FetchSummary]) -> list[VersionRecord]:
-    """Return the records of published versions, in the order of the rows."""
     return [
         VersionRecord(
             policy_version=row.policy_version,

@@ -160,7 +160,8 @@ rollouts = Table(
     sqlite_with_rowid=False,
 )
 IS_CHECKED = text("checked <> 'no'")
-"""A text for the same reason as `IS_OPEN`. So is the constant below."""
+"""A text, as `IS_OPEN` is: SQLite uses a partial index only for queries that repeat its text. The same holds for the
+constant below."""
 IS_UNFINISHED = text("state IN ('leased', 'received', 'scored')")
 Index("ix_rollouts_unfinished", rollouts.c.state, rollouts.c.node_id, **only_where(IS_UNFINISHED))
 _NEWEST = (rollouts.c.lease_id, rollouts.c.index)

@@ -109,7 +109,6 @@ class Moment:
     status: CoordinatorStatus
     distribution: DistributionStatus
     num_received: int
-    """Number of rollouts received since the hub's start."""
     rollouts_gone_on: int
     """Rollouts received since the hub's start that resumed an unfinished rollout."""
     tokens_saved: int
@@ -121,7 +120,6 @@ class Moment:
     last_is_published: bool
     """True after the run's last version is published: no more training work is leased."""
     finished: bool
-    """True if the run is over."""
     join_command: str
     install_command: str = ""
     windows_install_command: str = ""
@@ -137,7 +135,6 @@ class Moment:
     evaluator_away: str = ""
     """Why evaluating waits for its process; "" if it does not wait."""
     judged: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Counts of requests to each judge since the hub's start."""
     needs_nodes: bool = True
     """True if the run needs nodes; False if the hub samples by itself."""
     lacks_room: str = ""
@@ -363,7 +360,6 @@ def lacks_nodes(moment: Moment) -> bool:
 
 
 def health(moment: Moment) -> Health:
-    """Return the hub's health from memory alone."""
     return health_of(
         is_finished=moment.finished,
         is_starting=moment.learner_is_starting,
