@@ -10,8 +10,8 @@ INTERRUPTED = 130
 
 
 def run() -> None:
-    """Run `echo_hub.main.run`. Its imports take most of the first second, so until they are done SIGINT kills the
-    process directly, without a traceback.
+    """Run `echo_hub.main.run`. Its imports take most of the first second; until they are done, SIGINT kills the process
+    directly, because Python would print a traceback.
     """
     heeded = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN  # Shells ignore it for background jobs.
     if heeded:

@@ -25,7 +25,7 @@ from echo_shared.process.child import HEADER_BYTES, ChildExited, pack_frame, unp
 from echo_shared.process.supervised import NO_HEARTBEAT, Command, SupervisedChild
 
 POLL_S: Final = 5.0
-"""Longest wait of `answers` for news of the child, in seconds; after that it returns without news."""
+"""Longest wait of `answers` for news of the child, in seconds; then it returns without news."""
 GATHER_S: Final = 0.01
 """Seconds for which further answers of the child are collected into one reply, because each reply is a call in the
 cluster."""

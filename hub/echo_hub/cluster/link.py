@@ -77,7 +77,7 @@ class RayLink:
         self._numbers = itertools.count(1)
         self._children: dict[int, RayChild] = {}
         self._reason = ""
-        """Why the cluster cannot be reached; "" if it can."""
+        """Why the cluster cannot be reached; "" while the hub is connected."""
         self._unfit: dict[WorkerKind, str] = {}
         """Why the machine on which a child of this kind was last placed cannot run it."""
 
@@ -237,7 +237,7 @@ class RayLink:
                     log.warning("the Ray cluster is unavailable; reconnecting: %s", error)
                 self._reason = error.got if isinstance(error, ConfigError) and error.got else error.brief
             except Exception as error:
-                # Nothing above this task handles errors; if it ended, children would wait forever.
+                # Nothing above this task handles errors; if the task ended, children would wait forever.
                 log.exception("the link to Ray failed")
                 self._reason = repr(error)
             await self._disconnect()

@@ -18,7 +18,7 @@ class ObjectiveConfig(Section):
         "two_sided"
     )
     """Loss of a token, given its importance ratio and its advantage. With grpo, dr_grpo, dapo and gspo, one token may
-    outweigh a whole step if its node claims a tiny probability for it."""
+    outweigh a whole step if the node that sampled it claims a tiny probability."""
     clip_low: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Lower clip of the ratio, 1 - clip_low. Not for cispo, aipo, sapo and vespo."""
     clip_high: Annotated[float, Field(ge=0)] = 0.0

@@ -37,7 +37,7 @@ share little data.
 LEAST_TREND: Final = 8
 """Number of steps needed before a trend is reported."""
 CLEAR: Final = 3.0
-"""A trend is reported as rising or falling if it exceeds this many standard errors; a smaller one may be chance."""
+"""Number of standard errors beyond which a trend counts as rising or falling; a smaller trend may be chance."""
 SMOOTH: Final = "reward_smooth"
 SPREAD: Final = "reward_spread"
 
@@ -127,7 +127,7 @@ class _Point:
 
 
 def _short(value: float) -> float:
-    """Round to six digits, more than a chart can show. This makes answers two thirds smaller."""
+    """Round to six digits, more than a chart can show, which makes answers two thirds smaller."""
     return float(f"{value:.6g}")
 
 

@@ -69,7 +69,7 @@ def standing_of(node: NodeView) -> str:
 
 
 def why_idle(node: NodeView, run: RunView) -> str:
-    """Return a few words on why a connected node does not sample; empty if it does."""
+    """Return a few words on why a connected node does not sample; "" for a node that samples."""
     if node.standby:
         return node.standby
     if node.activity != "waiting":

@@ -369,7 +369,9 @@ class RunView:
 
     @property
     def broken(self) -> bool:
-        """Return True if any problem is not an alarm: the hub cannot recover from it without the operator."""
+        """Return True if any problem is not an alarm: the hub cannot recover from such a
+        problem without the operator.
+        """
         return len(self.problems) > len(self.alarms)
 
     @property

@@ -168,8 +168,9 @@ class GatewayFleet:
             log.exception("an error in the hub prevented an answer to a gateway")
 
     async def _begun(self, gateway_id: str, number: int, item: Item) -> GatewayLine | None:
-        """Return a new line if this is the gateway's first message. Else return None and make the gateway begin a new
-        line."""
+        """Return a new line if this is the gateway's first message. For any other message, return None and make the
+        gateway begin a new line.
+        """
         assert self._broker is not None
         if number == 1 and item[0] == ItemKind.HERE:
             log.info("gateway %s has connected", gateway_id)

@@ -122,7 +122,9 @@ class GatewaySessions:
         return self._put(node_id, ItemKind.SEND, frame, frame_bytes=len(frame))
 
     def push(self, node_id: str, make: Callable[[], FromHub | None], rank: Rank) -> bool:
-        """Queue a push. Its message is built when the hub sends it to the gateway, where it has low priority again."""
+        """Queue a push. The hub builds its message when sending it to the gateway, where the message has low priority
+        again.
+        """
         session = self._of_node.get(node_id)
         if session is None or session.line.is_over:
             return False

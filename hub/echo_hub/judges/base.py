@@ -11,8 +11,8 @@ from echo_hub.judges.asking import Asked
 log = logging.getLogger(__name__)
 
 FIRST_S: Final = 1.0
-"""Longest delay before the first retry of a judge that does not answer, in seconds. It doubles with each retry; jitter
-shortens it by up to half."""
+"""Longest delay before the first retry of a judge that does not answer, in seconds. The delay doubles with each retry;
+jitter shortens it by up to half."""
 LIMIT_S: Final = 60.0
 
 

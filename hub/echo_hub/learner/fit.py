@@ -26,9 +26,8 @@ ENOUGH_TOKENS: Final = 4_096
 """Below this size, matrix products are slow, and gradient checkpointing with larger micro-batches is faster."""
 
 Measure = Callable[[bool, int], int | None]
-"""Measures the peak bytes of a forward and backward pass, above those held before it; None if memory is too small.
-Arguments: True for gradient checkpointing, and the number of tokens.
-"""
+"""Measures the peak bytes that a forward and backward pass allocates; None if memory is too small. Arguments: True for
+gradient checkpointing, and the number of tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -260,8 +260,8 @@ class StepUnderWay:
 async def begun(settings: LearnerConfig, run_dir: Path) -> AsyncIterator[SupervisedChild | None]:
     """Start a learner process early: it loads its libraries, which takes seconds, while the hub loads its own.
 
-    Pass the process to `Learner.start`. It is killed when the block ends. Yields None if the system cannot start it;
-    `Learner.start` then reports the error.
+    Pass the process to `Learner.start`. The process is killed when the block ends. Yields None if the system cannot
+    start a process; `Learner.start` then reports the error.
     """
     child: SupervisedChild | None = None
     with contextlib.suppress(ChildExited):

@@ -165,7 +165,7 @@ class LearnerWorker:
 
     def admitted(self, frame: Frame) -> Frame:
         """Check a command. Return it with the data that ranks on other hosts need, such as the contents of groups.
-        Raises LearnerError if it is refused.
+        Raises LearnerError for a command that cannot be executed.
         """
         if frame["command"] in ("train", "begin"):
             return self._admitted_step(frame)

@@ -116,7 +116,7 @@ class SiblingRuns:
         yield from by_run.values()
 
     def _read_one(self, directory: RunDirectory) -> _Found | None:
-        """Return the run's view and credit; None if it has not been served yet."""
+        """Return the run's view and credit; None for a run that was never served."""
         config = load_config(directory.config, {})
         if not holds_run(config.store.url or directory.database_url):
             return None

@@ -63,7 +63,7 @@ class Broadcaster:
         self._news = asyncio.Event()
 
     def number_of(self, node_id: str) -> int:
-        """Return the number that stands for the node in piece routes. It is valid until the node disconnects."""
+        """Return the number that stands for the node in piece routes, valid until the node disconnects."""
         return self._paths[node_id].number
 
     @property
@@ -156,7 +156,9 @@ class Broadcaster:
                 del self._pushes[info_hash]
 
     def _piece(self, push: _Push, send: SendPiece) -> Piece | None:
-        """Build the frame of a planned piece; None if it is no longer useful or cannot be read."""
+        """Return the frame of a planned piece; None if the node no longer needs the piece, or
+        the piece cannot be read.
+        """
         left = push.plan.left_of(send)
         if left is None:
             return None

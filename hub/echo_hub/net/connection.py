@@ -1,7 +1,7 @@
 """One TCP connection to the hub: its stages, and how long it may stay inactive in each.
 
 If the hub uses TLS, the handshake comes first. A connection counts from its first packet on. Its handshake waits for a
-turn (`turnstile`), because it costs more than a request, and must finish within HANDSHAKE_S.
+turn (`turnstile`), because a handshake costs more than a request, and must finish within HANDSHAKE_S.
 
     UNREAD ──request──► ANSWERING ──handler is done──► BETWEEN ──next request──► ANSWERING
     at most HEAD_S      body within BODY_S;            the response is sent, then idle:

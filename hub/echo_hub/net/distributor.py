@@ -151,7 +151,9 @@ class Distributor:
         self._newest = max(self._newest, version)
 
     async def keep_for_evaluation(self, version: int, adapter_dir: Path) -> None:
-        """Keep this version published, however old it is, until the next call names another one."""
+        """Publish a version for an evaluation, and keep it published, however old, until the next call names another
+        version.
+        """
         self._publisher.keep(version)
         self._evaluated = version
         await self._publish(version, adapter_dir)
@@ -416,7 +418,7 @@ class Distributor:
                 self._to_record.task_done()
 
     async def _send_keyframes(self) -> None:
-        """Answer keyframe requests. Those that arrive within KEYFRAME_COLLECT_S are answered together."""
+        """Answer keyframe requests. All requests that arrive within KEYFRAME_COLLECT_S are answered together."""
         while True:
             asked = [await self._keyframes_wanted.get()]
             await asyncio.sleep(KEYFRAME_COLLECT_S)

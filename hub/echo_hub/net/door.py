@@ -73,7 +73,7 @@ class TurnedAway(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guest:
-    """An authenticated node that may join. Its session is ready to send Welcome."""
+    """An authenticated node that may join. `session` is ready to send Welcome."""
 
     session: HubSession
     invite_id: int | None

@@ -59,8 +59,9 @@ _SILENT: Final = RemoteProtocolError("The node stayed silent for too long.", do=
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeInfo:
-    """A connected node: its key, which it has proven, what it reported about itself, and the addresses that the hub
-    sees."""
+    """A connected node: its proven key, its own claims (name, engine, price and more), and the addresses that the hub
+    sees.
+    """
 
     node_id: str
     public_key: bytes
@@ -88,7 +89,9 @@ class Inbox(GuestList, Protocol):
     """Receives what happens on the nodes' connections: joins, messages, ends."""
 
     async def node_joined(self, node: NodeInfo) -> Welcome:
-        """Register a node and return its Welcome. Its first message is read only after the Welcome is queued."""
+        """Register a node and return its Welcome. The gateway reads the node's first message only after queueing the
+        Welcome.
+        """
 
     async def node_said(self, node_id: str, message: FromNode, frame: bytes) -> None:
         """Handle a message of an open session, which came in this frame; called in order."""

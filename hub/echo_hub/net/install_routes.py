@@ -79,7 +79,7 @@ class _Offered:
         return _Archive(path, self)
 
     async def _find(self, name: str, sha256: str) -> Path | None:
-        """Return the archive's path if it exists and has this hash now."""
+        """Return the archive's path if the archive exists and has this hash now, else None."""
         if self._directory is None or name not in await asyncio.to_thread(_names, self._directory):
             return None
         path = self._directory / name

@@ -225,7 +225,7 @@ class ConnectionLimits:
                 self.cuts[CloseReason.TOO_FAST_REQUESTS] += 1
                 refusal = web.HTTPTooManyRequests(text="Too many requests. Try again soon.\n", headers=_LATER)
                 if not connection.is_proxy:
-                    refusal.force_close()  # Otherwise each request queued behind this one would cost a response.
+                    refusal.force_close()  # Else each request queued behind this one would cost a response.
                 raise refusal
             return await handler(request)
         finally:
@@ -236,7 +236,7 @@ class ConnectionLimits:
                 self._wait(connection)
 
     def _account_of(self, request: web.Request, connection: Connection) -> Account | None:
-        """Return the account that a request counts for before it authenticates: its client's address.
+        """Return the account of a request that has not authenticated: its client's address.
 
         Raises HTTPTooManyRequests if a proxy's client is over its limit.
         """

@@ -46,7 +46,7 @@ class Fault(StrEnum):
 
 
 HARMLESS: Final = frozenset({Fault.TOO_FAST, Fault.SILENT, Fault.NOT_READING})
-"""Faults that slow machines, bad connections and closed laptop lids cause as well. They are not penalised."""
+"""Faults without a penalty, because slow machines, bad connections and closed laptop lids cause them as well."""
 
 
 @dataclass(frozen=True, slots=True)

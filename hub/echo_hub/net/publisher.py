@@ -101,7 +101,7 @@ class Publisher:
                 await self._retire(in_use)
 
     async def publish_keyframe(self, version: int) -> None:
-        """Make and seed the keyframe of a version published as a delta; returns at once if it exists.
+        """Make and seed the keyframe of a version published as a delta; return at once if the keyframe exists.
 
         Raises SwarmError if the version is not published, or its files are damaged both here and in RUN/adapters.
         Raises StorageError if the keyframe cannot be written.

@@ -98,7 +98,7 @@ class Tracker:
         return f"{node_id}{mac}"
 
     def node_of(self, passkey: str) -> str:
-        """Return the owner of this passkey. Raises RefusedError if it is invalid or its node is barred."""
+        """Return the owner of this passkey. Raises RefusedError if the passkey is invalid or its node is barred."""
         node_id = passkey[:_NODE_ID_DIGITS]
         if not hmac.compare_digest(passkey.encode(errors="replace"), self.passkey(node_id).encode(errors="replace")):
             self.refused["unknown_passkey"] += 1

@@ -71,7 +71,7 @@ class RunObservation:
     learner_waits: bool = False
     """True if the learner waits for rollouts."""
     idle_share: float | None = None
-    """Share of the learner's time in recent steps that it waited for rollouts; None if unknown."""
+    """Share of the recent steps' time in which the learner waited for rollouts; None if unknown."""
     idle_window_s: float = 0.0
     """Duration in seconds of the steps over which `idle_share` is measured."""
     disk_free_bytes: int | None = None

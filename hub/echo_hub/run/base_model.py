@@ -174,7 +174,8 @@ class PromptCodec:
     ) -> PromptCodec:
         """Return the codec of the model in `directory`.
 
-        Raises ConfigError if its tokenizer cannot be used, or if it has no chat template for `template_options`.
+        Raises ConfigError if the model's tokenizer cannot be used, or if the model has no chat template for
+        `template_options`.
         """
         tokenizer = _load_tokenizer(directory / "tokenizer.json")
         config = read_map(directory / "tokenizer_config.json")
@@ -451,7 +452,8 @@ def _load_tokenizer(path: Path) -> Tokenizer:
 def _begins_with(tokenizer: Tokenizer) -> list[int]:
     """Return the ids that the tokenizer puts before a text, such as a begin token.
 
-    Ids that it appends are left out: otherwise the prompt would end with a token that marks the end of a reply.
+    Ids that the tokenizer appends are left out: otherwise the prompt would end with a token that marks the end of a
+    reply.
     """
     for text in ("a", "1", " ", "\n", "?"):
         plain = tokenizer.encode(text, add_special_tokens=False).ids
@@ -468,7 +470,7 @@ def _text(token: str | Mapping[str, Any]) -> str:
 
 
 def vocabulary_size(directory: Path) -> int:
-    """Return the vocabulary size in the model's config, or in its text part. Raises ConfigError if it is missing."""
+    """Return the vocabulary size in the model's config, or in its text part. Raises ConfigError if neither has one."""
     config = read_map(directory / "config.json")
     found = config.get("vocab_size", _text_config(config).get("vocab_size"))
     if type(found) is not int or found < 1:

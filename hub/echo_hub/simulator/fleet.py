@@ -330,8 +330,9 @@ class SimulatedFleet:
             self._give_back(node, lease.lease_id, tuple(lease.unfinished))
 
     def _tell_begun(self, samplings: Iterable[Sampling]) -> None:
-        """Tell the hub of which rollouts it has streamed tokens. This happens only when the node stops: until then no
-        other node needs them."""
+        """Tell the hub of which rollouts it has streamed tokens. Called only when the node stops: before that, no other
+        node needs the tokens.
+        """
         ids = [rollout_id(one.lease.lease_id, one.index) for one in samplings if self._known(one)]
         if ids:
             self._hub.tell(RolloutsBegun(rollout_ids=tuple(ids)))

@@ -295,7 +295,7 @@ CARRY_OUT: Final[Mapping[type, Callable[[World, Any], None]]] = {
     CoarseClassesRecorded: World._ignore,
     TrustDecided: World._ignore,
     SettingRecorded: World._ignore,
-    ActionSettled: World._ignore,  # There is no operator.
+    ActionSettled: World._ignore,  # The simulator has no operator.
     TellOperator: World._ignore,
 }
 """The handler of each effect; a test compares the keys with Effect."""

@@ -73,7 +73,7 @@ class Following:
             try:
                 await self._follow()
             except Exception as error:
-                # The writer is third-party software and may raise any error. It ends only this attempt.
+                # The writer is third-party software and may raise any error. An error ends only this attempt.
                 log.debug("%s failed", self._writer.name, exc_info=True)
                 self._say(str(error) or repr(error))
             await asyncio.sleep(AGAIN_S)

@@ -64,7 +64,7 @@ MOST_SPARE_S: Final = 1.0
 MOST_TAKEN_OVER: Final = 64
 """Maximum number of pieces without a source that are offered to neighbours in one call of `plan`."""
 MOST_PROMISED: Final = 16
-"""Maximum number of pieces that neighbours have been told to hand on to one node and that it lacks."""
+"""Maximum number of missing pieces of one node that its neighbours have been told to send to it."""
 TAKEN_OVER_S: Final = 1.5
 """Seconds within which a neighbour must deliver a piece that the hub told it to hand on. After a failure, the receiving
 node gets its missing pieces from the hub."""
@@ -82,8 +82,8 @@ CHECK_S: Final = 0.1
 """Seconds between two searches for late pieces."""
 
 OVERDUE_S: Final = 0.5
-"""Seconds after which a sent but unconfirmed piece must be stuck beyond the hub's uplink, so that it no longer counts
-there."""
+"""Seconds after which an unconfirmed piece must be stuck beyond the hub's uplink. From then on, it no longer counts as
+queued there."""
 
 FEW: Final = 4
 """One in this many nodes of a relay may be slow without delaying the owner's next piece."""

@@ -37,8 +37,8 @@ class Forest:
         self._s_per_byte: dict[int, tuple[Handing, float]] = {}
         """Handed-on work and seconds per byte of the nodes in `_copy_s`, by number."""
         self._looked_up: dict[int, float] | None = None
-        """Seconds until each node has sent its assigned copies, as `roots` computed them. `tree` reuses them if it
-        follows at once."""
+        """Seconds until each node has sent its assigned copies, as `roots` computed them. A call of `tree` that follows
+        at once reuses them."""
         self._most_copies = inf
         self._last: tuple[Tree, int, int] | None = None
         """Last tree, the nodes it serves (bit mask), and the number of further pieces that may use it."""

@@ -90,7 +90,7 @@ class _Spread:
     waiting: set[str]
     """Connected nodes told of this version that still lack it and any newer version."""
     away: set[str] = field(default_factory=set)
-    """Nodes told of this version that left without it. They are waited for again when they return."""
+    """Nodes told of this version that left without it. The version waits for them again when they return."""
     seconds: dict[str, float] = field(default_factory=dict)
     pieces: Counter[str] = field(default_factory=Counter)
     """Number of pieces that each waiting node has reported."""

@@ -83,8 +83,9 @@ class BroadcastStatus:
         self._paths.news += 1
 
     def leave(self, node_id: str, now: float) -> None:
-        """Remove a node that disconnected. Nodes that waited for pieces from it get other sources. It may join
-        again."""
+        """Remove a node that disconnected; it may join again. Nodes that waited for pieces
+        from it get other sources.
+        """
         self._turned_away.discard(node_id)
         if node_id in self._members:
             self._remove(self._members[node_id], now)

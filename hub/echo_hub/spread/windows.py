@@ -157,7 +157,7 @@ class Handing:
         self.work_bytes = 0
         """Bytes of all assigned copies, including pieces that have not reached the node yet."""
         self.rate: float | None = None
-        """Bytes per second at which the node hands on copies while it has any; None until measured."""
+        """Bytes per second at which the node hands on copies while there are any; None until measured."""
         self._began_at = 0.0
         self._sample_bytes = 0
 

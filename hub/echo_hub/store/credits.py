@@ -31,7 +31,7 @@ class Credit:
     dropped: Mapping[str, int] = field(default_factory=dict)
     others_checked: int = 0
     share: float = 0.0
-    """This node's share of all rollouts that were trained on or evaluated."""
+    """The node's share of all rollouts that were trained on or evaluated."""
     rank: int | None = None
     """Rank on the leaderboard; None before the node's first trained or evaluated rollout."""
     num_ranked: int = 0

@@ -104,7 +104,7 @@ class EvaluatedEpisode:
     truncated: bool
     """True if any turn was cut off at the length limit."""
     reward: float | None
-    """The reward, with its components if it has any; None if the scorer failed."""
+    """The reward of the episode; None if the scorer failed."""
     leased_at: float
     """Time at which the first turn was leased, in seconds since the epoch."""
     received_at: float
@@ -194,7 +194,9 @@ def in_parts(keys: Iterable[_Key]) -> Iterator[list[_Key]]:
 
 
 def read_batch(connection: Connection, step: int) -> list[BatchGroup]:
-    """Return a planned batch in training order. Raises StorageError if it was never planned or already pruned."""
+    """Return a planned batch in training order. Raises StorageError if the batch was never planned or is already
+    pruned.
+    """
     batch = connection.execute(
         select(steps.c.group_ids, steps.c.rollout_ids, steps.c.pruned).where(steps.c.step == step)
     ).one_or_none()

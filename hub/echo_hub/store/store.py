@@ -73,10 +73,10 @@ class Store:
         """Open or create the database, check it for damage, and migrate it. Raises ConfigError for a bad URL, else
         StorageError.
 
-        Set `beside_hub` if a hub may be using the database. It is then neither created nor migrated: ConfigError is
-        raised if no hub has made it yet, StorageError if it needs a migration. `keeping` limits the kept copies of
-        tokens that the hub no longer needs; None means the default limits. `events_kept` is the number of events kept
-        for each kind.
+        Set `beside_hub` if a hub may be using the database. The database is then neither created nor migrated:
+        ConfigError is raised if no hub has made it yet, StorageError if it needs a migration. `keeping` limits the kept
+        copies of tokens that the hub no longer needs; None means the default limits. `events_kept` is the number of
+        events kept for each kind.
         """
         engine = connect(url)
         try:

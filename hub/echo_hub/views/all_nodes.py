@@ -30,9 +30,7 @@ FRESH_S: Final = 0.2
 
 
 SEEN_S: Final = 15.0
-"""A connected node's view is rebuilt when it is this old, in seconds, or up to twice as old: "last seen" is then set to
-now.
-"""
+"""Age in seconds, or up to twice that, at which a connected node's view is rebuilt to set its "last seen" to now."""
 
 
 @dataclass(frozen=True, slots=True)

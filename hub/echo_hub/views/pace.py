@@ -54,9 +54,8 @@ LATE: Final = 0.95
 """Share of nodes that must hold a version before the version counts as disseminated."""
 
 BUSY: Final = 0.75
-"""Share of its median concurrency below which a node counts as lacking work. Such moments do not count for its
-throughput.
-"""
+"""Share of its median concurrency below which a node counts as lacking work. Its throughput is measured over the other
+moments."""
 
 TRUSTED: Final = 2.0
 """Cap on a node's self-reported throughput, as a multiple of what the hub measured."""
@@ -213,7 +212,7 @@ def _nodes(
             measured[node_id] = node
         else:
             scarce[kind].append(leases)
-    # In a large fleet, each node may have returned too few rollouts. Then measure all nodes of a kind together.
+    # In a large fleet, each node may have returned too few rollouts: measure all nodes of a kind together.
     together = (_node(kind, of_nodes) for kind, of_nodes in scarce.items())
     alike = {node.name: node for node in together if node} | {node.name: node for node in kinds_of(measured.values())}
     nodes = []

@@ -296,7 +296,7 @@ def problems(moment: Moment) -> tuple[str, ...]:
 
 
 def broken_now(moment: Moment) -> dict[ProblemKind, str]:
-    """Return the things without which the hub cannot work and that it lacks now, each with a text."""
+    """Return the problems that keep the hub from working now, each with its text."""
     down = {ProblemKind.LEARNER_DOWN: LEARNER_IS_DOWN} if moment.learner_is_down else {}
     full = {ProblemKind.DISK_FULL: DISK_IS_FULL.format(said=moment.lacks_room)} if moment.lacks_room else {}
     away = " ".join(moment.lacks_database.split())

@@ -46,7 +46,7 @@ PUBLIC: Final = frozenset(
         "/api/v1/leaderboard/teams/{team}",
         "/api/v1/teams",
         "/api/v1/receipts/{rollout}",
-        "/api/v1/events",  # Its events reveal no more than the leaderboard.
+        "/api/v1/events",  # Streams no more than the leaderboard shows.
         "/healthz",
         "/readyz",  # Strangers get only the status word.
         "/static/{name}",
