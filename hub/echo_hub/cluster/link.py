@@ -284,7 +284,7 @@ class RayChild:
         self.ready: Frame = {}
         self.is_ready = False
         self.waits = ""
-        """Why Ray has found no machine for the child yet."""
+        """Why Ray has found no machine for the child yet; "" if the child need not wait."""
         self._link = link
         self._number = number
         self._spec = spec

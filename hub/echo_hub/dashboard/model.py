@@ -284,7 +284,7 @@ class RunView:
     windows_install_command: str = ""
     """`install_command` in the form for Windows PowerShell."""
     address: str = ""
-    """The hub's address in the commands above."""
+    """The hub's address that the join and install commands contain."""
     problems: tuple[str, ...] = ()
     """Everything that is broken, for the operator, including the alarms."""
     alarms: tuple[str, ...] = ()

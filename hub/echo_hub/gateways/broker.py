@@ -38,7 +38,7 @@ BUFFER_BYTES: Final = 4 * LEAST_PAYLOAD
 DUPLICATES_S: Final = 600.0
 """Seconds in which JetStream drops a message whose id it has already stored."""
 UNDER_WAY: Final = 64
-"""Maximum number of unsettled messages: delivered to the hub, whose effects are not committed yet."""
+"""Maximum number of messages delivered to the hub whose effects are not committed yet."""
 SETTLED_WITHIN_S: Final = 86_400.0
 """Seconds until JetStream redelivers an unsettled message. Long, because a hub may wait for disk space for hours."""
 CONSUMER: Final = "hub"

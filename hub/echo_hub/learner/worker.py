@@ -128,7 +128,7 @@ class LearnerWorker:
         return worker
 
     def _start(self, run_dir: Path) -> dict[str, Tensor]:
-        """Return the adapter that the run started with, as nodes got it: rank 0's file, at every rank."""
+        """Return, at every rank, the adapter that the run started with, as nodes got it; rank 0 reads the file."""
         policy, ranks = self._policy, self._ranks
         with ranks.agreement():
             read = {} if ranks.rank else policy.read_adapter(run_dir / "start" / "adapter")

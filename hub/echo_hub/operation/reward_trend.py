@@ -18,7 +18,7 @@ from typing import Final
 
 WINDOW: Final = 16
 LOST: Final = 0.5
-"""Share of the gain whose loss is a fall."""
+"""A fall is the loss of more than this share of the gain: the best window's mean minus the lowest mean before it."""
 SIGNIFICANT: Final = 6.0
 RECOVERED: Final = 0.5
 """Once fallen, the reward has recovered when the fall is below this share of either limit (gain, standard errors)."""

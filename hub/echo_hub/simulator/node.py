@@ -224,7 +224,7 @@ class SimulatedNode:
 
     @property
     def moves_at(self) -> float:
-        """Time at which leases of an older version may switch; inf if none may."""
+        """Time from which running leases may switch to the newest version; inf if none may."""
         return self.moves.rule.not_before if self.moves is not None and self._moving else inf
 
     @property

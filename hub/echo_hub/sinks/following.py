@@ -47,7 +47,7 @@ class EntryWriter(Protocol):
         """Prepare for writing. Return the position up to which the entries are already written."""
 
     def write(self, entries: Sequence[Entry], position: Position) -> None:
-        """Write the entries, which end at `position`."""
+        """Write the entries. `position` is the position after the last one."""
 
     def close(self) -> None:
         """Write the remaining entries and release everything. Does nothing if not open."""

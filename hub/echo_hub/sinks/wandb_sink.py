@@ -54,7 +54,7 @@ class WandB:
         self._run: Any = None
 
     def open(self) -> Position:
-        """Start the W&B run, or resume that of the hub's earlier starts."""
+        """Start the W&B run, or resume the one of the hub's earlier starts."""
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb  # Import here, because the import takes seconds.
 

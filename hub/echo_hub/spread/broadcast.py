@@ -52,8 +52,8 @@ LEAST_PIECES: Final = 2
 """Minimum number of pieces in flight that any window allows: one under way and the next one."""
 
 LEAST_RELAY_BYTES: Final = 128 * 1024
-"""Minimum bytes of relay work allowed for an owner of unknown speed: relayed copies are cheap, while each direct copy
-costs the hub's uplink."""
+"""Handing-on work, in bytes, that an owner of unknown speed gets at least: a copy that a node hands on is cheap, while
+each direct copy costs the hub's uplink."""
 
 SPARE_SLACK_S: Final = 0.17
 """The hub's uplink counts as about to idle if its queue lasts less than this many seconds."""
@@ -73,7 +73,8 @@ LEAST_OF_A_TREE: Final = 8
 """Minimum number of nodes lacking a piece for which a deep tree is made. Fewer nodes are served by neighbours or
 directly."""
 MOST_HELPED: Final = 32
-"""Maximum number of nodes waiting for a relayed piece for which the hub helps: its uplink is too slow for more."""
+"""The hub helps with a handed-on piece only while at most this number of nodes wait for it: its uplink is too slow for
+more."""
 
 MOST_TRIED: Final = 16
 """Maximum number of partly sent pieces for which an owner is searched at once."""

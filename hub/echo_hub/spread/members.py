@@ -27,7 +27,8 @@ class Member:
     relays: dict[int, PieceRelay] = field(default_factory=dict)
     """Pieces that this node owns and hands on, oldest first."""
     promised: dict[int, tuple[Member, float]] = field(default_factory=dict)
-    """Pieces for which a linked node was told to serve this node: that node, and when it was told."""
+    """Pieces that a linked node was told to hand on to this node: the linked node, and the
+    time when the hub told it."""
     is_slow: bool = False
     """True if a piece that a linked node was told to hand on did not arrive in time; the hub then sends pieces
     itself."""

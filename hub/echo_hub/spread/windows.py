@@ -196,11 +196,12 @@ class Path:
     number: int = 0
     """Number of the node in trees and bit masks: the smallest one that was free when the node came."""
     push: Window = field(default_factory=lambda: Window(first_bytes=FIRST_PATH_BYTES, slack_s=PATH_SLACK_S))
-    """Window from the hub to the node."""
+    """Flow-control window from the hub to the node."""
     relay: Window = field(
         default_factory=lambda: Window(first_bytes=FIRST_RELAY_BYTES, slack_s=RELAY_SLACK_S, bursts=True)
     )
-    """Window of the pieces that the node owns; each counts until the other nodes have it."""
+    """Window of the pieces that the node owns, that is hands on to other nodes. A piece counts until those nodes have
+    it."""
     handing: Handing = field(default_factory=Handing)
     """Copies that the node has been told to send to others."""
     links: frozenset[str] = frozenset()
@@ -210,7 +211,7 @@ class Path:
     num_late: int = 0
     """Number of consecutive failures to hand on pieces that the node owned."""
     benched_until: float = 0.0
-    """End of the bench: from then on the node may own pieces again."""
+    """Time until which the node may own no pieces, because it failed to hand pieces on."""
 
     @property
     def proven(self) -> bool:

@@ -15,9 +15,8 @@ from echo_hub.store.tables import checking, tallies
 from echo_hub.store.tallies import EVALUATED, TRAINED
 
 KEYS_A_QUERY: Final = 10_000
-"""Nodes in one query. Every query ranks all nodes, so few large queries are best, and few hubs have more nodes
-connected. Both databases allow three times as many parameters in one statement.
-"""
+"""Nodes in one query. Every query ranks all nodes, so one large query is cheaper than several small ones. Few hubs have
+more nodes connected, and both databases allow three times as many parameters in one statement."""
 _USEFUL: Final = (TRAINED, EVALUATED)
 
 

@@ -60,9 +60,8 @@ class Store:
         self.is_uncounted = False
         """True if a trained step has rollouts that are not counted yet."""
         self._fetched: Mapping[int, reports.FetchSummary] = {}
-        """Fetches of the versions of the last `versions_history`, a cache: fetches are only read again if their number
-        changed.
-        """
+        """Cache of the fetches of each version that the last `versions_history` returned. Fetches of a version are read
+        again only if their number has changed."""
         self._forgotten = FetchMark()
         """Point up to which old fetch rows are deleted."""
 
