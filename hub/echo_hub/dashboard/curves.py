@@ -160,7 +160,6 @@ class Curves:
             self._halve()
 
     def after(self, step: int) -> list[dict[str, float | None]]:
-        """Return the points that contain a step after `step`."""
         return [point.as_json() for point in self._points if point.step > step]
 
     @property

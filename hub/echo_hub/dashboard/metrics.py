@@ -146,7 +146,6 @@ def _learner(step: StepRecord) -> Iterator[Metric]:
 
 
 def _tasks(step: StepRecord) -> Iterator[Metric]:
-    """Yield the newest step's figures by task, if the run has several tasks."""
     groups = GaugeMetricFamily("echo_task_groups", "Groups of a task in the newest step's batch.", labels=["task"])
     reward = GaugeMetricFamily("echo_task_mean_reward", "Mean reward of a task in that batch.", labels=["task"])
     solved = GaugeMetricFamily("echo_task_share_solved", "Share of a task's right completions.", labels=["task"])

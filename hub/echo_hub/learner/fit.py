@@ -72,8 +72,8 @@ def choose(
 ) -> ChunkSizes:
     """Return the memory settings for a device with `free_bytes`.
 
-    `micro_batch_tokens` 0 and `gradient_checkpointing` None are chosen here; at least one of them must be given so.
-    `longest_tokens` is the length of the longest rollout, which is never split.
+    `micro_batch_tokens` is chosen here if it is 0, `gradient_checkpointing` if it is None; at least one of the two must
+    be left to this function. `longest_tokens` is the length of the longest rollout, which is never split.
     """
     wanted = micro_batch_tokens or max(ENOUGH_TOKENS, longest_tokens)
     fitting = 0

@@ -39,7 +39,7 @@ product needs about a thousand rows to keep the device busy."""
 CAST_ELEMENTS: Final = 2**20
 """Elements of a bfloat16 head cast to float32 at once (4 MiB), on devices without mixed-precision products."""
 EXPONENT_ELEMENTS: Final = {"cpu": 2**17, "cuda": 2**23, "mps": 2**21}
-"""Logits held together with their exponentials, by device: as many as fit its caches."""
+"""Logits held together with their exponentials, by device: as many as fit into the device's caches."""
 _BLOCK: Final = 1_024
 
 

@@ -202,8 +202,8 @@ class Door:
         return HubSession(me=self._me, software_version=echo_shared.__version__, nonce=nonce)
 
     def _invite(self, proof: Proof, node_id: str, guests: GuestList) -> int | None:
-        """Return the id of the node's invite; None if it joined without a personal one. Raises RefusedError if an
-        invite is required and missing.
+        """Return the id of the node's invite; None if the node joined without a personal invite. Raises RefusedError if
+        an invite is required and missing.
 
         If joining is open, an ended invite is ignored.
         """

@@ -91,7 +91,6 @@ class SimulationReport:
 
     @property
     def balanced(self) -> bool:
-        """True if leased = trained + dropped + in flight."""
         return self.leased == self.trained + sum(self.dropped.values()) + self.in_flight
 
 

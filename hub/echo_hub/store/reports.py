@@ -238,7 +238,6 @@ def _foremost(connection: Connection, most: int) -> set[str]:
 
 
 def _rows_of(connection: Connection, of_nodes: _OfNodes, chosen: Collection[str] | None) -> Iterator[Row[Any]]:
-    """Yield the query's rows of the chosen nodes; None means all nodes."""
     if chosen is None:
         yield from rows_at_once(connection, of_nodes.all)
         return
@@ -366,8 +365,8 @@ def version_records(published: Sequence[Row[Any]], fetched: Mapping[int, FetchSu
 
 
 def _arrived(row: Row[Any], counted: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Return the arrival times from the version's row, where they are written before its fetch rows are deleted
-    (`old_fetches`); if they are not there, the ones counted now.
+    """Return a version's arrival times: from its row if they were written there before its fetch rows were deleted
+    (`old_fetches`), else as counted now.
     """
     written = {"p50": row.arrived_p50_s, "p95": row.arrived_p95_s, "max": row.arrived_max_s}
     is_written = row.arrived_max_s is not None

@@ -175,7 +175,6 @@ def dropped_of(final: Mapping[str, int]) -> dict[str, int]:
 
 
 def bytes_by_source(fetch: Mapping[str, Any]) -> dict[Source, int]:
-    """Return the bytes of one fetch by source, given its row of `fetches`."""
     return {source: fetch[f"{source}_bytes"] for source in SOURCES}
 
 
