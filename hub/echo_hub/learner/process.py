@@ -71,7 +71,7 @@ class Learner:
     ) -> Learner:
         """Start the process in `run_dir` with its newest checkpoint; its log is `run_dir`/logs/learner.log.
 
-        `room` is told while the process waits for disk space. `spawned` is a process that `begun` has started earlier;
+        `room` learns when the process waits for disk space. `spawned` is a process that `begun` has started earlier;
         None starts a new one.
 
         With learner.processes or learner.hosts above 1, the process is the launcher of several

@@ -77,7 +77,7 @@ MOST_HELPED: Final = 32
 more."""
 
 MOST_TRIED: Final = 16
-"""Maximum number of partly sent pieces for which an owner is searched at once."""
+"""Maximum number of partly sent pieces for which one call searches a node to hand them on."""
 
 CHECK_S: Final = 0.1
 """Seconds between two searches for late pieces."""
@@ -87,16 +87,19 @@ OVERDUE_S: Final = 0.5
 queued there."""
 
 FEW: Final = 4
-"""One in this many nodes of a relay may be slow without delaying the owner's next piece."""
+"""Of the nodes that wait for a handed-on piece, one in this many may be slow without delaying
+the owner's next piece."""
 
 STRAGGLER_S: Final = 0.3
-"""Seconds after which the last few nodes of a relay count as stragglers: the owner gets new work without them."""
+"""Seconds after which the last few nodes that wait for a handed-on piece count as stragglers: the node that hands it on
+gets new work without them."""
 LONE_STRAGGLER_S: Final = 0.6
-"""The same limit for relays to fewer than FEW nodes, where a single straggler exceeds that share."""
+"""The same limit in seconds if fewer than FEW nodes wait: there a single straggler exceeds the
+share that may be slow."""
 LATE_S: Final = 2.0
 LATE_DELAYS: Final = 4
-"""Seconds after which a relayed piece is late, so that the hub sends it: LATE_S, or LATE_DELAYS times the usual delay
-of the owner if that is more."""
+"""A piece that a node hands on is late after LATE_S seconds, or after LATE_DELAYS times that node's usual delay if that
+is longer. The hub then sends the piece."""
 
 LATE_DEEP_S: Final = 1.0
 LATE_TAKES: Final = 1.5
@@ -116,7 +119,7 @@ class SendPiece:
     hand_on: bytes = b""
     """Packed instructions for handing the piece on (`echo_shared.wire.relay_tree`)."""
     is_there: bool = False
-    """True if the node has the piece already and only needs the relay instructions."""
+    """True if the node has the piece already and only needs the instructions for handing it on."""
 
 
 class Broadcast(BroadcastStatus):
@@ -189,7 +192,7 @@ class Broadcast(BroadcastStatus):
         return None
 
     def _relayed_in_s(self, owner: Member) -> tuple[float, int]:
-        """Return the owner's relay work including one more piece, as seconds and as bytes."""
+        """Return the work that the owner has to hand on, including one more piece, in seconds and in bytes."""
         work = owner.path.relay.bytes_in_flight + self._piece_bytes
         rate = self._relay_rate(owner)
         return (work / rate if rate else 0.0, work)
@@ -303,8 +306,9 @@ class Broadcast(BroadcastStatus):
         return sum(not member.overdue for member in self._each_queued())
 
     def _help(self, now: float) -> SendPiece | None:
-        """Return a direct send of the relayed piece that is expected to arrive last, if the hub can deliver it sooner;
-        None: it cannot."""
+        """Return a direct send of the handed-on piece that is expected to arrive last, if the hub can deliver it
+        sooner; else None.
+        """
         if next(self._wanting_owner(), None) is not None:
             return None
         uplink = self._paths.uplink
@@ -330,8 +334,9 @@ class Broadcast(BroadcastStatus):
         return self._send(member, relay.piece, now)
 
     def _helpable(self, relay: PieceRelay) -> Member | None:
-        """Return a node that waits for the relayed piece and can get it from the hub; None: there is none, or too many
-        nodes wait."""
+        """Return a node that waits for the handed-on piece and can get it from the hub; None if there is none, or too
+        many nodes wait.
+        """
         if relay.waiting.bit_count() > MOST_HELPED:
             return None
         for member in self._each(relay.waiting):
@@ -386,14 +391,16 @@ class Broadcast(BroadcastStatus):
                 self._too_late(relay, now)
 
     def _late_s(self, relay: PieceRelay) -> float:
-        """Return the seconds after which nodes that still lack the relayed piece get it from another source."""
+        """Return the seconds after which nodes that still lack the handed-on piece get it from another source."""
         if relay.tree.takes_s:
             return LATE_DEEP_S + LATE_TAKES * relay.tree.takes_s
         delay = relay.owner.path.relay.delay
         return max(LATE_S, LATE_DELAYS * delay if delay < float("inf") else 0.0)
 
     def _too_late(self, relay: PieceRelay, now: float) -> None:
-        """End a relay that is late. Bench each node that had the piece but served fewer than half of its children."""
+        """Stop waiting for a piece that is handed on too late. Bench each node that had the piece but served fewer than
+        half of its children.
+        """
         owner = relay.owner
         if self._missing[relay.piece] & owner.bit:
             self._bench(owner, now)
@@ -463,7 +470,8 @@ class Broadcast(BroadcastStatus):
 
 
 def _to_be_trusted(owners: list[Member]) -> list[Member]:
-    """Return the owners that may get a piece: all if none is proven; otherwise proven ones, and unproven ones without
-    relay work."""
+    """Return the nodes that may get a piece to hand on: all if none is proven; else the proven ones, and unproven ones
+    that have no piece to hand on.
+    """
     proven = any(owner.path.proven for owner in owners)
     return [owner for owner in owners if not proven or owner.path.proven or not owner.path.relay.bytes_in_flight]

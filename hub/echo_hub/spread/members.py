@@ -51,6 +51,6 @@ class PieceRelay:
     waiting: int
     """Members of `asked` that lack the piece."""
     counts: bool = True
-    """True while the piece counts as work of the owner's relay window."""
+    """True while the piece counts as work in the owner's window `Path.relay`."""
     helped: bool = False
     """True if the hub also sent the piece, so that its arrival proves nothing about the owner."""

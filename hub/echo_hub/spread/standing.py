@@ -223,7 +223,7 @@ class BroadcastStatus:
                     source.path.handing.lost(self._piece_bytes)
 
     def _free(self, relay: PieceRelay, now: float) -> None:
-        """Let the owner take new work once all nodes of the relay except stragglers have the piece."""
+        """Let the owner take new work once all nodes have the piece, except stragglers (the slowest few)."""
         if not relay.counts or relay.waiting & ~self._lagging or self._missing[relay.piece] & relay.owner.bit:
             return
         relay.counts = False
@@ -235,7 +235,7 @@ class BroadcastStatus:
             relay.owner.path.relay.arrived(self._piece_bytes, now - relay.since, now)
 
     def _end(self, relay: PieceRelay) -> None:
-        """End the relay. Nodes that still wait need another source."""
+        """End the handing-on of a piece by its owner. Nodes that still wait need another source."""
         self._release(relay, relay.waiting)
         if relay.counts:
             relay.owner.path.relay.lost(self._piece_bytes)
@@ -263,8 +263,9 @@ class BroadcastStatus:
             path.benched_until = now + min(2.0**path.num_late, LONGEST_BENCH_S)
 
     def _look_at_links(self, now: float) -> None:
-        """Recompute which members are linked with which, after a change of links or members. A relay over a lost link
-        ends there."""
+        """Recompute which members are linked with which, after a change of links or members. Pieces are no longer
+        handed on over a lost link.
+        """
         self._links_seen = self._paths.links_changed
         self._forest.links_changed()
         for member in self._members.values():

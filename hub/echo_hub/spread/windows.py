@@ -130,7 +130,7 @@ PATH_SLACK_S: Final = 0.3
 share, limits the sending."""
 
 RELAY_SLACK_S: Final = 0.35
-"""Seconds of work that an owner may have queued: pieces to hand on."""
+"""Seconds of pieces to hand on that an owner may have queued."""
 
 FIRST_PUSH_BYTES: Final = 256 * 1024
 """Window of the hub's uplink before anything was measured: 0.1 s at 20 Mbit/s."""

@@ -23,9 +23,8 @@ from echo_hub.store.tables import fetches, versions
 
 KEPT_VERSIONS: Final = 64
 FORGOTTEN_AT_ONCE: Final = 1_000
-"""Rows deleted by each call, in addition to the `more` that the caller asks for. Calls come with each batch of news and
-when the tokens of old steps are deleted.
-"""
+"""Rows deleted by each call, in addition to the `more` that the caller asks for. Calls come with each batch of releases
+and arrivals, and when the tokens of old steps are deleted."""
 ROWS_A_STATEMENT: Final = 128
 """Rows in one DELETE. A statement of this size takes a few milliseconds."""
 
