@@ -15,7 +15,7 @@ from echo_hub.spread.trees import bits
 from echo_hub.spread.windows import BroadcastPaths
 
 LONGEST_BENCH_S: Final = 60.0
-"""Longest seconds for which a node that does not hand pieces on owns none."""
+"""Longest time, in seconds, for which a node that failed to hand pieces on gets none to hand on."""
 
 
 class BroadcastStatus:
