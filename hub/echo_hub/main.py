@@ -476,7 +476,6 @@ def _known_nodes(store: Store, node_ids: list[str]) -> list[str]:
 
 
 def _standing(node: NodeTotals) -> str:
-    """Return the node's trust standing, followed by the reason if there is one."""
     reason = f": {node.standing_reason}" if node.standing_reason else ""
     return f"{node.standing}{reason}"
 

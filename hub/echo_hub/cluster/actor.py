@@ -257,7 +257,6 @@ def _place(directory: Path, files: Mapping[str, bytes], dropped: Sequence[str]) 
 
 
 def _sweep() -> None:
-    """Delete files that killed actors left on this machine."""
     for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
         pid = left.name.removeprefix(_PREFIX).partition("-")[0]
         if pid.isdigit() and not psutil.pid_exists(int(pid)) and left.lstat().st_uid == os.getuid():

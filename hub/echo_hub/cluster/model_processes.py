@@ -128,7 +128,6 @@ class ProcessInCluster(ModelProcess):
         return self._cluster.absence(self._program.kind)
 
     async def _spawn(self) -> RayChild:
-        """Start the process; waits for the cluster."""
         self._sent = set()
         kind, counted = self._program.kind, self._program.counted
         return await self._cluster.spawn(

@@ -121,7 +121,6 @@ class _Node:
 
 @asynccontextmanager
 async def _nodes(url: str, root: Path, backends: tuple[str, ...]) -> AsyncIterator[list[_Node]]:
-    """Start one node for each engine. Stop all of them when the block ends."""
     nodes: list[_Node] = []
     try:
         for number, backend in enumerate(backends, start=1):

@@ -54,7 +54,6 @@ def _looked_at(lines: int, level: str) -> int:
 
 
 def _at_least(level: str, lines: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each line of at least this level, with its parsed content."""
     for line in lines:
         try:
             said = json.loads(line)

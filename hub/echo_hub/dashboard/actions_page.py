@@ -148,7 +148,6 @@ class ActionsRoom:
 
 
 def _now(run: Any, name: str) -> Any:
-    """Return the current value of a setting; None for an action that changes no setting."""
     return run.live.get(name)
 
 

@@ -50,7 +50,6 @@ def _means() -> tuple[str, ...]:
 
 
 def _largest() -> tuple[str, ...]:
-    """Return the keys of figures that a point shows as their largest value over its steps."""
     return ("staleness_max", *(f.key for f in step_figures.STEP_FIGURES if f.largest))
 
 

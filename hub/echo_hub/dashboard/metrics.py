@@ -98,7 +98,6 @@ class _OfSnapshot:
 
 
 def _gauge(name: str, help_text: str, value: float | None) -> Metric:
-    """Return a gauge, without a sample if its value is unknown."""
     family = GaugeMetricFamily(name, help_text)
     if value is not None:
         family.add_metric([], value)
@@ -160,7 +159,6 @@ def _tasks(step: StepRecord) -> Iterator[Metric]:
 
 
 def _sets(run: RunView) -> Iterator[Metric]:
-    """Yield the newest evaluation of each set, if there are several."""
     greedy = GaugeMetricFamily("echo_heldout_set_accuracy", "Greedy accuracy on a set, 0..1.", labels=["set"])
     error = GaugeMetricFamily("echo_heldout_set_accuracy_error", "Standard error of that accuracy.", labels=["set"])
     mean = GaugeMetricFamily("echo_heldout_set_mean_at_k", "Share of k samples that succeed.", labels=["set", "k"])

@@ -89,7 +89,6 @@ def unpack_error(frame: Frame) -> EchoError:
 
 
 def _fields(value: Any) -> Frame:
-    """Return the fields of a dataclass; arrays are not copied."""
     return {name: getattr(value, name) for name in _names(value.__class__)}
 
 

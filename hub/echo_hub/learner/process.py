@@ -185,7 +185,6 @@ class Learner:
         await self._child.send({"call": next(self._numbers), "command": command, **fields})
 
     async def _call(self, command: str, **fields: Any) -> AsyncGenerator[Frame, None]:
-        """Send one command, and return its answers; the last one is the result."""
         if self._ended is not None:
             raise self._ended
         number = next(self._numbers)

@@ -135,7 +135,6 @@ def _differences(tokens: ScreenedTokens) -> NDArray[np.float64]:
 
 
 def _largest_stakes(log_factors_N: NDArray[np.float64], lengths: Sequence[int]) -> NDArray[np.float64]:
-    """Return the largest logarithm of the stake that each rollout reaches after any of its tokens."""
     ends = np.cumsum(lengths)
     return np.array(
         [

@@ -181,7 +181,6 @@ class Finetuning:
         )
 
     def _step(self, groups: Sequence[WeightedGroup], cut: ChunkSizes) -> tuple[float, float, bool]:
-        """Return the batch's mean loss, its gradient norm before clipping, and True if the update was applied."""
         self._optimizer.zero_grad(set_to_none=True)
         loss = accumulate_gradient(self.policy, groups, cut)
         clip = self._settings.training.max_grad_norm
@@ -203,14 +202,12 @@ class Finetuning:
         )
 
     def _measured(self) -> tuple[float, ...]:
-        """Return the loss on the held-out examples in a tuple; an empty tuple if no examples are held out."""
         cut = self._cuts.at(self.progress.update + 1)
         assert cut is not None, "a cut exists from the first update on"
         heldout = self._plan.heldout
         return (mean_loss(self.policy, heldout, cut),) if heldout else ()
 
     def _save(self) -> None:
-        """Wait for the previous checkpoint, then start writing the next one."""
         self._writer.wait()
         tensors = checkpoint.take(self.policy, self._optimizer)
         told: Mapping[int, StepTold] = {self.progress.update: StepTold(metrics=self.progress.frame())}

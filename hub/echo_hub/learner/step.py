@@ -255,7 +255,6 @@ def _not_left_out(findings: Findings, batch: MicroBatch, logprobs_N: Tensor, dis
 
 
 def _only(groups: Collection[int], batch: MicroBatch, _logprobs_N: Tensor, _distances_N: Tensor) -> Tensor:
-    """Keep only the tokens of these groups; a `Keep`."""
     kept_R = torch.tensor([group in groups for group in batch.groups], dtype=torch.bool, device=batch.rollouts_N.device)
     return kept_R[batch.rollouts_N]
 

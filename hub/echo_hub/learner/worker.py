@@ -135,7 +135,6 @@ class LearnerWorker:
         return {name: weight.to(policy.device) for name, weight in ranks.tell_tensors(read).items()}
 
     def _resume(self) -> None:
-        """Resume every rank from rank 0's newest checkpoint, if there is one."""
         found = checkpoint.complete(self._checkpoints)[:1] if self._ranks.rank == 0 else []
         with self._ranks.agreement():
             tensors = checkpoint.read(found[0], self._policy) if found else {}

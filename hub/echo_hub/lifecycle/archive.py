@@ -244,7 +244,6 @@ def _damaged(path: Path, got: str) -> StorageError:
 
 
 def _portions(ripe: Sequence[Ripe]) -> Iterator[list[Ripe]]:
-    """Split consecutive steps into portions, each of them for one file."""
     steps: list[Ripe] = []
     for one in ripe:
         steps.append(one)

@@ -135,7 +135,6 @@ class SiblingRuns:
         return _Found(view=view, credit=credit)
 
     def _say(self, directory: RunDirectory, error: Exception) -> None:
-        """Log a directory's problem, unless it is the one logged last."""
         if self._troubles.get(directory.root.name) != str(error):
             self._troubles[directory.root.name] = str(error)
             log.warning("the run in %s cannot be read, and is left out of the pages: %s", directory.root, error)

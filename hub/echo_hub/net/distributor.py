@@ -479,7 +479,6 @@ class Distributor:
         return version in self._current() or node_id in self._lent.get(version, ())
 
     def _current(self) -> frozenset[int]:
-        """Return the versions that nodes may still have to fetch: the newest, the announced and the evaluated one."""
         return frozenset({self._newest, self._announced, self._evaluated})
 
 

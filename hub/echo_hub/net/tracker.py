@@ -189,8 +189,6 @@ class Tracker:
 
     @staticmethod
     def _fetching(swarm: Mapping[str, _Member], *, reach: str) -> tuple[str, ...]:
-        """Return the nodes that are fetching and can reach this address; MOST_PEERS of them at random if there are
-        more."""
         found = [node for node, member in swarm.items() if not member.is_seed and reaches(member.address[0], reach)]
         return tuple(random.sample(found, min(len(found), MOST_PEERS)))
 

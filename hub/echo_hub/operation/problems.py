@@ -235,7 +235,6 @@ def _since(known: float | None, lasts: bool, now: float) -> float | None:
 
 
 def _risen(history: deque[tuple[float, int]]) -> int:
-    """Return the difference between the newest and the lowest number of the history."""
     return history[-1][1] - min(number for _, number in history)
 
 

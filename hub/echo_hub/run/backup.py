@@ -273,7 +273,6 @@ def _is_ours(name: str) -> bool:
 
 
 def _write(content: Any, path: Path) -> str:
-    """Write a file, sync it to disk, and return its SHA-256."""
     for folder in (path.parent.parent, path.parent):  # mkdir's `parents` would ignore the mode.
         folder.mkdir(mode=0o700, exist_ok=True)
     digest = hashlib.sha256()

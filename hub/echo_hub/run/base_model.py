@@ -352,13 +352,11 @@ class PromptCodec:
 
     @cached_property
     def _special(self) -> frozenset[str]:
-        """Return the texts of the special tokens, which `decode` leaves out."""
         added = self._tokenizer.get_added_tokens_decoder().values()
         return frozenset(token.content for token in added if token.special)
 
     @cached_property
     def _begins_in_thought(self) -> bool:
-        """Return True if the chat template itself opens a reasoning block at the start of each reply."""
         return self._chat is not None and ends_in_thought(self._chat.begins_reply_with(self._messages("")))
 
     @cached_property

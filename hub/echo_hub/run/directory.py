@@ -112,7 +112,6 @@ class RunDirectory:
                 log.warning("The old adapter %s cannot be deleted now: %s", path, error)
 
     def _fitting(self, versions: Sequence[int], max_bytes: int) -> int:
-        """Return how many of the newest adapters fit into `max_bytes`."""
         left = max_bytes or inf
         for number, version in enumerate(reversed(versions)):
             left -= sum(path.stat().st_size for path in self.adapter(version).glob("*"))

@@ -306,7 +306,6 @@ def _config_of(adapter_dir: Path) -> dict[str, Any]:
 
 
 def _scaling_of(adapter_dir: Path) -> float | None:
-    """Return the adapter's scaling factor; None if its layers have different ones."""
     config = _config_of(adapter_dir)
     if config.get("rank_pattern") or config.get("alpha_pattern"):
         return None

@@ -135,7 +135,6 @@ class SimulatedFleet:
         }
 
     def _known(self, sampling: Sampling) -> int:
-        """Return how many tokens of an unfinished rollout the hub has."""
         if sampling.known is not None:
             return sampling.known
         node = sampling.lease.node
@@ -229,7 +228,6 @@ class SimulatedFleet:
     # --- versions
 
     def _is_planned(self, nodes: Sequence[SimulatedNode]) -> bool:
-        """Return True if the hub's planner sends a version to these nodes."""
         publication = self._scenario.publication
         return len(nodes) <= publication.planned_nodes and self._spreading.can_carry(publication.payload_bytes, nodes)
 

@@ -229,7 +229,6 @@ class SimulatedNode:
 
     @property
     def _moving(self) -> list[HeldLease]:
-        """Leases that run with an older version and may switch."""
         if self.moves is None:
             return []
         return [
@@ -278,7 +277,6 @@ class SimulatedNode:
         return max(streamed_at, self.connected_at) if self.connected else streamed_at
 
     def _begin(self, now: float) -> list[Sampling]:
-        """Fill the free slots; return the rollouts that begin."""
         begun: list[Sampling] = []
         while self.free and self.queue:
             sampling = self.queue.popleft()

@@ -180,7 +180,6 @@ def table(report: SimulationReport) -> list[tuple[str, str]]:
 
 
 def _day(hours: tuple[HourFigures, ...]) -> list[tuple[str, str]]:
-    """Return the smallest and largest figures of all full hours, if there are several."""
     full = hours[:-1]
     if len(full) < 2:
         return []

@@ -312,5 +312,4 @@ def _is_wanted(push: _Push, send: SendPiece) -> bool:
 
 
 def _is_lacking(push: _Push, owner_id: str, peer_id: str, piece: int, below: bytes) -> bool:
-    """Return True if the owner still takes part, and the peer lacks the piece or must forward it."""
     return owner_id in push.lacks and (bool(below) or piece in push.lacks.get(peer_id, ()))

@@ -103,7 +103,6 @@ class WandB:
             raise EchoError("The service of Weights & Biases failed.", got=f"exit status {error.code}") from error
 
     def _position(self) -> Position:
-        """Return the stored position; the run's start if none is stored for this run."""
         try:
             known = json.loads(self._place.read_bytes())
             if known["run_id"] == self._run_id:

@@ -270,7 +270,6 @@ class Broadcast(BroadcastStatus):
         self._started(piece, nodes)
 
     def _direct(self, now: float) -> SendPiece | None:
-        """Return the next queued direct piece: for the node with the fewest bytes in flight."""
         ready = [m for m in self._each_queued() if m.path.push.has_room(self._least_bytes)]
         if not ready:
             return None
@@ -302,7 +301,6 @@ class Broadcast(BroadcastStatus):
         return self._direct(now)
 
     def _num_queued(self) -> int:
-        """Return how many members with queued direct pieces still confirm pieces in time."""
         return sum(not member.overdue for member in self._each_queued())
 
     def _help(self, now: float) -> SendPiece | None:

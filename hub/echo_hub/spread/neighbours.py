@@ -64,7 +64,6 @@ class Neighbours:
             self._fill(other)
 
     def _fill(self, node_id: str) -> None:
-        """Link the node with random others that have too few neighbours."""
         others = [other for other in self._short if self._may(node_id, other)]
         while others and len(self._of[node_id]) < self._degree:
             place = self._draw(len(others))

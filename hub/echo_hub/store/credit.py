@@ -91,7 +91,6 @@ def _holders_of(connection: Connection, step: int, holders: Collection[str]) -> 
 
 
 def _with_teams(connection: Connection, earned: dict[str, Counter[str]]) -> dict[str, Counter[str]]:
-    """Add the teams' sums and the whole run's sum to the nodes' earnings."""
     team_of = teams_of(connection, earned)
     found: dict[str, Counter[str]] = {RUN: Counter(), **earned}
     for node_id, part in earned.items():

@@ -118,6 +118,5 @@ def read_contribution(
 
 
 def _row(connection: Connection, table: Table, node_id: str) -> Mapping[str, Any]:
-    """Return the node's row in a table; empty if it has none."""
     found = connection.execute(select(table).where(table.c.node_id == node_id)).mappings().one_or_none()
     return {} if found is None else dict(found)

@@ -80,7 +80,6 @@ def forget_old_fetches(connection: Connection, place: FetchMark, more: int = 0) 
 
 
 def _note_arrived(connection: Connection, version: int) -> None:
-    """Write a version's arrival times to its row, unless they are already there."""
     if connection.scalar(select(versions.c.arrived_max_s).where(versions.c.policy_version == version)) is None:
         arrived = {f"arrived_{name}_s": value for name, value in arrived_s(connection, version).items()}
         connection.execute(update(versions).where(versions.c.policy_version == version).values(arrived))

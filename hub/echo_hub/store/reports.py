@@ -87,7 +87,6 @@ _KNOWN: Final = _OfNodes.by(
 
 
 def _sum(column: Column[int], outcomes: Sequence[str] = ()) -> ColumnElement[int]:
-    """Sum a column over a node's final rollouts; with `outcomes`, only over rollouts with one of these outcomes."""
     counted = case((tallies.c.outcome.in_(outcomes), column), else_=0) if outcomes else column
     return cast(func.sum(counted), BigInteger)
 

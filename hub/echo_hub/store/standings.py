@@ -114,7 +114,6 @@ def _as_json(evidence: Evidence) -> dict[str, Any]:
 
 
 def _evidence(stored: dict[str, Any]) -> Evidence:
-    """Return the stored evidence; empty if another release stored it in another form."""
     if not _is_todays(stored):
         return NO_EVIDENCE
     return replace(NO_EVIDENCE, **{**stored, "draws": tuple(stored["draws"]), "claims": tuple(stored["claims"])})

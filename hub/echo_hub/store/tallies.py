@@ -101,9 +101,6 @@ def tally_leases(
 
 
 def _rows_of(connection: Connection, keys: Collection[tuple[int, int]]) -> Iterator[tuple[str, int | None, Any]]:
-    """Yield the leased node, the number of sampled tokens, and the spans (which node sampled which tokens) of each of
-    these rollouts.
-    """
     wanted = set(keys)
     leases = sorted({lease_id for lease_id, _ in wanted})
     for start in range(0, len(leases), LEASES_A_QUERY):

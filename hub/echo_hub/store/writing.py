@@ -240,7 +240,6 @@ def _plan(connection: Connection, records: Sequence[StepPlanned], now: float) ->
 
 
 def _mean_components(connection: Connection, group_ids: Collection[int]) -> dict[str, float] | None:
-    """Return each reward component's mean over the batch's episodes that have it; None if no reward has components."""
     query = select(rollouts.c.components).where(
         rollouts.c.state == ReceiptState.SCORED, rollouts.c.components.is_not(None)
     )

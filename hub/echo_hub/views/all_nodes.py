@@ -86,7 +86,6 @@ class AllNodes:
             return FleetView(here=here, away=self._away)
 
     def _made(self, row: NodeTotals, node: ConnectedNode | None, held: int, now: float) -> _Made:
-        """Return the existing view if its data is unchanged, else a new one."""
         said = (held, *_words(node)) if node is not None else (held,)
         known = self._here.get(row.node_id)
         if known is not None and known.row is row and known.said == said and now < known.good_until:
@@ -147,7 +146,6 @@ class AllNodes:
 
 
 def _words(node: ConnectedNode) -> tuple[object, ...]:
-    """Return every field of a node's report that its view shows."""
     return (
         node.activity,
         node.capacity,

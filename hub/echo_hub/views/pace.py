@@ -191,7 +191,6 @@ def _settled_at(steps: Sequence[StepRecord]) -> float:
 
 
 def _by_node(recent: Iterable[RecentRollout], *, since: float) -> dict[str, list[_Lease]]:
-    """Return the received rollouts of each node that were leased at time `since` or later."""
     work: dict[str, list[_Lease]] = defaultdict(list)
     for rollout in recent:
         if rollout.received_at is not None and rollout.leased_at >= since:
@@ -268,7 +267,6 @@ def busy_rate(leases: Iterable[_Lease]) -> float:
 
 
 def _kind(node_id: str, said: Mapping[str, NodeKind]) -> str:
-    """Return the name of a node's kind: nodes with the same engine and device are of one kind."""
     if node_id == HUB_NODE_ID:
         return "the hub itself"
     kind = said.get(node_id)
