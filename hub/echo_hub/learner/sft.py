@@ -181,6 +181,7 @@ class Finetuning:
         )
 
     def _step(self, groups: Sequence[WeightedGroup], cut: ChunkSizes) -> tuple[float, float, bool]:
+        """Return the batch's mean loss, its gradient norm before clipping, and True if the update was applied."""
         self._optimizer.zero_grad(set_to_none=True)
         loss = accumulate_gradient(self.policy, groups, cut)
         clip = self._settings.training.max_grad_norm
