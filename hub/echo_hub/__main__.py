@@ -1,4 +1,4 @@
-"""The command `echo-hub`, and `python -m echo_hub`: Ctrl-C ends it without a traceback, also while it loads."""
+"""The command `echo-hub`, also `python -m echo_hub`. Ctrl-C ends it without a traceback, even during imports."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ import signal
 import sys
 
 INTERRUPTED = 130
-"""A shell's status of what SIGINT has ended."""
+"""Exit status that shells give to a process ended by SIGINT."""
 
 
 def run() -> None:
-    """`echo_hub.main.run`, whose imports take most of the first second: until then the system itself ends it."""
-    heeded = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN  # A shell's background job leaves it to others.
+    """Run `echo_hub.main.run`. Its imports take most of the first second; until they are done, SIGINT kills the process
+    directly, because Python would print a traceback.
+    """
+    heeded = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN  # Shells ignore it for background jobs.
     if heeded:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from echo_hub import main
 
     if heeded:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # What a command has begun, it ends in order.
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # Lets a command clean up on Ctrl-C.
     try:
         main.run()
     except KeyboardInterrupt:

@@ -69,13 +69,13 @@ SeedOption = Annotated[int | None, typer.Option(min=0, help="Every sub-seed is a
 
 
 def run() -> None:
-    """Entry point: prints an EchoError's text instead of a traceback."""
+    """Run the command line. An EchoError is printed as text, without a traceback."""
     use_utf8()
     try:
         with utf8_names():
             app()
     except EchoError as error:
-        # Not as markup, for the text may hold brackets; not wrapped, for paths and commands are copied from it.
+        # Use Text, not markup: the message may contain brackets. Do not wrap: users copy paths and commands from it.
         errors.print(Text.assemble(("Error: ", "red"), str(error)), soft_wrap=True)
         sys.exit(1)
 
@@ -86,7 +86,7 @@ def _common(
 ) -> None:
     shown = RichHandler(console=errors, show_path=False, level=logging.INFO if verbose else logging.WARNING)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[shown])
-    logging.getLogger("echo_hub").setLevel(logging.INFO)  # The operator's page shows these lines in any case.
+    logging.getLogger("echo_hub").setLevel(logging.INFO)  # For the operator's page, even without --verbose.
 
 
 @app.command()
@@ -142,14 +142,14 @@ def serve(
     steps: StepsOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the settings that hold, secrets masked.")] = False,
 ) -> None:
-    """Serve a run: lease work to nodes, train, publish, show the pages. Goes on where it stopped."""
+    """Serve a run: lease work to nodes, train, publish, show the pages. A restarted hub resumes the run."""
     directory = RunDirectory(run_directory)
     directory.check()
     config = load_config(directory.config, _flags(host=host, port=port, steps=steps))
     if dry_run:
         typer.echo(render_config(without_secrets(config)))
         return
-    directory.check_unlocked()  # Beside a hub that serves it no learner's process is begun.
+    directory.check_unlocked()  # Check early: if another hub already serves the run, do not start a learner process.
 
     async def serve_until_stopped() -> None:
         async with begun(config.learner, directory.root) as spawned:
@@ -189,7 +189,7 @@ def demo(
     ] = None,
     report_json: Annotated[Path | None, typer.Option("--json", help="Write the report there as well.")] = None,
 ) -> None:
-    """A hub and two nodes on this machine teach a built-in model, in a few minutes."""
+    """Start a hub and two nodes on this machine, which train a built-in model in a few minutes."""
     check_writable(report_json)
     run_directory = RunDirectory(directory or Path("echo-demo") / f"{datetime.now():%Y%m%d-%H%M%S}")
     flags = _flags(host=None, port=port, steps=steps, mode=mode, seed=seed)
@@ -239,8 +239,9 @@ def evaluate(
     ] = None,
     figures_json: Annotated[Path | None, typer.Option("--json", help="Write all figures there as well.")] = None,
 ) -> None:
-    """Print the held-out accuracy of the base and of policy versions: greedy, and mean@k and pass@k with --samples.
-    Below it stand a few greedy answers of each version, solved and unsolved ones."""
+    """Print the held-out accuracy of the base and of policy versions: greedy, and mean@k and pass@k with --samples. A
+    few greedy answers of each version follow, solved and unsolved ones.
+    """
     from echo_hub.commands.answer_text import print_example
     from echo_hub.evaluation.examples import AnswerExample
     from echo_hub.lifecycle.export import evaluate_versions
@@ -270,7 +271,7 @@ def evaluate(
 
 @app.command()
 def nodes(run_directory: RunArgument) -> None:
-    """List the nodes that have ever joined: the ids that `ban` and `pardon` take, and how each stands."""
+    """List all nodes that have ever joined, with the ids that `ban` and `pardon` take and with their trust standing."""
     from echo_hub.store.reports import read_leaderboard
 
     directory = RunDirectory(run_directory)
@@ -290,7 +291,7 @@ def nodes(run_directory: RunArgument) -> None:
                 "" if node.banned_at is None else f"since {when(node.banned_at)}",
                 Text(node.invite),
             )
-    Console(width=1_000).print(table)  # Whatever the terminal's width: ids are copied from it, and scripts read it.
+    Console(width=1_000).print(table)  # At any terminal width: scripts read the table.
 
 
 @app.command()
@@ -313,7 +314,7 @@ def unban(run_directory: RunArgument, node: NodesArgument) -> None:
 
 @app.command()
 def pardon(run_directory: RunArgument, node: NodesArgument) -> None:
-    """Let quarantined nodes begin anew: all that they send is checked again, before anybody trains on it."""
+    """Let quarantined nodes start again: all their rollouts are checked again before the learner trains on them."""
     from echo_hub.store.reports import read_leaderboard
 
     with store_of(RunDirectory(run_directory)) as store:
@@ -342,7 +343,7 @@ app.add_typer(team, name="team")
 
 @app.command()
 def password(run_directory: RunArgument) -> None:
-    """Set the password of the operator's pages; asked for twice, or read from a pipe. It ends all sessions."""
+    """Set the password of the operator's pages, read from the terminal (twice) or from a pipe. Ends all sessions."""
     from echo_hub.dashboard.access.credentials import set_password
 
     directory = RunDirectory(run_directory)
@@ -367,7 +368,9 @@ def plan(
     figures_json: Annotated[Path | None, typer.Option("--json", help="Write all figures there as well.")] = None,
     picture: Annotated[Path | None, typer.Option(metavar="SVG", help="Draw a few steps there.")] = None,
 ) -> None:
-    """Say whether the learner is kept busy, and what it would take: by a run's books, or for a fleet in a file."""
+    """Estimate if the learner is kept busy, and what that takes: from a run's records, or for a fleet described in a
+    file.
+    """
     from echo_hub.commands.plan import EXAMPLE, changed, fleet_of_file, fleet_of_run, make_plan, write_json
     from echo_hub.commands.plan_picture import write_svg
     from echo_hub.commands.plan_text import plan_lines
@@ -403,7 +406,9 @@ def learner(
     processes: Annotated[int, typer.Option(min=1, help="The run's learner.processes.")] = 1,
     base: Annotated[str, typer.Option(help="The run's model.base, or its directory on this host.")] = "builtin:tiny",
 ) -> None:
-    """Train on this host for a hub on another one, whose run says learner.hosts and learner.address."""
+    """Run this host's part of a learner on several hosts. The hub's run has the settings learner.hosts and
+    learner.address.
+    """
     from echo_hub.learner.launch import Launch, serve_host
     from echo_hub.run.base_model import resolve_base
 
@@ -431,7 +436,9 @@ def simulate(
         bool, typer.Option("--example", help="Print the scenario that holds, each setting explained, and end.")
     ] = False,
 ) -> None:
-    """Drive the hub's coordinator with simulated nodes, in virtual time: is a pool enough, and what is wasted?"""
+    """Drive the hub's coordinator with simulated nodes in virtual time, to see if a pool of nodes is enough and what is
+    wasted.
+    """
     from echo_hub.simulator.report import table
     from echo_hub.simulator.scenario_file import load_scenario, render_scenario
     from echo_hub.simulator.simulation import simulate as simulate_run
@@ -455,7 +462,7 @@ def version() -> None:
 
 
 def _known_nodes(store: Store, node_ids: list[str]) -> list[str]:
-    """`node_ids`. Raises ConfigError unless all of them have joined this run."""
+    """Return `node_ids` unchanged. Raises ConfigError unless all these nodes have joined this run."""
     from echo_hub.store.reports import read_leaderboard
 
     unknown = set(node_ids) - {node.node_id for node in store.read(read_leaderboard) if node.first_seen}
@@ -469,13 +476,12 @@ def _known_nodes(store: Store, node_ids: list[str]) -> list[str]:
 
 
 def _standing(node: NodeTotals) -> str:
-    """And why, of those that are not simply trusted."""
     reason = f": {node.standing_reason}" if node.standing_reason else ""
     return f"{node.standing}{reason}"
 
 
 def _base_and_task(base: str | None, task: str | None, options: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """As flags. Directories and files are named from the root, so that the run can be served from anywhere."""
+    """Return base and task as settings. Paths become absolute, so that the run can be served from any directory."""
     if base is not None and Path(base).expanduser().is_dir():
         base = str(Path(base).expanduser().resolve())
     for key in ("path", "heldout_path"):
@@ -486,7 +492,7 @@ def _base_and_task(base: str | None, task: str | None, options: dict[str, Any]) 
 
 
 def _suited(flags: dict[str, dict[str, Any]]) -> tuple[HubConfig, str]:
-    """Settings that suit the flags' base and task, and what to write of them."""
+    """Return settings that suit the flags' base and task, and the text of a config.toml with just these settings."""
     with uncollected():
         from echo_hub.commands.suited_settings import suited_settings
         from echo_hub.learner.device import resolve_device
@@ -504,7 +510,6 @@ def _flags(
     mode: str | None = None,
     seed: int | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """The flags that were given, by section."""
     sections: dict[str, dict[str, Any]] = {
         "server": {"host": host, "port": port},
         "training": {"steps": steps},

@@ -25,7 +25,7 @@ from echo_shared.process.child import HEADER_BYTES, ChildExited, pack_frame, unp
 from echo_shared.process.supervised import NO_HEARTBEAT, Command, SupervisedChild
 
 POLL_S: Final = 5.0
-"""Longest wait of `answers` for news of the child, in seconds; after that it returns without news."""
+"""Longest wait of `answers` for news of the child, in seconds; then it returns without news."""
 GATHER_S: Final = 0.01
 """Seconds for which further answers of the child are collected into one reply, because each reply is a call in the
 cluster."""
@@ -113,7 +113,6 @@ class ChildHost:
         return await hosted.answers()
 
     async def end(self, child_id: int) -> None:
-        """End the child and all processes that it started."""
         if self._hosted is not None and self._hosted.child_id == child_id:
             await self._end()
 
@@ -160,7 +159,6 @@ class _Hosted:
         self._log_at = 0
 
     async def run(self, opening: bytes) -> None:
-        """Run the child until it ends or this task is cancelled."""
         child: SupervisedChild | None = None
         try:
             limits = replace(NO_HEARTBEAT, ending_s=self._spec["ending_s"])
@@ -259,7 +257,6 @@ def _place(directory: Path, files: Mapping[str, bytes], dropped: Sequence[str]) 
 
 
 def _sweep() -> None:
-    """Delete files that killed actors left on this machine."""
     for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
         pid = left.name.removeprefix(_PREFIX).partition("-")[0]
         if pid.isdigit() and not psutil.pid_exists(int(pid)) and left.lstat().st_uid == os.getuid():

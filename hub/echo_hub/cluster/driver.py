@@ -230,7 +230,6 @@ def _in_one_line(error: Exception) -> str:
 
 
 def main(pipe: ParentPipe) -> int:
-    """Run the driver and return its exit status."""
     if (frame := pipe.receive()) is None:
         return 0
     try:

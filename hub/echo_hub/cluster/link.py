@@ -77,7 +77,7 @@ class RayLink:
         self._numbers = itertools.count(1)
         self._children: dict[int, RayChild] = {}
         self._reason = ""
-        """Why the cluster cannot be reached; "" if it can."""
+        """Why the cluster cannot be reached; "" while the hub is connected."""
         self._unfit: dict[WorkerKind, str] = {}
         """Why the machine on which a child of this kind was last placed cannot run it."""
 
@@ -237,7 +237,7 @@ class RayLink:
                     log.warning("the Ray cluster is unavailable; reconnecting: %s", error)
                 self._reason = error.got if isinstance(error, ConfigError) and error.got else error.brief
             except Exception as error:
-                # Nothing above this task handles errors; if it ended, children would wait forever.
+                # Nothing above this task handles errors; if the task ended, children would wait forever.
                 log.exception("the link to Ray failed")
                 self._reason = repr(error)
             await self._disconnect()
@@ -252,7 +252,7 @@ class RayLink:
             frame = await self._driver.receive()
             child = self._children.get(frame["about"])
             if child is None:
-                continue  # The child was stopped.
+                continue  # The child was stopped meanwhile.
             if "waiting" in frame:
                 if not any(other.waits for other in self._children.values() if other.kind == child.kind):
                     log.warning("Ray lacks resources for %s so far: %s", child.slot, frame["waiting"])
@@ -284,7 +284,7 @@ class RayChild:
         self.ready: Frame = {}
         self.is_ready = False
         self.waits = ""
-        """Why Ray has found no machine for the child yet."""
+        """Why Ray has found no machine for the child yet; "" if the child need not wait."""
         self._link = link
         self._number = number
         self._spec = spec
@@ -334,7 +334,6 @@ class RayChild:
         return found
 
     def told(self, frame: Frame) -> None:
-        """Process a frame from the driver about this child."""
         for packed in frame.get("frames", ()):
             self._found.put_nowait(unpack_frame(packed[HEADER_BYTES:]))
         if "failed" in frame:

@@ -31,8 +31,6 @@ _ENVIRONMENT: Final = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A program that such a process runs."""
-
     kind: WorkerKind
     name: str
     """Name in texts such as "The NAME process ended"."""
@@ -108,7 +106,6 @@ class ProcessBeside(ModelProcess):
         return await SupervisedChild.spawn(self._command)
 
     async def send(self, request: Mapping[str, Any], adapters: Mapping[int, Path]) -> None:
-        """Send a request, as `ModelProcess.send` does."""
         assert isinstance(self._child, SupervisedChild)
         await self._child.send({**request, "adapters": {version: str(path) for version, path in adapters.items()}})
 
@@ -131,7 +128,6 @@ class ProcessInCluster(ModelProcess):
         return self._cluster.absence(self._program.kind)
 
     async def _spawn(self) -> RayChild:
-        """Start the process; waits for the cluster."""
         self._sent = set()
         kind, counted = self._program.kind, self._program.counted
         return await self._cluster.spawn(

@@ -54,7 +54,6 @@ class Parcel:
             ) from error
 
     def files(self) -> Iterator[tuple[str, Path]]:
-        """Yield each file with its path in the zip."""
         for name, source in self.contents.items():
             if source.is_dir():
                 for file in sorted(source.rglob("*")):

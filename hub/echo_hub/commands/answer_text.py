@@ -22,7 +22,6 @@ SHOWN: Final = 2
 
 
 def print_example(example: AnswerExample) -> None:
-    """Print one answer of an evaluation."""
     version = "base" if example.policy_version == 0 else f"version {example.policy_version}"
     of_set = f", {example.name}" if example.name else ""
     console.print(Text(f"\nExample of {version}{of_set}", style="bold"))

@@ -20,15 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class _Done:
-    """What the command did with one archive file."""
-
     file: str
     first_step: int
     last_step: int
     rollouts: int
     bytes: int
     written: bool
-    """True if the command has written the file; False if it existed already."""
+    """True if the command has written the file; False if the file existed already."""
     deleted: int = 0
     """Number of rollouts that the command has deleted from the database."""
 

@@ -114,8 +114,6 @@ async def run_demo(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Node:
-    """One `echo-node join` process that the demo has started."""
-
     name: str
     process: asyncio.subprocess.Process
     log: Path
@@ -123,7 +121,6 @@ class _Node:
 
 @asynccontextmanager
 async def _nodes(url: str, root: Path, backends: tuple[str, ...]) -> AsyncIterator[list[_Node]]:
-    """Start one node for each engine. Stop all of them when the block ends."""
     nodes: list[_Node] = []
     try:
         for number, backend in enumerate(backends, start=1):
@@ -208,7 +205,7 @@ async def _show_until_finished(hub: Hub, console: Console) -> None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(REFRESH_S):
                     await hub.progress.finished.wait()
-            finished = hub.progress.finished.is_set()  # Then the figures read below are final.
+            finished = hub.progress.finished.is_set()  # If set, the figures read below are final.
             view = await hub.pages.run_view()
             progress.update(steps, completed=view.trained_step)
             live.update(_table(progress, view, await hub.pages.nodes()))
@@ -234,7 +231,7 @@ def _number(value: float | None, form: str) -> str:
 async def _report(hub: Hub, *, seconds: float) -> DemoReport:
     view, nodes = await hub.pages.run_view(), await hub.pages.nodes()
     accuracy_before, accuracy_after = view.accuracy_before, view.accuracy_after
-    assert accuracy_before is not None and accuracy_after is not None  # A finished run has both.
+    assert accuracy_before is not None and accuracy_after is not None  # A finished run has both accuracies.
     return DemoReport(
         accuracy_before=accuracy_before,
         accuracy_after=accuracy_after,

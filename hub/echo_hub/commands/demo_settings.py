@@ -16,8 +16,6 @@ Settings = dict[str, dict[str, Any]]
 
 
 class DemoTask(StrEnum):
-    """Tasks that the demo can train."""
-
     ARITHMETIC = "arithmetic"
     WORKED = "worked"
     KNIGHTS_KNAVES = "knights-knaves"
@@ -72,7 +70,6 @@ _OF_TASK: Final[Mapping[DemoTask, Settings]] = {
 
 
 def demo_settings(task: DemoTask, flags: Settings) -> Settings:
-    """Return the demo's settings for `task`, overridden by `flags`."""
     layers = (_COMMON, _OF_TASK[task], flags)
     sections = {name for layer in layers for name in layer}
     return {name: {key: value for layer in layers for key, value in layer.get(name, {}).items()} for name in sections}

@@ -49,12 +49,11 @@ def log(
 
 
 def _looked_at(lines: int, level: str) -> int:
-    """Return the number of last lines to read: `lines`, or all of them if a level leaves some out."""
+    """Return how many of the log's last lines to read: `lines`, or all of them if a level leaves some out."""
     return lines if level == "debug" or not lines else 2**31
 
 
 def _at_least(level: str, lines: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each line of at least this level, with its parsed content."""
     for line in lines:
         try:
             said = json.loads(line)
@@ -80,7 +79,6 @@ def _print(lines: Iterable[tuple[str, dict[str, Any]]], *, as_json: bool) -> Non
 
 
 def _local(at: object) -> str:
-    """Format a timestamp in local time."""
     try:
         return f"{datetime.fromisoformat(str(at)).replace(tzinfo=UTC).astimezone():%Y-%m-%d %H:%M:%S}"
     except ValueError:

@@ -107,8 +107,6 @@ class PlannedFleet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What the capacity model says about a fleet."""
-
     fleet: PlannedFleet
     target: float
     prediction: Prediction
@@ -176,7 +174,6 @@ def fleet_of_run(store: Store, config: HubConfig) -> PlannedFleet:
 
 
 def _verifying(config: HubConfig) -> str:
-    """Return words for where the verifier runs."""
     if config.run.mode == "colocated":
         return "nowhere: the hub samples for itself"
     return {
@@ -188,7 +185,6 @@ def _verifying(config: HubConfig) -> str:
 
 
 def _evaluating(config: HubConfig) -> str:
-    """Return words for what samples the evaluations."""
     return {"hub": "the learner, between two steps", "ray": _actor(config, "evaluator"), "nodes": "the nodes"}[
         config.evaluation.by
     ]
@@ -268,7 +264,6 @@ def _kind(kinds: Sequence[NodeClass], name: str) -> NodeClass:
 
 
 def make_plan(fleet: PlannedFleet, *, target: float) -> Plan:
-    """Compute all answers of the capacity model."""
     prediction = predict(fleet.workload, Pool.of(fleet.nodes))
     advice = advise(fleet.workload, fleet.nodes, fleet.kinds, target=target)
     return Plan(

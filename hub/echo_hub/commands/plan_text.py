@@ -35,7 +35,6 @@ SPENT: Final = {
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:
-    """Yield the whole plan, line by line."""
     yield from _workload(plan)
     yield ""
     yield from _nodes(plan)

@@ -93,7 +93,6 @@ def _understood(asked: dict[str, Any], before: str) -> tuple[RolloutFilter, str]
 
 
 def reader_of(directory: RunDirectory, store: Store) -> RolloutReader:
-    """Return a reader of the run's rollouts, with texts and advantages."""
     from echo_hub.lifecycle.rollouts import ProblemsOnDemand, RolloutReader
     from echo_hub.run.base_model import PromptCodec, resolve_base
 
@@ -139,12 +138,10 @@ def _print(page: RolloutsPage) -> None:
 
 
 def components_text(components: Mapping[str, float] | None) -> str:
-    """Format reward components, such as "score 1, format 0.5"."""
     return ", ".join(f"{name} {value:.3g}" for name, value in (components or {}).items())
 
 
 def _why_not(one: RolloutSummary) -> str:
-    """Return why the rollout has no text."""
     if one.num_tokens is None:
         return "(being sampled)" if one.is_in_flight else "(never received)"
     return f"(not kept: {one.not_kept})" if one.not_kept else "(not kept)"

@@ -26,7 +26,6 @@ DONE: Final = "The pages stay available until you press Ctrl-C."
 
 
 def line_of(view: RunView) -> str:
-    """Return the run's status in one line."""
     parts = [view.health.state.value, f"step {view.trained_step:,} of {view.steps_total:,}"]
     if view.mean_reward is not None:
         parts.append(f"reward {view.mean_reward:.3g}")
@@ -51,7 +50,6 @@ class ServeLine:
         self._out = out
 
     async def run(self) -> None:
-        """Show the run's status until cancelled: live on a terminal, otherwise as lines."""
         if self._terminal.is_terminal:
             await self._show_live()
         else:

@@ -142,7 +142,6 @@ class _Shown:
         self._bar.stop()
 
     def tell(self, progress: SftProgress) -> None:
-        """Print what is new since the last call."""
         before = self._told
         if before is None and progress.update:
             console.print(f"Resuming after update {progress.update}.")

@@ -89,7 +89,6 @@ def suited_settings(flags: Mapping[str, Mapping[str, Any]], *, has_gpu: bool) ->
 
 
 def _merged(values: Mapping[str, Section], flags: Mapping[str, Mapping[str, Any]]) -> dict[str, Section]:
-    """Return the chosen values with the user's flags, which take precedence."""
     given = {name: {key: value for key, value in keys.items() if value is not None} for name, keys in flags.items()}
     return {name: {**values.get(name, {}), **given.get(name, {})} for name in [*values, *given]}
 

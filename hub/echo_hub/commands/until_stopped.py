@@ -42,7 +42,7 @@ def run_until_stopped(main: Coroutine[Any, Any, Any], *, stopped: str = "the run
 
 
 def _known(error: BaseException) -> BaseException:
-    """Return the first EchoError nested in a group; the group itself if it has none."""
+    """Return the first EchoError nested in an exception group; the group itself if there is none."""
     known = error.subgroup(EchoError) if isinstance(error, BaseExceptionGroup) else None
     while isinstance(known, BaseExceptionGroup):
         first = known.exceptions[0]

@@ -22,7 +22,7 @@ class GatewaysConfig(Section):
     tls_certificate: str = ""
     """PEM file with the certificate that hub and gateways present to the NATS server, if it requires one."""
     tls_key: str = ""
-    """PEM file with its private key, without a password."""
+    """PEM file with the private key of tls_certificate, without a password."""
     replicas: Annotated[int, Field(ge=1, le=5)] = 1
     """NATS servers that must have a rollout on disk before its node gets the receipt; more than 1 needs a cluster."""
     max_bytes: Annotated[int, Field(ge=2**24)] = 2**30

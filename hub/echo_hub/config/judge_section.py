@@ -36,7 +36,7 @@ class LlmJudgeConfig(Section):
     lowest: Bound = 0.0
     """The verdict that is worth 0."""
     highest: Bound = 10.0
-    """The verdict that is worth 1. Numbers outside both bounds are no verdict."""
+    """The verdict that is worth 1. A number outside lowest..highest is no verdict."""
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
     """Sampling temperature of the judge."""
     max_tokens: Annotated[int, Field(ge=1, le=131_072)] = 1_024

@@ -1,4 +1,4 @@
-"""The choices and numbers of each objective's own paper. Loads no torch, because settings are validated with it.
+"""The choices and numbers of each objective's own paper. Loads no torch, because validating settings uses this module.
 
 Where a paper's formula and its code differ, the code counts. Departures and gaps:
 

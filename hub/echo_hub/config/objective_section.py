@@ -18,7 +18,7 @@ class ObjectiveConfig(Section):
         "two_sided"
     )
     """Loss of a token, given its importance ratio and its advantage. With grpo, dr_grpo, dapo and gspo, one token may
-    outweigh a whole step if its node claims a tiny probability for it."""
+    outweigh a whole step if the node that sampled it claims a tiny probability."""
     clip_low: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Lower clip of the ratio, 1 - clip_low. Not for cispo, aipo, sapo and vespo."""
     clip_high: Annotated[float, Field(ge=0)] = 0.0
@@ -39,9 +39,9 @@ class ObjectiveConfig(Section):
     """With old_policy = "proximal", factor of a token's loss: 1 (none); the ratio of proximal to behaviour policy, at
     most correction_high (tis); or that ratio, 0 outside correction_low .. correction_high (masked_is)."""
     correction_low: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """Lower bound, for masked_is only."""
+    """Lower bound of the ratio, for correction = "masked_is" only."""
     correction_high: Annotated[float, Field(ge=1)] = 2.0
-    """Upper bound, for tis and masked_is."""
+    """Upper bound of the ratio, for correction = "tis" and "masked_is"."""
     sequence_veto: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Drops a rollout with any token whose ratio of learner (at the start of the step) to behaviour policy is below
     this value; 0 = off. 1e-4 is usual."""
@@ -49,8 +49,8 @@ class ObjectiveConfig(Section):
     """Removes the loss of tokens with negative advantage in a rollout whose probability under the learner is lower than
     under the behaviour policy by more than this, in nats a token; 0 = off."""
     kl_coefficient: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the divergence from the reference; needs a second forward pass. The pull of a token is limited at a
-    ratio of e^3."""
+    """Weight of the KL divergence from the reference policy; needs a second forward pass. The pull of a token is
+    limited at a probability ratio of e^3."""
     reference: Literal["base", "start"] = "base"
     """With kl_coefficient, the policy to stay near: the base model, or the adapter of model.start_from."""
     entropy_coefficient: Annotated[float, Field(ge=0)] = 0.0

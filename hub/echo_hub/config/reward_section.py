@@ -44,9 +44,10 @@ class RewardConfig(Section):
     """Component `length`: 1 for completions from this number of tokens up to length_most. Below, it falls to 0 with the
     length."""
     length_most: Annotated[int, Field(ge=0, le=131_072)] = 0
-    """See length_least; 0 = no upper end. Above, the component falls linearly to 0 at length_zero."""
+    """Component `length`: 1 up to this number of tokens, from length_least on. Above, it falls linearly to 0 at
+    length_zero. 0 = no upper end."""
     length_zero: Annotated[int, Field(ge=0, le=131_072)] = 0
-    """See length_most; 0 = twice length_most."""
+    """Component `length`: number of tokens, above length_most, from which on it is 0. 0 = twice length_most."""
 
     judges: dict[Annotated[str, Field(pattern=COMPONENT_NAME.pattern)], JudgeConfig] = Field(default_factory=dict)
     """Components from models, each in its own table [reward.judges.NAME]. kind = "llm" asks a language model behind an

@@ -43,9 +43,9 @@ class RayConfig(Section):
     evaluator_cpus: Amount = 1.0
     """CPUs, and threads, that Ray reserves for the process that draws evaluations."""
     evaluator_gpus: Amount = 0.0
-    """GPUs, or a share of one, for that process; 0 = it uses CPUs."""
+    """GPUs, or a share of one, for the process that draws evaluations; 0 = it uses CPUs."""
     evaluator_resources: dict[str, Amount] = Field(default_factory=dict)
-    """Custom resources of that process: see verifier_resources."""
+    """Custom resources of the process that draws evaluations: see verifier_resources."""
     working_dir: str = ""
     """Directory sent to each scorer, whose copy is the scorer's working directory: for modules and for files with
     relative paths. Names with a leading dot are left out. Sent without it: the module of a task python:..., a jsonl

@@ -29,7 +29,7 @@ class RunConfig(Section):
     name: Annotated[str, Field(min_length=1, max_length=64)] = "echo"
     """Name on the pages and for volunteers."""
     seed: Annotated[int, Field(ge=0)] = 0
-    """Every sub-seed is a hash of this one."""
+    """Seed of the run: all random choices derive their seeds from it by hashing."""
     mode: Literal["colocated", "sequential", "async"] = "async"
     """colocated: the hub samples for itself. sequential: nodes sample, always from the newest version. async: nodes
     sample while the learner trains; the staleness bound is training.max_staleness."""
@@ -51,31 +51,32 @@ class LeaseConfig(Section):
     """How work is leased."""
 
     deadline_s: Annotated[float, Field(gt=0)] = 120.0
-    """Age in seconds at which a lease also goes to another node; the first valid result wins. If a node's speed is
-    known, others are asked sooner."""
+    """Age in seconds at which a lease also goes to another node; the first valid result wins. If the hub knows the
+    node's speed, it may lease the work to another node sooner."""
     first_window: Annotated[int, Field(ge=1, le=MAX_BATCHED)] = 4
     """Rollouts that a node without results may hold while no other node has results; otherwise it may hold one. Each
     result in time raises the number by one, each missed deadline lowers it by one."""
 
 
 class CostConfig(Section):
-    """What nodes may cost. Each node states its price an hour; gifts have none and always work. Among the others, nodes
-    with the cheapest rollouts work until the learner is busy; the rest stand by. The hub keeps the account, and makes
-    no payments."""
+    """What nodes may cost. Each node states its price an hour. A node without a price (a gift) always works. Of the
+    others, the nodes with the cheapest rollouts work until the learner is busy; the rest stand by. The hub keeps the
+    account, and makes no payments.
+    """
 
     spend_cap_per_hour: Annotated[float, Field(ge=0, le=1e9)] = 0.0
-    """US dollars an hour for all working nodes together; 0 = gifts only. Before the first trained step, all nodes that
-    the cap allows work."""
+    """Limit in US dollars an hour for all working nodes together; 0 = only nodes without a price work. Before the first
+    trained step, all nodes that the limit allows work."""
     electricity_per_kwh: Annotated[float, Field(ge=0, le=100)] = 0.0
     """Price in US dollars that is added for a node's stated power; 0 = its power costs you nothing."""
     margin: Annotated[float, Field(ge=1, le=10)] = 1.15
-    """Capacity of working nodes, in rollouts that return in time, over what the learner needs."""
+    """Rollouts that the working nodes should return in time, divided by the learner's demand."""
     dwell_s: Annotated[float, Field(ge=0, le=86_400)] = 60.0
     """Shortest working time of a node that has started, unless it is lost or fails."""
 
 
 class TrustConfig(Section):
-    """How the hub finds nodes that do not draw as asked."""
+    """How the hub finds nodes that do not sample as their leases ask."""
 
     verifier: Literal["process", "ray", "nodes", "off"] = "process"
     """What re-computes rollouts under their stated version. process: a process next to the learner, with low priority

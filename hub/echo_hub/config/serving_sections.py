@@ -26,7 +26,7 @@ class ServerConfig(Section):
     """PEM file with the certificate and its chain: the port then speaks TLS (https, wss). The hub loads a renewed
     file."""
     tls_key: str = ""
-    """PEM file with its private key, without a password."""
+    """PEM file with the private key of tls_certificate, without a password."""
     swarm_port: Port = 0
     """BitTorrent port of the hub's own peer; 0 = any free one."""
     shared_memory: bool = True
@@ -60,8 +60,9 @@ class ServerConfig(Section):
     max_strangers: Annotated[int, Field(ge=8, le=1_000_000)] = 2_000
     """Open connections that have not proven to be a node's: browsers and unknown clients."""
     max_strangers_per_address: Annotated[int, Field(ge=4, le=1_000_000)] = 1_024
-    """Such connections from one address (IPv6: one /64). At the limit the hub closes the oldest connection without a
-    request, else the slowest reader, else the newest connection. Nodes behind one NAT or proxy share this."""
+    """Open connections from one address (IPv6: one /64) that have not proven to be a node's. At the limit the hub
+    closes the oldest connection without a request, else the slowest reader, else the newest connection. Nodes behind
+    one NAT or proxy share this."""
     max_nodes_per_address: Annotated[int, Field(ge=1, le=1_000_000)] = 2_000
     """Connections of nodes from one address. Raise it for more nodes behind one NAT. List a proxy in trusted_proxies
     instead, so that its clients' addresses count."""

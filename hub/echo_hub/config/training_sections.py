@@ -55,17 +55,17 @@ class TrainingConfig(Section):
     the return from that turn on, against the returns of the group's episodes that reached the same turn
     (docs/learner.md)."""
     discount: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """With credit = "turn": factor of a reward for each earlier turn."""
+    """With credit = "turn": a reward that comes n turns later counts with this factor to the power n."""
     updates_per_step: Annotated[int, Field(ge=1, le=64)] = 1
     """Optimizer updates in one step, each on its share of the step's groups, or of objective.shuffle_batches."""
     learning_rate: Annotated[float, Field(gt=0)] = 5e-4
     """Adam's highest learning rate. LoRA needs about ten times that of full fine-tuning."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Steps of linear increase to that rate."""
+    """Steps in which the learning rate rises linearly to learning_rate."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Course of the learning rate over the run: constant, or a linear or cosine decrease to `final_share` of it."""
+    """Course of the learning rate over the run: constant, or a linear or cosine decrease to final_share of it."""
     final_share: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Share of the learning rate after the last step, unless it is constant."""
+    """Share of the learning rate that is left after the last step, with schedule = "linear" or "cosine"."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Gradients with a larger norm are scaled down to it."""
     lora_rank: Annotated[int, Field(ge=1, le=1024)] = 16
@@ -145,11 +145,11 @@ class LearnerConfig(Section):
     checkpoint_every: Annotated[int, Field(ge=1)] = 1
     """Steps between checkpoints; a killed learner repeats the steps since the last one."""
     checkpoints_kept: Annotated[int, Field(ge=1)] = 3
-    """Newest checkpoints that stay; published versions stay, too."""
+    """Number of newest checkpoints that are kept. Published versions do not depend on it."""
     checkpoint_milestones: Annotated[int, Field(ge=0)] = 0
     """Checkpoints of steps divisible by this number are never removed; 0 = none."""
     adapters_kept: Annotated[int, Field(ge=1)] = 200
-    """Newest published adapters that stay in RUN/adapters, for `echo-hub export` and `echo-hub eval`."""
+    """Number of newest published adapters that stay in RUN/adapters, for `echo-hub export` and `echo-hub eval`."""
     adapters_max_bytes: Annotated[int, Field(ge=0)] = 300_000_000
     """Most disk space of these adapters together. Beyond it older ones are removed, except the newest three; 0 = no
     limit."""

@@ -34,8 +34,6 @@ OF_NODES: Final = frozenset({"ban", "unban", "pardon", "trust", "distrust"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormField:
-    """One field of an action's form."""
-
     name: str
     help: str
     kind: str
@@ -49,7 +47,6 @@ class FormField:
 
 
 def form_fields(kind: type[Request]) -> tuple[FormField, ...]:
-    """Return the form fields of an action, from its JSON schema."""
     schema = kind.model_json_schema()
     found = []
     for name, of_field in schema["properties"].items():
@@ -151,7 +148,6 @@ class ActionsRoom:
 
 
 def _now(run: Any, name: str) -> Any:
-    """Return the current value of a setting; None for an action that changes no setting."""
     return run.live.get(name)
 
 

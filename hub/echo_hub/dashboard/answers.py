@@ -28,12 +28,9 @@ STARVED: Final = 0.4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The answer to one of the three questions."""
-
     key: str
     question: str
     verdict: str
-    """The answer in a few words."""
     tone: Tone
     text: str
     """One or two sentences with the figures behind the verdict."""

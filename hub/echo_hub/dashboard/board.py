@@ -79,7 +79,6 @@ def sort_of(wanted: BoardQuery) -> str:
 
 
 def page_links(wanted: BoardQuery, board: Board) -> tuple[str, str]:
-    """Return the addresses of the previous and next page; "" stands for a missing page."""
     asked = {"sort": sort_of(wanted), **({"q": wanted.search} if wanted.search else {})}
     return tables.page_links(
         asked, after=wanted.after, limit=wanted.limit, shown=len(board.rows), found=board.num_found

@@ -22,8 +22,6 @@ CURVES: Final = "curves"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartLine:
-    """One curve of a chart."""
-
     column: str
     label: str
     colour: str
@@ -61,7 +59,6 @@ class ChartView:
 
     @property
     def drawn(self) -> dict[str, Any]:
-        """Return the chart's definition as JSON for `static/charts.js`."""
         return {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
 
 
@@ -154,7 +151,6 @@ SPREAD: Final = ChartView(
 
 
 def learner() -> tuple[ChartView, ...]:
-    """Return the charts of the learner's figures, from the table of step figures."""
     return tuple(_of_step_figures(chart) for chart in step_figures.CHARTS)
 
 

@@ -37,7 +37,7 @@ share little data.
 LEAST_TREND: Final = 8
 """Number of steps needed before a trend is reported."""
 CLEAR: Final = 3.0
-"""A trend is reported as rising or falling if it exceeds this many standard errors; a smaller one may be chance."""
+"""Number of standard errors beyond which a trend counts as rising or falling; a smaller trend may be chance."""
 SMOOTH: Final = "reward_smooth"
 SPREAD: Final = "reward_spread"
 
@@ -50,13 +50,12 @@ def _means() -> tuple[str, ...]:
 
 
 def _largest() -> tuple[str, ...]:
-    """Return the keys of figures that a point shows as their largest value over its steps."""
     return ("staleness_max", *(f.key for f in step_figures.STEP_FIGURES if f.largest))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurveMark:
-    """The part of the curves that a watcher has: points of `width` steps each, up to step `step`."""
+    """The curves that a browser has: points of `width` steps each, up to step `step`."""
 
     width: int
     step: int
@@ -64,8 +63,6 @@ class CurveMark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trend:
-    """How the smoothed reward has changed over the newest steps."""
-
     now: float
     before: float
     steps: int
@@ -88,7 +85,6 @@ class Smoothed:
 
     @property
     def deviation(self) -> float:
-        """Return the standard deviation of the values, with the same weights."""
         return sqrt(self._variance)
 
 
@@ -130,7 +126,7 @@ class _Point:
 
 
 def _short(value: float) -> float:
-    """Round to six digits, more than a chart can show. This makes answers two thirds smaller."""
+    """Round to six digits, more than a chart can show, which makes answers two thirds smaller."""
     return float(f"{value:.6g}")
 
 
@@ -163,7 +159,6 @@ class Curves:
             self._halve()
 
     def after(self, step: int) -> list[dict[str, float | None]]:
-        """Return the points that contain a step after `step`."""
         return [point.as_json() for point in self._points if point.step > step]
 
     @property
@@ -221,10 +216,10 @@ class CurvesRoom:
         self._lock = asyncio.Lock()
 
     async def serve(self, request: web.Request) -> web.Response:
-        """GET /api/v1/curves?width=W&since=N: the news for a viewer that has the points of width W up to step N.
+        """GET /api/v1/curves?width=W&since=N: the new points for a browser that has the points of width W up to step N.
 
         The answer is {"width": ..., "points": [...]}. If the width has changed, it holds all points. Otherwise it holds
-        points with a step after N; the first may replace the viewer's last one.
+        points with a step after N; the first may replace the browser's last one.
         """
         width, since = (whole_number(request.query.get(name, "0")) for name in ("width", "since"))
         if width is None or since is None:
@@ -234,11 +229,12 @@ class CurvesRoom:
         return json_response({"width": self._curves.width, "points": points})
 
     async def news(self, mark: CurveMark | None) -> tuple[CurveMark, dict[str, object]]:
-        """Return the new mark, and the news for a watcher that knows the curves up to `mark`; None on its first call.
+        """Return the new mark, and the points that a browser lacks; `mark` says which points it has, None at its first
+        call.
 
-        The news are {"width": ..., "since": ..., "points": [...]}: the points of that width with a step after `since`.
-        The first call returns no points; neither does a call after a change of width. A watcher that lacks earlier
-        points requests /api/v1/curves.
+        The points are {"width": ..., "since": ..., "points": [...]}: those of that width with a step after `since`. The
+        first call returns no points; neither does a call after a change of width. A browser that lacks earlier points
+        requests /api/v1/curves.
         """
         await self.newest()
         now = CurveMark(width=self._curves.width, step=self._curves.last_step)

@@ -65,12 +65,11 @@ def state_of(node: NodeView) -> str:
 
 
 def standing_of(node: NodeView) -> str:
-    """Return the node's trust standing, one of `STANDINGS`."""
     return node.totals.standing or UNCHECKED
 
 
 def why_idle(node: NodeView, run: RunView) -> str:
-    """Return a few words on why a connected node does not sample; empty if it does."""
+    """Return a few words on why a connected node does not sample; "" for a node that samples."""
     if node.standby:
         return node.standby
     if node.activity != "waiting":
@@ -255,8 +254,6 @@ class FleetKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kinds:
-    """Numbers of nodes by kind, and in total."""
-
     number: int
     states: tuple[FleetKind, ...]
     """States with any node, in the order of `STATES`."""
@@ -277,7 +274,6 @@ def _kinds_away(away: NodesAway) -> Counter[tuple[str, str, str, str, bool]]:
 
 
 def kinds(nodes: FleetView) -> Kinds:
-    """Count all nodes by kind, ignoring filters."""
     by_state, by_standing = Counter[str](), Counter[str]()
     engines = Counter[tuple[str, str]]()
     has_costs = False
@@ -326,7 +322,6 @@ def _choices(counted: Iterable[tuple[str, int]]) -> tuple[str, ...]:
 
 
 def page_links(wanted: FleetQuery, part: FleetPart) -> tuple[str, str]:
-    """Return the addresses of the previous and next page, or "" where no such page exists."""
     return tables.page_links(
         wanted.asked, after=wanted.after, limit=wanted.limit, shown=len(part.nodes), found=part.num_found
     )

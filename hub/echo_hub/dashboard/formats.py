@@ -78,7 +78,6 @@ def scientific(value: float | None) -> str:
 
 
 def in_unit(value: float | None, unit: Unit) -> str:
-    """Format a value that is measured in this unit."""
     match unit:
         case "s":
             return duration(value)

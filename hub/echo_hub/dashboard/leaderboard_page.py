@@ -114,8 +114,8 @@ class LeaderboardPage:
             return partial(self._render, snapshot, await self._board.board(wanted), wanted)
 
         def personal(text: str) -> str:
-            """Insert the hub address that this reader used into the page. It comes from the Host header, and was
-            checked to contain only characters of a host name.
+            """Insert the hub address that this reader used into the page. The address comes from the Host header, and
+            was checked to contain only characters of a host name.
             """
             return text.replace(own, address) if own and address else text
 

@@ -152,7 +152,6 @@ class LivePages:
         self._turns = _Turns()
 
     async def answer(self, request: web.Request, look: LiveRequest) -> web.StreamResponse:
-        """Answer with the page or with its event stream."""
         if request.method == "GET" and "text/event-stream" in request.headers.get("Accept", ""):
             with self._viewers.admitted(request) as refusal:
                 return await self._stream(request, look) if refusal is None else refusal

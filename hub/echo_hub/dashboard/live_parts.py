@@ -51,7 +51,6 @@ class Rendering:
 
 
 def rendering(text: str) -> Rendering:
-    """Parse the full HTML of a page into its live parts."""
     parts: dict[str, str] = {}
     rows: dict[str, Mapping[str, str]] = {}
     title = _TITLE.search(text)
@@ -95,7 +94,6 @@ def difference(seen: Marks, now: Rendering) -> dict[str, Any]:
 
 
 def _live(text: str) -> Iterator[tuple[str, str, str]]:
-    """Yield the id, kind and inner HTML of each live element."""
     place = 0
     while opening := _LIVE.search(text, place):
         found = _ID.search(opening[0])

@@ -98,7 +98,6 @@ class _OfSnapshot:
 
 
 def _gauge(name: str, help_text: str, value: float | None) -> Metric:
-    """Return a gauge, without a sample if its value is unknown."""
     family = GaugeMetricFamily(name, help_text)
     if value is not None:
         family.add_metric([], value)
@@ -136,7 +135,6 @@ def _run(run: RunView) -> Iterator[Metric]:
 
 
 def _learner(step: StepRecord) -> Iterator[Metric]:
-    """Yield the figures of the newest step."""
     family = GaugeMetricFamily(
         "echo_reward_component", "Mean of each component of the newest step's rewards.", labels=["component"]
     )
@@ -147,7 +145,6 @@ def _learner(step: StepRecord) -> Iterator[Metric]:
 
 
 def _tasks(step: StepRecord) -> Iterator[Metric]:
-    """Yield the newest step's figures by task, if the run has several tasks."""
     groups = GaugeMetricFamily("echo_task_groups", "Groups of a task in the newest step's batch.", labels=["task"])
     reward = GaugeMetricFamily("echo_task_mean_reward", "Mean reward of a task in that batch.", labels=["task"])
     solved = GaugeMetricFamily("echo_task_share_solved", "Share of a task's right completions.", labels=["task"])
@@ -162,7 +159,6 @@ def _tasks(step: StepRecord) -> Iterator[Metric]:
 
 
 def _sets(run: RunView) -> Iterator[Metric]:
-    """Yield the newest evaluation of each set, if there are several."""
     greedy = GaugeMetricFamily("echo_heldout_set_accuracy", "Greedy accuracy on a set, 0..1.", labels=["set"])
     error = GaugeMetricFamily("echo_heldout_set_accuracy_error", "Standard error of that accuracy.", labels=["set"])
     mean = GaugeMetricFamily("echo_heldout_set_mean_at_k", "Share of k samples that succeed.", labels=["set", "k"])
@@ -221,7 +217,6 @@ def _turned_away(run: RunView) -> Metric:
 
 
 def _judges(run: RunView) -> Iterator[Metric]:
-    """Yield the counts of requests to reward judges since the hub's start."""
     asked = CounterMetricFamily("echo_judge_calls", "Requests to a judge of rewards.", labels=["judge"])
     failed = CounterMetricFamily("echo_judge_failures", "Judge requests without a verdict.", labels=["judge", "why"])
     tokens = CounterMetricFamily("echo_judge_tokens", "Tokens computed, as a judge reports.", labels=["judge", "of"])
@@ -336,7 +331,6 @@ def _seconds(name: str, help_text: str, version: VersionRecord) -> Metric:
 
 
 def _fleet(nodes: FleetView) -> Iterator[Metric]:
-    """Yield sums over all connected nodes."""
     here = [node for node in nodes.here.values() if node.connected]
     connected = GaugeMetricFamily("echo_nodes_connected", "Connected nodes by activity.", labels=["activity"])
     yield _labelled(connected, (([a], n) for a, n in sorted(Counter(node.activity for node in here).items())))

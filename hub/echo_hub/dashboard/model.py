@@ -284,7 +284,7 @@ class RunView:
     windows_install_command: str = ""
     """`install_command` in the form for Windows PowerShell."""
     address: str = ""
-    """The hub's address in the commands above."""
+    """The hub's address that the join and install commands contain."""
     problems: tuple[str, ...] = ()
     """Everything that is broken, for the operator, including the alarms."""
     alarms: tuple[str, ...] = ()
@@ -369,7 +369,9 @@ class RunView:
 
     @property
     def broken(self) -> bool:
-        """Return True if any problem is not an alarm: the hub cannot recover from it without the operator."""
+        """Return True if any problem is not an alarm: the hub cannot recover from such a
+        problem without the operator.
+        """
         return len(self.problems) > len(self.alarms)
 
     @property

@@ -47,7 +47,6 @@ async def serve(_request: web.Request) -> web.Response:
 
 @cache
 def document() -> dict[str, Any]:
-    """Return the OpenAPI document."""
     return {
         "openapi": VERSION,
         "info": {
@@ -84,7 +83,6 @@ def answer_schemas() -> dict[str, Any]:
 
 
 def _dataclasses_in(kind: Any) -> Iterator[type]:
-    """Yield a dataclass and all dataclasses nested in its fields."""
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         yield kind
         for hint in get_type_hints(kind).values():

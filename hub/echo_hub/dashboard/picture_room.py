@@ -25,8 +25,6 @@ MOST_WAITING: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnPicture:
-    """A picture as PNG."""
-
     body: bytes
     tag: str
     good_until: float
@@ -64,7 +62,6 @@ class Pictures:
         return drawn if drawn and asyncio.get_running_loop().time() < drawn.good_until else None
 
     async def draw(self, holder: str, said: SharePicture) -> DrawnPicture:
-        """Draw and cache the holder's picture."""
         body = await asyncio.to_thread(draw, said)
         self.num_drawn += 1
         tag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'

@@ -23,7 +23,7 @@ def jsonable(value: Any) -> Any:
     are added. Numbers that are not finite become null.
     """
     if value is None or isinstance(value, (str, int)):
-        return value  # This is the most frequent case, so it is tested first.
+        return value  # Tested first, because it is the most frequent case.
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         found: dict[str, Any] = {}
         for field in dataclasses.fields(value):

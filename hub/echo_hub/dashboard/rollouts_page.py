@@ -37,8 +37,6 @@ CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 class RolloutsSource(Protocol):
-    """Interface that the hub supplies to these pages."""
-
     async def page(self, wanted: RolloutFilter, *, before: str, limit: int) -> RolloutsPage: ...
 
     async def group(self, group_id: int) -> GroupView | None: ...

@@ -87,7 +87,6 @@ def _draw_curve(pen: ImageDraw, curve: WorkCurve) -> None:
 def _write(
     pen: ImageDraw, place: tuple[float, float], text: str, size: int, fill: str, most: int = WIDTH - 2 * _MARGIN
 ) -> None:
-    """Write a text at this size, or at the largest size at which it fits `most` pixels."""
     wide = _font(size).getlength(text)
     fitting = size if wide <= most else max(8, int(size * most / wide))
     pen.text(place, text, font=_font(fitting), fill=fill)

@@ -14,7 +14,7 @@ REST: Final = 40.0
 most 1/40 of a core.
 """
 LONGEST_REST_S: Final = 1.5
-"""Upper limit of that pause in seconds, so that the pages stay current on a busy machine."""
+"""Longest pause after a snapshot or a rendering, in seconds, so that the pages stay current on a busy machine."""
 LEAST_REST: Final = 9.0
 """Smallest pause, as a multiple of the processor time; it overrides `LONGEST_REST_S`. Pages never use more than a tenth
 of a core.

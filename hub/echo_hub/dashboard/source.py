@@ -29,7 +29,7 @@ class Changes:
         woken.set()
 
     async def wait(self, seen: int) -> int:
-        """Wait until `number` exceeds `seen`, and return it. Cancel-safe."""
+        """Wait until `number` exceeds `seen`, and return it. Cancelling the wait loses nothing."""
         while self.number <= seen:
             await self._next.wait()
         return self.number
@@ -37,8 +37,6 @@ class Changes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPicture:
-    """The run and its nodes at one moment."""
-
     run: RunView
     nodes: FleetView
     processor_s: float
@@ -61,9 +59,7 @@ class PagesSource(Protocol):
         """Return the hub's health from memory: a liveness probe must not wait for anything."""
         ...
 
-    async def events(self, wanted: EventFilter, limit: int) -> tuple[RunEvent, ...]:
-        """Return at most `limit` events that match, newest first."""
-        ...
+    async def events(self, wanted: EventFilter, limit: int) -> tuple[RunEvent, ...]: ...
 
     async def node(self, node_id: str) -> NodeRecord | None:
         """Return a node by its full id; None if no such node ever joined or got a lease."""

@@ -42,8 +42,6 @@ class TokenMark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Figures of one completion's tokens."""
-
     mean_logprob: float
     """Mean log-probability of the tokens, in nats."""
     least_likely: tuple[tuple[str, float], ...]

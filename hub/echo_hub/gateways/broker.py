@@ -38,7 +38,7 @@ BUFFER_BYTES: Final = 4 * LEAST_PAYLOAD
 DUPLICATES_S: Final = 600.0
 """Seconds in which JetStream drops a message whose id it has already stored."""
 UNDER_WAY: Final = 64
-"""Maximum number of unsettled messages: delivered to the hub, whose effects are not committed yet."""
+"""Maximum number of messages delivered to the hub whose effects are not committed yet."""
 SETTLED_WITHIN_S: Final = 86_400.0
 """Seconds until JetStream redelivers an unsettled message. Long, because a hub may wait for disk space for hours."""
 CONSUMER: Final = "hub"
@@ -117,7 +117,7 @@ class Broker:
                 got=f"{without_password(settings.url)}: {error or type(error).__name__}",
                 do="Start it (nats-server --jetstream), or correct gateways.url.",
             ) from error
-        client.options["max_reconnect_attempts"] = -1  # Connected once: from here on, reconnect forever.
+        client.options["max_reconnect_attempts"] = -1  # From here on, reconnect forever.
         if client.max_payload < LEAST_PAYLOAD:
             await client.close()
             raise ConfigError(
@@ -231,7 +231,7 @@ class Broker:
             inbox = self._client.new_inbox()
 
             async def taken(message: Msg, number: int = self._num_lost) -> None:
-                if number == self._num_lost:  # JetStream repeats the messages of a lost connection.
+                if number == self._num_lost:  # Messages of a lost connection come again.
                     await take(StoredMessage(message.data, message))
 
             try:
@@ -295,7 +295,6 @@ def _heed_cancellation() -> None:
 
 
 def without_password(url: str) -> str:
-    """Return the URLs without credentials, for display."""
     found = [urlsplit(one) for one in url.split(",")]
     return ",".join(f"{one.scheme}://{one.netloc.rpartition('@')[2]}" for one in found)
 

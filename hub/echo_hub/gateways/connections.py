@@ -25,9 +25,7 @@ class Connections:
         nonces = Nonces(secret_of(me, "nonces"))
         self.limits = limits
         self.sessions = GatewaySessions()
-        """Sessions at gateways."""
         self.own = Gateway(me=me, settings=config.server, limits=limits, nonces=nonces, elsewhere=self.sessions)
-        """Sessions on the hub's own port."""
         self.fleet = GatewayFleet(
             config.gateways,
             me=me,

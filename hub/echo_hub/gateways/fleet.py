@@ -72,7 +72,6 @@ class GatewayFleet:
             await self._broker.make_stream(self._subjects.stream, self._subjects.sent)
 
     async def close(self) -> None:
-        """Send queued messages and disconnect from the broker."""
         if self._broker is not None:
             await self._tell_all(self._broker)
             await self._broker.close()
@@ -142,7 +141,7 @@ class GatewayFleet:
             await asyncio.sleep(HERE_S)
 
     async def _lose(self, line: GatewayLine) -> None:
-        """Drop a lost gateway. Its nodes count as disconnected; they will reconnect."""
+        """Drop a lost gateway. Its nodes count as disconnected until they connect again."""
         assert self._inbox is not None, "lines begin once it runs"
         for node_id in self._sessions.end_line(line):
             await self._inbox.node_left(node_id)
@@ -169,8 +168,9 @@ class GatewayFleet:
             log.exception("an error in the hub prevented an answer to a gateway")
 
     async def _begun(self, gateway_id: str, number: int, item: Item) -> GatewayLine | None:
-        """Return a new line if this is the gateway's first message. Else return None and make the gateway begin a new
-        line."""
+        """Return a new line if this is the gateway's first message. For any other message, return None and make the
+        gateway begin a new line.
+        """
         assert self._broker is not None
         if number == 1 and item[0] == ItemKind.HERE:
             log.info("gateway %s has connected", gateway_id)
@@ -207,7 +207,7 @@ class GatewayFleet:
             invite_id, ended = None, None
             try:
                 invite_id = self._inbox.find_invite(node_id, token)
-            except InviteEndedError as error:  # The gateway's settings say whether an invite is needed.
+            except InviteEndedError as error:  # The gateway decides by its own settings if this matters.
                 ended = error.what
             self._inbox.admit(node_id)
             return [ItemKind.MET, request, invite_id, invite_id is not None or self._inbox.knows(node_id), ended]
@@ -227,7 +227,7 @@ class GatewayFleet:
             log.exception("an error in the hub prevented a node from joining")
             line.put(_refusal(request, RefusedError("The hub failed on this connection.", do="Try again later.")))
         else:
-            self._displace(node.node_id)  # Another connection of this node may have joined meanwhile.
+            self._displace(node.node_id)  # The node may have connected elsewhere meanwhile.
             if line.is_over:
                 await inbox.node_left(node.node_id)
                 return

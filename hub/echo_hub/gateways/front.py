@@ -42,8 +42,6 @@ HUB_AGAIN: Final = "The hub has restarted. Your node reconnects."
 
 @dataclass(slots=True)
 class _Session:
-    """A node's session on one of this gateway's connections."""
-
     node_id: str
     number: int
     early: list[Item] | None = field(default_factory=list)
@@ -111,7 +109,7 @@ class Front:
         _, _, number, frame = await self._ask(ItemKind.JOIN, told)
         welcome = decode_from_hub(frame)
         session = self._sessions.get(number)
-        if session is None:  # The hub has admitted the node's newer connection, or has gone.
+        if session is None:  # The node connected again meanwhile, or the hub is away.
             raise _hub_away()
         assert isinstance(welcome, Welcome), "JOINED carries a Welcome"
         session.node_id = node.node_id
@@ -162,7 +160,6 @@ class Front:
         await self._gateway.close(RefusalCode.SHUTTING_DOWN, HUB_AGAIN)
 
     def take(self, item: Item) -> None:
-        """Handle one item from the hub."""
         match ItemKind(item[0]):
             case ItemKind.HERE:
                 pass

@@ -46,7 +46,7 @@ class HubItems(Protocol):
 
 
 class HubLine:
-    """The gateway's end of the line."""
+    """The gateway's end of its line (a numbered message stream) to the hub."""
 
     def __init__(self, broker: Broker, seal: Seal, *, hub_id: str, run_name: str) -> None:
         self._broker = broker

@@ -54,7 +54,6 @@ class Intake:
         self._there_are = asyncio.Event()
 
     async def take(self, message: StoredMessage) -> None:
-        """Deliver the items of one stored message to the inbox."""
         try:
             gateway, number, items = self._seal.open(self._subject, message.data)
         except CodecError as error:

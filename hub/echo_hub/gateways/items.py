@@ -61,7 +61,7 @@ class ItemQueue:
         return len(self._items)
 
     def put(self, item: Item, frame_bytes: int = 0) -> None:
-        """Append an item, whose frame has this size."""
+        """Append an item. `frame_bytes` is the size of the frame that it contains."""
         self._items.append((item, frame_bytes + AROUND_BYTES))
         self.num_bytes += frame_bytes + AROUND_BYTES
 

@@ -43,7 +43,6 @@ class GatewayProcess:
         self._uplink = uplink
 
     async def serve(self) -> None:
-        """Run until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._line.run(self._front))
             tasks.create_task(self._store())

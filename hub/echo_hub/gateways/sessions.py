@@ -26,12 +26,11 @@ ELSEWHERE: Final = "This node has connected again elsewhere."
 
 @dataclass(frozen=True, slots=True)
 class GatewaySession:
-    """A node's session through a gateway."""
-
     node_id: str
     number: int
-    """Unique in this process. The numbers start at a random value, so a restarted hub repeats one with probability
-    2**-60."""
+    """Number of the session, unique in this process. Numbers start at a random value, so a restarted hub repeats one
+    with probability 2**-60.
+    """
     line: GatewayLine
 
 
@@ -60,7 +59,6 @@ class GatewayLine:
             self.put([ItemKind.PUSH, number, frame, rank], len(frame))
 
     def put(self, item: Item, frame_bytes: int = 0) -> None:
-        """Append an item to the outbox."""
         self.outbox.put(item, frame_bytes)
         self.is_over = self.is_over or self.outbox.num_bytes > WAITING_BYTES
 
@@ -74,7 +72,6 @@ class GatewaySessions:
         self._numbers = itertools.count(secrets.randbits(62))
         self._pushes = itertools.count()
         self.lines: dict[str, GatewayLine] = {}
-        """Gateways by their ids."""
         self.news = asyncio.Event()
         """Set when an item is queued for a gateway."""
 
@@ -125,7 +122,9 @@ class GatewaySessions:
         return self._put(node_id, ItemKind.SEND, frame, frame_bytes=len(frame))
 
     def push(self, node_id: str, make: Callable[[], FromHub | None], rank: Rank) -> bool:
-        """Queue a push. Its message is built when the hub sends it to the gateway, where it has low priority again."""
+        """Queue a push. The hub builds its message when sending it to the gateway, where the message has low priority
+        again.
+        """
         session = self._of_node.get(node_id)
         if session is None or session.line.is_over:
             return False
@@ -134,7 +133,7 @@ class GatewaySessions:
         return True
 
     def dismiss(self, node_id: str, code: RefusalCode, what: str) -> None:
-        self._put(node_id, ItemKind.PART, code.value, what)  # The gateway then reports the disconnect.
+        self._put(node_id, ItemKind.PART, code.value, what)  # The gateway then reports that the connection has ended.
 
     def displace(self, node_id: str) -> bool:
         """Close the connection of a node that connects again; return True if there was one."""

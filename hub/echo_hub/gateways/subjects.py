@@ -12,8 +12,6 @@ def beacon(hub_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Subjects:
-    """The subjects of one run."""
-
     run_id: str
 
     @property

@@ -27,15 +27,13 @@ RETRY_S: Final = 0.5
 
 
 class GatewayUplink:
-    """Stores what nodes send."""
-
     def __init__(self, broker: Broker, seal: Seal, *, name: str) -> None:
         self._broker = broker
         self._seal = seal
         self._name = name
         self._items = ItemQueue()
         self._in_hand: list[Item] = []
-        """The batch being stored."""
+        """The batch that is being stored."""
         self._number = 0
         self._there_are = asyncio.Event()
         self._has_room = asyncio.Event()

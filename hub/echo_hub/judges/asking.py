@@ -33,7 +33,6 @@ class Asked:
     """The texts about one completion that a judge gets."""
 
     prompt: str
-    """The prompt as the task gives it."""
     completion: str
     """The completion; for an episode, the text of all the model's turns."""
     answer: str = ""

@@ -11,8 +11,8 @@ from echo_hub.judges.asking import Asked
 log = logging.getLogger(__name__)
 
 FIRST_S: Final = 1.0
-"""Longest delay before the first retry of a judge that does not answer, in seconds. It doubles with each retry; jitter
-shortens it by up to half."""
+"""Longest delay before the first retry of a judge that does not answer, in seconds. The delay doubles with each retry;
+jitter shortens it by up to half."""
 LIMIT_S: Final = 60.0
 
 
@@ -36,7 +36,6 @@ class Judge(Protocol):
     """A model that scores completions. Its value is one component of the reward."""
 
     name: str
-    """Name of the reward component."""
     counts: Counts
     absence: Absence
 

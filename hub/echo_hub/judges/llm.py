@@ -78,7 +78,6 @@ class LlmJudge:
         self._url = url if url.endswith(_PATH) else url + _PATH
 
     async def value(self, asked: Asked) -> float:
-        """Return the component for a completion, as `Judge.value` does."""
         async with self._places:
             attempt = 1
             while True:

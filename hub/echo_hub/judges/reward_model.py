@@ -96,7 +96,6 @@ class RewardModel:
             await asyncio.wait([work])
 
     async def value(self, asked: Asked) -> float:
-        """Return the component for a completion, as `Judge.value` does."""
         job = _Job(asked=asked)
         self._waiting.append(job)
         self._some.set()
@@ -112,7 +111,7 @@ class RewardModel:
                 except (ChildExited, ScorerError) as error:
                     await self._rest(error)
                 except Exception as error:
-                    # Nothing above this task handles errors; if it ended, callers would wait forever.
+                    # Nothing above this task handles errors; if the task ended, callers would wait forever.
                     log.exception("the judge %s failed", self.name)
                     await self._rest(ScorerError("The judge failed.", got=repr(error), do="See the hub's log."))
         finally:
@@ -150,7 +149,7 @@ class RewardModel:
         jobs: list[_Job] = []
         while self._waiting and len(jobs) < TOGETHER:
             job = self._waiting.popleft()
-            if not job.value.done():  # Else the caller was cancelled.
+            if not job.value.done():  # If done, the caller was cancelled.
                 jobs.append(job)
         return jobs
 
@@ -195,5 +194,5 @@ class RewardModel:
     async def _stop(self) -> None:
         child, self._child = self._child, None
         if child is not None:
-            child.kill()  # Its unanswered completions are sent again.
+            child.kill()  # The completions that it has not answered are sent again.
             await child.stop()

@@ -38,8 +38,9 @@ class Classifier:
 
     @classmethod
     def open(cls, settings: RewardModelConfig) -> Classifier:
-        """Load the model. Raises ConfigError if it does not exist, ScorerError if this machine cannot run it as a
-        reward model."""
+        """Load the model. Raises ConfigError if the model does not exist, ScorerError if this machine cannot run it as
+        a reward model.
+        """
         torch.set_num_threads(settings.threads)
         device = _device(settings.device)
         half = device.type == "cuda" and multiplies(device, torch.bfloat16)

@@ -73,8 +73,6 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Family:
-    """A prompt with its rollouts in one micro-batch."""
-
     group: WeightedGroup
     rollouts: list[WeightedRollout]
 
@@ -83,9 +81,9 @@ def build_micro_batches(groups: Sequence[WeightedGroup], *, micro_batch_tokens: 
     """Return micro-batches of all rollouts in `groups`, in order. A rollout longer than `micro_batch_tokens` gets a
     micro-batch of its own.
 
-    Each rollout's tokens include its prompt, because attention computes one copy of the prompt per rollout. As few
-    micro-batches as possible are made. Then sizes are evened out: the largest micro-batch determines a step's peak
-    memory.
+    Each rollout's tokens include its prompt, because attention computes one copy of the prompt per rollout. The number
+    of micro-batches is the smallest possible, and their sizes are even, because the largest micro-batch determines a
+    step's peak memory.
     """
     return [_micro_batch(families) for families in _split(groups, micro_batch_tokens)]
 
@@ -107,7 +105,6 @@ def _input_tokens(rollout: WeightedRollout) -> int:
 
 
 def _tokens(group: WeightedGroup, rollout: WeightedRollout) -> int:
-    """Return the tokens of a rollout that count towards the budget: prompt and inputs."""
     return len(group.prompt_ids) + _input_tokens(rollout)
 
 

@@ -54,8 +54,6 @@ NONE: Final = CheckpointState(step=0, told={})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint(CheckpointState):
-    """One complete checkpoint on disk."""
-
     directory: Path
 
 
@@ -116,7 +114,6 @@ def read(checkpoint: Checkpoint, policy: Policy) -> dict[str, Tensor]:
 
 
 def restore(tensors: dict[str, Tensor], policy: Policy, optimizer: torch.optim.Optimizer) -> None:
-    """Restore policy, optimizer and random generators from the tensors of a checkpoint."""
     tensors = dict(tensors)
     policy.set_adapter({name: tensors.pop(f"{_ADAPTER}{name}") for name in policy.parameters})
     # The checkpoint that a run starts with may lack random states, or come from another kind of device.

@@ -98,7 +98,6 @@ def _compared(groups: Sequence[Values], kind: Advantage) -> list[Values]:
 
 
 def _pooled_std(less_mean: Values) -> float:
-    """Return the standard deviation of a group's returns around the means of their turns, one number for all turns."""
     squares = sum(float((values**2).sum()) for values in less_mean)
     return float(np.sqrt(squares / max(1, sum(len(values) - 1 for values in less_mean))))
 

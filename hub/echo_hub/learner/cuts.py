@@ -71,7 +71,7 @@ class Cuts:
     def put(self, step: int, cut: ChunkSizes, *, write: bool = True) -> None:
         """Set the memory settings for this step and all later ones.
 
-        They stay only in memory if the disk refuses the file, or if this host has no run directory.
+        Without a run directory on this host, or if the disk refuses the file, the settings stay only in memory.
         """
         self._by_step = {first: old for first, old in self._by_step.items() if first < step} | {step: cut}
         if not write or not self._path.parent.parent.is_dir():

@@ -2,7 +2,8 @@
 
 PyTorch's flash and memory-efficient attention have a deterministic backward pass, but use it only in strict mode; the
 mode that warns is not enough. Other code cannot run in strict mode: on CUDA, cumulative sums have no deterministic
-kernel, and the screen and the sampler use them. cuDNN's attention has no deterministic backward pass at all.
+kernel, but sampling and the screen for forged rollouts (`screen`) need them. cuDNN's attention has no deterministic
+backward pass at all.
 """
 
 from __future__ import annotations

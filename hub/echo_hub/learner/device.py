@@ -8,7 +8,9 @@ from echo_shared.errors import LearnerError
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device of a setting such as learner.device. Raises LearnerError if it needs CUDA and there is none."""
+    """Return the device of a setting such as learner.device. Raises LearnerError if the setting needs CUDA and there is
+    none.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():

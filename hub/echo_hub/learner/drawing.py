@@ -87,7 +87,6 @@ class Drawing:
             log.warning("out of memory, sampling continues with at most %d rollouts at a time: %s", self.rows, said)
 
     def forget(self) -> None:
-        """Free the memory of the prefix cache."""
         self._prefixes = None
 
     def _prefixes_by_what_is_held(self, max_tokens: int) -> PrefixCache | None:

@@ -26,9 +26,8 @@ ENOUGH_TOKENS: Final = 4_096
 """Below this size, matrix products are slow, and gradient checkpointing with larger micro-batches is faster."""
 
 Measure = Callable[[bool, int], int | None]
-"""Measures the peak bytes of a forward and backward pass, above those held before it; None if memory is too small.
-Arguments: True for gradient checkpointing, and the number of tokens.
-"""
+"""Measures the peak bytes that a forward and backward pass allocates; None if memory is too small. Arguments: True for
+gradient checkpointing, and the number of tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +72,8 @@ def choose(
 ) -> ChunkSizes:
     """Return the memory settings for a device with `free_bytes`.
 
-    `micro_batch_tokens` 0 and `gradient_checkpointing` None are chosen here; at least one of them must be given so.
-    `longest_tokens` is the length of the longest rollout, which is never split.
+    `micro_batch_tokens` is chosen here if it is 0, `gradient_checkpointing` if it is None; at least one of the two must
+    be left to this function. `longest_tokens` is the length of the longest rollout, which is never split.
     """
     wanted = micro_batch_tokens or max(ENOUGH_TOKENS, longest_tokens)
     fitting = 0

@@ -64,7 +64,6 @@ def unpack_rollout(frame: Frame) -> FinishedRollout:
 
 
 def pack_told(told: Mapping[int, StepTold]) -> list[Frame]:
-    """Return the steps' results as frames, one for each step."""
     return [{"step": step, **_fields(of_step)} for step, of_step in told.items()]
 
 
@@ -90,7 +89,6 @@ def unpack_error(frame: Frame) -> EchoError:
 
 
 def _fields(value: Any) -> Frame:
-    """Return the fields of a dataclass; arrays are not copied."""
     return {name: getattr(value, name) for name in _names(value.__class__)}
 
 

@@ -33,4 +33,3 @@ class History:
 
 
 NO_HISTORY = History()
-"""The history before a run's first step."""

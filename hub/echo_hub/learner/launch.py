@@ -38,7 +38,7 @@ _LOOPBACK: Final = "127.0.0.1"
 
 
 class Launch(Section):
-    """Which part of a learner the processes on one host are."""
+    """Place of one host's processes in a learner that may run on several hosts."""
 
     processes: int
     """Number of learner processes on this host, equal on every host."""
@@ -126,8 +126,6 @@ def serve_host(launch: Launch) -> None:
 
 
 def end_with(pid: int) -> None:
-    """End this process as soon as the process `pid` ends."""
-
     def watch() -> None:
         with suppress(psutil.NoSuchProcess):
             psutil.Process(pid).wait()

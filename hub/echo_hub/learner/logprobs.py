@@ -39,7 +39,7 @@ product needs about a thousand rows to keep the device busy."""
 CAST_ELEMENTS: Final = 2**20
 """Elements of a bfloat16 head cast to float32 at once (4 MiB), on devices without mixed-precision products."""
 EXPONENT_ELEMENTS: Final = {"cpu": 2**17, "cuda": 2**23, "mps": 2**21}
-"""Logits held together with their exponentials, by device: as many as fit its caches."""
+"""Logits held together with their exponentials, by device: as many as fit into the device's caches."""
 _BLOCK: Final = 1_024
 
 
@@ -183,7 +183,6 @@ def _buffer(hidden_NH: Tensor, weight_VH: Tensor, chunk: int) -> Tensor:
 
 
 def _logits(hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, *, out: Tensor) -> Tensor:
-    """Return the chunk's logits [N, V], written to the beginning of `out`."""
     logits = out[: len(hidden_NH)]
     _product(hidden_NH.to(weight_VH.dtype), weight_VH, out=logits)
     return logits if bias_V is None else logits.add_(bias_V)

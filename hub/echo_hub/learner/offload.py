@@ -13,8 +13,8 @@ from torch import Tensor
 
 
 class Offload:
-    """Moves the optimizer's state between device and host. Values never change. A call in the present state does
-    nothing.
+    """Moves the optimizer's state between device and host, without changing values. Moving it to where it already is
+    does nothing.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:

@@ -57,8 +57,8 @@ class Rows:
 def take(values_TF: Tensor, index: Tensor) -> Tensor:
     """Return `values_TF[index]`.
 
-    The embedding's backward pass sums the gradients of repeated positions. Its backward pass is deterministic on every
-    device and fastest on CPUs.
+    Use the embedding function: its backward pass, which sums the gradients of repeated positions, is deterministic on
+    every device and fastest on CPUs.
     """
     return embedding(index, values_TF)
 

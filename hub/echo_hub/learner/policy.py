@@ -146,7 +146,6 @@ class Policy:
 
     @property
     def _body(self) -> Any:
-        """Return the model without its output layer."""
         return self.model.get_base_model().base_model
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -219,12 +218,10 @@ class Policy:
 
     @property
     def vocab_size(self) -> int:
-        """Return the size of the base model's vocabulary."""
         return int(self._body.config.vocab_size)
 
     @property
     def head(self) -> Any:
-        """Return the output layer, which turns hidden states into logits."""
         base: Any = self.model.get_base_model()
         return base.get_output_embeddings()
 
@@ -283,7 +280,6 @@ class Policy:
 
     @torch.no_grad()
     def set_adapter(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy weights of `read_adapter` or `published` into the policy."""
         for name, parameter in self.parameters.items():
             parameter.copy_(weights[name])
 

@@ -35,8 +35,6 @@ _LONGEST_ROW: Final = 512
 
 
 class MemoryMeter(Protocol):
-    """Measures the memory of the learner's device."""
-
     def free_bytes(self) -> int:
         """Return the bytes that can still be allocated."""
 

@@ -71,7 +71,7 @@ class Learner:
     ) -> Learner:
         """Start the process in `run_dir` with its newest checkpoint; its log is `run_dir`/logs/learner.log.
 
-        `room` is told while the process waits for disk space. `spawned` is a process that `begun` has started earlier;
+        `room` learns when the process waits for disk space. `spawned` is a process that `begun` has started earlier;
         None starts a new one.
 
         With learner.processes or learner.hosts above 1, the process is the launcher of several
@@ -180,13 +180,11 @@ class Learner:
         await self._reader
 
     async def _tell(self, command: str, **fields: Any) -> None:
-        """Send one command that has no answer."""
         if self._ended is not None:
             raise self._ended
         await self._child.send({"call": next(self._numbers), "command": command, **fields})
 
     async def _call(self, command: str, **fields: Any) -> AsyncGenerator[Frame, None]:
-        """Send one command, and return its answers; the last one is the result."""
         if self._ended is not None:
             raise self._ended
         number = next(self._numbers)
@@ -235,8 +233,6 @@ class Learner:
 
 
 class StepUnderWay:
-    """A step that the learner process has received."""
-
     def __init__(self, answers: AsyncGenerator[Frame, None]) -> None:
         self._answers = answers
 
@@ -263,8 +259,8 @@ class StepUnderWay:
 async def begun(settings: LearnerConfig, run_dir: Path) -> AsyncIterator[SupervisedChild | None]:
     """Start a learner process early: it loads its libraries, which takes seconds, while the hub loads its own.
 
-    Pass the process to `Learner.start`. It is killed when the block ends. Yields None if the system cannot start it;
-    `Learner.start` then reports the error.
+    Pass the process to `Learner.start`. The process is killed when the block ends. Yields None if the system cannot
+    start a process; `Learner.start` then reports the error.
     """
     child: SupervisedChild | None = None
     with contextlib.suppress(ChildExited):

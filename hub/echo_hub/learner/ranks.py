@@ -32,8 +32,8 @@ from echo_shared.process.child import HEADER_BYTES, Frame, pack_frame, unpack_fr
 
 SILENCE: Final = timedelta(minutes=30)
 """Longest wait for another rank. The end of a process is noticed within a second; this limit is for a host that
-vanishes silently. It must exceed the longest time that any rank samples, because the other ranks wait for it.
-"""
+vanishes silently. The limit must exceed the longest time that any rank samples, because the other ranks wait for that
+rank."""
 
 T = TypeVar("T")
 
@@ -251,4 +251,3 @@ _NOTHING: Final = WeightedGroup(
 """A group without drawn tokens: it passes through the model, but adds nothing to the gradient."""
 
 ALONE: Final = TrainingRanks()
-"""The ranks of a learner that consists of a single process."""

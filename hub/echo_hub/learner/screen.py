@@ -41,7 +41,8 @@ SLACK: Final = 0.05
 FAR: Final = 0.15
 FALSE_EXCLUSION: Final = 1e-7
 MAX_LOG_RATIO: Final = 80.0
-"""Limit of a log-ratio, so that its exponential stays finite. A rollout is left out far below it."""
+"""Limit of a log-ratio, so that its exponential stays finite. Far smaller ratios already leave a rollout out of the
+step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +135,6 @@ def _differences(tokens: ScreenedTokens) -> NDArray[np.float64]:
 
 
 def _largest_stakes(log_factors_N: NDArray[np.float64], lengths: Sequence[int]) -> NDArray[np.float64]:
-    """Return the largest logarithm of the stake that each rollout reaches after any of its tokens."""
     ends = np.cumsum(lengths)
     return np.array(
         [

@@ -83,7 +83,6 @@ def times_trained(
 
 
 def _of_rollouts(size: int, pairs: NDArray[np.intp], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Spread the pairs' counts over the rollouts [size]. Each rollout is in one pair at most."""
     times = np.zeros(size, np.int64)
     times[pairs[:, 0]] = times[pairs[:, 1]] = counts
     return times

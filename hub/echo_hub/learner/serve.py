@@ -50,7 +50,6 @@ def serve(pipe: ParentPipe, ranks: TrainingRanks = ALONE) -> int:
 
 
 def _answer_all(pipe: ParentPipe, ranks: TrainingRanks, heartbeat: Heartbeat, opening: Frame) -> int:
-    """Answer commands from the opening one on. Return the exit status."""
     worker: LearnerWorker | None = None
     frame: Frame | None = opening
     while frame is not None:
@@ -76,8 +75,8 @@ def _answer_all(pipe: ParentPipe, ranks: TrainingRanks, heartbeat: Heartbeat, op
             answer({"kind": "error", **frames.pack_error(error)})
         except Exception as error:
             logging.exception("command %s failed", frame["command"])
-            # With several ranks, another error probably means that another rank died. Do not report it, because it
-            # would end the run; the hub restarts all ranks.
+            # With several ranks, an error that is no EchoError probably means that another rank died. Do not report it,
+            # because a reported error ends the run; the hub restarts all ranks instead.
             if isinstance(error, EchoError) or ranks.count == 1:
                 answer(frames.failure(error))
             return 1
@@ -130,7 +129,6 @@ def _unheard(_: Frame) -> None:
 
 
 def main() -> int:
-    """Run the process, and return its exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # The hub sets this for its own child; on other hosts it is set here. Without it, CUDA matrix products are not
     # deterministic.

@@ -68,7 +68,6 @@ class SftProgress:
 
     @classmethod
     def of(cls, state: checkpoint.CheckpointState) -> SftProgress:
-        """Read the progress stored in a checkpoint."""
         frame = state.told[state.step].metrics
 
         def losses(kind: str) -> tuple[float, ...]:
@@ -111,9 +110,9 @@ class Finetuning:
 
         Raises LearnerError if a file cannot be loaded or does not fit.
         """
-        # Without CUBLAS_WORKSPACE_CONFIG, matrix products on CUDA are not deterministic.
+        # Makes matrix products on CUDA deterministic.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        disable_progress_bar()  # Transformers would show a bar while it loads the base.
+        disable_progress_bar()  # Transformers would show a progress bar while it loads the base.
         if settings.learner.threads:
             torch.set_num_threads(settings.learner.threads)
         determinism.choose(deterministic=settings.learner.deterministic)
@@ -204,14 +203,12 @@ class Finetuning:
         )
 
     def _measured(self) -> tuple[float, ...]:
-        """Return the loss on the held-out examples in a tuple; an empty tuple if no examples are held out."""
         cut = self._cuts.at(self.progress.update + 1)
         assert cut is not None, "a cut exists from the first update on"
         heldout = self._plan.heldout
         return (mean_loss(self.policy, heldout, cut),) if heldout else ()
 
     def _save(self) -> None:
-        """Wait for the previous checkpoint, then start writing the next one."""
         self._writer.wait()
         tensors = checkpoint.take(self.policy, self._optimizer)
         told: Mapping[int, StepTold] = {self.progress.update: StepTold(metrics=self.progress.frame())}
@@ -249,7 +246,6 @@ def mean_loss(policy: Policy, examples: Sequence[TokenizedDemonstration], cut: C
 
 
 def _groups(examples: Sequence[TokenizedDemonstration], tokens: int) -> list[WeightedGroup]:
-    """Return one group for each example. The weight of each of its tokens is 1 / `tokens`."""
     return list(_weighted(examples, 1 / tokens))
 
 

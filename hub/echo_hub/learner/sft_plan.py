@@ -23,8 +23,6 @@ from echo_shared.sampling.draws import derive_seed
 
 
 class TokenizedDemonstration(Protocol):
-    """A demonstration as token ids."""
-
     @property
     def prompt_ids(self) -> NDArray[np.int32]:
         """Token ids of the prompt [P], at least one."""

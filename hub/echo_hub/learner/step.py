@@ -52,13 +52,10 @@ def make_optimizer(policy: Policy, settings: TrainingConfig) -> torch.optim.Adam
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
-    """Results of a step, besides the policy."""
-
     metrics: dict[str, float]
     screen: Mapping[str, Any]
     """Result of `screen.Findings.frame`; at rank 0 it covers the rollouts of all ranks."""
     history: History
-    """The history that the next step needs."""
 
 
 def train_step(
@@ -94,7 +91,8 @@ def screened_step(
     tokens = settings.learner.tokens_at_once
     shares = [policy.ranks.micro_batches(of_update, micro_batch_tokens=tokens) for of_update in step.updates]
     findings = Findings()
-    # The first update's own forward pass runs at the start of the step; later updates need an extra pass there.
+    # With several updates, the log-probabilities at the start of the step need an extra forward pass. With one update,
+    # its own forward pass gives them.
     early = loss.needs_proximal or step.divides_groups
     proximal = [
         [_at_start(policy, batch, findings) if number and early else None for batch in share]
@@ -257,7 +255,6 @@ def _not_left_out(findings: Findings, batch: MicroBatch, logprobs_N: Tensor, dis
 
 
 def _only(groups: Collection[int], batch: MicroBatch, _logprobs_N: Tensor, _distances_N: Tensor) -> Tensor:
-    """Keep only the tokens of these groups; a `Keep`."""
     kept_R = torch.tensor([group in groups for group in batch.groups], dtype=torch.bool, device=batch.rollouts_N.device)
     return kept_R[batch.rollouts_N]
 

@@ -29,6 +29,6 @@ if __name__ == "__main__":
     del sys.argv[0]
     with uncollected():
         importlib.import_module(sys.argv[0])
-    # Otherwise runpy would warn about the loaded module. The module's own imports stay loaded.
+    # Remove the loaded module, because runpy would warn about it. All that the module has imported stays loaded.
     del sys.modules[sys.argv[0]]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

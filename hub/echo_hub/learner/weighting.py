@@ -156,14 +156,13 @@ def _sub_batches(
 
 
 def _together(sub_batches: Sequence[Times]) -> Times:
-    """Return how often each rollout counts in all sub-batches together."""
     return [np.sum(of_group, axis=0) for of_group in zip(*sub_batches, strict=True)]
 
 
 def _dealt(sub_batches: Sequence[Times], updates: int) -> list[Times]:
     """Return how often each rollout counts in each update.
 
-    Several sub-batches are dealt out to the updates in turn. With a single sub-batch, its groups are.
+    Several sub-batches are dealt out to the updates in turn. A single sub-batch is split: its groups are dealt out.
     """
     if len(sub_batches) > 1:
         return [_together(sub_batches[first::updates]) for first in range(min(updates, len(sub_batches)))]
@@ -232,6 +231,5 @@ def _weighted(
 
 
 def _of_tokens(advantages_of_turns: NDArray[np.float64], rollout: TrainingRollout) -> NDArray[np.float64]:
-    """Repeat each turn's advantage for each of its drawn tokens."""
     drawn = rollout.draws[:, 2].astype(np.int64) if len(rollout.draws) else int(rollout.loss_mask.sum())
     return np.repeat(advantages_of_turns, drawn)

@@ -50,7 +50,7 @@ from echo_shared.sampling.torch_draws import draw, most_likely
 from echo_shared.sampling.torch_sampler import Choose
 
 Answer = Callable[[Frame], None]
-"""Called with one answer to a command, from any thread."""
+"""Called with each answer to a command, from any thread."""
 
 
 class LearnerWorker:
@@ -128,14 +128,13 @@ class LearnerWorker:
         return worker
 
     def _start(self, run_dir: Path) -> dict[str, Tensor]:
-        """Return the adapter that the run started with, as nodes got it: rank 0's file, at every rank."""
+        """Return, at every rank, the adapter that the run started with, as nodes got it; rank 0 reads the file."""
         policy, ranks = self._policy, self._ranks
         with ranks.agreement():
             read = {} if ranks.rank else policy.read_adapter(run_dir / "start" / "adapter")
         return {name: weight.to(policy.device) for name, weight in ranks.tell_tensors(read).items()}
 
     def _resume(self) -> None:
-        """Resume every rank from rank 0's newest checkpoint, if there is one."""
         found = checkpoint.complete(self._checkpoints)[:1] if self._ranks.rank == 0 else []
         with self._ranks.agreement():
             tensors = checkpoint.read(found[0], self._policy) if found else {}
@@ -165,7 +164,7 @@ class LearnerWorker:
 
     def admitted(self, frame: Frame) -> Frame:
         """Check a command. Return it with the data that ranks on other hosts need, such as the contents of groups.
-        Raises LearnerError if it is refused.
+        Raises LearnerError for a command that cannot be executed.
         """
         if frame["command"] in ("train", "begin"):
             return self._admitted_step(frame)
@@ -310,7 +309,7 @@ class LearnerWorker:
                 checkpoint.prune(self._checkpoints, kept=kept.checkpoints_kept, milestones=kept.checkpoint_milestones)
         except Exception as error:
             self.failed = True
-            answer(frames.failure(error))  # Answer at once: there may be no later command that would reveal the error.
+            answer(frames.failure(error))
             raise
         told = frames.pack_told({state.step: state.told[state.step]})
         answer({"kind": "result", "policy_version": state.step, "told": told})

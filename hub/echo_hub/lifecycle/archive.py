@@ -224,7 +224,6 @@ class Archive:
         return gone
 
     def _read(self, path: Path) -> Any:
-        """Read the whole file and verify every checksum."""
         with self._readable(path):
             return self._parquet.read_table(path, page_checksum_verification=True)
 
@@ -245,7 +244,6 @@ def _damaged(path: Path, got: str) -> StorageError:
 
 
 def _portions(ripe: Sequence[Ripe]) -> Iterator[list[Ripe]]:
-    """Split consecutive steps into portions, each of them for one file."""
     steps: list[Ripe] = []
     for one in ripe:
         steps.append(one)

@@ -53,8 +53,6 @@ OWN: Final[Mapping[str, Any]] = {"server.public_url": "", "server.swarm_port": 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forked:
-    """The result of a fork."""
-
     config: HubConfig
     start: Start
     checkpoints: tuple[int, ...]
@@ -168,7 +166,6 @@ def _get(config: HubConfig, name: str) -> Any:
 
 
 def _take(parent: RunDirectory, target: RunDirectory, config: HubConfig, start: Start) -> Start:
-    """Write RUN/start of the new run from the parent's checkpoint or published adapter."""
     version = start.policy_version
     base_dir = resolve_base(config.model.base)
     checkpoint = parent.checkpoint(version)

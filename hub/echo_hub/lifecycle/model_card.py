@@ -67,11 +67,9 @@ def model_card(config: HubConfig, *, policy_version: int, lineage: Sequence[str]
 
 
 def _layers(targets: str) -> str:
-    """Return words that name the adapted layers; "" if all linear layers are adapted."""
     return "" if targets == "all" else f" on {targets.replace(',', ', ')} layers"
 
 
 def _one_line(text: str) -> str:
-    """Return the text in one line, with Markdown's special characters escaped."""
     plain = " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
     return "".join(f"\\{sign}" if sign in "\\`*_[]<>#|" else sign for sign in plain)

@@ -70,7 +70,7 @@ class WholeRollout:
 
     summary: RolloutSummary
     advantage: float | None
-    """Advantage of the rollout's turn, as in `RolloutView`; None if it has none."""
+    """Advantage of the rollout's turn, as in `RolloutView`; None for a rollout without advantage."""
     prompt: str
     drawn: RolloutText | None
     """The rollout's texts, without `pieces`, whose decoding would take most of the time. None if its tokens are not
@@ -162,7 +162,6 @@ class RolloutReader:
         )
 
     def export(self, wanted: RolloutFilter) -> Iterator[WholeRollout]:
-        """Yield all matching rollouts, the newest lease first."""
         before: Key | None = NEWEST
         gains = _Gains(self)
         while before is not None:

@@ -81,7 +81,6 @@ def schema(pyarrow: Any) -> Any:
 
 
 def _arrow_type(pyarrow: Any, hint: Any) -> Any:
-    """Return the Parquet type of one column of a payload."""
     text, number, real = pyarrow.string(), pyarrow.int64(), pyarrow.float64()
     if (packed := PackedArray.of(hint)) is not None:
         return pyarrow.list_(pyarrow.from_numpy_dtype(np.dtype(packed.dtype)))

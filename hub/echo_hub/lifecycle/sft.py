@@ -76,8 +76,6 @@ class SftWork(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedSft:
-    """A fine-tuning whose inputs are read and checked."""
-
     directory: RunDirectory
     config: HubConfig
     base_dir: Path
@@ -98,8 +96,6 @@ class PreparedSft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finetuned:
-    """The result of fine-tuning."""
-
     adapter: Path
     began_with: Path | None
     """Directory of the adapter that fine-tuning began with; None means the bare base."""
@@ -107,12 +103,10 @@ class Finetuned:
 
 
 def work_of(directory: RunDirectory) -> Path:
-    """Return the directory of a run's fine-tuning in progress."""
     return directory.root / "sft-work"
 
 
 def result_of(directory: RunDirectory) -> Path:
-    """Return the directory of the fine-tuned adapter."""
     return directory.root / "sft"
 
 
@@ -289,7 +283,6 @@ def _open_work(prepared: PreparedSft, *, anew: bool) -> None:
 
 
 def _make_start(prepared: PreparedSft) -> None:
-    """Make the adapter in RUN/sft the one that the run starts with."""
     directory = prepared.directory
     start = read_start(directory)
     if start is None:

@@ -116,7 +116,7 @@ class SiblingRuns:
         yield from by_run.values()
 
     def _read_one(self, directory: RunDirectory) -> _Found | None:
-        """Return the run's view and credit; None if it has not been served yet."""
+        """Return the run's view and credit; None for a run that was never served."""
         config = load_config(directory.config, {})
         if not holds_run(config.store.url or directory.database_url):
             return None
@@ -135,7 +135,6 @@ class SiblingRuns:
         return _Found(view=view, credit=credit)
 
     def _say(self, directory: RunDirectory, error: Exception) -> None:
-        """Log a directory's problem, unless it is the one logged last."""
         if self._troubles.get(directory.root.name) != str(error):
             self._troubles[directory.root.name] = str(error)
             log.warning("the run in %s cannot be read, and is left out of the pages: %s", directory.root, error)

@@ -114,7 +114,7 @@ def check_steps(policy_version: int, config: HubConfig) -> None:
 def adapter_to_start_from(config: HubConfig) -> tuple[Path, tuple[Ancestor, ...]]:
     """Return the directory of the adapter named by model.start_from, and its ancestors.
 
-    Raises ConfigError if it does not exist.
+    Raises ConfigError if there is no such adapter.
     """
     reference = config.model.start_from
     path = Path(reference).expanduser()

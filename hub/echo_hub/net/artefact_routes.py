@@ -22,7 +22,7 @@ from echo_shared.errors import RefusedError, RemoteProtocolError
 
 
 class Vouches(Protocol):
-    """Counts a request's connection for a node. Implemented by `Vouching`."""
+    """Assigns a request's connection to an authenticated node. Implemented by `Vouching`."""
 
     def vouch(self, request: web.Request, node_id: str) -> None:
         """Count the request's connection for this node. Raises RefusedError if the node has too many connections."""
@@ -35,7 +35,7 @@ class KnownToHub(Protocol):
 
 
 class Vouching:
-    """Counts connections that fetch artefacts for their nodes, up to the limit per node."""
+    """Counts each node's connections that fetch artefacts, and refuses those above the limit per node."""
 
     def __init__(self, limits: ConnectionLimits, nodes: KnownToHub) -> None:
         self._limits = limits

@@ -68,7 +68,6 @@ class Carrier:
     manifest: Manifest
     directory: Path
     layout: TorrentLayout
-    """The torrent layout of the sealed files."""
 
     @property
     def torrent(self) -> bytes:
@@ -84,8 +83,6 @@ class Carrier:
 
 
 class ArtefactStore:
-    """The artefacts of one run."""
-
     def __init__(self, root: Path, run_id: str) -> None:
         self._root = root
         self._run_id = run_id
@@ -167,14 +164,13 @@ class ArtefactStore:
             return self._seal_smallest([manifest.model_copy(update=change)], key)
 
     def say_source(self, carrier: Carrier, source: str | None) -> Carrier:
-        """Return the same carrier with another `source` (the base model's id on a model hub) in its manifest."""
+        """Return the same carrier with another `source` in its manifest: the base model's id on a model hub."""
         manifest = carrier.manifest.model_copy(update={"source": source})
         with self._disk_errors(manifest.name):
             write_private(_beside(carrier.directory, _MANIFEST_SUFFIX), manifest.encode())
         return replace(carrier, manifest=manifest)
 
     def files_of(self, manifest: Manifest) -> Path:
-        """Return the directory of a policy version's plain files."""
         return self._root / manifest.name
 
     def delete(self, carriers: Collection[Carrier]) -> None:
@@ -204,7 +200,6 @@ class ArtefactStore:
         return None
 
     def _has_files(self, manifest: Manifest) -> bool:
-        """Return True if all plain files of a policy version exist with their full size. A base model has none."""
         directory = self.files_of(manifest)
         return manifest.kind == "base" or all(
             (directory / file.path).is_file() and (directory / file.path).stat().st_size == file.size_bytes
@@ -228,7 +223,7 @@ class ArtefactStore:
             sync(directory / file)
 
     def _seal_smallest(self, drafts: list[Manifest], key: RunKey) -> Carrier:
-        """Encode a version once per draft (keyframe, delta), in parallel, and seal the smallest result."""
+        """Encode a version once per draft (keyframe, delta) in parallel, and seal the smallest result."""
         work = self._root / (drafts[0].name + _WORK_SUFFIX)
         work.mkdir(exist_ok=True)
         try:

@@ -43,14 +43,11 @@ class Sender(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Push:
-    """One artefact that is being pushed."""
-
     plan: Broadcast
     version: int
     hand_on: bool
     layout: TorrentLayout
     piece: Callable[[int], bytes]
-    """Return a piece's data by its index."""
     forget: Callable[[], None]
     """Free the cached pieces."""
 
@@ -66,7 +63,7 @@ class Broadcaster:
         self._news = asyncio.Event()
 
     def number_of(self, node_id: str) -> int:
-        """Return the number that stands for the node in piece routes. It is valid until the node disconnects."""
+        """Return the number that stands for the node in piece routes, valid until the node disconnects."""
         return self._paths[node_id].number
 
     @property
@@ -95,7 +92,6 @@ class Broadcaster:
         self._news.set()
 
     def end(self, info_hash: bytes) -> None:
-        """Stop pushing an artefact that is no longer needed."""
         if (push := self._pushes.get(info_hash)) is not None:
             push.plan.end(time.monotonic())
         self._news.set()
@@ -130,7 +126,6 @@ class Broadcaster:
                 push.plan.turn_away(node_id, now)
 
     def node_left(self, node_id: str) -> None:
-        """Drop a disconnected node from all pushes."""
         for push in self._pushes.values():
             push.plan.leave(node_id, time.monotonic())
         self._paths.forget(node_id)
@@ -161,7 +156,9 @@ class Broadcaster:
                 del self._pushes[info_hash]
 
     def _piece(self, push: _Push, send: SendPiece) -> Piece | None:
-        """Build the frame of a planned piece; None if it is no longer useful or cannot be read."""
+        """Return the frame of a planned piece; None if the node no longer needs the piece, or
+        the piece cannot be read.
+        """
         left = push.plan.left_of(send)
         if left is None:
             return None

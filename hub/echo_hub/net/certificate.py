@@ -58,7 +58,6 @@ class Certificate:
             log.info("the TLS certificate was renewed")
 
     def _state(self) -> tuple[tuple[int, int, int] | None, ...]:
-        """Return the identity of both files; it changes when either file is rewritten or replaced."""
         return tuple(_identity(path) for path in (self._certificate, self._key))
 
     def _check(self) -> None:

@@ -1,7 +1,7 @@
 """One TCP connection to the hub: its stages, and how long it may stay inactive in each.
 
 If the hub uses TLS, the handshake comes first. A connection counts from its first packet on. Its handshake waits for a
-turn (`turnstile`), because it costs more than a request, and must finish within HANDSHAKE_S.
+turn (`turnstile`), because a handshake costs more than a request, and must finish within HANDSHAKE_S.
 
     UNREAD ──request──► ANSWERING ──handler is done──► BETWEEN ──next request──► ANSWERING
     at most HEAD_S      body within BODY_S;            the response is sent, then idle:
@@ -47,7 +47,7 @@ class CloseReason(StrEnum):
     TOO_MANY_OF_NODE = "too_many_of_node"
     TOO_MANY_UNKNOWN = "too_many_unknown"
     TOO_FAST = "too_fast"
-    """Over the rate limit, of one address or of all together. The same holds for the next two reasons."""
+    """New connections exceed the rate limit of their address, or the limit of all addresses together."""
     TOO_FAST_REQUESTS = "too_fast_requests"
     TOO_MANY_HANDSHAKES = "too_many_handshakes"
     HANDSHAKE_TOO_LATE = "handshake_too_late"
@@ -90,21 +90,13 @@ class Keeper(Protocol):
         """Return True if the connection may stay, after closing another one if necessary."""
         ...
 
-    def closed(self, connection: Connection) -> None:
-        """Forget a connection that is closed or about to close."""
-        ...
+    def closed(self, connection: Connection) -> None: ...
 
-    def cut(self, connection: Connection, reason: CloseReason) -> None:
-        """Close the connection at once and count the reason."""
-        ...
+    def cut(self, connection: Connection, reason: CloseReason) -> None: ...
 
-    def began_handshake(self, connection: Connection) -> None:
-        """Report that the TLS handshake starts and uses resources."""
-        ...
+    def began_handshake(self, connection: Connection) -> None: ...
 
-    def ended_handshake(self, connection: Connection) -> None:
-        """Report that the TLS handshake is complete."""
-        ...
+    def ended_handshake(self, connection: Connection) -> None: ...
 
     def holds(self, connection: Connection, num_bytes: int) -> None:
         """Report how many response bytes wait in memory for the client to read them."""
@@ -120,13 +112,12 @@ class Connection(asyncio.BufferedProtocol):
         self.stage = Stage.HANDSHAKE if context else Stage.UNREAD
         self.is_proxy = False
         self.account: Account | None = None
-        """Address and node that the connection counts for; None: it counts only toward the total."""
+        """Address and node that the connection counts for; None if it counts only in the total."""
         self.transport: asyncio.Transport
         self._since = 0.0
         """Time when the connection entered its stage or last made progress."""
         self._seen: Progress | None = None
         self._request: web.Request | None = None
-        """The request being answered."""
         self._keeper = keeper
         self._make = make
         self._context = context
@@ -164,7 +155,7 @@ class Connection(asyncio.BufferedProtocol):
         socket, loop = self.transport, asyncio.get_running_loop()
         try:
             await self._keeper.handshakes.turn("" if self.account is None else self.account.place)
-            if socket.is_closing():  # Closed to free its place for another connection.
+            if socket.is_closing():  # The hub closed it meanwhile to make place for another connection.
                 return
             self._keeper.began_handshake(self)
             secure = await loop.start_tls(
@@ -214,7 +205,6 @@ class Connection(asyncio.BufferedProtocol):
         return self._request is not None and not self._request.content.is_eof()
 
     def began(self, request: web.Request, now: float) -> None:
-        """Note that a request has arrived."""
         self.stage, self._request = Stage.ANSWERING, request
         self._since, self._seen = now, None
         self.go_on_reading()
@@ -245,7 +235,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._request is not None and not self._request.content.is_eof():
             return CloseReason.BODY_TOO_LATE if now - self._since > BODY_S else None
         if self.stage is Stage.ANSWERING and self.account is not None and self.account.node_id:
-            return None  # This is a websocket: the gateway has its own deadlines for it.
+            return None  # A websocket: the gateway has deadlines of its own for it.
         seen, self._seen = self._seen, progress(self.transport)
         if self._seen != seen:
             self._since = now

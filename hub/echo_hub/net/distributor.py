@@ -125,7 +125,7 @@ class Distributor:
         self._lent: dict[int, set[str]] = {}
         """Published versions named in leases, each with the connected nodes that have had such a lease."""
         self._handed_on = 0
-        """Bytes of the last announced version that nodes received from each other."""
+        """Bytes of the last announced version that nodes have forwarded to each other."""
         self._node_uplink: float | None = None
         self._barred: frozenset[str] = frozenset()
         self._keyframes_sent: dict[tuple[str, int], float] = {}
@@ -151,7 +151,9 @@ class Distributor:
         self._newest = max(self._newest, version)
 
     async def keep_for_evaluation(self, version: int, adapter_dir: Path) -> None:
-        """Keep this version published, however old it is, until the next call names another one."""
+        """Publish a version for an evaluation, and keep it published, however old, until the next call names another
+        version.
+        """
         self._publisher.keep(version)
         self._evaluated = version
         await self._publish(version, adapter_dir)
@@ -163,7 +165,6 @@ class Distributor:
         self._note_published()
 
     def _note_published(self) -> None:
-        """Update the known published versions and stop pushing those that were retired (unpublished)."""
         for version in [version for version in self._hashes if not self._publisher.has(version)]:
             self._retired[version] = self._hashes.pop(version)
             self._lent.pop(version, None)
@@ -178,7 +179,6 @@ class Distributor:
         self._changed.set()
 
     def has(self, version: int) -> bool:
-        """Return True if nodes can fetch this version now."""
         return self._publisher.has(version)
 
     def announce(self, version: int) -> None:
@@ -397,14 +397,12 @@ class Distributor:
         return self._publisher.run_keys()
 
     def introduce(self, info_hash: bytes, peer: tuple[str, int], node_ids: tuple[str, ...]) -> None:
-        """Tell these nodes of a new peer in an artefact's swarm."""
         for node_id in node_ids:
             self._connections.send(node_id, Peers(info_hash=info_hash, peers=(peer,)))
 
     # --- tasks
 
     async def run(self) -> None:
-        """Run all tasks until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._broadcaster.run())
             tasks.create_task(self._keep_records())
@@ -420,7 +418,7 @@ class Distributor:
                 self._to_record.task_done()
 
     async def _send_keyframes(self) -> None:
-        """Answer keyframe requests. Those that arrive within KEYFRAME_COLLECT_S are answered together."""
+        """Answer keyframe requests. All requests that arrive within KEYFRAME_COLLECT_S are answered together."""
         while True:
             asked = [await self._keyframes_wanted.get()]
             await asyncio.sleep(KEYFRAME_COLLECT_S)
@@ -461,7 +459,6 @@ class Distributor:
             await asyncio.sleep(HOUSEKEEPING_S)
 
     def _tell_mesh(self) -> None:
-        """Send each node its peers if they have changed since the last message about them."""
         for node_id, node in self._nodes.items():
             peers = self.mesh_for(node)
             if peers != self._told_mesh[node_id] and self._connections.send(node_id, Mesh(peers=peers)):
@@ -482,13 +479,12 @@ class Distributor:
         return version in self._current() or node_id in self._lent.get(version, ())
 
     def _current(self) -> frozenset[int]:
-        """Return the versions that nodes may still have to fetch: the newest, the announced and the evaluated one."""
         return frozenset({self._newest, self._announced, self._evaluated})
 
 
 @lru_cache(1_024)
 def _mesh_peer(node_id: str, host: str, port: int, number: int) -> MeshPeer:
-    """Return the peer's description. Cached, because many nodes are told of the same peer."""
+    """Cached, because many nodes are told of the same peer."""
     return MeshPeer(node_id=node_id, host=host, port=port, number=number)
 
 

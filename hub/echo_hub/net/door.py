@@ -73,7 +73,7 @@ class TurnedAway(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guest:
-    """An authenticated node that may join. Its session is ready to send Welcome."""
+    """An authenticated node that may join. `session` is ready to send Welcome."""
 
     session: HubSession
     invite_id: int | None
@@ -149,7 +149,7 @@ class Door:
             is_known = invite_id is not None or guests.knows(session.node_id)
             await self._turn(place, known=is_known)
             if request.transport is None or request.transport.is_closing():
-                raise TurnedAway(web.Response(status=408))  # The client has gone.
+                raise TurnedAway(web.Response(status=408))  # The client disconnected while it waited.
             self._limits.vouch(request, session.node_id, is_known=is_known)
             return Guest(session=session, invite_id=invite_id)
         except (RefusedError, RemoteProtocolError) as error:
@@ -169,7 +169,7 @@ class Door:
         headers = dict(_NO_STORE)
         if status == 426:
             headers |= _UPGRADE
-        elif status == 429:  # Seconds in which a full queue empties if no further node comes.
+        elif status == 429:  # The number of seconds after which a full queue is empty if no further node comes.
             headers[hdrs.RETRY_AFTER] = str(math.ceil(MOST_WAITING / self._settings.joins_per_s))
         return web.Response(status=status, body=encode(said), content_type=REFUSED_TYPE, headers=headers)
 
@@ -202,8 +202,8 @@ class Door:
         return HubSession(me=self._me, software_version=echo_shared.__version__, nonce=nonce)
 
     def _invite(self, proof: Proof, node_id: str, guests: GuestList) -> int | None:
-        """Return the id of the node's invite; None if it joined without a personal one. Raises RefusedError if an
-        invite is required and missing.
+        """Return the id of the node's invite; None if the node joined without a personal invite. Raises RefusedError if
+        an invite is required and missing.
 
         If joining is open, an ended invite is ignored.
         """
@@ -228,6 +228,5 @@ class Door:
 
 
 def refused(error: EchoError) -> Refused:
-    """Convert an error to the message that a node receives."""
     code = error.code if isinstance(error, RefusedError) else RefusalCode.PROTOCOL_ERROR
     return Refused(code=code, what=error.brief[:2_000], do=(error.do or "")[:2_000])

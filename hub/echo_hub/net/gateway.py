@@ -59,8 +59,9 @@ _SILENT: Final = RemoteProtocolError("The node stayed silent for too long.", do=
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeInfo:
-    """A connected node: its key, which it has proven, what it reported about itself, and the addresses that the hub
-    sees."""
+    """A connected node: its proven key, its own claims (name, engine, price and more), and the addresses that the hub
+    sees.
+    """
 
     node_id: str
     public_key: bytes
@@ -68,12 +69,12 @@ class NodeInfo:
     backend: str
     device: str
     host: str
-    """The node's address as seen by the hub."""
+    """The node's address as the hub sees it."""
     hub_host: str
     """The host name or address under which the node reached the hub."""
     swarm_port: int
     mesh_port: int
-    """Port on which it accepts pieces from other nodes; 0 = none."""
+    """Port on which the node accepts pieces from other nodes; 0 if it accepts none."""
     cost_per_hour: float = 0.0
     """Price that the node asks while active, in US dollars per hour."""
     power_watts: float = 0.0
@@ -88,7 +89,9 @@ class Inbox(GuestList, Protocol):
     """Receives what happens on the nodes' connections: joins, messages, ends."""
 
     async def node_joined(self, node: NodeInfo) -> Welcome:
-        """Register a node and return its Welcome. Its first message is read only after the Welcome is queued."""
+        """Register a node and return its Welcome. The gateway reads the node's first message only after queueing the
+        Welcome.
+        """
 
     async def node_said(self, node_id: str, message: FromNode, frame: bytes) -> None:
         """Handle a message of an open session, which came in this frame; called in order."""
@@ -154,7 +157,6 @@ class Gateway:
         return (await self._door.enter(request, inbox)).session.node_id
 
     def refuse(self, error: EchoError) -> web.Response:
-        """Return the HTTP response that reports this error to a node."""
         return self._door.refuse(error)
 
     def send(self, node_id: str, message: FromHub) -> bool:
@@ -184,7 +186,7 @@ class Gateway:
         return is_taken or self._give_up(connection, node_id)
 
     def _give_up(self, connection: NodeConnection, node_id: str) -> Literal[False]:
-        if connection.abort():  # The reader task then ends and tells the inbox.
+        if connection.abort():  # The reader task then ends, and tells the inbox that the node has left.
             self.faults[Fault.NOT_READING] += 1
             extra = {"event": "node_left", "subject": node_id}
             self._log.warning("node %s does not read what it is sent: disconnecting it", node_id, extra=extra)
@@ -254,7 +256,7 @@ class Gateway:
             if self.displace(node.node_id) or self._displace_elsewhere(node.node_id):
                 await inbox.node_left(node.node_id)
             welcome = await inbox.node_joined(node)
-            self._displace_elsewhere(node.node_id)  # A connection may have joined there meanwhile.
+            self._displace_elsewhere(node.node_id)  # The node may have connected elsewhere meanwhile.
         if session.state is SessionState.CLOSED:  # The hub is stopping; the node was told.
             if node.node_id not in self._open:
                 await inbox.node_left(node.node_id)
@@ -342,7 +344,7 @@ class Gateway:
         if received.type is WSMsgType.BINARY:
             frame: bytes = received.data
             return frame
-        # aiohttp itself has closed the connection, or the node sent something else than a binary frame.
+        # aiohttp itself has closed the connection, or the node sent something other than a binary frame.
         if received.type is WSMsgType.ERROR and isinstance(received.data, WebSocketError):
             is_large = received.data.code == WSCloseCode.MESSAGE_TOO_BIG
             self._blame(node, Fault.TOO_LARGE if is_large else Fault.BAD_WEBSOCKET)
@@ -364,7 +366,6 @@ class Gateway:
         await connection.dismiss(connection.session.refuse(said.code, said.what, said.do))
 
     def _forget(self, node_id: str, connection: NodeConnection) -> bool:
-        """Remove this connection; return False if it was not the node's open one."""
         if self._open.get(node_id) is not connection:
             return False
         del self._open[node_id]

@@ -79,7 +79,7 @@ class _Offered:
         return _Archive(path, self)
 
     async def _find(self, name: str, sha256: str) -> Path | None:
-        """Return the archive's path if it exists and has this hash now."""
+        """Return the archive's path if the archive exists and has this hash now, else None."""
         if self._directory is None or name not in await asyncio.to_thread(_names, self._directory):
             return None
         path = self._directory / name
@@ -93,8 +93,6 @@ class _Offered:
 
 
 class _Archive(web.FileResponse):
-    """A file response that counts as a running download while it is sent."""
-
     def __init__(self, path: Path, offered: _Offered) -> None:
         super().__init__(path, headers={hdrs.CACHE_CONTROL: "public, max-age=31536000, immutable"})
         self._offered = offered

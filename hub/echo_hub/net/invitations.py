@@ -37,7 +37,6 @@ def new_token() -> str:
 
 
 def hash_of(token: str) -> str:
-    """Return the hash that the hub stores instead of the token."""
     return sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 

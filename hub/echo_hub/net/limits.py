@@ -50,12 +50,11 @@ MOST_OF_NODE: Final = 32
 MOST_HELD_BYTES: Final = 24 * 2**20
 """Maximum number of bytes of responses buffered in memory for all strangers together."""
 UNKNOWN_SHARE: Final = 0.75
-"""Share of all connections up to which nodes' connections may grow before unknown nodes are refused."""
+"""Share of all connections that nodes may hold before unknown nodes (without useful work so far) are refused."""
 
 _LATER: Final = {hdrs.RETRY_AFTER: "1"}
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-"""A request handler."""
 
 
 class ConnectionLimits:
@@ -136,7 +135,7 @@ class ConnectionLimits:
         return True
 
     def closed(self, connection: Connection) -> None:
-        """Forget a connection that is closed or about to close."""
+        """Remove a connection that is closed or about to close from all counts."""
         if connection in self._all:
             del self._all[connection]
             self._waiting.pop(connection, None)
@@ -187,7 +186,6 @@ class ConnectionLimits:
         return reading is not None
 
     def cut(self, connection: Connection, reason: CloseReason) -> None:
-        """Close the connection at once and count the reason."""
         self.cuts[reason] += 1
         self._abort(connection)
 
@@ -200,7 +198,7 @@ class ConnectionLimits:
             self._waiting[connection] = None
 
     def _count(self, connection: Connection, account: Account | None) -> None:
-        """Count the connection for `account` and no longer for its previous account. None counts for nobody."""
+        """Count the connection for `account` and no longer for its previous account; None means for no account."""
         for one, change in ((connection.account, -1), (account, 1)):
             if one is None:
                 continue
@@ -227,7 +225,7 @@ class ConnectionLimits:
                 self.cuts[CloseReason.TOO_FAST_REQUESTS] += 1
                 refusal = web.HTTPTooManyRequests(text="Too many requests. Try again soon.\n", headers=_LATER)
                 if not connection.is_proxy:
-                    refusal.force_close()  # Otherwise each request queued behind this one would cost a response.
+                    refusal.force_close()  # Else each request queued behind this one would cost a response.
                 raise refusal
             return await handler(request)
         finally:
@@ -238,7 +236,7 @@ class ConnectionLimits:
                 self._wait(connection)
 
     def _account_of(self, request: web.Request, connection: Connection) -> Account | None:
-        """Return the account that a request counts for before it authenticates: its client's address.
+        """Return the account of a request that has not authenticated: its client's address.
 
         Raises HTTPTooManyRequests if a proxy's client is over its limit.
         """
@@ -305,7 +303,6 @@ class ConnectionLimits:
             self.cut(next(iter(self._under_way)), CloseReason.TOO_MANY_HANDSHAKES)
 
     def ended_handshake(self, connection: Connection) -> None:
-        """Stop counting a TLS handshake, which is finished."""
         self._under_way.pop(connection, None)
 
     def end_handshakes(self) -> None:
@@ -331,7 +328,6 @@ def _connection_of(request: web.Request) -> Connection | None:
 
 
 def _add(counter: Counter[str], key: str, change: int) -> None:
-    """Change a counter, and drop keys that reach zero."""
     counter[key] += change
     if not counter[key]:
         del counter[key]

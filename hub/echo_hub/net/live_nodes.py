@@ -32,7 +32,7 @@ class NodeConnections(NodeSender, Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class LiveNode:
-    """The last report of a connected node. These are claims, only for display: no node is credited for them."""
+    """The last report of a connected node. A report is a claim, only for display: no node is credited for it."""
 
     info: NodeInfo
     activity: str = "preparing"

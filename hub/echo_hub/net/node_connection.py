@@ -38,7 +38,6 @@ class Together:
         self._waiting: list[NodeConnection] = []
 
     def add(self, connection: NodeConnection) -> None:
-        """Register a connection that has frames to send."""
         if not self._waiting:
             asyncio.get_running_loop().call_soon(self._soon)
         self._waiting.append(connection)
@@ -57,8 +56,6 @@ class Together:
 
 
 class NodeConnection:
-    """One node's websocket."""
-
     def __init__(
         self,
         socket: web.WebSocketResponse,
@@ -107,13 +104,11 @@ class NodeConnection:
         return True
 
     def write_kept(self) -> None:
-        """Write the frames of the current batch."""
         kept, self._kept = self._kept, []
         if kept and self._transport is not None and not self._transport.is_closing() and not self.socket.closed:
             self._transport.write(b"".join(kept))
 
     def start_writing(self, stream: AbstractStreamWriter, node_id: str) -> None:
-        """Start the task that sends queued frames to the node."""
         self._stream = stream
         self.writer = asyncio.create_task(self._write(stream), name=f"write to {node_id}")
 

@@ -43,8 +43,9 @@ class Nonces:
             raise _stale()
 
     def use(self, nonce: bytes, *, now: float) -> None:
-        """Store a nonce that was answered correctly. Raises RefusedError if it was used before, or if MOST_USED nonces
-        are stored."""
+        """Store a nonce that was answered correctly. Raises RefusedError if the nonce was used before, or if MOST_USED
+        nonces are stored.
+        """
         while self._used and (oldest := next(iter(self._used.items())))[1] <= now:
             del self._used[oldest[0]]
         if nonce in self._used:

@@ -46,14 +46,14 @@ class Fault(StrEnum):
 
 
 HARMLESS: Final = frozenset({Fault.TOO_FAST, Fault.SILENT, Fault.NOT_READING})
-"""Faults that slow machines, bad connections and closed laptop lids cause as well. They are not penalised."""
+"""Faults without a penalty, because slow machines, bad connections and closed laptop lids cause them as well."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Record:
     faults: int
     until: float
-    """No connection is accepted before this time."""
+    """Time before which no connection is accepted."""
     forgotten_at: float
 
 
@@ -64,7 +64,6 @@ class Penalties:
     def __init__(self) -> None:
         self._nodes: OrderedDict[str, _Record] = OrderedDict()
         self._places: OrderedDict[str, _Record] = OrderedDict()
-        """By address."""
         self._trusted: OrderedDict[str, None] = OrderedDict()
 
     def behaved(self, node_id: str) -> None:

@@ -101,7 +101,7 @@ class Publisher:
                 await self._retire(in_use)
 
     async def publish_keyframe(self, version: int) -> None:
-        """Make and seed the keyframe of a version published as a delta; returns at once if it exists.
+        """Make and seed the keyframe of a version published as a delta; return at once if the keyframe exists.
 
         Raises SwarmError if the version is not published, or its files are damaged both here and in RUN/adapters.
         Raises StorageError if the keyframe cannot be written.
@@ -117,11 +117,9 @@ class Publisher:
         self._kept = version
 
     def published(self) -> tuple[int, ...]:
-        """Published policy versions, ascending."""
         return tuple(sorted(self._published.keys() - {0}))
 
     def has(self, version: int) -> bool:
-        """Return True if nodes can fetch this version now."""
         return version in self._published
 
     def info_hashes(self, version: int) -> tuple[bytes, ...]:
@@ -208,7 +206,6 @@ class Publisher:
         )
 
     def _register(self, carrier: Carrier) -> None:
-        """Add a carrier to the published ones."""
         self._tracker.register_self(carrier.info_hash, self._swarm.port)
         self._published.setdefault(carrier.manifest.policy_version, []).append(self._signed(carrier))
 

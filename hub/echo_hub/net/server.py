@@ -39,7 +39,7 @@ class Server:
         self._settings = settings
         self._is_shared = shared
         self.routes: tuple[web.AbstractRouteDef, ...] = ()
-        """Set by `open`."""
+        """All routes of the port; set by `open`."""
         self.limits = ConnectionLimits(settings)
         self._sweeping: asyncio.Task[None] | None = None
         self._renewing: asyncio.Task[None] | None = None

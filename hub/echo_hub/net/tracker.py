@@ -98,7 +98,7 @@ class Tracker:
         return f"{node_id}{mac}"
 
     def node_of(self, passkey: str) -> str:
-        """Return the owner of this passkey. Raises RefusedError if it is invalid or its node is barred."""
+        """Return the owner of this passkey. Raises RefusedError if the passkey is invalid or its node is barred."""
         node_id = passkey[:_NODE_ID_DIGITS]
         if not hmac.compare_digest(passkey.encode(errors="replace"), self.passkey(node_id).encode(errors="replace")):
             self.refused["unknown_passkey"] += 1
@@ -135,7 +135,6 @@ class Tracker:
         self._swarms.setdefault(info_hash, {})
 
     def forget(self, info_hash: bytes) -> None:
-        """Close the swarm of this torrent."""
         self._hub_ports.pop(info_hash, None)
         self._swarms.pop(info_hash, None)
         self._introduced.pop(info_hash, None)
@@ -190,8 +189,6 @@ class Tracker:
 
     @staticmethod
     def _fetching(swarm: Mapping[str, _Member], *, reach: str) -> tuple[str, ...]:
-        """Return the nodes that are fetching and can reach this address; MOST_PEERS of them at random if there are
-        more."""
         found = [node for node, member in swarm.items() if not member.is_seed and reaches(member.address[0], reach)]
         return tuple(random.sample(found, min(len(found), MOST_PEERS)))
 

@@ -108,7 +108,6 @@ class Turnstile:
         return self._strangers.next()
 
     def too_many(self) -> RefusedError:
-        """Return the error for a request that gets no turn."""
         return RefusedError(
             "Too many nodes are connecting at once.",
             got=f"{self.num_waiting} requests are waiting",

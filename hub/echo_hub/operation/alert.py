@@ -24,8 +24,6 @@ AlertState = Literal["began", "ended", "finished", "test"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
-    """One alert for the webhook."""
-
     alert_id: str
     """Equal in all delivery attempts: receivers can recognise repetitions."""
     kind: str
@@ -41,12 +39,9 @@ class Alert:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AboutRun:
-    """The run that an alert belongs to."""
-
     run_id: str
     name: str
     url: str
-    """URL of the hub."""
 
 
 def alert_of(change: Change, alert_id: str) -> Alert:
@@ -128,6 +123,5 @@ def signature(body: bytes, secret: str, at: int) -> str:
 
 
 def headline(alert: Alert, about: AboutRun) -> str:
-    """Return the alert as one line."""
     over = "Over: " if alert.state == "ended" else ""
     return f"[{about.name}] {over}{alert.text}"

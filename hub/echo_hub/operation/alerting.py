@@ -44,11 +44,9 @@ class Alerts:
         self._fails = False
 
     def changed(self, change: Change) -> None:
-        """Queue the alert for the beginning or end of a problem."""
         self._tell(alert_of(change, new_id()))
 
     def finished(self, text: str, at: float) -> None:
-        """Queue the alert for the end of the run."""
         self._tell(Alert(alert_id=new_id(), kind="finished", state="finished", text=text, at=at, since=at))
 
     def _tell(self, alert: Alert) -> None:

@@ -30,8 +30,6 @@ _ERROR: Final = 40
 
 
 class EventKind(StrEnum):
-    """Kinds of events."""
-
     LOG = "log"
     HUB_STARTED = "hub_started"
     HUB_STOPPED = "hub_stopped"
@@ -101,7 +99,6 @@ def _line(value: object, most: int) -> str:
 
 
 def _safe(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the data with plain JSON values unchanged and everything else converted to truncated text."""
     return {
         _line(name, 32): value if _is_plain(value) else _line(value, 200)
         for name, value in list(data.items())[:MOST_DATA]

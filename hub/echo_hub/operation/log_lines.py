@@ -39,8 +39,6 @@ def path_of(run_dir: Path) -> Path:
 
 
 class JsonLines(logging.Formatter):
-    """Formats a record as one JSON object on one line."""
-
     def __init__(self, secrets: Collection[str] = ()) -> None:
         super().__init__()
         self._secrets = tuple(sorted(filter(None, secrets), key=len, reverse=True))

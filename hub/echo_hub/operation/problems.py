@@ -34,8 +34,6 @@ RATE_S: Final = 60.0
 
 
 class ProblemKind(StrEnum):
-    """Kinds of problems."""
-
     LEARNER_DOWN = "learner_down"
     DISK_FULL = "disk_full"
     """The hub waits until the disk has space."""
@@ -73,7 +71,7 @@ class RunObservation:
     learner_waits: bool = False
     """True if the learner waits for rollouts."""
     idle_share: float | None = None
-    """Share of the learner's time in recent steps that it waited for rollouts; None if unknown."""
+    """Share of the recent steps' time in which the learner waited for rollouts; None if unknown."""
     idle_window_s: float = 0.0
     """Duration in seconds of the steps over which `idle_share` is measured."""
     disk_free_bytes: int | None = None
@@ -81,15 +79,12 @@ class RunObservation:
     forged: str = ""
     """Signs of forged rollouts in the newest step's figures; "" if there are none."""
     quarantined: int = 0
-    """Number of nodes in quarantine."""
     turned_away: int = 0
     """Number of connections, nodes and frames refused since the hub started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunProblem:
-    """A current problem."""
-
     kind: ProblemKind
     text: str
     """What the problem is, and what to do about it."""
@@ -125,7 +120,6 @@ class RunProblems:
 
     @property
     def active(self) -> tuple[RunProblem, ...]:
-        """Current problems, in order of beginning."""
         return tuple(self._active.values())
 
     def observe(self, seen: RunObservation, now: float) -> list[Change]:
@@ -203,7 +197,7 @@ class RunProblems:
         if share is None or share < IDLE_SHARE * (BETTER if is_active else 1.0):
             return None
         if self._fed_since is None or now - seen.idle_window_s < self._fed_since:
-            return None  # The idle time includes time without any connected node.
+            return None  # For a part of that time, no node was connected.
         return f"The learner was idle for {share:.0%} of its newest steps' time. `echo-hub plan` says what would help."
 
     def _reward_fell(self) -> str | None:
@@ -241,7 +235,6 @@ def _since(known: float | None, lasts: bool, now: float) -> float | None:
 
 
 def _risen(history: deque[tuple[float, int]]) -> int:
-    """Return the difference between the newest and the lowest number of the history."""
     return history[-1][1] - min(number for _, number in history)
 
 

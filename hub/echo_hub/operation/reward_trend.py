@@ -18,7 +18,7 @@ from typing import Final
 
 WINDOW: Final = 16
 LOST: Final = 0.5
-"""Share of the gain whose loss is a fall."""
+"""A fall is the loss of more than this share of the gain: the best window's mean minus the lowest mean before it."""
 SIGNIFICANT: Final = 6.0
 RECOVERED: Final = 0.5
 """Once fallen, the reward has recovered when the fall is below this share of either limit (gain, standard errors)."""
@@ -45,7 +45,6 @@ class RewardTrend:
 
     def __init__(self) -> None:
         self.step = 0
-        """The newest added step."""
         self._rewards: deque[float] = deque(maxlen=WINDOW)
         self._now: _Mean | None = None
         self._best: _Mean | None = None

@@ -54,7 +54,6 @@ class Watching:
 
     @property
     def active(self) -> tuple[RunProblem, ...]:
-        """Current problems."""
         return self._problems.active
 
     async def run(self) -> None:

@@ -18,8 +18,8 @@ from echo_shared.process.backoff import backoff_s
 
 ATTEMPTS: Final = 5
 FIRST_S: Final = 2.0
-"""Longest wait before the second attempt, in seconds. It doubles with each attempt up to LIMIT_S; jitter shortens it by
-up to half."""
+"""Longest wait before the second attempt, in seconds. The wait doubles with each attempt up to LIMIT_S; jitter shortens
+it by up to half."""
 LIMIT_S: Final = 60.0
 ATTEMPT_S: Final = 10.0
 """Time limit of one attempt, in seconds."""

@@ -45,8 +45,6 @@ _CANNOT_READ: Final = "The backup cannot be read."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backup:
-    """Facts about a written or restored backup."""
-
     trained_step: int
     size_bytes: int
     made_at: float
@@ -275,8 +273,7 @@ def _is_ours(name: str) -> bool:
 
 
 def _write(content: Any, path: Path) -> str:
-    """Write a file, sync it to disk, and return its SHA-256."""
-    for folder in (path.parent.parent, path.parent):  # With `parents=True`, mkdir would ignore the mode for the parent.
+    for folder in (path.parent.parent, path.parent):  # mkdir's `parents` would ignore the mode.
         folder.mkdir(mode=0o700, exist_ok=True)
     digest = hashlib.sha256()
     with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:

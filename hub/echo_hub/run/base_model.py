@@ -174,7 +174,8 @@ class PromptCodec:
     ) -> PromptCodec:
         """Return the codec of the model in `directory`.
 
-        Raises ConfigError if its tokenizer cannot be used, or if it has no chat template for `template_options`.
+        Raises ConfigError if the model's tokenizer cannot be used, or if the model has no chat template for
+        `template_options`.
         """
         tokenizer = _load_tokenizer(directory / "tokenizer.json")
         config = read_map(directory / "tokenizer_config.json")
@@ -249,7 +250,6 @@ class PromptCodec:
             )
 
     def with_words(self, *, system_prompt: str, prompt_suffix: str) -> PromptCodec:
-        """Return a copy with another system prompt and suffix."""
         other = copy(self)
         other._system_prompt, other._prompt_suffix = system_prompt, prompt_suffix
         return other
@@ -352,13 +352,11 @@ class PromptCodec:
 
     @cached_property
     def _special(self) -> frozenset[str]:
-        """Return the texts of the special tokens, which `decode` leaves out."""
         added = self._tokenizer.get_added_tokens_decoder().values()
         return frozenset(token.content for token in added if token.special)
 
     @cached_property
     def _begins_in_thought(self) -> bool:
-        """Return True if the chat template itself opens a reasoning block at the start of each reply."""
         return self._chat is not None and ends_in_thought(self._chat.begins_reply_with(self._messages("")))
 
     @cached_property
@@ -415,12 +413,11 @@ class PromptCodec:
         return str(self._tokenizer.decode(every, skip_special_tokens=False))
 
     def _behind(self, ids: Sequence[int], place: int) -> str:
-        """Return the text that the ids from `place` on add to the text of the ids before."""
+        """Return the text that the ids from index `place` on add to the text of the ids before them."""
         before, whole = (self._tokenizer.decode(part, skip_special_tokens=False) for part in (ids[:place], ids))
         return str(whole[len(before) :])
 
     def _messages(self, prompt: str) -> list[Message]:
-        """Return the conversation with `prompt` as its only user message."""
         return self._with_words([{"role": "user", "content": prompt}])
 
     def _with_words(self, messages: Sequence[Message]) -> list[Message]:
@@ -453,7 +450,8 @@ def _load_tokenizer(path: Path) -> Tokenizer:
 def _begins_with(tokenizer: Tokenizer) -> list[int]:
     """Return the ids that the tokenizer puts before a text, such as a begin token.
 
-    Ids that it appends are left out: otherwise the prompt would end with a token that marks the end of a reply.
+    Ids that the tokenizer appends are left out: otherwise the prompt would end with a token that marks the end of a
+    reply.
     """
     for text in ("a", "1", " ", "\n", "?"):
         plain = tokenizer.encode(text, add_special_tokens=False).ids
@@ -470,7 +468,7 @@ def _text(token: str | Mapping[str, Any]) -> str:
 
 
 def vocabulary_size(directory: Path) -> int:
-    """Return the vocabulary size in the model's config, or in its text part. Raises ConfigError if it is missing."""
+    """Return the vocabulary size in the model's config, or in its text part. Raises ConfigError if neither has one."""
     config = read_map(directory / "config.json")
     found = config.get("vocab_size", _text_config(config).get("vocab_size"))
     if type(found) is not int or found < 1:

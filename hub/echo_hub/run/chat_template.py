@@ -37,7 +37,6 @@ class ChatTemplate:
     """Tool definitions as JSON schema; every prompt begins with them."""
 
     def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> ChatTemplate:
-        """Return a template that shows these tools."""
         return replace(self, source=self.tool_source or self.source, tools=tuple(tools))
 
     def check(self) -> None:

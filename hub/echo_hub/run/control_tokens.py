@@ -130,7 +130,6 @@ class ControlTokens:
         return self._spellings.get(text, text)
 
     def _makes_one(self, pair: str | list[str], prefix: str) -> bool:
-        """Return True if a merge of the tokenizer uses or produces a control token's text."""
         left, right = pair.split(" ") if isinstance(pair, str) else pair
         return not self._spellings.keys().isdisjoint((left, right, left + right.removeprefix(prefix)))
 

@@ -47,8 +47,6 @@ class Demonstration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demonstrations:
-    """The content of a demonstrations file."""
-
     examples: tuple[Demonstration, ...]
     """Demonstrations in the order of the file, without skipped lines."""
     long_replies: tuple[int, ...]

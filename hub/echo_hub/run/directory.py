@@ -24,8 +24,6 @@ LEAST_KEPT: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """Paths of a run's files below the run's root directory."""
-
     root: Path
 
     @property
@@ -57,7 +55,6 @@ class RunDirectory:
 
     @property
     def database_url(self) -> str:
-        """Return the URL of the run's own SQLite database."""
         from sqlalchemy import URL  # Import here: learner and verifier use this class without a database.
 
         path = (self.root.resolve() / "echo.db").as_posix()
@@ -79,7 +76,6 @@ class RunDirectory:
         return self.root / "adapters" / f"v{policy_version:06d}"
 
     def adapter_versions(self) -> list[int]:
-        """Return the versions that have an adapter, oldest first."""
         paths = (self.root / "adapters").glob("v*[0-9]")
         return sorted(int(path.name[1:]) for path in paths if path.name[1:].isdecimal())
 
@@ -116,7 +112,6 @@ class RunDirectory:
                 log.warning("The old adapter %s cannot be deleted now: %s", path, error)
 
     def _fitting(self, versions: Sequence[int], max_bytes: int) -> int:
-        """Return how many of the newest adapters fit into `max_bytes`."""
         left = max_bytes or inf
         for number, version in enumerate(reversed(versions)):
             left -= sum(path.stat().st_size for path in self.adapter(version).glob("*"))

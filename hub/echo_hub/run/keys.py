@@ -26,8 +26,6 @@ _HexKey = Annotated[str, Field(pattern=rf"^[0-9a-f]{{{2 * KEY_BYTES}}}$")]
 
 
 class _State(BaseModel):
-    """Content of run_keys.json."""
-
     # Error texts of the validation must not show a key.
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 

@@ -25,7 +25,7 @@ def siblings_of(directory: RunDirectory) -> list[RunDirectory]:
 def _is_run(run: RunDirectory) -> bool:
     try:
         return run.config.is_file()
-    except OSError:  # This is another user's directory, which this user may not read.
+    except OSError:  # The directory of another user, which this user may not read.
         return False
 
 

@@ -78,7 +78,7 @@ class AdapterOrigin(BaseModel):
     ancestors: tuple[Ancestor, ...] = ()
     """The runs from which the adapter descends, nearest first."""
     demonstrations: str = ""
-    """The file of demonstrations that it was trained on."""
+    """File of demonstrations that the adapter was trained on."""
 
 
 class Start(BaseModel):
@@ -100,9 +100,9 @@ class Start(BaseModel):
     first_group: Annotated[int, Field(ge=0)] = 0
     """Id of the first group to sample: a fork skips the groups that its parent run trained on."""
     ancestors: tuple[Ancestor, ...] = ()
-    """Its parent run, the parent's parent, and so on."""
+    """Parent run, the parent's parent, and so on."""
     demonstrations: str = ""
-    """File of demonstrations on which `echo-hub sft` then trained it; "" if it did not."""
+    """File of demonstrations on which `echo-hub sft` then trained the adapter; "" if there is none."""
 
     @property
     def lineage(self) -> tuple[str, ...]:
@@ -120,7 +120,7 @@ class Start(BaseModel):
 
 
 def read_start(directory: RunDirectory) -> Start | None:
-    """Return what the run starts with; None means the bare base. Raises StorageError if it cannot be read."""
+    """Return what the run starts with; None means the bare base. Raises StorageError if the record cannot be read."""
     path = directory.start / RECORD
     try:
         return Start.model_validate_json(path.read_bytes())
@@ -133,8 +133,9 @@ def read_start(directory: RunDirectory) -> Start | None:
 
 
 def read_origin(adapter_dir: Path) -> AdapterOrigin | None:
-    """Return the origin of an adapter made by `echo-hub sft`; None for others. Raises ConfigError if it cannot be
-    read."""
+    """Return the origin of an adapter made by `echo-hub sft`; None for others. Raises ConfigError if the origin cannot
+    be read.
+    """
     path = adapter_dir / FINETUNED
     try:
         return AdapterOrigin.model_validate(json.loads(path.read_bytes())["origin"])
@@ -242,7 +243,6 @@ def is_bfloat16(weights: Weights) -> bool:
 
 
 def hash_of(files: Mapping[str, bytes]) -> str:
-    """Return the SHA-256 of an adapter's weights file."""
     return hashlib.sha256(files[WEIGHTS_FILE]).hexdigest()
 
 
@@ -306,7 +306,6 @@ def _config_of(adapter_dir: Path) -> dict[str, Any]:
 
 
 def _scaling_of(adapter_dir: Path) -> float | None:
-    """Return the adapter's scaling factor; None if its layers have different ones."""
     config = _config_of(adapter_dir)
     if config.get("rank_pattern") or config.get("alpha_pattern"):
         return None

@@ -55,7 +55,9 @@ def read_templates(directory: Path) -> dict[str, str]:
 
 
 def read_map(path: Path) -> dict[str, Any]:
-    """Return the object in a model's JSON file; empty if the file is missing. Raises ConfigError if it is no object."""
+    """Return the object in a model's JSON file; empty if the file is missing. Raises ConfigError if the file holds
+    something else.
+    """
     if not path.is_file():
         return {}
     try:

@@ -29,7 +29,6 @@ class Accounts:
         self.trained = 0
         self.dropped: Counter[DropReason] = Counter()
         self.lease_sizes: Counter[int] = Counter()
-        """Number of leases by size."""
         self.leased_late = 0
         """Rollouts leased from `liars_from_s` on."""
         self.leased_to_liars = 0
@@ -41,7 +40,7 @@ class Accounts:
         self.tokens = 0
         """Tokens of `planned` rollouts."""
         self.token_staleness = 0
-        """Sum of the staleness of those `tokens`; each token is as old as the version that sampled it."""
+        """Sum of the staleness of all `tokens`; each token is as old as the version that sampled it."""
         self.mixed = 0
         """Number of `planned` rollouts that were sampled with more than one version."""
         self.batch: dict[int, int] = {}

@@ -27,6 +27,5 @@ class Agenda:
         heappush(self._entries, (moment, self._number, do, subject))
 
     def advance(self) -> None:
-        """Advance to the next entry and run it."""
         self.now, _, do, subject = heappop(self._entries)
         do(subject)

@@ -29,8 +29,6 @@ class KindCost:
 
 @dataclass(slots=True, kw_only=True)
 class CoreCost:
-    """Cost of all events so far."""
-
     kinds: dict[str, KindCost] = field(default_factory=dict)
 
     @property

@@ -135,7 +135,6 @@ class SimulatedFleet:
         }
 
     def _known(self, sampling: Sampling) -> int:
-        """Return how many tokens of an unfinished rollout the hub has."""
         if sampling.known is not None:
             return sampling.known
         node = sampling.lease.node
@@ -229,7 +228,6 @@ class SimulatedFleet:
     # --- versions
 
     def _is_planned(self, nodes: Sequence[SimulatedNode]) -> bool:
-        """Return True if the hub's planner sends a version to these nodes."""
         publication = self._scenario.publication
         return len(nodes) <= publication.planned_nodes and self._spreading.can_carry(publication.payload_bytes, nodes)
 
@@ -314,7 +312,6 @@ class SimulatedFleet:
         self._hub.tell(NodeDisconnected(node_id=node.node_id))
 
     def _go(self, subject: tuple[SimulatedNode, int]) -> None:
-        """Disconnect a node whose day is over."""
         node, session = subject
         if session != node.session:
             return
@@ -331,8 +328,9 @@ class SimulatedFleet:
             self._give_back(node, lease.lease_id, tuple(lease.unfinished))
 
     def _tell_begun(self, samplings: Iterable[Sampling]) -> None:
-        """Tell the hub of which rollouts it has streamed tokens. This happens only when the node stops: until then no
-        other node needs them."""
+        """Tell the hub of which rollouts it has streamed tokens. Called only when the node stops: before that, no other
+        node needs the tokens.
+        """
         ids = [rollout_id(one.lease.lease_id, one.index) for one in samplings if self._known(one)]
         if ids:
             self._hub.tell(RolloutsBegun(rollout_ids=tuple(ids)))
@@ -414,7 +412,6 @@ class TokenCounts:
         """Number of times that a node vanished with unfinished rollouts."""
 
     def count(self, begun: Sequence[Sampling], now: float) -> None:
-        """Count all attempts at rollouts of one group."""
         furthest: dict[int, int] = {}
         for sampling in begun:
             there = sampling.drawn(now)

@@ -22,9 +22,7 @@ class HourFigures:
     utilisation: float
     """Share of the hour in which the learner trained a step."""
     leased: int
-    """Leased rollouts."""
     dropped: dict[str, int]
-    """Dropped rollouts by reason."""
 
 
 class Hours:

@@ -34,14 +34,12 @@ class LengthModel:
 
     @property
     def mean(self) -> float:
-        """Mean tokens of a rollout."""
         normal = NormalDist()
         cut = [normal.inv_cdf((number + 0.5) / _QUANTILES) for number in range(_QUANTILES)]
         return fmean(self._settings.tokens * exp(self._sigma * max(-2.0, min(2.0, z))) for z in cut)
 
     @property
     def longest(self) -> int:
-        """Maximum tokens of a rollout."""
         return round(self._settings.tokens * exp(2.0 * self._sigma))
 
     def of_group(self, group_id: int) -> list[int]:

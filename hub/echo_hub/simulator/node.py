@@ -28,7 +28,6 @@ class Moves:
     """Parameters of a node that may switch to a newer version in the middle of a completion."""
 
     max_tokens: int
-    """Maximum number of tokens of a completion."""
     prompt_tokens: int
     swap_s: float
     """Seconds in which the engine changes its version, in addition to the recomputation."""
@@ -104,8 +103,6 @@ class Sampling:
 
 
 class HeldLease:
-    """A lease held by a node, with its unfinished rollouts."""
-
     __slots__ = ("group_id", "lease_id", "needs", "node", "policy_version", "prefilled_at", "unfinished", "version")
 
     def __init__(self, *, node: SimulatedNode, lease_id: int, group_id: int, policy_version: int) -> None:
@@ -113,7 +110,6 @@ class HeldLease:
         self.lease_id = lease_id
         self.group_id = group_id
         self.policy_version = policy_version
-        """Version named in the lease."""
         self.needs = policy_version
         """Oldest version that may sample this lease: given tokens may be from a newer version than the lease names."""
         self.version = policy_version
@@ -228,12 +224,11 @@ class SimulatedNode:
 
     @property
     def moves_at(self) -> float:
-        """Time at which leases of an older version may switch; inf if none may."""
+        """Time from which running leases may switch to the newest version; inf if none may."""
         return self.moves.rule.not_before if self.moves is not None and self._moving else inf
 
     @property
     def _moving(self) -> list[HeldLease]:
-        """Leases that run with an older version and may switch."""
         if self.moves is None:
             return []
         return [
@@ -264,7 +259,6 @@ class SimulatedNode:
         return self._begin(now)
 
     def stop_all(self, now: float) -> list[HeldLease]:
-        """Drop all unfinished leases and return them."""
         held = list(self.held.values())
         for lease in held:
             for sampling in lease.unfinished.values():
@@ -283,7 +277,6 @@ class SimulatedNode:
         return max(streamed_at, self.connected_at) if self.connected else streamed_at
 
     def _begin(self, now: float) -> list[Sampling]:
-        """Fill the free slots; return the rollouts that begin."""
         begun: list[Sampling] = []
         while self.free and self.queue:
             sampling = self.queue.popleft()

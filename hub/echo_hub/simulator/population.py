@@ -37,7 +37,6 @@ class Traits:
 
 
 def draw_nodes(scenario: Scenario) -> list[Traits]:
-    """Return the honest nodes."""
     nodes, publication = scenario.nodes, scenario.publication
     chance = np.random.default_rng([scenario.run.seed, 2])
     slowness = np.exp(-nodes.sigma * chance.standard_normal(nodes.count))
@@ -74,7 +73,7 @@ def draw_nodes(scenario: Scenario) -> list[Traits]:
 def prices_per_hour(
     scenario: Scenario, slowness: NDArray[np.float64], chance: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Return the price that each node asks in dollars per hour if it is rented, [N]."""
+    """Return the price in dollars per hour that each node asks if the node is rented, [N]."""
     nodes, prices = scenario.nodes, scenario.prices
     if not prices.per_1000_rollouts:
         return np.full(nodes.count, nodes.price_per_hour)

@@ -24,7 +24,6 @@ class CoreFigures:
     worst_event_ms: float
     """Longest time of one event in milliseconds, garbage collection included."""
     worst_event: str
-    """Kind of the slowest event."""
     events_by_kind: dict[str, int]
     ms_by_kind: dict[str, float]
     """Total milliseconds of the events of each kind."""
@@ -41,7 +40,6 @@ class SimulationReport:
     """False if the limit of virtual time was reached."""
     virtual_s: float
     steps: int
-    """Trained steps."""
     utilisation: float
     """Share of time after the warm-up in which a step was trained."""
     idle_s: float
@@ -75,7 +73,6 @@ class SimulationReport:
     trained_by_node: tuple[float, float, float]
     """Trained rollouts per honest node: 10th, 50th and 90th percentile."""
     mean_lease: float
-    """Rollouts per lease."""
     median_lease: float
     tokens_drawn: int
     """Tokens sampled by honest nodes for trained or dropped groups."""
@@ -88,19 +85,16 @@ class SimulationReport:
     tokens_lost_per_failure: float
     """Mean number of tokens per failure that were sampled but not streamed to the hub, and so lost."""
     by_hour: tuple[HourFigures, ...]
-    """Figures of each hour of virtual time."""
     cost: float
     """Dollars paid to rented nodes while connected and active."""
     core: CoreFigures
 
     @property
     def balanced(self) -> bool:
-        """True if leased = trained + dropped + in flight."""
         return self.leased == self.trained + sum(self.dropped.values()) + self.in_flight
 
 
 def report_of(world: World) -> SimulationReport:
-    """Compute the report of a finished run."""
     accounts = world.accounts
     pool, demand = pool_of(world.scenario), demand_of(world.scenario)
     steps, utilisation, idle_s = _learner(world)
@@ -186,7 +180,6 @@ def table(report: SimulationReport) -> list[tuple[str, str]]:
 
 
 def _day(hours: tuple[HourFigures, ...]) -> list[tuple[str, str]]:
-    """Return the smallest and largest figures of all full hours, if there are several."""
     full = hours[:-1]
     if len(full) < 2:
         return []

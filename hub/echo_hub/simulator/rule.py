@@ -17,7 +17,7 @@ from echo_hub.simulator.scenario import Scenario
 __all__ = ["classes_of", "demand_of", "needed_staleness", "pool_of", "useful_rollouts"]
 
 SLOW: Final = 0.9
-"""Quantile of a node's times from lease to receipt that is its latency in a `NodeClass`."""
+"""A node's latency in a `NodeClass` is this quantile of its times from lease to receipt."""
 _GROUPS_LOOKED_AT: Final = 256
 
 

@@ -20,7 +20,6 @@ def grown(spans: Spans, more: DrawnSpan) -> Spans:
 
 
 def first(spans: Sequence[DrawnSpan], num_tokens: int) -> Spans:
-    """Return the spans of the first `num_tokens` tokens."""
     found: list[DrawnSpan] = []
     for span in spans:
         count = min(span.num_tokens, num_tokens)
@@ -31,5 +30,4 @@ def first(spans: Sequence[DrawnSpan], num_tokens: int) -> Spans:
 
 
 def num_tokens(spans: Sequence[DrawnSpan]) -> int:
-    """Return the total tokens of all spans."""
     return sum(span.num_tokens for span in spans)

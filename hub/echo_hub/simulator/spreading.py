@@ -54,8 +54,6 @@ PUSHED_VERSIONS: Final = 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Line:
-    """A node's connection."""
-
     node: SimulatedNode
     uplink: SimulatedUplink
     downlink: Downlink
@@ -271,8 +269,9 @@ class Spreading:
                 self._agenda.at(self._agenda.now + APPLY_S, self._applied, (push, self._lines[node_id]))
 
     def _hand_on(self, push: _Push, owner_id: str, piece: int, hand_on: bytes) -> None:
-        """Forward a piece to the nodes that `hand_on` names, if they are linked. Those with the longest instructions,
-        and so the largest subtree, come first."""
+        """Forward a piece to the nodes that `hand_on` names, if they are linked. Nodes with the longest instructions,
+        and so the largest subtree, come first.
+        """
         links = self._links.get(owner_id, frozenset())
         for number, below in split(hand_on):
             peer_id = self._paths.named(number)
@@ -292,7 +291,7 @@ class Spreading:
     def _applied(self, subject: tuple[_Push, _Line]) -> None:
         push, line = subject
         node_id = line.node.node_id
-        # Otherwise the node has left, or returned without the version.
+        # If not, the node has left, or returned without the version.
         if node_id in push.lacks and self._lines.get(node_id) is line:
             self._takers.version_arrived(line.node, push.version)
 
@@ -313,5 +312,4 @@ def _is_wanted(push: _Push, send: SendPiece) -> bool:
 
 
 def _is_lacking(push: _Push, owner_id: str, peer_id: str, piece: int, below: bytes) -> bool:
-    """Return True if the owner still takes part, and the peer lacks the piece or must forward it."""
     return owner_id in push.lacks and (bool(below) or piece in push.lacks.get(peer_id, ()))

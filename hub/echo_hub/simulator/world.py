@@ -154,7 +154,6 @@ class World:
                     gc.freeze()
 
     def tell(self, event: Event) -> None:
-        """Pass an event to the coordinator and carry out its effects."""
         self._untold = 0
         self._carry_out(self.core.handle(event, self.agenda.now))
 
@@ -296,7 +295,7 @@ CARRY_OUT: Final[Mapping[type, Callable[[World, Any], None]]] = {
     CoarseClassesRecorded: World._ignore,
     TrustDecided: World._ignore,
     SettingRecorded: World._ignore,
-    ActionSettled: World._ignore,  # There is no operator.
+    ActionSettled: World._ignore,  # The simulator has no operator.
     TellOperator: World._ignore,
 }
 """The handler of each effect; a test compares the keys with Effect."""

@@ -29,7 +29,7 @@ def chosen_sinks(
     """
     writers: list[EntryWriter] = []
     if config.metrics.tensorboard:
-        from echo_hub.sinks.tensorboard import TensorBoard  # Import here, because it takes a fraction of a second.
+        from echo_hub.sinks.tensorboard import TensorBoard  # Import here: the import takes a fraction of a second.
 
         writers.append(TensorBoard(root / "tensorboard"))
     if config.metrics.wandb != "off":

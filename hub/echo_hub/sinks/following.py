@@ -47,7 +47,7 @@ class EntryWriter(Protocol):
         """Prepare for writing. Return the position up to which the entries are already written."""
 
     def write(self, entries: Sequence[Entry], position: Position) -> None:
-        """Write the entries, which end at `position`."""
+        """Write the entries. `position` is the position after the last one."""
 
     def close(self) -> None:
         """Write the remaining entries and release everything. Does nothing if not open."""
@@ -73,7 +73,7 @@ class Following:
             try:
                 await self._follow()
             except Exception as error:
-                # The writer is third-party software and may raise any error. It ends only this attempt.
+                # The writer is third-party software and may raise any error. An error ends only this attempt.
                 log.debug("%s failed", self._writer.name, exc_info=True)
                 self._say(str(error) or repr(error))
             await asyncio.sleep(AGAIN_S)

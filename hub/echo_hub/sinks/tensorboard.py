@@ -51,7 +51,6 @@ class TensorBoard:
         return Position()
 
     def write(self, entries: Sequence[Entry], position: Position) -> None:
-        """Write the entries and flush the file."""
         assert self._writer is not None, "it is open"
         for entry in entries:
             self._add(Event(step=entry.policy_version, wall_time=entry.at, summary=_summary(entry)))

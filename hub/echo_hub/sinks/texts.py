@@ -16,7 +16,8 @@ from echo_hub.store.bulk import key_of
 from echo_hub.store.store import Store
 
 STEPS_APART: Final = 10
-"""Steps between two steps with texts: a reader compares texts over a run, and each takes a database query."""
+"""Texts are sent for one step in this number of steps: readers compare texts over the whole run, and each step with
+texts costs a database query."""
 MOST_CHARACTERS: Final = 10_000
 """Largest number of characters of a prompt or a completion that is sent."""
 

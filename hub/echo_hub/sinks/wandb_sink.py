@@ -54,7 +54,7 @@ class WandB:
         self._run: Any = None
 
     def open(self) -> Position:
-        """Start the W&B run, or resume that of the hub's earlier starts."""
+        """Start the W&B run, or resume the one of the hub's earlier starts."""
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb  # Import here, because the import takes seconds.
 
@@ -69,7 +69,7 @@ class WandB:
             resume="allow" if metrics.wandb == "online" else None,
             dir=str(self._directory),
             config={section: settings[section] for section in TOLD_SECTIONS},
-            settings=wandb.Settings(  # Send the figures, but nothing about this machine.
+            settings=wandb.Settings(  # Sends the figures, but nothing about this machine.
                 console="off",
                 disable_code=True,
                 disable_git=True,
@@ -94,7 +94,6 @@ class WandB:
         write_private(self._place, json.dumps({"run_id": self._run_id, **asdict(position)}).encode())
 
     def close(self) -> None:
-        """Finish the run, and end the client's service."""
         client, self._client = self._client, None
         if client is None:
             return
@@ -104,7 +103,6 @@ class WandB:
             raise EchoError("The service of Weights & Biases failed.", got=f"exit status {error.code}") from error
 
     def _position(self) -> Position:
-        """Return the stored position; the run's start if none is stored for this run."""
         try:
             known = json.loads(self._place.read_bytes())
             if known["run_id"] == self._run_id:

@@ -52,8 +52,8 @@ LEAST_PIECES: Final = 2
 """Minimum number of pieces in flight that any window allows: one under way and the next one."""
 
 LEAST_RELAY_BYTES: Final = 128 * 1024
-"""Minimum bytes of relay work allowed for an owner of unknown speed: relayed copies are cheap, while each direct copy
-costs the hub's uplink."""
+"""Handing-on work, in bytes, that an owner of unknown speed gets at least: a copy that a node hands on is cheap, while
+each direct copy costs the hub's uplink."""
 
 SPARE_SLACK_S: Final = 0.17
 """The hub's uplink counts as about to idle if its queue lasts less than this many seconds."""
@@ -64,7 +64,7 @@ MOST_SPARE_S: Final = 1.0
 MOST_TAKEN_OVER: Final = 64
 """Maximum number of pieces without a source that are offered to neighbours in one call of `plan`."""
 MOST_PROMISED: Final = 16
-"""Maximum number of pieces that neighbours have been told to hand on to one node and that it lacks."""
+"""Maximum number of missing pieces of one node that its neighbours have been told to send to it."""
 TAKEN_OVER_S: Final = 1.5
 """Seconds within which a neighbour must deliver a piece that the hub told it to hand on. After a failure, the receiving
 node gets its missing pieces from the hub."""
@@ -73,29 +73,33 @@ LEAST_OF_A_TREE: Final = 8
 """Minimum number of nodes lacking a piece for which a deep tree is made. Fewer nodes are served by neighbours or
 directly."""
 MOST_HELPED: Final = 32
-"""Maximum number of nodes waiting for a relayed piece for which the hub helps: its uplink is too slow for more."""
+"""The hub helps with a handed-on piece only while at most this number of nodes wait for it: its uplink is too slow for
+more."""
 
 MOST_TRIED: Final = 16
-"""Maximum number of partly sent pieces for which an owner is searched at once."""
+"""Maximum number of partly sent pieces for which one call searches a node to hand them on."""
 
 CHECK_S: Final = 0.1
 """Seconds between two searches for late pieces."""
 
 OVERDUE_S: Final = 0.5
-"""Seconds after which a sent but unconfirmed piece must be stuck beyond the hub's uplink, so that it no longer counts
-there."""
+"""Seconds after which an unconfirmed piece must be stuck beyond the hub's uplink. From then on, it no longer counts as
+queued there."""
 
 FEW: Final = 4
-"""One in this many nodes of a relay may be slow without delaying the owner's next piece."""
+"""Of the nodes that wait for a handed-on piece, one in this many may be slow without delaying
+the owner's next piece."""
 
 STRAGGLER_S: Final = 0.3
-"""Seconds after which the last few nodes of a relay count as stragglers: the owner gets new work without them."""
+"""Seconds after which the last few nodes that wait for a handed-on piece count as stragglers: the node that hands it on
+gets new work without them."""
 LONE_STRAGGLER_S: Final = 0.6
-"""The same limit for relays to fewer than FEW nodes, where a single straggler exceeds that share."""
+"""The same limit in seconds if fewer than FEW nodes wait: there a single straggler exceeds the
+share that may be slow."""
 LATE_S: Final = 2.0
 LATE_DELAYS: Final = 4
-"""Seconds after which a relayed piece is late, so that the hub sends it: LATE_S, or LATE_DELAYS times the usual delay
-of the owner if that is more."""
+"""A piece that a node hands on is late after LATE_S seconds, or after LATE_DELAYS times that node's usual delay if that
+is longer. The hub then sends the piece."""
 
 LATE_DEEP_S: Final = 1.0
 LATE_TAKES: Final = 1.5
@@ -115,7 +119,7 @@ class SendPiece:
     hand_on: bytes = b""
     """Packed instructions for handing the piece on (`echo_shared.wire.relay_tree`)."""
     is_there: bool = False
-    """True if the node has the piece already and only needs the relay instructions."""
+    """True if the node has the piece already and only needs the instructions for handing it on."""
 
 
 class Broadcast(BroadcastStatus):
@@ -188,7 +192,7 @@ class Broadcast(BroadcastStatus):
         return None
 
     def _relayed_in_s(self, owner: Member) -> tuple[float, int]:
-        """Return the owner's relay work including one more piece, as seconds and as bytes."""
+        """Return the work that the owner has to hand on, including one more piece, in seconds and in bytes."""
         work = owner.path.relay.bytes_in_flight + self._piece_bytes
         rate = self._relay_rate(owner)
         return (work / rate if rate else 0.0, work)
@@ -266,7 +270,6 @@ class Broadcast(BroadcastStatus):
         self._started(piece, nodes)
 
     def _direct(self, now: float) -> SendPiece | None:
-        """Return the next queued direct piece: for the node with the fewest bytes in flight."""
         ready = [m for m in self._each_queued() if m.path.push.has_room(self._least_bytes)]
         if not ready:
             return None
@@ -298,12 +301,12 @@ class Broadcast(BroadcastStatus):
         return self._direct(now)
 
     def _num_queued(self) -> int:
-        """Return how many members with queued direct pieces still confirm pieces in time."""
         return sum(not member.overdue for member in self._each_queued())
 
     def _help(self, now: float) -> SendPiece | None:
-        """Return a direct send of the relayed piece that is expected to arrive last, if the hub can deliver it sooner;
-        None: it cannot."""
+        """Return a direct send of the handed-on piece that is expected to arrive last, if the hub can deliver it
+        sooner; else None.
+        """
         if next(self._wanting_owner(), None) is not None:
             return None
         uplink = self._paths.uplink
@@ -329,8 +332,9 @@ class Broadcast(BroadcastStatus):
         return self._send(member, relay.piece, now)
 
     def _helpable(self, relay: PieceRelay) -> Member | None:
-        """Return a node that waits for the relayed piece and can get it from the hub; None: there is none, or too many
-        nodes wait."""
+        """Return a node that waits for the handed-on piece and can get it from the hub; None if there is none, or too
+        many nodes wait.
+        """
         if relay.waiting.bit_count() > MOST_HELPED:
             return None
         for member in self._each(relay.waiting):
@@ -385,14 +389,16 @@ class Broadcast(BroadcastStatus):
                 self._too_late(relay, now)
 
     def _late_s(self, relay: PieceRelay) -> float:
-        """Return the seconds after which nodes that still lack the relayed piece get it from another source."""
+        """Return the seconds after which nodes that still lack the handed-on piece get it from another source."""
         if relay.tree.takes_s:
             return LATE_DEEP_S + LATE_TAKES * relay.tree.takes_s
         delay = relay.owner.path.relay.delay
         return max(LATE_S, LATE_DELAYS * delay if delay < float("inf") else 0.0)
 
     def _too_late(self, relay: PieceRelay, now: float) -> None:
-        """End a relay that is late. Bench each node that had the piece but served fewer than half of its children."""
+        """Stop waiting for a piece that is handed on too late. Bench each node that had the piece but served fewer than
+        half of its children.
+        """
         owner = relay.owner
         if self._missing[relay.piece] & owner.bit:
             self._bench(owner, now)
@@ -462,7 +468,8 @@ class Broadcast(BroadcastStatus):
 
 
 def _to_be_trusted(owners: list[Member]) -> list[Member]:
-    """Return the owners that may get a piece: all if none is proven; otherwise proven ones, and unproven ones without
-    relay work."""
+    """Return the nodes that may get a piece to hand on: all if none is proven; else the proven ones, and unproven ones
+    that have no piece to hand on.
+    """
     proven = any(owner.path.proven for owner in owners)
     return [owner for owner in owners if not proven or owner.path.proven or not owner.path.relay.bytes_in_flight]

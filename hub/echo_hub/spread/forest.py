@@ -21,7 +21,7 @@ LOOK_S: Final = 0.25
 NODES_PER_SHARE: Final = 4_096
 """Fleet size per additional piece that reuses one tree: growing a tree of a large fleet takes time."""
 ROOTS_TRIED: Final = 8
-"""Maximum number of candidate owners per piece."""
+"""Maximum number of nodes considered as owner of a piece, the node that hands it on."""
 
 
 class Forest:
@@ -33,12 +33,12 @@ class Forest:
         self._piece_bytes = piece_bytes
         self._links: dict[int, list[int]] = {}
         self._copy_s: dict[int, float] = {}
-        """Seconds in which each node that may hand on sends one copy of a piece, by node number."""
+        """Seconds that each node which may hand pieces on needs to send one copy of a piece, by node number."""
         self._s_per_byte: dict[int, tuple[Handing, float]] = {}
         """Handed-on work and seconds per byte of the nodes in `_copy_s`, by number."""
         self._looked_up: dict[int, float] | None = None
-        """Seconds until each node has sent its assigned copies, as `roots` computed them. `tree` reuses them if it
-        follows at once."""
+        """Seconds until each node has sent its assigned copies, as `roots` computed them. A call of `tree` that follows
+        at once reuses them."""
         self._most_copies = inf
         self._last: tuple[Tree, int, int] | None = None
         """Last tree, the nodes it serves (bit mask), and the number of further pieces that may use it."""

@@ -27,8 +27,6 @@ OLDER_PARENT: Final = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """One announced version."""
-
     policy_version: int
     adapter_bytes: int
     """Size of the decoded adapter files."""
@@ -55,8 +53,6 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionProgress:
-    """Distribution progress of the newest announced version."""
-
     release: Release
     since_s: float
     """Seconds from the announcement until now; once no node is awaited, until the last arrival."""
@@ -77,7 +73,6 @@ class DistributionStatus:
     """Distribution status of one moment, for people."""
 
     newest: VersionProgress | None = None
-    """Progress of the newest announced version."""
     newest_complete: int | None = None
     """Newest version held by every node that was connected since the announcement."""
     num_holding: int = 0
@@ -89,15 +84,13 @@ class DistributionStatus:
 
 @dataclass(slots=True, kw_only=True)
 class _Spread:
-    """How far one announced version has been distributed."""
-
     release: Release
     num_pieces: int
     announced_at: float
     waiting: set[str]
     """Connected nodes told of this version that still lack it and any newer version."""
     away: set[str] = field(default_factory=set)
-    """Nodes told of this version that left without it. They are waited for again when they return."""
+    """Nodes told of this version that left without it. The version waits for them again when they return."""
     seconds: dict[str, float] = field(default_factory=dict)
     pieces: Counter[str] = field(default_factory=Counter)
     """Number of pieces that each waiting node has reported."""
@@ -116,7 +109,6 @@ class Dissemination:
     def __init__(self, *, parents_back: int) -> None:
         self._parents_back = parents_back
         self._held: dict[str, set[int]] = {}
-        """Versions held by each connected node."""
         self._wanted: dict[str, set[int]] = {}
         """Versions offered to each connected node that are newer than the newest one it has fetched."""
         self._spreads: dict[int, _Spread] = {}
@@ -142,7 +134,6 @@ class Dissemination:
                 spread.away.add(node_id)
 
     def announced(self, release: Release, *, num_pieces: int, now: float) -> None:
-        """Note the announcement of a version to all connected nodes."""
         version = release.policy_version
         self._spreads[version] = _Spread(
             release=release,
@@ -214,7 +205,6 @@ class Dissemination:
             wanted.intersection_update(published)
 
     def num_holding(self, version: int) -> int:
-        """Return how many connected nodes hold this version."""
         return sum(version in held for held in self._held.values())
 
     def newest_complete(self) -> int | None:

@@ -11,8 +11,6 @@ from echo_hub.spread.windows import Path
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """One node of a broadcast."""
-
     node_id: str
     number: int
     bit: int
@@ -29,7 +27,8 @@ class Member:
     relays: dict[int, PieceRelay] = field(default_factory=dict)
     """Pieces that this node owns and hands on, oldest first."""
     promised: dict[int, tuple[Member, float]] = field(default_factory=dict)
-    """Pieces for which a linked node was told to serve this node: that node, and when it was told."""
+    """Pieces that a linked node was told to hand on to this node: the linked node, and the
+    time when the hub told it."""
     is_slow: bool = False
     """True if a piece that a linked node was told to hand on did not arrive in time; the hub then sends pieces
     itself."""
@@ -52,6 +51,6 @@ class PieceRelay:
     waiting: int
     """Members of `asked` that lack the piece."""
     counts: bool = True
-    """True while the piece counts as work of the owner's relay window."""
+    """True while the piece counts as work in the owner's window `Path.relay`."""
     helped: bool = False
     """True if the hub also sent the piece, so that its arrival proves nothing about the owner."""

@@ -28,7 +28,6 @@ class Neighbours:
         """Nodes with fewer than `degree` neighbours."""
 
     def of(self, node_id: str) -> Set[str]:
-        """Return the neighbours of a node; empty for an unknown node."""
         return self._of.get(node_id, {}).keys()
 
     def join(self, node_id: str, *, listens: bool) -> None:
@@ -65,7 +64,6 @@ class Neighbours:
             self._fill(other)
 
     def _fill(self, node_id: str) -> None:
-        """Link the node with random others that have too few neighbours."""
         others = [other for other in self._short if self._may(node_id, other)]
         while others and len(self._of[node_id]) < self._degree:
             place = self._draw(len(others))

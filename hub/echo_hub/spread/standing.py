@@ -15,12 +15,10 @@ from echo_hub.spread.trees import bits
 from echo_hub.spread.windows import BroadcastPaths
 
 LONGEST_BENCH_S: Final = 60.0
-"""Longest seconds for which a node that does not hand pieces on owns none."""
+"""Longest time, in seconds, for which a node that failed to hand pieces on gets none to hand on."""
 
 
 class BroadcastStatus:
-    """State of the broadcast of one artefact."""
-
     def __init__(self, *, paths: BroadcastPaths, num_pieces: int, piece_bytes: int) -> None:
         self._paths = paths
         self._num_pieces = num_pieces
@@ -59,7 +57,6 @@ class BroadcastStatus:
 
     @property
     def done(self) -> bool:
-        """True if no member lacks a piece."""
         return not self._num_lacking
 
     def join(self, node_id: str, *, hand_on: bool, now: float, have: Collection[int] = ()) -> None:
@@ -86,8 +83,9 @@ class BroadcastStatus:
         self._paths.news += 1
 
     def leave(self, node_id: str, now: float) -> None:
-        """Remove a node that disconnected. Nodes that waited for pieces from it get other sources. It may join
-        again."""
+        """Remove a node that disconnected; it may join again. Nodes that waited for pieces
+        from it get other sources.
+        """
         self._turned_away.discard(node_id)
         if node_id in self._members:
             self._remove(self._members[node_id], now)
@@ -125,7 +123,6 @@ class BroadcastStatus:
             self._remove(member, now)
 
     def end(self, now: float) -> None:
-        """End the broadcast."""
         for member in list(self._members.values()):
             self._remove(member, now)
 
@@ -226,7 +223,7 @@ class BroadcastStatus:
                     source.path.handing.lost(self._piece_bytes)
 
     def _free(self, relay: PieceRelay, now: float) -> None:
-        """Let the owner take new work once all nodes of the relay except stragglers have the piece."""
+        """Let the owner take new work once all nodes have the piece, except stragglers (the slowest few)."""
         if not relay.counts or relay.waiting & ~self._lagging or self._missing[relay.piece] & relay.owner.bit:
             return
         relay.counts = False
@@ -238,7 +235,7 @@ class BroadcastStatus:
             relay.owner.path.relay.arrived(self._piece_bytes, now - relay.since, now)
 
     def _end(self, relay: PieceRelay) -> None:
-        """End the relay. Nodes that still wait need another source."""
+        """End the handing-on of a piece by its owner. Nodes that still wait need another source."""
         self._release(relay, relay.waiting)
         if relay.counts:
             relay.owner.path.relay.lost(self._piece_bytes)
@@ -266,8 +263,9 @@ class BroadcastStatus:
             path.benched_until = now + min(2.0**path.num_late, LONGEST_BENCH_S)
 
     def _look_at_links(self, now: float) -> None:
-        """Recompute which members are linked with which, after a change of links or members. A relay over a lost link
-        ends there."""
+        """Recompute which members are linked with which, after a change of links or members. Pieces are no longer
+        handed on over a lost link.
+        """
         self._links_seen = self._paths.links_changed
         self._forest.links_changed()
         for member in self._members.values():

@@ -50,7 +50,7 @@ class Tree:
     takes_s: float = 0.0
     """Planned seconds until all nodes have a piece that the root has; 0 = not planned (a star)."""
     kids: dict[int, int] = field(default_factory=dict)
-    """`children` as bit masks."""
+    """The same children as in `children`, as a bit mask for each node."""
     _packed: bytes | None = None
 
     def below(self, number: int) -> int:
@@ -78,13 +78,11 @@ class Tree:
 
 
 def star(root: int, mask: int) -> Tree:
-    """Return a tree in which the root serves all others."""
     numbers = list(bits(mask))
     return Tree(root, {root: numbers}, dict.fromkeys(numbers, root), mask, kids={root: mask})
 
 
 def bits(mask: int) -> Iterator[int]:
-    """Yield the numbers in a bit mask."""
     while mask:
         bit = mask & -mask
         mask ^= bit

@@ -61,7 +61,6 @@ class Circumstances:
     """Number of links among these nodes, counted from both ends."""
     hub_uplink: float
     node_uplink: float
-    """Mean uplink of the nodes."""
 
 
 def estimates(at: Circumstances) -> Mapping[Way, float]:

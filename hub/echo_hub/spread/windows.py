@@ -130,7 +130,7 @@ PATH_SLACK_S: Final = 0.3
 share, limits the sending."""
 
 RELAY_SLACK_S: Final = 0.35
-"""Seconds of work that an owner may have queued: pieces to hand on."""
+"""Seconds of pieces to hand on that an owner may have queued."""
 
 FIRST_PUSH_BYTES: Final = 256 * 1024
 """Window of the hub's uplink before anything was measured: 0.1 s at 20 Mbit/s."""
@@ -157,7 +157,7 @@ class Handing:
         self.work_bytes = 0
         """Bytes of all assigned copies, including pieces that have not reached the node yet."""
         self.rate: float | None = None
-        """Bytes per second at which the node hands on copies while it has any; None until measured."""
+        """Bytes per second at which the node hands on copies while there are any; None until measured."""
         self._began_at = 0.0
         self._sample_bytes = 0
 
@@ -180,7 +180,7 @@ class Handing:
             rate = self._sample_bytes / span_s
             if self.rate is None:
                 self.rate = rate
-            elif self._sample_bytes > num_bytes or rate > self.rate:  # Transit dominates a single copy.
+            elif self._sample_bytes > num_bytes or rate > self.rate:  # A single copy measures mostly its transit time.
                 self.rate += NEWEST_SHARE * (rate - self.rate)
             self._began_at, self._sample_bytes = now, 0
 
@@ -196,11 +196,12 @@ class Path:
     number: int = 0
     """Number of the node in trees and bit masks: the smallest one that was free when the node came."""
     push: Window = field(default_factory=lambda: Window(first_bytes=FIRST_PATH_BYTES, slack_s=PATH_SLACK_S))
-    """Window from the hub to the node."""
+    """Flow-control window from the hub to the node."""
     relay: Window = field(
         default_factory=lambda: Window(first_bytes=FIRST_RELAY_BYTES, slack_s=RELAY_SLACK_S, bursts=True)
     )
-    """Window of the pieces that the node owns; each counts until the other nodes have it."""
+    """Window of the pieces that the node owns, that is hands on to other nodes. A piece counts until those nodes have
+    it."""
     handing: Handing = field(default_factory=Handing)
     """Copies that the node has been told to send to others."""
     links: frozenset[str] = frozenset()
@@ -210,7 +211,7 @@ class Path:
     num_late: int = 0
     """Number of consecutive failures to hand on pieces that the node owned."""
     benched_until: float = 0.0
-    """End of the bench: from then on the node may own pieces again."""
+    """Time until which the node may own no pieces, because it failed to hand pieces on."""
 
     @property
     def proven(self) -> bool:
@@ -240,7 +241,6 @@ class BroadcastPaths:
         return path
 
     def named(self, number: int) -> str | None:
-        """Return the node with this number, if any."""
         return self._names.get(number)
 
     def set_links(self, node_id: str, peer_ids: Iterable[str]) -> None:

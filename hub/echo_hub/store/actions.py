@@ -86,7 +86,6 @@ def settle_action(connection: Connection, settled: ActionSettled, now: float) ->
 
 
 def find_action(connection: Connection, number: int) -> ActionRecord | None:
-    """Return the action of this number; None if there is none."""
     row = connection.execute(select(actions).where(actions.c.number == number)).first()
     return None if row is None else _record(row)
 
@@ -98,7 +97,6 @@ def read_wanted_actions(connection: Connection) -> list[ActionRecord]:
 
 
 def read_action_log(connection: Connection, *, limit: int, before: int | None = None) -> list[ActionRecord]:
-    """Return the newest `limit` actions, newest first; with `before`, only actions of smaller numbers."""
     found = select(actions).order_by(actions.c.number.desc()).limit(limit)
     if before is not None:
         found = found.where(actions.c.number < before)

@@ -22,8 +22,8 @@ NODES_A_QUERY: Final = 128
 
 
 def write_news(connection: Connection, news: Sequence[Release | Arrival], now: float, place: FetchMark) -> FetchMark:
-    """Write the news in order. Then delete old fetch rows: twice as many as were added, plus a fixed number, so that
-    the table shrinks.
+    """Write releases and arrivals in order. Then delete old fetch rows: twice as many as were added, plus a fixed
+    number, so that the table shrinks.
 
     Return how far old fetch rows are deleted, as `forget_old_fetches` returns it.
     """

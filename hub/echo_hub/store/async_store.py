@@ -71,8 +71,6 @@ class AsyncStore:
         return await self.on_writer(partial(self.store.write, command, *args, **kwargs))
 
     async def on_writer(self, method: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Call a method of the store that writes, on the writer thread."""
-
         def write() -> _T:
             with finding_out(self.server):
                 return self.room.until(lambda: self.server.until(lambda: method(*args, **kwargs)))

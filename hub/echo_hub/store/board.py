@@ -95,7 +95,6 @@ def _num_ranked(connection: Connection, kind: BoardKind) -> int:
 
 
 def read_board(connection: Connection, wanted: BoardQuery, now: float) -> Board:
-    """Return the rows that match the query, and their number."""
     board = ranked(connection, wanted.kind)
     found = select(board)
     if wanted.search:

@@ -63,7 +63,7 @@ class StoredGroup(GroupRecord):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchReward:
-    """The reward of one episode in a step's batch, with the facts of the episode's last turn."""
+    """The reward of one episode in a step's batch, with facts about the episode's last turn."""
 
     rollout_id: str
     group_id: int

@@ -76,7 +76,6 @@ def _parts(number: int, *, most: int) -> Iterator[slice]:
 class _Many:
     text: str
     fixed: Mapping[str, Any]
-    """Parameter values that are the same for every row."""
     processors: Mapping[str, Callable[[Any], Any]]
     in_order: Callable[[Mapping[str, Any]], Any] | None
     """Return a row's values in the driver's positional order; None if the driver takes parameters by name."""
@@ -148,7 +147,6 @@ Rows = list[dict[str, Any]]
 
 
 def key_of(rollout_id: str) -> tuple[int, int]:
-    """Return the lease and index in a rollout's id."""
     lease_id, _, index = rollout_id.partition("-")
     return int(lease_id), int(index)
 

@@ -91,7 +91,6 @@ def _holders_of(connection: Connection, step: int, holders: Collection[str]) -> 
 
 
 def _with_teams(connection: Connection, earned: dict[str, Counter[str]]) -> dict[str, Counter[str]]:
-    """Add the teams' sums and the whole run's sum to the nodes' earnings."""
     team_of = teams_of(connection, earned)
     found: dict[str, Counter[str]] = {RUN: Counter(), **earned}
     for node_id, part in earned.items():
@@ -112,7 +111,6 @@ def teams_of(connection: Connection, node_ids: Iterable[str]) -> dict[str, int]:
 
 
 def _rows(connection: Connection, holders: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return the row of each holder that has one."""
     return {
         row["holder"]: dict(row)
         for part in in_parts(holders)
@@ -157,5 +155,4 @@ def _add_parts(
 
 
 def in_parts(keys: Sequence[str]) -> Iterable[Sequence[str]]:
-    """Split keys into parts that are small enough for one query."""
     return (keys[start : start + KEYS_A_QUERY] for start in range(0, len(keys), KEYS_A_QUERY))

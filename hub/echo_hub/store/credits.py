@@ -15,9 +15,8 @@ from echo_hub.store.tables import checking, tallies
 from echo_hub.store.tallies import EVALUATED, TRAINED
 
 KEYS_A_QUERY: Final = 10_000
-"""Nodes in one query. Every query ranks all nodes, so few large queries are best, and few hubs have more nodes
-connected. Both databases allow three times as many parameters in one statement.
-"""
+"""Nodes in one query. Every query ranks all nodes, so one large query is cheaper than several small ones. Few hubs have
+more nodes connected, and both databases allow three times as many parameters in one statement."""
 _USEFUL: Final = (TRAINED, EVALUATED)
 
 
@@ -29,10 +28,9 @@ class Credit:
     trained_tokens: int = 0
     evaluated: int = 0
     dropped: Mapping[str, int] = field(default_factory=dict)
-    """Number of dropped rollouts by reason."""
     others_checked: int = 0
     share: float = 0.0
-    """This node's share of all rollouts that were trained on or evaluated."""
+    """The node's share of all rollouts that were trained on or evaluated."""
     rank: int | None = None
     """Rank on the leaderboard; None before the node's first trained or evaluated rollout."""
     num_ranked: int = 0

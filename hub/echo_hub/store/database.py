@@ -109,7 +109,7 @@ def open_to_read(engine: Engine) -> Iterator[Connection]:
         if look is not None and look[0] is engine:
             yield look[1]
             return
-        # By default, PostgreSQL gives each statement its own snapshot.
+        # Read from one snapshot: by default, PostgreSQL gives each statement its own.
         of_one_commit = {} if engine.dialect.name == "sqlite" else {"isolation_level": "REPEATABLE READ"}
         with engine.execution_options(**of_one_commit).connect() as connection:
             yield connection
@@ -145,7 +145,6 @@ def write_meta(connection: Connection, key: str, value: str) -> None:
 
 
 def read_meta(connection: Connection) -> dict[str, str]:
-    """Return the whole content of `run_meta`, by key."""
     return {row.key: row.value for row in connection.execute(select(run_meta))}
 
 

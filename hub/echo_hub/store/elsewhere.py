@@ -39,7 +39,6 @@ def read_run_credit(connection: Connection, *, run_id: str, run_name: str, hub_k
 
 
 def read_known_hubs(connection: Connection) -> frozenset[str]:
-    """Return the keys of hubs whose exports were imported, in hexadecimal."""
     return frozenset(connection.scalars(select(runs_elsewhere.c.hub_key)))
 
 

@@ -26,7 +26,6 @@ def add_invite(connection: Connection, invite: Invite) -> bool:
 
 
 def read_invites(connection: Connection) -> list[Invite]:
-    """Return all invites that were ever made, oldest first."""
     rows = connection.execute(select(invites).order_by(invites.c.invite_id))
     return [Invite(**row) for row in rows.mappings()]
 
@@ -59,6 +58,5 @@ def read_came_by(connection: Connection) -> dict[str, int]:
 
 
 def nodes_of(connection: Connection, name: str) -> list[str]:
-    """Return the nodes that joined with invites of this name."""
     of_name = select(invites.c.invite_id).where(invites.c.name == name)
     return list(connection.scalars(select(nodes.c.node_id).where(nodes.c.invite_id.in_(of_name))))

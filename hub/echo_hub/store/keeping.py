@@ -134,7 +134,6 @@ def trim(connection: Connection, keeping: Keeping) -> None:
 
 
 def _oldest(connection: Connection) -> Iterator[Any]:
-    """Yield kept copies, oldest lease first."""
     lease_id, at = 0, -1
     in_order = (kept.c.lease_id, kept.c.index)
     while True:

@@ -29,12 +29,10 @@ def ban_nodes(connection: Connection, node_ids: Collection[str], now: float) -> 
 
 
 def unban_nodes(connection: Connection, node_ids: Collection[str]) -> None:
-    """Lift the bans of these nodes."""
     connection.execute(update(nodes).where(nodes.c.node_id.in_(node_ids)).values(banned_at=None))
 
 
 def read_banned_nodes(connection: Connection) -> frozenset[str]:
-    """Return the ids of all banned nodes."""
     return frozenset(connection.scalars(select(nodes.c.node_id).where(nodes.c.banned_at.is_not(None))))
 
 

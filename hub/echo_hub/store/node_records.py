@@ -88,7 +88,6 @@ def _classes(edges: Sequence[float], counts: Sequence[int]) -> tuple[TokenClass,
 def read_contribution(
     connection: Connection, node_id: str, *, run_id: str, run_name: str, hub_key: bytes, now: float
 ) -> Contribution | None:
-    """Return the node's contribution; None if it never joined the run."""
     node = _row(connection, nodes, node_id)
     if not node:
         return None
@@ -119,6 +118,5 @@ def read_contribution(
 
 
 def _row(connection: Connection, table: Table, node_id: str) -> Mapping[str, Any]:
-    """Return the node's row in a table; empty if it has none."""
     found = connection.execute(select(table).where(table.c.node_id == node_id)).mappings().one_or_none()
     return {} if found is None else dict(found)

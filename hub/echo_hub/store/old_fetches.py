@@ -23,9 +23,8 @@ from echo_hub.store.tables import fetches, versions
 
 KEPT_VERSIONS: Final = 64
 FORGOTTEN_AT_ONCE: Final = 1_000
-"""Rows deleted by each call, in addition to the `more` that the caller asks for. Calls come with each batch of news and
-when the tokens of old steps are deleted.
-"""
+"""Rows deleted by each call, in addition to the `more` that the caller asks for. Calls come with each batch of releases
+and arrivals, and when the tokens of old steps are deleted."""
 ROWS_A_STATEMENT: Final = 128
 """Rows in one DELETE. A statement of this size takes a few milliseconds."""
 
@@ -81,14 +80,12 @@ def forget_old_fetches(connection: Connection, place: FetchMark, more: int = 0) 
 
 
 def _note_arrived(connection: Connection, version: int) -> None:
-    """Write a version's arrival times to its row, unless they are already there."""
     if connection.scalar(select(versions.c.arrived_max_s).where(versions.c.policy_version == version)) is None:
         arrived = {f"arrived_{name}_s": value for name, value in arrived_s(connection, version).items()}
         connection.execute(update(versions).where(versions.c.policy_version == version).values(arrived))
 
 
 def _in_order(column: ColumnElement[Any], *which: ColumnElement[bool]) -> Select[Any]:
-    """Select a column of the matching rows, in the order of `ix_fetches_version`."""
     return select(column).select_from(fetches).where(*which).order_by(fetches.c.policy_version, fetches.c.broadcast_s)
 
 

@@ -73,7 +73,6 @@ def add(connection: Connection, receipts: Iterable[OldReceipt]) -> None:
 
 
 def find(connection: Connection, keys: Collection[Key]) -> dict[Key, OldReceipt]:
-    """Return those of the requested receipts that are stored here."""
     blocks = _read(connection, {lease_id // LEASES for lease_id, _ in keys})
     found = {key: blocks.get(key[0] // LEASES, {}).get(key) for key in keys}
     return {key: receipt for key, receipt in found.items() if receipt is not None}

@@ -39,7 +39,6 @@ class _Stored:
     name: str
     type: TypeEngine[Any]
     write: Callable[[RolloutPayload], Any]
-    """Returns the value to store in the column, given the payload."""
     read: Callable[[Any], Any]
     """Returns the field's value, given a column value that is not NULL."""
     is_nullable: bool
@@ -77,7 +76,6 @@ _STORED: Final = tuple(
     for field in fields(RolloutPayload)
 )
 NAMES: Final = tuple(each.name for each in _STORED)
-"""Names of all columns that hold parts of a payload."""
 _WRITERS: Final = tuple((each.name, each.write) for each in _STORED if each.name != "observation_ids")
 _READERS: Final = tuple((each.name, attrgetter(each.name), each.read) for each in _STORED)
 

@@ -57,7 +57,6 @@ class StoredPayload:
     rollout_id: str
     group_id: int
     earlier_turns: tuple[AnsweredTurn, ...]
-    """The earlier turns of its episode, in order."""
     payload: RolloutPayload
     """The tokens, with spans (which node sampled which tokens) that cover all of them."""
 
@@ -92,7 +91,7 @@ class BatchGroup:
     group_id: int
     seed: int
     episodes: tuple[BatchEpisode, ...]
-    """Episodes, in the order in which they are trained on."""
+    """In the order in which they are trained on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,11 +104,11 @@ class EvaluatedEpisode:
     truncated: bool
     """True if any turn was cut off at the length limit."""
     reward: float | None
-    """The reward, with its components if it has any; None if the scorer failed."""
+    """The reward of the episode; None if the scorer failed."""
     leased_at: float
-    """Time at which the first turn was leased."""
+    """Time at which the first turn was leased, in seconds since the epoch."""
     received_at: float
-    """Time at which the last turn was received."""
+    """Time at which the last turn was received, in seconds since the epoch."""
 
 
 def scorer_failures(connection: Connection, group_ids: Sequence[int]) -> tuple[tuple[int, int, int], ...]:
@@ -189,14 +188,15 @@ def read_turns(
 
 
 def in_parts(keys: Iterable[_Key]) -> Iterator[list[_Key]]:
-    """Yield the keys in parts small enough for one query."""
     rest = iter(keys)
     while part := list(islice(rest, _KEYS_A_QUERY)):
         yield part
 
 
 def read_batch(connection: Connection, step: int) -> list[BatchGroup]:
-    """Return a planned batch in training order. Raises StorageError if it was never planned or already pruned."""
+    """Return a planned batch in training order. Raises StorageError if the batch was never planned or is already
+    pruned.
+    """
     batch = connection.execute(
         select(steps.c.group_ids, steps.c.rollout_ids, steps.c.pruned).where(steps.c.step == step)
     ).one_or_none()

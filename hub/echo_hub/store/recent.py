@@ -22,12 +22,10 @@ NODES_A_QUERY: Final = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecentRollout:
-    """One leased rollout, and how long it took."""
-
     node_id: str
     leased_at: float
     received_at: float | None
-    """Time at which the hub received the rollout; None if it has not, or never will."""
+    """Time at which the hub received the rollout, in seconds since the epoch; None if it has not."""
     sampling_s: float | None = None
     """Seconds of sampling as the node reported them; None for a rollout that was not received, or whose tokens were
     deleted.
@@ -105,9 +103,6 @@ def _arrivals(connection: Connection, version: int) -> tuple[float, ...]:
 
 
 def read_node_kinds(connection: Connection, node_ids: Iterable[str]) -> dict[str, NodeKind]:
-    """Return the kinds of these nodes. Nodes without a row are left out: the hub's own sampler, and nodes that joined
-    before a database was lost.
-    """
     wanted = sorted(set(node_ids))
     query = select(nodes.c.node_id, nodes.c.backend, nodes.c.device, nodes.c.cost_per_hour, nodes.c.power_watts)
     return {

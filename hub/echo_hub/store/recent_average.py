@@ -28,8 +28,8 @@ _DAYS: Final = HALF_LIFE_S / 86_400.0
 
 
 def added(recent: float | None, tokens: int, at: float) -> float | None:
-    """Return L after work of `tokens` at time `at`, in seconds since the epoch. `recent` is L before it; None if there
-    was no work.
+    """Return L after work of `tokens` at time `at`, in seconds since the epoch. `recent` is L before that work; None if
+    there was no earlier work.
     """
     if tokens <= 0:
         return recent

@@ -58,7 +58,7 @@ def _outcome(state: str, drop_reason: str | None) -> str:
 
 
 def read_batch_ages(connection: Connection, newest: int) -> list[BatchAges]:
-    """Return the staleness of each trained step among the `newest` planned ones, newest first."""
+    """Return the staleness of each trained step among the `newest` planned steps, newest first."""
     rows = connection.execute(
         select(steps.c.step, steps.c.staleness, steps.c.trained_at).order_by(steps.c.step.desc()).limit(newest)
     )

@@ -87,7 +87,6 @@ _KNOWN: Final = _OfNodes.by(
 
 
 def _sum(column: Column[int], outcomes: Sequence[str] = ()) -> ColumnElement[int]:
-    """Sum a column over a node's final rollouts; with `outcomes`, only over rollouts with one of these outcomes."""
     counted = case((tallies.c.outcome.in_(outcomes), column), else_=0) if outcomes else column
     return cast(func.sum(counted), BigInteger)
 
@@ -238,7 +237,6 @@ def _foremost(connection: Connection, most: int) -> set[str]:
 
 
 def _rows_of(connection: Connection, of_nodes: _OfNodes, chosen: Collection[str] | None) -> Iterator[Row[Any]]:
-    """Yield the query's rows of the chosen nodes; None means all nodes."""
     if chosen is None:
         yield from rows_at_once(connection, of_nodes.all)
         return
@@ -255,13 +253,11 @@ def read_num_nodes(connection: Connection) -> NumNodes:
 
 
 def read_costs(connection: Connection) -> CostTotals:
-    """Return the cost and active time of all nodes together."""
     dollars, active_s = connection.execute(select(func.sum(costs.c.dollars), func.sum(costs.c.active_s))).one()
     return CostTotals(dollars=dollars or 0.0, active_s=active_s or 0.0)
 
 
 def read_accounting(connection: Connection) -> Accounting:
-    """Return how many rollouts were leased, and what became of them."""
     in_flight = connection.scalar(_IN_FLIGHT) or 0
     final = final_so_far(connection)
     return Accounting(
@@ -290,7 +286,6 @@ _TRAINED_STEPS: Final = select(
 
 
 def read_steps(connection: Connection, since: int = 0, limit: int = 1_000) -> list[StepRecord]:
-    """Return the first `limit` trained steps after step `since`, in order."""
     after = _TRAINED_STEPS.where(steps.c.step > since).order_by(steps.c.step).limit(limit)
     return [_step_record(row) for row in rows_at_once(connection, after)]
 
@@ -353,7 +348,6 @@ def read_fetched(
 
 
 def version_records(published: Sequence[Row[Any]], fetched: Mapping[int, FetchSummary]) -> list[VersionRecord]:
-    """Return the records of published versions, in the order of the rows."""
     return [
         VersionRecord(
             policy_version=row.policy_version,
@@ -370,8 +364,8 @@ def version_records(published: Sequence[Row[Any]], fetched: Mapping[int, FetchSu
 
 
 def _arrived(row: Row[Any], counted: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Return the arrival times from the version's row, where they are written before its fetch rows are deleted
-    (`old_fetches`); if they are not there, the ones counted now.
+    """Return a version's arrival times: from its row if they were written there before its fetch rows were deleted
+    (`old_fetches`), else as counted now.
     """
     written = {"p50": row.arrived_p50_s, "p95": row.arrived_p95_s, "max": row.arrived_max_s}
     is_written = row.arrived_max_s is not None
@@ -411,7 +405,6 @@ def read_evaluations(connection: Connection, since: float = 0.0) -> list[Evaluat
 
 
 def read_evaluated_versions(connection: Connection) -> set[int]:
-    """Return the versions that have any recorded evaluation."""
     return {
         version
         for table in (evaluations, set_evaluations)

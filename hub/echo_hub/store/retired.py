@@ -24,7 +24,7 @@ class RetiredMark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSpan:
-    """The steps after `after`, up to and including `through`. Their rollouts are retired together."""
+    """The steps after `after`, up to and including `through`, whose rollouts are retired together."""
 
     after: RetiredMark
     through: RetiredMark

@@ -71,7 +71,6 @@ class Copies:
     now: float
 
     def action(self, span: StepSpan) -> dict[str, Any]:
-        """Return the entry for the log of operators' actions."""
         return {
             "asked_at": self.now,
             "via": "cli",
@@ -85,7 +84,6 @@ class Copies:
 
 
 def read_first_mark(connection: Connection) -> RetiredMark:
-    """Return the mark before the run's first step."""
     beginning = read_beginning(connection)
     return RetiredMark(step=beginning.policy_version, group=beginning.group_id - 1)
 

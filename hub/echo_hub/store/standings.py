@@ -63,12 +63,10 @@ def write_decisions(connection: Connection, decisions: Sequence[TrustDecided]) -
 
 
 def write_coarse_classes(connection: Connection, classes: Sequence[CoarseClass]) -> None:
-    """Replace the stored coarse numerics classes."""
     write_meta(connection, COARSE_CLASSES, json.dumps(classes))
 
 
 def read_coarse_classes(connection: Connection) -> tuple[CoarseClass, ...]:
-    """Return the coarse numerics classes that were written last."""
     written = connection.scalar(select(run_meta.c.value).where(run_meta.c.key == COARSE_CLASSES))
     return tuple(
         CoarseClass(NumericsClass(*numerics), draws, claims) for numerics, draws, claims in json.loads(written or "[]")
@@ -102,7 +100,6 @@ def want_pardon(connection: Connection, node_ids: Collection[str], now: float) -
 
 
 def read_wanted_pardons(connection: Connection) -> frozenset[str]:
-    """Return the nodes whose pardon is wanted."""
     return frozenset(connection.scalars(select(trust.c.node_id).where(trust.c.pardon_wanted_at.is_not(None))))
 
 
@@ -117,7 +114,6 @@ def _as_json(evidence: Evidence) -> dict[str, Any]:
 
 
 def _evidence(stored: dict[str, Any]) -> Evidence:
-    """Return the stored evidence; empty if another release stored it in another form."""
     if not _is_todays(stored):
         return NO_EVIDENCE
     return replace(NO_EVIDENCE, **{**stored, "draws": tuple(stored["draws"]), "claims": tuple(stored["claims"])})

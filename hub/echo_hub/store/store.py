@@ -60,9 +60,8 @@ class Store:
         self.is_uncounted = False
         """True if a trained step has rollouts that are not counted yet."""
         self._fetched: Mapping[int, reports.FetchSummary] = {}
-        """Fetches of the versions of the last `versions_history`, a cache: fetches are only read again if their number
-        changed.
-        """
+        """Cache of the fetches of each version that the last `versions_history` returned. Fetches of a version are read
+        again only if their number has changed."""
         self._forgotten = FetchMark()
         """Point up to which old fetch rows are deleted."""
 
@@ -73,10 +72,10 @@ class Store:
         """Open or create the database, check it for damage, and migrate it. Raises ConfigError for a bad URL, else
         StorageError.
 
-        Set `beside_hub` if a hub may be using the database. It is then neither created nor migrated: ConfigError is
-        raised if no hub has made it yet, StorageError if it needs a migration. `keeping` limits the kept copies of
-        tokens that the hub no longer needs; None means the default limits. `events_kept` is the number of events kept
-        for each kind.
+        Set `beside_hub` if a hub may be using the database. The database is then neither created nor migrated:
+        ConfigError is raised if no hub has made it yet, StorageError if it needs a migration. `keeping` limits the kept
+        copies of tokens that the hub no longer needs; None means the default limits. `events_kept` is the number of
+        events kept for each kind.
         """
         engine = connect(url)
         try:

@@ -122,7 +122,7 @@ groups = Table(
     Column("prompt", Unsigned64),
     Column("pass_rate", Double),
 )
-# Read when a hub starts whose run has a curriculum; without one, the index is empty.
+# Read when the hub starts, if the run has a curriculum. Without a curriculum, the index is empty.
 Index("ix_groups_rated", groups.c.group_id, **only_where(groups.c.pass_rate.is_not(None)))
 IS_OPEN = text("step IS NULL AND drop_reason IS NULL")
 """A text, not an SQLAlchemy expression: SQLite uses a partial index only if the query repeats its condition word for
@@ -160,7 +160,8 @@ rollouts = Table(
     sqlite_with_rowid=False,
 )
 IS_CHECKED = text("checked <> 'no'")
-"""A text for the same reason as `IS_OPEN`. So is the constant below."""
+"""A text, as `IS_OPEN` is: SQLite uses a partial index only for queries that repeat its text. The same holds for the
+constant below."""
 IS_UNFINISHED = text("state IN ('leased', 'received', 'scored')")
 Index("ix_rollouts_unfinished", rollouts.c.state, rollouts.c.node_id, **only_where(IS_UNFINISHED))
 _NEWEST = (rollouts.c.lease_id, rollouts.c.index)

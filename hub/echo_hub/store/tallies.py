@@ -101,9 +101,6 @@ def tally_leases(
 
 
 def _rows_of(connection: Connection, keys: Collection[tuple[int, int]]) -> Iterator[tuple[str, int | None, Any]]:
-    """Yield the leased node, the number of sampled tokens, and the spans (which node sampled which tokens) of each of
-    these rollouts.
-    """
     wanted = set(keys)
     leases = sorted({lease_id for lease_id, _ in wanted})
     for start in range(0, len(leases), LEASES_A_QUERY):
@@ -142,7 +139,6 @@ def tally_fetches(connection: Connection, fetched: Iterable[tuple[int, Mapping[S
 
 
 def tally_costs(connection: Connection, accrued: Iterable[NodeCost]) -> None:
-    """Add the nodes' cost since the last call to the totals."""
     by_node: dict[str, dict[str, float]] = {}
     for cost in accrued:
         of_node = by_node.setdefault(cost.node_id, {"active_s": 0.0, "dollars": 0.0})
@@ -176,7 +172,6 @@ def dropped_of(final: Mapping[str, int]) -> dict[str, int]:
 
 
 def bytes_by_source(fetch: Mapping[str, Any]) -> dict[Source, int]:
-    """Return the bytes of one fetch by source, given its row of `fetches`."""
     return {source: fetch[f"{source}_bytes"] for source in SOURCES}
 
 

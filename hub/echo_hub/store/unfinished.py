@@ -31,7 +31,6 @@ from echo_shared.wire.messages import Checked, DropReason, ReceiptState, rollout
 
 
 def read_snapshot(connection: Connection) -> CoordinatorSnapshot:
-    """Return the snapshot from which the coordinator continues."""
     beginning = read_beginning(connection)
     newest_trained = connection.scalar(select(func.max(steps.c.step)).where(steps.c.trained_at.is_not(None)))
     trained = beginning.policy_version if newest_trained is None else newest_trained

@@ -106,7 +106,6 @@ class Written:
     touched: frozenset[str]
     """Ids of nodes whose totals changed by final rollouts, costs or trust standing."""
     has_trained: bool
-    """True if any of the records says that a step was trained."""
 
 
 def write(connection: Connection, records: Sequence[Record], now: float) -> Written:
@@ -241,7 +240,6 @@ def _plan(connection: Connection, records: Sequence[StepPlanned], now: float) ->
 
 
 def _mean_components(connection: Connection, group_ids: Collection[int]) -> dict[str, float] | None:
-    """Return each reward component's mean over the batch's episodes that have it; None if no reward has components."""
     query = select(rollouts.c.components).where(
         rollouts.c.state == ReceiptState.SCORED, rollouts.c.components.is_not(None)
     )

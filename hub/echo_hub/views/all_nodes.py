@@ -30,9 +30,7 @@ FRESH_S: Final = 0.2
 
 
 SEEN_S: Final = 15.0
-"""A connected node's view is rebuilt when it is this old, in seconds, or up to twice as old: "last seen" is then set to
-now.
-"""
+"""Age in seconds, or up to twice that, at which a connected node's view is rebuilt to set its "last seen" to now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +43,6 @@ class _Whole:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """A node's view, and the source data of the view."""
-
     view: NodeView
     row: NodeTotals
     said: tuple[object, ...]
@@ -61,7 +57,6 @@ class AllNodes:
         self._lock = threading.Lock()
         self._books = ReadBeside(self._read_all, every_s=0.0, name="all nodes")
         self._whole = _Whole({}, 0)
-        """Result of the last reading of all nodes."""
         self._rows: dict[str, NodeTotals] = {}
         """Result of the last full reading, with changed nodes replaced by later partial readings."""
         self._touched = 0
@@ -91,7 +86,6 @@ class AllNodes:
             return FleetView(here=here, away=self._away)
 
     def _made(self, row: NodeTotals, node: ConnectedNode | None, held: int, now: float) -> _Made:
-        """Return the existing view if its data is unchanged, else a new one."""
         said = (held, *_words(node)) if node is not None else (held,)
         known = self._here.get(row.node_id)
         if known is not None and known.row is row and known.said == said and now < known.good_until:
@@ -152,7 +146,6 @@ class AllNodes:
 
 
 def _words(node: ConnectedNode) -> tuple[object, ...]:
-    """Return every field of a node's report that its view shows."""
     return (
         node.activity,
         node.capacity,

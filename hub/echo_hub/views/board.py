@@ -73,5 +73,5 @@ class HubBoard:
             known.task.add_done_callback(done)
             if len(self._answers) > MOST_KEPT:
                 del self._answers[next(iter(self._answers))]
-        found: _T = await asyncio.shield(known.task)  # A cancelled caller must not cancel the reading for the others.
+        found: _T = await asyncio.shield(known.task)  # Other callers still wait for this reading.
         return found

@@ -41,7 +41,6 @@ TARGET: Final = 0.98
 """Share of time in which the learner need not wait for nodes, at which the advice aims."""
 
 USUAL_STALENESS: Final = TrainingConfig.model_fields["max_staleness"].default
-"""The default staleness bound of async mode."""
 
 KINDS_ADVISED: Final = 4
 """Number of the most numerous kinds of nodes (engine and device) for which advice is given."""

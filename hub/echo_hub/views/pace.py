@@ -54,9 +54,8 @@ LATE: Final = 0.95
 """Share of nodes that must hold a version before the version counts as disseminated."""
 
 BUSY: Final = 0.75
-"""Share of its median concurrency below which a node counts as lacking work. Such moments do not count for its
-throughput.
-"""
+"""Share of its median concurrency below which a node counts as lacking work. Its throughput is measured over the other
+moments."""
 
 TRUSTED: Final = 2.0
 """Cap on a node's self-reported throughput, as a multiple of what the hub measured."""
@@ -192,7 +191,6 @@ def _settled_at(steps: Sequence[StepRecord]) -> float:
 
 
 def _by_node(recent: Iterable[RecentRollout], *, since: float) -> dict[str, list[_Lease]]:
-    """Return the received rollouts of each node that were leased at time `since` or later."""
     work: dict[str, list[_Lease]] = defaultdict(list)
     for rollout in recent:
         if rollout.received_at is not None and rollout.leased_at >= since:
@@ -213,7 +211,7 @@ def _nodes(
             measured[node_id] = node
         else:
             scarce[kind].append(leases)
-    # In a large fleet, each node may have returned too few rollouts. Then measure all nodes of a kind together.
+    # In a large fleet, each node may have returned too few rollouts: measure all nodes of a kind together.
     together = (_node(kind, of_nodes) for kind, of_nodes in scarce.items())
     alike = {node.name: node for node in together if node} | {node.name: node for node in kinds_of(measured.values())}
     nodes = []
@@ -269,7 +267,6 @@ def busy_rate(leases: Iterable[_Lease]) -> float:
 
 
 def _kind(node_id: str, said: Mapping[str, NodeKind]) -> str:
-    """Return the name of a node's kind: nodes with the same engine and device are of one kind."""
     if node_id == HUB_NODE_ID:
         return "the hub itself"
     kind = said.get(node_id)

@@ -26,8 +26,6 @@ WINDOW_S: Final = 30.0
 
 
 class Rate:
-    """Rate of a counter that is read from time to time."""
-
     def __init__(self, now: float) -> None:
         self._seen: deque[tuple[float, int]] = deque([(now, 0)])
 

@@ -110,7 +110,6 @@ class Moment:
     status: CoordinatorStatus
     distribution: DistributionStatus
     num_received: int
-    """Number of rollouts received since the hub's start."""
     rollouts_gone_on: int
     """Rollouts received since the hub's start that resumed an unfinished rollout."""
     tokens_saved: int
@@ -124,7 +123,6 @@ class Moment:
     last_is_published: bool
     """True after the run's last version is published: no more training work is leased."""
     finished: bool
-    """True if the run is over."""
     join_command: str
     install_command: str = ""
     windows_install_command: str = ""
@@ -140,7 +138,6 @@ class Moment:
     evaluator_away: str = ""
     """Why evaluating waits for its process; "" if it does not wait."""
     judged: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Counts of requests to each judge since the hub's start."""
     needs_nodes: bool = True
     """True if the run needs nodes; False if the hub samples by itself."""
     lacks_room: str = ""
@@ -303,7 +300,7 @@ def problems(moment: Moment) -> tuple[str, ...]:
 
 
 def broken_now(moment: Moment) -> dict[ProblemKind, str]:
-    """Return the things without which the hub cannot work and that it lacks now, each with a text."""
+    """Return the problems that keep the hub from working now, each with its text."""
     down = {ProblemKind.LEARNER_DOWN: LEARNER_IS_DOWN} if moment.learner_is_down else {}
     full = {ProblemKind.DISK_FULL: DISK_IS_FULL.format(said=moment.lacks_room)} if moment.lacks_room else {}
     away = " ".join(moment.lacks_database.split())
@@ -323,7 +320,7 @@ def broken_now(moment: Moment) -> dict[ProblemKind, str]:
 
 
 def _beside(moment: Moment) -> set[ProblemKind]:
-    """Return the kinds of monitored problems that `broken_now` reports too, for exactly as long as they last."""
+    """Return the kinds of monitored problems that `broken_now` shows anyway, so that `noticed` leaves them out."""
     always = (
         ProblemKind.LEARNER_DOWN,
         ProblemKind.DISK_FULL,
@@ -363,12 +360,10 @@ def noticed(moment: Moment, *, is_told: bool) -> tuple[str, ...]:
 
 
 def lacks_nodes(moment: Moment) -> bool:
-    """Return True if the run needs nodes and none is connected."""
     return moment.needs_nodes and not moment.status.nodes_connected
 
 
 def health(moment: Moment) -> Health:
-    """Return the hub's health from memory alone."""
     return health_of(
         is_finished=moment.finished,
         is_starting=moment.learner_is_starting,

@@ -23,7 +23,6 @@ class VersionViews:
         self._size_bytes = lru_cache(SIZES_KEPT)(lambda version: _size_bytes(directory.adapter(version)))
 
     def read(self) -> tuple[VersionView, ...]:
-        """Return the newest versions, newest first."""
         newest = reversed(self._store.versions_history(VERSIONS_SHOWN))
         return tuple(VersionView(record=row, size_bytes=self._size_bytes(row.policy_version)) for row in newest)
 

@@ -35,7 +35,6 @@ class ApiTokens:
         self._by_hash: dict[str, ApiToken] = {}
 
     def renew(self, tokens: Iterable[ApiToken]) -> None:
-        """Replace all known tokens by these."""
         self._by_hash = {token.token_hash: token for token in tokens}
 
     def find(self, given: str, now: float) -> ApiToken | None:

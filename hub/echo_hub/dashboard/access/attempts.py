@@ -12,8 +12,6 @@ MOST_PLACES: Final = 10_000
 
 
 class Attempts:
-    """A token bucket for each address key."""
-
     def __init__(self) -> None:
         self._free_at: dict[str, float] = {}
         """Time at which each address has its full burst again (the generic cell rate algorithm)."""

@@ -39,14 +39,14 @@ PUBLIC: Final = frozenset(
         "/nodes/{node}/picture.png",
         "/teams/{team}",
         "/teams/{team}/picture.png",
-        "/receipts",  # Shows the node's own receipt of the rollout, without tokens.
+        "/receipts",  # Shows the outcome of one rollout, without tokens.
         "/about",
         "/api/v1/leaderboard",
         "/api/v1/leaderboard/nodes/{node}",
         "/api/v1/leaderboard/teams/{team}",
         "/api/v1/teams",
         "/api/v1/receipts/{rollout}",
-        "/api/v1/events",  # Its events reveal no more than the leaderboard.
+        "/api/v1/events",  # Streams no more than the leaderboard shows.
         "/healthz",
         "/readyz",  # Strangers get only the status word.
         "/static/{name}",
@@ -207,7 +207,6 @@ class Guard:
         return response
 
     def end_session(self, request: web.Request) -> web.Response:
-        """End the request's session, and return the response that deletes its cookie."""
         if (session := self.session(request)) is not None:
             self._sessions.end(session.session_id)
         response = see_other("/login")
@@ -252,7 +251,6 @@ class Guard:
         return None
 
     def _heed_new_password(self) -> None:
-        """End all sessions if the password has changed."""
         self._looked_at = time.monotonic()
         if (set_at := self.credentials.password_set_at) != self._password_set_at:
             self._password_set_at = set_at
@@ -265,7 +263,7 @@ def actor_of(request: web.Request) -> Actor:
 
 
 def _with_port(address: SplitResult) -> tuple[str | None, int]:
-    """Return an address's host and port. Raises ValueError for an invalid port."""
+    """Return the address's host and port. Raises ValueError if the port is invalid."""
     return address.hostname, address.port or (443 if address.scheme == "https" else 80)
 
 

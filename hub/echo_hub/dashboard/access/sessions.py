@@ -15,8 +15,6 @@ MOST: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrowserSession:
-    """One browser's login session."""
-
     session_id: str
     key: str
     """Secret that the session's forms carry. The browser receives it once, at login, and no page contains it. A

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 MAX_LOG_RATIO: Final = 20.0
-"""Cap of the log-ratio. It prevents overflow in float32 if the learner finds a token far likelier than its
-sampler did.
-"""
+"""Cap of the log-ratio, so that a token that the learner finds far likelier than its sampler did causes no overflow in
+float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +55,7 @@ class Objective(Protocol):
 
 
 def ratio(numerator_logprobs_N: Tensor, denominator_logprobs_N: Tensor) -> Tensor:
-    """Return the ratio of two probabilities, from their logarithms. Its logarithm is capped at MAX_LOG_RATIO."""
+    """Return the ratio of two probabilities from their logarithms, with the log-ratio capped at MAX_LOG_RATIO."""
     return (numerator_logprobs_N - denominator_logprobs_N).clamp(max=MAX_LOG_RATIO).exp()
 
 
@@ -71,8 +70,9 @@ def rollout_sums(values_N: Tensor, tokens: ObjectiveTokens) -> Tensor:
 
 
 def _by_rollout(values_N: Tensor, tokens: ObjectiveTokens) -> Sequence[Tensor]:
-    """Return each rollout's values. index_add over all would have no fixed order on CUDA, and rounding can decide what
-    is clipped."""
+    """Return each rollout's values. Do not use index_add over all rollouts: on CUDA it adds in no fixed order, and
+    rounding can decide which tokens are clipped.
+    """
     lengths = torch.bincount(tokens.rollouts_N, minlength=tokens.num_rollouts).tolist()
     parts: Sequence[Tensor] = values_N.split(lengths)
     return parts

@@ -23,7 +23,7 @@ from echo_hub.learner.objectives.base import ObjectiveTokens, TokenLosses, ratio
 
 TEMPERATURE_POSITIVE: Final = 1.0
 TEMPERATURE_NEGATIVE: Final = 1.05
-"""The paper's values."""
+"""The paper's values of τ, for positive and negative advantages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ SHAPE_POSITIVE: Final = 2.0
 RATE_POSITIVE: Final = 3.0
 SHAPE_NEGATIVE: Final = 3.0
 RATE_NEGATIVE: Final = 2.0
-"""The paper's values of k and λ."""
+"""The paper's values of k (shape) and λ (rate), for positive and negative advantages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
