@@ -73,7 +73,6 @@ class Bench:
                 self.effects += more  # The loop continues over the appended effects.
 
     def tell(self, *events: Event) -> list[Effect]:
-        """Handle the events, and return all their effects."""
         effects: list[Effect] = []
         for event in events:
             self._take(self.coordinator.handle(event, self.now))
@@ -82,7 +81,6 @@ class Bench:
         return effects
 
     def of(self, kind: type[_T]) -> list[_T]:
-        """Return the last effects of one type."""
         return [effect for effect in self.effects if isinstance(effect, kind)]
 
     def receipts(self, node_id: str) -> list[RolloutReceipt]:
@@ -118,7 +116,6 @@ class Bench:
         return effects
 
     def deliver(self, lease: SendLease, *, score: bool = True, reward: float = 1.0) -> list[Effect]:
-        """Deliver all rollouts of a lease; with `score`, they are scored."""
         effects = self.tell(*(self.arrival(lease, index) for index in lease.indices))
         if score:
             effects = effects + self.tell(
@@ -128,8 +125,8 @@ class Bench:
         return effects
 
     def go_on(self, lease: SendLease) -> list[Effect]:
-        """Deliver all rollouts of a lease; instead of a score, each gets an environment's answer, so its episode
-        continues.
+        """Deliver all rollouts of a lease; the environment answers each with one token, not with a score, so that its
+        episode continues.
         """
         effects = self.tell(*(self.arrival(lease, index) for index in lease.indices))
         ids = [effect.rollout_id for effect in self.of(ScoreRollout)]
@@ -139,7 +136,6 @@ class Bench:
         return self.effects
 
     def deliver_group(self, group_id: int) -> list[Effect]:
-        """Deliver all current leases of a group."""
         effects: list[Effect] = []
         for lease in [lease for lease in self.leases.values() if lease.group_id == group_id]:
             effects += self.deliver(lease)

@@ -115,8 +115,8 @@ class Nodes:
 
 @pytest.fixture(autouse=True)
 def lots(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Audit no settled check, that is, never have it repeated by further nodes; the returned function sets another
-    share.
+    """Switch off audits, in which further nodes repeat a settled check; the returned function sets another share of
+    checks to audit.
     """
     monkeypatch.setattr(checking, "AUDITED", 0.0)
     return lambda share: monkeypatch.setattr(checking, "AUDITED", share)
@@ -221,8 +221,8 @@ def test_an_accusation_needs_a_second_and_the_milder_of_the_two_counts() -> None
 
 
 def test_a_lying_checker_is_outvoted() -> None:
-    """Acquittals require the right values, which takes the whole computation; to accuse, any values do. So two honest
-    checkers outvote a liar.
+    """To acquit, a checker must compute the right values; to accuse, any values do. So two honest checkers outvote a
+    liar.
     """
     nodes = Nodes("a", "b", "c")
     liar = nodes.want()
@@ -238,8 +238,8 @@ def test_a_lying_checker_is_outvoted() -> None:
 
 
 def test_a_colluding_acquittal_is_outvoted_if_audited(lots: Callable[[float], None]) -> None:
-    """Acquittals count at once, so that no step waits. If the check is audited, two further checkers can disprove a
-    false one.
+    """An acquittal counts at once, so that no step waits. If the check is audited, two further checkers can disprove a
+    false acquittal.
     """
     nodes = Nodes("a", "b", "c")
     lots(1.0)
@@ -269,8 +269,8 @@ def test_a_liar_that_disputes_a_settled_check_is_outvoted(lots: Callable[[float]
 
 
 def test_two_agreeing_checkers_expose_a_liar(lots: Callable[[float], None]) -> None:
-    """Two checkers found the rollout forged. The audit's third checker acquits, with values that do not agree with
-    theirs, so it lied.
+    """Two checkers found the rollout forged. The audit's third checker acquits with other values than theirs, so it
+    lied.
     """
     nodes = Nodes("a", "b", "c")
     lots(1.0)
@@ -310,7 +310,7 @@ Q4, Q8 = NumericsClass("llama_cpp", "q4_k_m", "cpu"), NumericsClass("llama_cpp",
 
 @pytest.mark.parametrize("numerics", [Q8, Q4])
 def test_a_low_bit_colluder_is_outvoted_as_well(lots: Callable[[float], None], numerics: NumericsClass) -> None:
-    """Low-bit checkers may deviate from others, but not so far that 64 forged tokens could pass as honest."""
+    """A low-bit checker may deviate from others, but not so far that 64 forged tokens could pass as honest."""
     nodes = Nodes()
     lots(1.0)
     nodes.join("friend", state=StandingState.PROVEN, numerics=numerics)
@@ -329,8 +329,8 @@ def test_a_low_bit_colluder_is_outvoted_as_well(lots: Callable[[float], None], n
 
 @pytest.mark.parametrize("numerics", [Q8, Q4])
 def test_a_low_bit_checker_accuses_a_node_that_forges_everything(numerics: NumericsClass) -> None:
-    """Low-bit checkers allow for much rounding, which must not excuse 200 tokens that all lie outside
-    their intervals.
+    """A low-bit checker allows for much rounding, which must not excuse 200 tokens that all lie outside their
+    intervals.
     """
     nodes = Nodes()
     nodes.join("a", state=StandingState.PROVEN, numerics=numerics)
@@ -389,9 +389,7 @@ def test_a_check_without_checkers_is_abandoned() -> None:
 
 
 def test_thousands_of_new_keys_are_not_asked_while_one_node_is_proven() -> None:
-    """New keys cost nothing, so an attacker could have thousands. While a proven node is connected, only proven nodes
-    are asked.
-    """
+    """New keys cost nothing, so an attacker could have thousands."""
     for room in (0, 8):
         nodes = Nodes()
         for number in range(1_000):
@@ -429,8 +427,8 @@ SETTINGS = TrustSettings(enabled=True, by_nodes=True, secret=b"secret", first_ch
 
 @pytest.fixture
 def world(bench):
-    """Return a run with groups of one. Only `d` gets work; a, b and c check. `standings` are what the hub knows of them
-    already.
+    """Return a function that makes a run with groups of one. Only node `d` gets work; nodes a, b and c check.
+    `standings`: what the hub already knows of these nodes.
     """
 
     def make(*standings: StandingRow, snapshot: CoordinatorSnapshot | None = None):
@@ -543,8 +541,8 @@ def test_a_rollout_without_checkers_is_used_unchecked(world) -> None:
 
 
 def test_after_a_restart_unchecked_rollouts_are_checked_again(world) -> None:
-    """Restarted hubs have forgotten their requests: they ask connected nodes again, and ignores an answer to the
-    earlier request.
+    """A restarted hub has forgotten its requests: it asks connected nodes again, and ignores an answer to the earlier
+    request.
     """
     row = UnfinishedRollout(
         rollout_id="1-0",

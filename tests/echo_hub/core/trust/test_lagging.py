@@ -70,7 +70,7 @@ def test_nodes_of_every_kind_that_keep_their_level_are_not(seed: int) -> None:
 
 
 def test_a_node_is_compared_with_its_own_kind() -> None:
-    """Growth in all 4-bit engines is no lag. Single 4-bit engines lack a comparison, which the result must say."""
+    """Growth in all 4-bit engines is no lag. A single 4-bit engine has no comparison, which the result must say."""
     grows = {name: level(5e-3, grows_from=15) for name in ("q4 a", "q4 b")}
     assert run(Lagging(), {"a": level(5e-4), "b": level(5e-4), **grows}, 60) == {}
     lagging = Lagging()
