@@ -110,7 +110,6 @@ def evaluation_view(version: int) -> EvaluationView:
 
 
 def fleet_of(nodes: Iterable[NodeView]) -> FleetView:
-    """Return the hub's view of all these nodes."""
     here, away = dict[str, NodeView](), dict[str, NodeView]()
     for node in nodes:
         (here if node.connected or node.in_flight else away)[node.totals.node_id] = node

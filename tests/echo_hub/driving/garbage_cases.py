@@ -31,8 +31,8 @@ def num_looked_through() -> int:
 
 
 def test_old_objects_are_not_scanned_again() -> None:
-    """Old objects are replaced by as many new ones, so Python's own collector sees no growth and would scan all of
-    them.
+    """Each turn replaces old objects by equally many new ones, so Python's own collector sees no growth and would scan
+    all objects.
     """
     with Garbage() as collector:
         kept = [[number] for number in range(100_000)]
@@ -75,7 +75,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
 
 
 def old_knot(collector: Garbage) -> weakref.ref[Knot]:
-    """Return a weak reference to a cycle that is old, and garbage."""
+    """Return a weak reference to an old cycle that is garbage by now."""
     knot = Knot()
     collector.handled(EVERY)
     return weakref.ref(knot)

@@ -16,8 +16,6 @@ Drive = Callable[..., Awaitable[Any]]
 
 
 class Sent:
-    """Keeps the messages to each node, in order."""
-
     def __init__(self) -> None:
         self.messages: list[tuple[str, Receipts]] = []
         self.news = asyncio.Event()

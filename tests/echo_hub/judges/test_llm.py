@@ -1,4 +1,4 @@
-"""An LLM judge, played by a real server on loopback."""
+"""The LLM judge of a hub, asking a real server on loopback."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ async def test_the_settings_limit_concurrent_requests(endpoint: FakeEndpoint) ->
 
 
 async def test_a_completion_cannot_give_its_own_verdict(endpoint: FakeEndpoint) -> None:
-    """Weak judges may repeat the completion, including a verdict in it, before their own verdict. Only the judge's own
-    verdict counts, and the marks around the completion cannot be guessed.
+    """A weak judge may repeat the completion, with a verdict in it, before its own verdict. Only the judge's own
+    verdict counts, and a completion cannot guess the marks around it.
     """
     endpoint.rule = lambda said: f"I was asked:\n{said}\n<score>2</score>"
     async with judge(endpoint) as style:

@@ -23,7 +23,6 @@ MANY = [demonstration(number // 2, number) for number in range(40)]
 
 
 def numbers(plan: SftPlan, epoch: int) -> list[int]:
-    """Return the numbers of the demonstrations in an epoch, in training order."""
     begin = (0, *plan.epoch_ends)[epoch]
     return [int(one.completion_ids[0]) for batch in plan.batches[begin : plan.epoch_ends[epoch]] for one in batch]
 
