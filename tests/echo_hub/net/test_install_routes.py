@@ -1,4 +1,6 @@
-"""Files for the installation of nodes: which ones the hub serves, to whom, and which ones never."""
+"""Files for the installation of nodes: those that the hub serves, to which clients, and those that it must never
+serve.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits of a real server, under thousands of incomplete requests, bodies that never come, and answers that are never
+"""A real server's limits against thousands of incomplete requests, bodies that never come, and answers that are never
 read.
 """
 
@@ -29,7 +29,7 @@ DEADLINE_S = 60.0
 HALF = b"GET /short HTTP/1.1\r\nHost: x\r\nX-Half:"
 WHOLE = b"GET /short HTTP/1.1\r\nHost: x\r\n\r\n"
 LARGE_BYTES = 28 * 2**20
-"""Exceeds the system's buffers for a connection without a reader."""
+"""More than the system buffers for a connection whose other end does not read."""
 
 
 class Client:
@@ -61,7 +61,7 @@ class Client:
 
 
 async def turns() -> AsyncIterator[None]:
-    """Yield at every turn of the event loop, forever."""
+    """Yield once per turn of the event loop, forever."""
     while True:
         yield await asyncio.sleep(0)
 
@@ -90,13 +90,15 @@ class Site:
                     return
 
     async def settled(self) -> None:
-        """Wait until the server has read all earlier requests, which is so when a later request is answered."""
+        """Wait until the server has read all earlier requests: it has when it answers a later one."""
         async with aiohttp.ClientSession(self.server.url) as http, http.get("/short") as answer:
             assert answer.status == 200
         await self.until(lambda: all(one.transport is not None for one in self.limits._all))
 
     def after(self, seconds: float) -> None:
-        """Advance the clock and check deadlines, in two steps, so that the server sees progress made in between."""
+        """Advance the clock by `seconds` and check deadlines, in two steps, so that the server sees progress made in
+        between.
+        """
         for _ in range(2):
             self.at += seconds / 2
             self.limits.sweep()
@@ -522,7 +524,7 @@ async def test_of_handshakes_under_way_the_oldest_makes_room(
         half, other = await site.client(), await site.client()
         await site.until(lambda: len(site.limits._under_way) == 2)
         async with aiohttp.ClientSession() as http:
-            for _ in range(4):  # All of them on one connection: a finished request must not count any more.
+            for _ in range(4):  # All four requests use one connection, so a finished request must not count any more.
                 async with http.get(f"{site.server.url}/short", ssl=context) as answer:
                     assert answer.status == 200
             await half.ended()

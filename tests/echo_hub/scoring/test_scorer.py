@@ -29,8 +29,6 @@ from tests.echo_hub.scoring.conftest import Opens
 
 
 class Bench:
-    """A scorer, with committed rollouts in a dictionary."""
-
     def __init__(self, pool: ScoringPool) -> None:
         self.codec = PromptCodec.load(resolve_base("builtin:tiny"))
         self.committed: dict[str, ScoringJob] = {}
@@ -99,7 +97,7 @@ async def test_it_is_behind_until_there_are_verdicts(bench: Bench, monkeypatch: 
     for number in range(3):
         assert not bench.backlog.is_far
         bench.commit(f"1-{number}", "30")
-    bench.scorer.submit("1-3")  # The rollout was dropped before the scorer read it.
+    bench.scorer.submit("1-3")  # The rollout was dropped before the scorer could read it.
     assert bench.backlog.is_far
     await bench.judge(3)
     for number in range(4, 6):

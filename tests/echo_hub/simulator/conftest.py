@@ -22,7 +22,6 @@ EVEN: dict[str, dict[str, Any]] = {
 
 
 def even(**sections: dict[str, Any]) -> Scenario:
-    """Return the scenario of this world, with some settings changed."""
     names = EVEN.keys() | sections.keys()
     return Scenario.model_validate({name: {**EVEN.get(name, {}), **sections.get(name, {})} for name in names})
 
