@@ -31,7 +31,7 @@ def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def books(store: Store) -> Mapping[str, list[Any]]:
-    """Return all credit totals. They are rounded, because sums in parts add in another order."""
+    """Return all credit totals, rounded, because sums that are made in parts add numbers in another order."""
     with open_to_read(store.engine) as connection:
         return {
             table.name: sorted(
@@ -63,7 +63,7 @@ def test_a_large_step_is_counted_part_by_part(store: Store, records: Any) -> Non
 
 
 def test_counting_in_parts_equals_counting_at_once(store: Store, records: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large steps are counted in parts. Results must stay equal, even with a rollout of several nodes and a dropped
+    """A large step is counted in parts. The result must be the same, even with a rollout of several nodes and a dropped
     group.
     """
     ids = tuple(f"{each}-{index}" for each in range(10, 20) for index in range(2))

@@ -68,7 +68,7 @@ def test_an_empty_expected_answer_matches_no_answer(expected: str) -> None:
 )
 @pytest.mark.parametrize("expected", ["42", "x + 1", "Yes", "5 cm"])
 def test_a_hundred_thousand_repetitions_are_fast(part: str, expected: str) -> None:
-    """Searching from each repetition to the end would take minutes."""
+    """A search from each repetition to the end would take minutes."""
     assert not is_equal(f"<answer>{part * 100_000}</answer>", expected, question="What is x + 1?")
 
 
@@ -148,7 +148,7 @@ EXPECTED = [
     st.sampled_from([None, *Form]),
 )
 def test_every_completion_gets_a_verdict(answer: str, expected: str, form: Form | None) -> None:
-    """Whatever a model writes, the answer is right or wrong; it must not raise an error."""
+    """Whatever a model writes must be judged right or wrong, and raise no error."""
     for completion in (answer, f"<answer>{answer}</answer>"):
         assert is_equal(completion, expected, question="Solve 2x < 6, or factor x^2-1.", form=form) in (True, False)
 
@@ -161,7 +161,7 @@ ALL = [*TABLE, *(group for groups in REPORTS.values() for group in groups)]
 
 
 def verdicts(group: dict[str, Any]) -> dict[str, bool]:
-    """Return whether each answer of a group in the file is judged as right."""
+    """Return for each answer of a group in the file if it is judged right."""
     form = Form(group["form"]) if "form" in group else None
     written = (lambda text: text) if group.get("as_is") else "<answer>{}</answer>".format
     answers = [*group["right"], *group["wrong"]]
