@@ -1,5 +1,5 @@
-"""A verifier process without a model. It dies on certain rollouts and roundings, by their names, or does not start. The
-rounding `deadly` ends one process, `fatal` every process.
+"""A stub of a verifier process, without a model. Certain rollouts and roundings end it, by their names, and some files
+in its directory keep it from starting. The rounding `deadly` ends the first process only, `fatal` every one.
 """
 
 from __future__ import annotations
