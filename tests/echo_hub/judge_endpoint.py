@@ -34,7 +34,7 @@ class FakeEndpoint:
     most_at_once: int = 0
     url: str = ""
     gathers: int = 0
-    """Number of requests that must wait at the same time before any of them is answered; 0: answer each at once."""
+    """Number of requests that must be waiting before any is answered; 0: answer at once."""
     gathered: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:

@@ -180,7 +180,7 @@ def test_init_makes_a_run_that_load_config_reads(tmp_path: Path) -> None:
 
 
 def test_init_with_a_base_and_a_task_writes_fitting_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The written file must be short, and contain absolute paths so that the run can be served from any directory."""
+    """Settings files must be short, and contain absolute paths so that the run can be served from any directory."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(resolve_base("builtin:tiny"), tmp_path / "chat")
     (tmp_path / "chat" / "chat_template.jinja").write_text("{{ messages[-1].content }}[reply]")
@@ -342,7 +342,7 @@ def test_exit_statuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
 def test_an_errors_text_is_printed_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    """A library that interprets brackets and breaks long lines prints the error text; a command in it must stay
+    """Error texts go through a library that interprets brackets and breaks long lines; a command in them must stay
     unchanged and on one line.
     """
     assert entered(monkeypatch, "serve", tmp_path / name) == 1

@@ -125,7 +125,7 @@ class Bench:
         return effects
 
     def go_on(self, lease: SendLease) -> list[Effect]:
-        """Deliver all rollouts of a lease; the environment answers each with one token, not with a score, so that its
+        """Deliver all rollouts of a lease; the environment answers each with one token instead of a score, so its
         episode continues.
         """
         effects = self.tell(*(self.arrival(lease, index) for index in lease.indices))

@@ -338,8 +338,8 @@ class World(RuleBasedStateMachine):
         self.proven: set[str] = set()
         """Nodes that returned a good rollout since the hub started, and count as proven."""
         self.gone_on: set[tuple[str, bool]] = set()
-        """End of each continued rollout ("": still held by its node), and True if a lease was sent to its own node
-        again.
+        """End of each continued rollout ("": its node still holds it), and True if its lease was sent again to its own
+        node.
         """
         self.mixed: set[bool] = set()
         """Contains True if a prefix was continued by a lease of a newer version, False if by one of the

@@ -176,8 +176,8 @@ def test_the_next_step_is_handed_over_while_one_is_in_training(bench: BenchOf) -
 
 
 def test_a_batch_overtakes_an_open_group_only_for_a_learner_without_work(bench: BenchOf) -> None:
-    """The staleness bound is 1: once step 2 has its batch, no later step can train on rollouts of version 0. The
-    coordinator may drop these only if the learner would otherwise idle.
+    """Staleness bound 1: once step 2 has its batch, no later step can train on rollouts of version 0. The coordinator
+    may drop such rollouts only if the learner would otherwise idle.
     """
     b = bench(max_staleness=1, groups_per_step=1, steps=9)
     b.node("a")
@@ -203,7 +203,7 @@ def test_a_batch_overtakes_an_open_group_only_for_a_learner_without_work(bench: 
 
 
 def test_a_step_that_is_handed_over_early_takes_nothing_too_old_for_it(bench: BenchOf) -> None:
-    """With staleness bound 0, rollouts of version 0 fit step 1 only. Step 2, though planned before step 1 ends, must
+    """Rollouts of version 0 fit only step 1 under staleness bound 0. Step 2, though planned before step 1 ends, must
     not take them.
     """
     b = bench(max_staleness=0, groups_per_step=1, steps=9)
@@ -298,8 +298,8 @@ def test_a_group_that_is_always_too_late_is_dropped_in_the_end(bench: BenchOf) -
 
 
 def test_an_episode_that_began_too_long_ago_begins_again(bench: BenchOf) -> None:
-    """The first turn of an episode is from version 0, and the second turn is leased. When version 0 is too old (bound
-    1), the whole episode starts again.
+    """Staleness bound 1: an episode's first turn is from version 0, and its second turn is leased. When version 0 is
+    too old, the whole episode starts again.
     """
     b = bench(multi_turn=True, max_staleness=1, groups_per_step=1, steps=9)
     b.node("a")
@@ -473,8 +473,8 @@ def two_planned() -> CoordinatorSnapshot:
 
 @pytest.mark.parametrize("version", [1, 2, 3, 4])
 def test_a_learner_returns_before_between_or_after_two_planned_steps(bench: BenchOf, version: int) -> None:
-    """A restarted learner reports the steps that it has trained, with their metrics. The steps that it lacks are
-    trained again on the same batches.
+    """Restarted learners report trained steps with their metrics; missing steps are trained again on the same
+    batches.
     """
     b = bench(two_planned(), groups_per_step=1, max_staleness=2)
     assert b.coordinator.status().groups_planned == 2
@@ -500,8 +500,8 @@ def test_a_learner_lost_between_two_steps_gets_both_again(bench: BenchOf) -> Non
 
 
 def test_a_computed_step_frees_the_learner_and_counts_once_it_is_written(bench: BenchOf) -> None:
-    """A computed step frees the learner for the next one. The step counts as trained once its files are written, with
-    the time of its computation.
+    """Computed steps free the learner for the next one. They count as trained once their files are written, with the
+    time of the computation.
     """
     b = bench(two_planned(), groups_per_step=1, max_staleness=2)
     b.learner(2)

@@ -106,7 +106,7 @@ async def test_every_action_is_confirmed_done_logged_and_undone_if_possible(page
 
 
 async def test_every_action_on_a_node_is_confirmed_and_logged(page: Any, source: Any, desk: Any) -> None:
-    """The buttons on a node's page depend on the node's standing, so it takes several standings to meet all actions."""
+    """Buttons on a node's page depend on the node's standing, so it takes several standings to meet all actions."""
     from playwright.async_api import expect
 
     nodes, asked = source.nodes, list[str]()

@@ -15,7 +15,7 @@ PAGES = ("/", "/fleet", "/leaderboard")
 
 
 class Tags(html.parser.HTMLParser):
-    """All tags of a page with their attributes, as a browser would parse them."""
+    """All tags of a page with their attributes, parsed as in a browser."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -215,7 +215,7 @@ async def test_the_operator_looks_for_a_text_and_reads_its_group_in_a_real_brows
 
 
 async def test_all_columns_fit_a_laptops_window(browser: Any, serve: Any, guard: Any) -> None:
-    """The time is in the last column, which must be visible next to completions of any length and long node names."""
+    """Time is the last column, which must be visible next to completions of any length and long node names."""
     hub = await serve(("many words " * 100, *["W" * 400] * (len(TEXTS) - 1)), token="")
     async with hub.get("/healthz") as response:
         origin = str(response.url.origin())

@@ -80,7 +80,7 @@ async def test_a_node_joins_by_a_gateway_and_all_goes_both_ways_in_order(world: 
 
 
 async def test_gateways_treat_an_ended_invite_as_the_hubs_own_port_does(world: World) -> None:
-    """An open run ignores an ended invite. A run by invitation refuses it without counting it as a wrong guess, because
+    """Open runs ignore an ended invite. Runs by invitation refuse it without counting it as a wrong guess, because
     nodes that guess must wait.
     """
     hub = await world.hub()
@@ -100,9 +100,7 @@ async def test_gateways_treat_an_ended_invite_as_the_hubs_own_port_does(world: W
 
 
 async def test_received_rollouts_survive_the_death_of_hub_and_gateway(world: World) -> None:
-    """A node does not send rollouts again that it has receipts for, so the next hub must get every one of them, in
-    order.
-    """
+    """Nodes with receipts do not send their rollouts again, so the next hub must get every rollout, in order."""
     hub = await world.hub()
     hub.may_commit.clear()
     gateway = await world.gateway(hub)

@@ -83,8 +83,8 @@ def test_a_single_turn_is_trained_on_unchanged() -> None:
 
 
 def test_a_payload_in_memory_equals_the_stored_one() -> None:
-    """The learner must get the same data from memory as from the store, for a rollout of one node and one that two
-    nodes sampled in turn.
+    """Learners must get the same data from memory as from the store, for rollouts of one node and of two nodes in
+    turn.
     """
     spans = (
         DrawnSpan(node_id="b", policy_version=1, num_tokens=1),

@@ -63,9 +63,7 @@ class Told:
 
 
 async def test_what_is_stored_of_honest_rollouts_is_found_honest(tmp_path: Path) -> None:
-    """One group is sampled with its first seed. The other is sampled again with another seed, because the scorer
-    failed.
-    """
+    """Group 0 is sampled with its first seed, and group 1 again with another seed after a failure of the scorer."""
     config = HubConfig(trust=TrustConfig(verifier_device="cpu"))
     base = resolve_base(config.model.base)
     codec = PromptCodec.of_run(config, base)

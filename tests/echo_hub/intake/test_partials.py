@@ -121,8 +121,8 @@ def test_another_nodes_lease_is_not_touched(partials: Partials) -> None:
 
 
 def test_a_reconnected_node_sends_all_its_parts_again(partials: Partials) -> None:
-    """A reconnected node does not know what the hub has received, so it sends all tokens again. The hub must take only
-    new tokens, and keep the first log-probabilities.
+    """Reconnected nodes do not know which tokens the hub has, so they send all again. The hub must take only new
+    tokens, and keep the first log-probabilities.
     """
     partials.take("a", [part(0, [5, 9, 8])])
     partials.take("a", [part(0, [5, 9], logprobs=[-4.0, -4.0]), part(2, [8, 7, 6])])
@@ -271,8 +271,8 @@ def test_a_given_prefix_must_come_back_unchanged(partials: Partials, sent: Rollo
 
 
 def test_a_lease_sent_again_carries_its_own_tokens(partials: Partials) -> None:
-    """When its lease is sent again, a node may still have its own tokens, or start from the longer prefix in the
-    repeated lease. Both results are accepted.
+    """Nodes that get their lease again may still have their own tokens, or start from the longer prefix in the lease.
+    The hub accepts both results.
     """
     partials.take("a", [part(0, [5, 9])])
     for num_given, drawn in ((2, [("a", 2), ("b", 3)]), (3, [("a", 2), ("b", 3)])):
@@ -461,7 +461,7 @@ def test_a_nodes_own_tokens_are_no_older_than_its_lease(mixing: Partials) -> Non
 
 
 def test_after_a_restart_tokens_of_older_versions_are_accepted() -> None:
-    """A restarted hub no longer knows which prefix it gave to a node, so it cannot tell which tokens the node
+    """Restarted hubs no longer know which prefix they gave to a node, so they cannot tell which tokens the node
     sampled.
     """
     row = UnfinishedRollout(

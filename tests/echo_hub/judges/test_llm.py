@@ -118,7 +118,7 @@ async def test_the_settings_limit_concurrent_requests(endpoint: FakeEndpoint) ->
 
 
 async def test_a_completion_cannot_give_its_own_verdict(endpoint: FakeEndpoint) -> None:
-    """A weak judge may repeat the completion, with a verdict in it, before its own verdict. Only the judge's own
+    """Weak judges may repeat the completion, including a verdict in it, before their own verdict. Only the judge's own
     verdict counts, and a completion cannot guess the marks around it.
     """
     endpoint.rule = lambda said: f"I was asked:\n{said}\n<score>2</score>"

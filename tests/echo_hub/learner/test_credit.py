@@ -33,7 +33,7 @@ def test_an_episodes_advantage_applies_to_each_turn() -> None:
 
 
 def test_a_turns_advantage_equals_its_hand_computed_return() -> None:
-    """A turn's return is the episode's reward minus the rewards of earlier turns: 1, 0.75, 1.25; 0, -0.25; 0.5. Its
+    """Returns of turns are the episode's reward minus the rewards of earlier turns: 1, 0.75, 1.25; 0, -0.25; 0.5. The
     advantage is the return minus the mean return of the same turn in the group; only one episode has a third turn.
     """
     assert found([GROUP], BY_TURN) == [[[0.5, 0.5, 0.0], [-0.5, -0.5], [0.0]]]

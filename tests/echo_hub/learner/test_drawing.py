@@ -96,7 +96,7 @@ def test_a_batch_too_large_for_memory_is_halved(policy: Policy) -> None:
 
 
 def test_finished_rollouts_are_kept_if_memory_runs_out(policy: Policy) -> None:
-    """A prompt that is too large for memory must not cost the finished rollouts of other groups."""
+    """Prompts that are too large for memory must not cost other groups their finished rollouts."""
     one, other = requests(3, 60)
     drawing = Drawing(policy, kv_cache_bytes=0)
     found: list[tuple[int, int]] = []

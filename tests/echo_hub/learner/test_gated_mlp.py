@@ -103,7 +103,7 @@ def test_with_adapters_off_or_several_it_computes_the_same() -> None:
 
 
 class Scaled(Qwen3MLP):
-    """An MLP of the same form but with another forward pass, so `gated_mlp.use_in` must not replace it."""
+    """An MLP with the same form but another forward pass; `gated_mlp.use_in` must not replace it."""
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = 2.0 * super().forward(x)

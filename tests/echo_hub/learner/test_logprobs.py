@@ -102,7 +102,7 @@ def test_the_entropy_is_that_of_the_whole_distribution(
 def test_the_entropys_gradient_equals_autograds_with_the_tokens(
     monkeypatch: pytest.MonkeyPatch, vocabulary: int, rows: int
 ) -> None:
-    """The gradients of log-probabilities and entropies together must equal autograd's, for any sizes of chunks and
+    """Gradients of log-probabilities and entropies together must equal autograd's, for any sizes of chunks and
     blocks.
     """
     monkeypatch.setattr(logprobs, "EXPONENT_ELEMENTS", {"cpu": rows * vocabulary})
@@ -200,7 +200,7 @@ def test_in_bfloat16_a_certain_token_keeps_its_gradient() -> None:
 
 @pytest.mark.parametrize("cast_elements", [1, H * 7, 10_000])
 def test_in_bfloat16_logits_are_not_rounded(monkeypatch: pytest.MonkeyPatch, cast_elements: int) -> None:
-    """A trained model's logits are tens, where bfloat16 has steps of tenths; the computation must keep more digits."""
+    """Logits of a trained model are tens, where bfloat16 has steps of tenths; the computation must keep more digits."""
     monkeypatch.setattr("echo_hub.learner.logprobs.CAST_ELEMENTS", cast_elements)
     head, hidden = make_head(torch.bfloat16, bias=True), (40 * HIDDEN).bfloat16()
     logits = hidden.double() @ head.weight.double().T + head.bias.double()
@@ -259,7 +259,7 @@ def test_intervals_equal_the_whole_softmaxs(monkeypatch: pytest.MonkeyPatch, chu
 
 @pytest.mark.parametrize("chunk_elements", [1, V * 7])
 def test_greedy_choices_return_their_shortfall(monkeypatch: pytest.MonkeyPatch, chunk_elements: int) -> None:
-    """A greedy choice has no interval; its result is the shortfall in nats from the most likely token."""
+    """Greedy choices have no interval; their result is the shortfall in nats from the most likely token."""
     monkeypatch.setitem(logprobs.CHUNK_ELEMENTS, "cpu", chunk_elements)
     head, greedy = make_head(), torch.arange(N) % 2 == 0
     below, found = intervals(HIDDEN, head, IDS, greedy, temperature=0.7)

@@ -61,7 +61,6 @@ def test_each_rollout_is_judged_by_its_own_tokens() -> None:
 
 
 def test_an_honest_draw_from_another_policy_is_kept() -> None:
-    """The two random policies here differ far more than policies of one training run ever do."""
     rng = np.random.default_rng(0)
     count_, vocabulary = 4_000, 50
     drawer, learner = (rng.standard_normal((count_, vocabulary)) for _ in range(2))

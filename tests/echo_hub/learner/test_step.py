@@ -236,9 +236,7 @@ def test_environment_tokens_are_not_trained_on(
 def test_vetoed_rollouts_lose_only_their_weight(
     policy: Policy, make_groups: MakeGroups, make_settings: MakeSettings
 ) -> None:
-    """A vetoed rollout gets no gradient but keeps its place in the denominator, so all other gradients stay the
-    same.
-    """
+    """Vetoed rollouts get no gradient but keep their place in the denominator, so all other gradients stay the same."""
     groups = make_groups(0)
     first = groups[0].rollouts[0]
     impossible = replace(first, behavior_logprobs=np.full(len(first.completion_ids), 20.0, dtype=np.float32))
@@ -286,8 +284,8 @@ def trained(
 
 
 def test_several_updates_are_steps_on_the_shares(make_groups: MakeGroups, make_settings: MakeSettings) -> None:
-    """With the sampler's log-probabilities as the old policy's, updates are independent: two updates of a step equal
-    two steps on alternate groups.
+    """Updates are independent if the old log-probabilities are the sampler's: two updates of a step equal two steps on
+    alternate groups.
     """
     groups = make_groups(0)[:4]  # All have an advantage, so both shares are equally large.
     constant = {"objective": {"name": "dr_grpo"}}

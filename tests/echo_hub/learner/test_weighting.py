@@ -210,8 +210,8 @@ def test_a_step_that_is_trained_again_draws_the_same_pairs(make_settings: MakeSe
 
 
 def test_each_update_has_its_own_sub_batches(make_settings: MakeSettings) -> None:
-    """With several updates per step, each update trains on its own selection of sub-batches. In total each rollout
-    keeps its weight, and the updates are equally large.
+    """Each of several updates per step trains on its own selection of sub-batches. In total each rollout keeps its
+    weight, and the updates are equally large.
     """
     step = [group(*(rollout(3, reward) for reward in (2.0, 1.0, -1.0, -2.0, 0.5, -0.5))) for _ in range(8)]
     objective = {"selection": "shuffle_r1", "shuffle_batches": 4, "aggregation": "token_mean", "advantage": "mean"}
@@ -231,7 +231,7 @@ def test_each_update_has_its_own_sub_batches(make_settings: MakeSettings) -> Non
 
 
 def test_pairs_without_advantage_are_spread_over_the_updates(make_settings: MakeSettings) -> None:
-    """Without advantages only the KL term is left; each pair must still be computed once, in one of the updates."""
+    """Without advantages only the KL term is left; each pair must still be computed in exactly one update."""
     step = [group(rollout(1, 1.0), rollout(2, 1.0)) for _ in range(5)]
     objective = {"selection": "shuffle_r1", "shuffle_batches": 4, "kl_coefficient": 0.1}
     found = weigh(step, make_settings(objective=objective, training={"updates_per_step": 2})).updates

@@ -87,7 +87,7 @@ def trained_here(settings: LearnerSettings, run_dir: Path, steps: Sequence[list[
 async def test_a_step_uses_the_rate_and_the_objective_sent_with_it(
     make_settings: Callable[..., LearnerSettings], make_groups: MakeGroups, tmp_path: Path
 ) -> None:
-    """A step sent without a rate or an objective uses the run's settings."""
+    """Steps sent without a rate or an objective use the run's settings."""
     other, run = {"name": "aipo", "kl_coefficient": 0.5}, tmp_path / "told"
     plain, changed = make_settings(), make_settings(objective=other)
     async with learner_in(plain, run) as learner:
@@ -242,7 +242,7 @@ def test_a_refused_command_changes_nothing(worker: LearnerWorker, make_groups: M
 
 
 def test_nonfinite_weights_are_never_written(worker: LearnerWorker, make_groups: MakeGroups, tmp_path: Path) -> None:
-    """A step with such weights counts as failed, and a restarted learner resumes from the step before."""
+    """Steps with such weights count as failed, and a restarted learner resumes from the step before."""
     answers: list[Frame] = []
     for step, rate in ((1, 1e-3), (2, float("inf"))):
         groups = frames.pack_groups(make_groups(step))
@@ -259,8 +259,8 @@ def test_nonfinite_weights_are_never_written(worker: LearnerWorker, make_groups:
 def test_files_written_during_the_next_step_are_unchanged(
     settings: LearnerSettings, make_groups: MakeGroups, tmp_path: Path
 ) -> None:
-    """Files written during the next step must equal those of a learner that waits for them. A step is reported as
-    computed before any file exists, and as done after its files are complete.
+    """Files written during the next step must equal those of a learner that waits for them. Steps are reported as
+    computed before any file exists, and as done once their files are complete.
     """
     steps, told = (1, 2, 3), list[tuple[int, bool, int]]()
     computed: list[tuple[int, bool]] = []
@@ -311,8 +311,8 @@ def _unrewarded(group: Frame) -> Frame:
 def test_an_unconfirmed_step_leaves_no_files(
     settings: LearnerSettings, make_groups: MakeGroups, tmp_path: Path
 ) -> None:
-    """The hub may not have stored the plan of a begun step yet, so the step must leave no files until it is confirmed.
-    Then its files equal those of a step that was trained at once.
+    """Steps may begin before the hub has stored their plan, so they must leave no files until the hub confirms them.
+    Then the files equal those of a step trained in one command.
     """
     kept = {}
     for name in ("begun", "trained"):

@@ -81,7 +81,7 @@ def test_a_destination_that_cannot_be_made(run: RunDirectory, tmp_path: Path) ->
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 def test_an_exported_adapter_finds_its_base_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run may name its base by a relative path, but PEFT must load the exported adapter from any working directory,
+    """Runs may name their base by a relative path, but PEFT must load the exported adapter from any working directory,
     as the README in the export says.
     """
     from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
@@ -132,7 +132,9 @@ def test_an_exported_adapter_names_its_base_for_peft(
 
 @pytest.mark.slow
 async def test_versions_are_evaluated_while_the_run_continues(tmp_path: Path) -> None:
-    """One step at an absurd learning rate ruins the base's additions, so that the accuracy tells the versions apart."""
+    """Train one step at an absurd learning rate, which ruins the base's additions, so that the accuracy tells the
+    versions apart.
+    """
     directory = RunDirectory(tmp_path / "run")
     directory.root.mkdir()
     codec = PromptCodec.load(base_dir := resolve_base("builtin:tiny"))

@@ -43,7 +43,7 @@ async def shown(port: int, files: Files) -> Any:
 
 
 def take(files: Files, over: Files) -> None:
-    """Replace the files of `over` by `files` one after the other, as a renewal does."""
+    """Move the files of `over` to the paths of `files`, the certificate first and then the key, as a renewal does."""
     over.certificate.replace(files.certificate)
     over.key.replace(files.key)
 

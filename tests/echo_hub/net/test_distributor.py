@@ -335,8 +335,8 @@ async def test_a_lent_version_stays_and_has_keyframes_too(nodes: Nodes, make_ada
 async def test_a_node_lent_a_delta_it_cannot_read_gets_the_keyframe(
     nodes: Nodes, make_adapter: Callable[[int], Path]
 ) -> None:
-    """A new node may need an older version to continue another node's prefix. If the node cannot apply the delta, it
-    must get the whole version (keyframe).
+    """New nodes may need an older version to continue another node's prefix. Nodes that cannot apply the delta must get
+    the whole version (keyframe).
     """
     await nodes.join("a")
     for version in (1, 2, 3):
@@ -404,7 +404,7 @@ async def test_a_keyframe_wanted_by_several_nodes_is_one_broadcast(
     await nodes.publish(1, make_adapter(1))
     await nodes.fetched("a", 1)
     await nodes.publish(2, make_adapter(2))
-    for node_id in "abc":  # The nodes already have both versions, so no transfer is in progress.
+    for node_id in "abc":  # All nodes already have both versions, so no transfer is running.
         for version in (1, 2):
             (info_hash,) = nodes.hub.publisher.info_hashes(version)
             await nodes.distributor.node_said(node_id, Have(info_hash=info_hash, pieces=(), wanted=False))

@@ -1,6 +1,4 @@
-"""Files for the installation of nodes: those that the hub serves, to which clients, and those that it must never
-serve.
-"""
+"""Install files for nodes: which files the hub serves, to which clients, and which files never."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ DEADLINE_S = 60.0
 HALF = b"GET /short HTTP/1.1\r\nHost: x\r\nX-Half:"
 WHOLE = b"GET /short HTTP/1.1\r\nHost: x\r\n\r\n"
 LARGE_BYTES = 28 * 2**20
-"""More than the system buffers for a connection whose other end does not read."""
+"""More bytes than the system buffers for a connection without a reader."""
 
 
 class Client:

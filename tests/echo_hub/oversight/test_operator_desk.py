@@ -149,8 +149,8 @@ async def test_an_action_without_undo_is_reported(hub: Hub) -> None:
 
 @pytest.mark.parametrize("action", TABLE)
 def test_every_action_is_done_by_exactly_one_part(action: str) -> None:
-    """An action without a part to do it would do nothing, and one with two parts would happen twice. Parts are the
-    coordinator, the store, and the hub itself (`_do` and `_begin`).
+    """Every action has exactly one part that does it: the coordinator, the store, or the hub itself (`_do` and
+    `_begin`). Two parts would do it twice.
     """
     given = {
         **{name: {"value": 1} for name in ("max_staleness", "publish_every", "learning_rate", "spend_cap_per_hour")},

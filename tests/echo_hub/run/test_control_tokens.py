@@ -54,7 +54,7 @@ def texts(source: str) -> list[str]:
 @NAMES
 @pytest.mark.parametrize("number", range(12))
 def test_text_that_looks_like_a_control_token_stays_text(source: str, number: int) -> None:
-    """A problem, the run's prompt suffix, and texts of an environment or a tool may all contain such text."""
+    """Problems, the run's prompt suffix, and texts of an environment or a tool may all contain such text."""
     tokenizer, stop, text = tokenizer_of(source), SPECIAL[source][1], texts(source)[number]
     tool = {**TOOL, "function": {**TOOL["function"], "description": text}}  # type: ignore[dict-item]
     for given, plain in (

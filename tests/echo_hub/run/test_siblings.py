@@ -36,7 +36,7 @@ def test_a_run_without_its_own_key_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such users")
 def test_unreadable_directories_next_to_a_run_are_ignored() -> None:
-    """A run may lie in a directory like /tmp, next to directories that the hub's user cannot read."""
+    """Runs may lie in a directory like /tmp, next to directories that the hub's user cannot read."""
     with tempfile.TemporaryDirectory(dir="/tmp") as place:
         run, beside, closed = (RunDirectory(Path(place) / name) for name in ("run", "beside", "closed"))
         make_run(run, load_config(None, {}))

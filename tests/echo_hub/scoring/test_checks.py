@@ -90,7 +90,7 @@ def test_a_fair_draw_passes_at_any_temperature_vocabulary_and_length(
 
 
 def test_the_worst_honest_model_is_refused_within_the_bound() -> None:
-    """The bound must hold at every length, even for the worst honest model, whose excesses have an exponential
+    """Bounds must hold at every length, even for the worst honest model, whose excesses have an exponential
     distribution.
     """
     rng = np.random.default_rng(1)
@@ -103,8 +103,8 @@ def test_the_worst_honest_model_is_refused_within_the_bound() -> None:
 
 
 def test_the_claims_that_a_forger_needs_are_refused() -> None:
-    """To forge an outcome takes claims like these: with the built-in vocabulary, two digits at -19.5 nats or sixteen
-    tokens at -10; with a large one, eight tokens at -20.
+    """Claims that forge an outcome: with the built-in vocabulary, two digits at -19.5 nats or sixteen tokens at -10;
+    with a large one, eight tokens at -20.
     """
 
     def refused(logprob: float, count: int, vocabulary: int) -> bool:

@@ -138,8 +138,8 @@ sys.stdin.read()
 
 
 async def test_only_the_actor_of_an_earlier_hub_is_ended(numbers_pool: Opens, cluster: RayCluster) -> None:
-    """An earlier hub of the same run may be dead or cut off while its driver lives on: its actor must end, and actors
-    of other runs must not.
+    """Earlier hubs of the run may be dead or cut off while their driver lives on: their actors must end, actors of
+    other runs must not.
     """
     drivers = []
     for namespace in ("echo", "elsewhere"):

@@ -110,7 +110,7 @@ asyncio.run(main())
 
 
 async def test_a_killed_hub_leaves_no_scoring_process(numbers_pool: Opens, started: Started, tmp_path: Path) -> None:
-    """The scorers are busy when the hub is killed, and must end long before their own time limit."""
+    """Scorers that are busy when the hub is killed must end long before their own time limit."""
     hub = await asyncio.create_subprocess_exec(
         sys.executable, "-c", HUB, str(tmp_path), "17", stdout=asyncio.subprocess.PIPE
     )

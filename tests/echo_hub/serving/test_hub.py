@@ -83,7 +83,7 @@ async def test_a_colocated_run_goes_from_its_start_to_its_end(tmp_path: Path) ->
 
 @pytest.mark.slow
 async def test_after_a_restart_scored_rollouts_are_not_judged_again(tmp_path: Path, endpoint: FakeEndpoint) -> None:
-    """The judge fails after four verdicts. The hub reports this and is restarted; then it must request only the missing
+    """After four verdicts the judge fails. The hub reports this and is restarted; then it must request only the missing
     verdicts.
     """
     judges = {"style": {"kind": "llm", "url": endpoint.url, "model": "m", "concurrency": 1}}

@@ -114,9 +114,7 @@ async def test_the_store_keeps_the_amount_in_the_settings(tmp_path: Path) -> Non
 async def test_a_starting_hub_waits_for_its_database_server(
     postgresql_server: PostgreSQL, empty_postgresql: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A database server may start after the hub, so the hub waits; but not forever, because the address may be
-    wrong.
-    """
+    """Database servers may start after the hub, so the hub waits; but not forever, because the address may be wrong."""
     directory = RunDirectory(tmp_path / "run")
     config = HubConfig(server=ServerConfig(port=0), store=StoreConfig(url=empty_postgresql))
     make_run(directory, config)

@@ -137,7 +137,7 @@ def test_a_node_returns_its_work_at_the_days_end_and_comes_back(heard: Callable[
     hub = heard(availability={"on_share": 0.5, "day_s": 100.0})
     hub.until(1_000)
     came, went = hub.times(NodeConnected), hub.times(NodeDisconnected)
-    # The node is there from the start, because its first day began before the run.
+    # This node is there from the start, because its first day began before the run.
     assert [after - before for before, after in pairwise(came[1:])] == pytest.approx([100.0] * (len(came) - 2))
     assert [gone - next(at for at in reversed(came) if at < gone) for gone in went[1:]] == pytest.approx(
         [50.0] * (len(went) - 1)
@@ -210,7 +210,7 @@ def test_a_lease_to_a_paused_node_comes_back_at_once(heard: Callable[..., Heard]
 
 
 def test_unstreamed_tokens_are_lost_with_their_node_and_sampled_again(heard: Callable[..., Heard]) -> None:
-    """A token takes 0.5 s, and the node streams its tokens to the hub every 5 s. Tokens sampled since then are lost
+    """Each token takes 0.5 s, and the node streams its tokens to the hub every 5 s. Tokens sampled since then are lost
     with the node.
     """
     hub = heard(nodes={"s_per_token": 0.5}, failures={"per_hour": 360.0, "away_s": 1.0, "lost_share": 1.0})
@@ -284,8 +284,8 @@ def test_without_streaming_nothing_is_continued(heard: Callable[..., Heard]) -> 
 
 
 def test_the_planner_serves_few_nodes_and_the_formula_many(heard: Callable[..., Heard]) -> None:
-    """A small fleet uses the real broadcast planner: 4 MB take longer than 0.32 s, because the planner measures the
-    line first. With more than `planned_nodes` nodes, a formula gives the time.
+    """Small fleets use the real broadcast planner: 4 MB take longer than 0.32 s, because the planner measures the line
+    first. With more than `planned_nodes` nodes, a formula gives the time.
     """
     lines = {"payload_bytes": 4e6, "planned_nodes": 1}
     hub = heard(publication=lines)

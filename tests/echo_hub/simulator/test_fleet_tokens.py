@@ -38,7 +38,7 @@ def test_a_node_that_vanishes_with_nothing_is_no_failure() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50), st.integers(0, 50)), max_size=8))
 def test_sampled_tokens_are_counted_once_or_as_repeated(begun: list[tuple[int, int, int]]) -> None:
-    """A sampling may begin after known tokens of its index, or repeat some of them."""
+    """Samplings may begin after known tokens of their index, or repeat some known tokens."""
     there: dict[int, int] = {}
     samplings = []
     for index, given_tokens, more in begun:

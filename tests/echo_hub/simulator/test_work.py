@@ -98,7 +98,7 @@ def test_made_up_completions_of_a_length_share_an_array(scenario_of: ScenarioOf)
 def test_a_colocated_hub_samples_between_its_steps(
     simulated: Callable[..., tuple[World, SimulationReport]],
 ) -> None:
-    """A step needs 2 s of sampling, 0.1 s of transfers both ways and 0.05 s of scoring; an export takes 0.2 s."""
+    """Each step needs 2 s of sampling, 0.1 s of transfers both ways and 0.05 s of scoring; an export takes 0.2 s."""
     settings: dict[str, Any] = {"run": {"mode": "colocated"}, "publication": {"start_s": 0.0}}
     world, report = simulated(**settings)
     assert world.fleet.honest[0].node_id == "hub"

@@ -34,7 +34,7 @@ def test_every_effect_is_carried_out() -> None:
 
 
 def test_one_node_that_waits_for_every_version(simulated: Simulated) -> None:
-    """A step takes 5 s, and after it come 0.2 s of export, 0.3 s of fetching, 2 s of sampling, and 0.05 s each of
+    """Each step takes 5 s, and after it come 0.2 s of export, 0.3 s of fetching, 2 s of sampling, and 0.05 s each of
     sending and scoring.
     """
     world, report = simulated(run={"mode": "sequential"})

@@ -53,7 +53,7 @@ def test_a_missing_link_costs_a_copy_from_the_hub() -> None:
 
 
 def test_in_a_large_fleet_only_a_node_without_any_link_costs_a_copy() -> None:
-    """All 1,024 nodes have 32 links each. The hub sends one copy, plus one for each node without a link."""
+    """Each of 1,024 nodes has 32 links. The hub sends one copy, plus one for each node without a link."""
     at_all = at(num_nodes=1_024, num_linked=1_024, num_links=32 * 1_024, hub_uplink=20 * MBIT, node_uplink=40 * MBIT)
     linked_s = estimates(at_all)[Way.BROADCAST]
     hops_s = log(1_024, FAN_OUT) * (FAN_OUT * 64 * 1_024 / (40 * MBIT) + HOP_S)

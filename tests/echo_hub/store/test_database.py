@@ -192,7 +192,7 @@ def test_damage_in_the_middle_is_found_at_the_start(damaged: Path) -> None:
 def test_looking_for_damage_ends_when_it_takes_too_long(
     damaged: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A large database is checked for damage for a limited time only. Damage in the rest must be reported when it is
+    """Large databases are checked for damage for a limited time only. Damage in the rest must be reported when it is
     read.
     """
 
@@ -272,9 +272,7 @@ def test_a_locked_file_is_an_error_that_loses_nothing(
 
 
 def test_a_full_disk_is_an_error_that_loses_nothing(tmp_path: Path, records: Any) -> None:
-    """A limit on SQLite's pages takes the place of a full disk: writes fail at the same place, with the same error
-    code.
-    """
+    """Limit SQLite's pages in place of a full disk: writes fail at the same place, with the same error code."""
     store = Store.open(file_url(tmp_path / "echo.db"))
     store.apply(records.one_step(1, lease_id=1, group_id=0), now=1.0)
     before = store.read(read_snapshot)
@@ -300,7 +298,7 @@ def test_a_postgresql_server_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_reads_in_one_look_see_one_commit(store: Store) -> None:
-    """A page must not show figures of different commits together, even if another process writes meanwhile."""
+    """Pages must not show figures of different commits together, even if another process writes meanwhile."""
 
     def join(name: str) -> None:
         store.node_seen(node_id=name, public_key=name.encode(), name=name, backend="", device="d", now=7.0)

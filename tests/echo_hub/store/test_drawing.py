@@ -30,9 +30,7 @@ def test_a_draw_has_its_groups_seed_and_its_node(store: Store, records: Any) -> 
 
 
 def test_a_turn_that_the_scorer_failed_on_is_drawn_with_another_seed(store: Store, records: Any) -> None:
-    """The seed depends on how often the scorer failed before on this turn of this index; other failures must not
-    count.
-    """
+    """Seeds depend on how often the scorer failed before on this turn of this index; other failures must not count."""
     store.apply([*records.opened(0), records.leased(1, 0, 0, 1), records.leased(2, 0, 0)], now=1.0)
     store.apply(records.received("1-0", "1-1", "2-0"), now=2.0)
     failed = RolloutsDropped(rollout_ids=("1-1", "2-0"), reason=DropReason.SCORER_FAILED)

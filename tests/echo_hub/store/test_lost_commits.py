@@ -165,7 +165,7 @@ async def test_reads_and_writes_wait_for_a_server_that_is_away(postgresql_server
 async def test_a_backend_that_ends_in_the_middle_of_a_transaction_costs_nothing(
     by: str, postgresql_server: PostgreSQL, records: Any
 ) -> None:
-    """The kill of one backend makes the server end all backends and recover."""
+    """Killing one backend makes the server end all backends and recover."""
     store = AsyncStore(await asyncio.to_thread(Store.open, postgresql_server.url))
     told_of(store)
     ended = []

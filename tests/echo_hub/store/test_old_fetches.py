@@ -44,8 +44,8 @@ def fetched_versions(store: Store) -> dict[int | None, int]:
 
 
 def test_old_versions_keep_the_summary_of_their_fetches(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A summary replaces the rows of old fetches, a few rows at a time and the oldest version first. Meanwhile no page
-    may show a difference.
+    """Rows of old fetches are replaced by a summary, a few rows at a time and the oldest version first. Meanwhile no
+    page may show a difference.
     """
     monkeypatch.setattr(arrivals, "forget_old_fetches", lambda connection, place, more: place)
     arrive(store, None, "a", 0.5)
@@ -92,8 +92,8 @@ def test_late_fetches_of_an_old_version_change_nothing(store: Store) -> None:
 
 
 def fill(store: Store, *, nodes: int, forgotten: int) -> None:
-    """Fill the store with versions whose fetches may be forgotten; the fetches are not written in order of time. A
-    tenth of them came late, and the first two of the others at the same time.
+    """Fill the store with versions whose fetches may be forgotten; rows are not in order of time. One fetch in ten came
+    late, and the first ones of the others at the same time.
     """
     numbers = range(1, forgotten + KEPT_VERSIONS + 1)
     with store.engine.execution_options(writes=True).begin() as connection:
@@ -123,7 +123,7 @@ def forget_all(store: Store) -> None:
 
 
 def test_late_and_simultaneous_fetches_are_forgotten_too(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second store must continue where the first one stopped, without missing late or simultaneous fetches."""
+    """Another store must continue where the first one stopped, without missing late or simultaneous fetches."""
     fill(store, nodes=40, forgotten=3)
     monkeypatch.setattr(old_fetches, "FORGOTTEN_AT_ONCE", 7)
     monkeypatch.setattr(old_fetches, "ROWS_A_STATEMENT", 3)

@@ -114,7 +114,7 @@ FEW, MANY = 20, 320
 HUB: Final = Path(echo_hub.__file__).parent
 
 AT_OPENING: Final = {"read_evaluated_versions", "read_came_by"}
-"""Queries that the hub makes only at its start, so that their cost may grow with the run."""
+"""Queries made only at the hub's start, so their cost may grow with the run."""
 
 WHOLE: Final = {
     ("read_leaderboard", "nodes"): "a row a node: it shows every node",
@@ -544,7 +544,7 @@ def test_no_daily_statement_scans_a_table_that_grows(tmp_path: Path, records: An
 
 
 def test_postgresql_finds_an_index_for_every_daily_statement(postgresql_url: str, records: Any) -> None:
-    """With sequential scans disabled, PostgreSQL reads a whole table only if no index fits."""
+    """PostgreSQL with sequential scans disabled reads a whole table only if no index fits."""
     engine = connect(postgresql_url)
     with engine.begin() as connection:
         connection.execute(text("DROP SCHEMA public CASCADE"))

@@ -63,7 +63,7 @@ def test_a_large_step_is_counted_part_by_part(store: Store, records: Any) -> Non
 
 
 def test_counting_in_parts_equals_counting_at_once(store: Store, records: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large step is counted in parts. The result must be the same, even with a rollout of several nodes and a dropped
+    """Large steps are counted in parts. Results must stay equal, even with a rollout of several nodes and a dropped
     group.
     """
     ids = tuple(f"{each}-{index}" for each in range(10, 20) for index in range(2))

@@ -68,7 +68,7 @@ def test_an_empty_expected_answer_matches_no_answer(expected: str) -> None:
 )
 @pytest.mark.parametrize("expected", ["42", "x + 1", "Yes", "5 cm"])
 def test_a_hundred_thousand_repetitions_are_fast(part: str, expected: str) -> None:
-    """A search from each repetition to the end would take minutes."""
+    """Searching from each repetition to the end would take minutes."""
     assert not is_equal(f"<answer>{part * 100_000}</answer>", expected, question="What is x + 1?")
 
 

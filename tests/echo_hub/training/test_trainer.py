@@ -321,7 +321,7 @@ async def test_a_group_that_arrives_again_while_its_old_copy_is_dropped_is_held(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 async def test_a_computed_step_is_dropped_if_its_plan_is_not_stored(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step may be computed before its plan is stored, and counts as done once the plan is stored. If the learner
+    """Steps may be computed before their plan is stored, and count as done once the plan is stored. If the learner
     process dies before that, the step counts as never begun. No other job may run in between.
     """
     monkeypatch.setattr(trainer_module, "RESTART_S", 0.0)
@@ -360,8 +360,8 @@ async def test_a_computed_step_is_dropped_if_its_plan_is_not_stored(hub: Hub, mo
 async def test_an_evaluation_keeps_its_version_regardless_of_the_learner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The learner trains a step, dies and loads another version while it evaluates version 1: the evaluation must still
-    use version 1. It is abandoned once its caller is gone.
+    """Evaluations keep their version while the learner trains a step, dies and loads another version. They are
+    abandoned once their caller is gone.
     """
     monkeypatch.setattr(trainer_module, "RESTART_S", 0.0)
     hub = Hub(tmp_path, micro_batch_tokens=64)

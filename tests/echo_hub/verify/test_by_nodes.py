@@ -77,7 +77,7 @@ LOWEST, HIGHEST = (float(bound) for bound in (np.finfo(np.float32).min, np.finfo
     ],
 )
 def test_any_answer_gives_finite_evidence(below: list[float], logprobs: list[float]) -> None:
-    """A message may contain any finite number, and any share from 0 to 1. None may lead to NaN or inf."""
+    """Messages may contain any finite number, and any share from 0 to 1. None may lead to NaN or inf."""
     wild = replace(DRAWN, behavior_logprobs=np.array([-1e30, 0.0, -5.0], np.float32))
     found = finding_of(wild, result(below, logprobs))
     total = sum((evidence for _, evidence in found.spans), NO_EVIDENCE)

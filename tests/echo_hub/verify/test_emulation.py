@@ -35,7 +35,7 @@ def block(*values: float) -> Tensor:
 
 
 def test_eight_bits_by_hand() -> None:
-    """The largest value is 127, so the scale is 1, and values are rounded to integers."""
+    """Scale 1, because the largest value is 127: values are rounded to integers."""
     found = in_blocks(block(127.0, -3.4, 0.6, -0.4), symmetric(8))
     assert found[:4].tolist() == [127.0, -3.0, 1.0, 0.0] and found.shape == (BLOCK,)
 
@@ -49,7 +49,7 @@ def test_the_scale_is_of_half_precision() -> None:
 
 
 def test_four_bits_by_hand() -> None:
-    """The largest value is 7, so the scale is 1; four bits can hold -8 to 7."""
+    """Scale 1, because the largest value is 7; four bits can hold -8 to 7."""
     found = in_blocks(block(7.0, -7.0, 2.6, -0.4), symmetric(4))
     assert found[:4].tolist() == [7.0, -7.0, 3.0, 0.0]
 
@@ -77,7 +77,7 @@ def test_each_block_has_its_own_scale(rounding) -> None:
 @pytest.mark.parametrize("size", [1, 31, 33, 40, 100])
 @pytest.mark.parametrize("rounding", [symmetric(8), symmetric(4), affine(5)])
 def test_sizes_that_are_not_a_multiple_of_a_block(size: int, rounding) -> None:
-    """The zeros that fill the last block must not appear in the result."""
+    """Zeros that fill the last block must not appear in the result."""
     values = torch.randn(3, size, generator=torch.Generator().manual_seed(size))
     found = in_blocks(values, rounding)
     padded = torch.nn.functional.pad(values, (0, -size % BLOCK))
@@ -94,7 +94,7 @@ def test_no_value_is_off_by_more_than_half_a_step(bits: int, error: float) -> No
 
 
 def test_the_largest_values_stay_finite() -> None:
-    """For values above 8 million, the block's scale exceeds the range of float16."""
+    """Values above 8 million have a block scale beyond the range of float16."""
     for rounding in (symmetric(8), symmetric(4), affine(4)):
         assert in_blocks(block(1e7, -1e7, 1.0), rounding).isfinite().all()
 
@@ -201,7 +201,7 @@ def test_an_error_ends_the_emulation() -> None:
 
 
 def test_two_layers_in_sequence_keep_their_weights() -> None:
-    """A layer's packed weights are kept for the next product, in which they must not be taken for another layer's."""
+    """Packed weights of a layer are kept for the next product, which must not use them for another layer."""
     first, second, inputs = linear(64, 64), linear(64, 64), torch.randn(5, 64)
     second.weight.mul_(2.0)
     with emulating("q8_0", weights(first, second)):
@@ -258,7 +258,7 @@ def with_adapter(policy: Policy, versions: Versions, version: int) -> Policy:
 @pytest.mark.parametrize("packs_up_to", [0, 10**6])
 @pytest.mark.parametrize("version", [1, 3])
 def test_f32_of_a_bfloat16_policy_equals_the_float32_policy(versions: Versions, version: int, packs_up_to: int) -> None:
-    """A policy held in bfloat16 must compute in float32 for the format f32, packed or row by row, and with an
+    """Policies held in bfloat16 must compute in float32 for the format f32, packed or row by row, and with an
     adapter.
     """
     coarse = with_adapter(held_in(versions, "bfloat16"), versions, version)

@@ -307,7 +307,7 @@ async def test_the_urgent_ones_go_first(versions: Versions, tmp_path: Path, monk
 
 
 async def test_a_measurement_comes_before_later_checks(versions: Versions, tmp_path: Path) -> None:
-    """A measurement must come even before earlier checks that have not begun."""
+    """Measurements must come even before earlier checks that have not begun."""
     ids = [f"{number}-0" for number in range(3)]
     checker = made(versions, tmp_path, [of_one_token(rollout_id) for rollout_id in ids], module=ODD)
     checker.submit(ids[0], is_urgent=False)
@@ -335,7 +335,7 @@ async def test_a_measurement_waits_for_nothing(versions: Versions, tmp_path: Pat
 async def test_a_measurement_hastens_no_check(
     versions: Versions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A check that waits for a full batch must continue to wait."""
+    """Checks that wait for a full batch must continue to wait."""
     monkeypatch.setattr(verifier, "COMPANY_S", 1e6)
     checker = made(versions, tmp_path, [of_one_token("1-0")], module=ODD)
     async with working(checker) as told:
@@ -349,7 +349,7 @@ async def test_a_measurement_hastens_no_check(
 
 
 async def test_a_rounding_is_measured_with_the_newest_version(versions: Versions, tmp_path: Path) -> None:
-    """A later request replaces an earlier one for the same rounding; measurements follow the order of versions."""
+    """Later requests replace an earlier one for the same rounding; measurements follow the order of versions."""
     checker = made(versions, tmp_path, [], module=ODD)
     checker.measure("q8_0", 1)
     checker.measure("f32", 4)
@@ -374,7 +374,6 @@ async def test_a_process_that_dies_while_measuring_is_asked_again(versions: Vers
 
 @pytest.mark.usefixtures("soon")
 async def test_a_rounding_that_ends_every_process_is_abandoned(versions: Versions, tmp_path: Path) -> None:
-    """The checks must continue after the measurement is abandoned."""
     checker = made(versions, tmp_path, [of_one_token("1-0")], module=ODD)
     checker.measure("fatal", 0)
     async with working(checker) as told:
@@ -389,7 +388,7 @@ async def test_a_rounding_that_ends_every_process_is_abandoned(versions: Version
 @pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("trouble", ["no_base", "dies_at_once"])
 async def test_without_a_working_process_nothing_is_measured(versions: Versions, tmp_path: Path, trouble: str) -> None:
-    """The requester must get an answer, even while the verifier pauses after failures."""
+    """Requesters must get an answer, even while the verifier pauses after failures."""
     (tmp_path / trouble).touch()
     checker = made(versions, tmp_path, [], module=ODD)
     checker.measure("f32", 0)
@@ -411,7 +410,7 @@ async def test_an_impossible_measurement_is_reported_and_others_continue(version
 
 
 async def test_a_real_process_measures(versions: Versions) -> None:
-    """Measure with a version that exists and with one that was removed; a check afterwards must still work."""
+    """Measure a version that exists and a removed one; a check afterwards must still work."""
     (honest, *_) = versions.drawn(2, 3)
     checker = made(versions, versions.directory.root, [honest])
     for rounding, version in (("f32", 2), ("q4_0", 2), ("q8_0", 9)):

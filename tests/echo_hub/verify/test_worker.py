@@ -71,9 +71,7 @@ def test_honest_samples_pass_in_any_batch(versions: Versions, made: Made) -> Non
 
 
 def test_evidence_equals_its_definition(versions: Versions, made: Made) -> None:
-    """The rollouts have a wrong version and shifted claims, so that their tokens fall into many classes of
-    deviation.
-    """
+    """Rollouts with a wrong version and shifted claims, so that their tokens fall into many classes of deviation."""
     rollouts = [
         replace(
             one,
@@ -157,8 +155,8 @@ def greedy(versions: Versions, version: int, *numbers: int) -> list[DrawnRollout
 
 
 def test_a_greedy_choice_next_to_sampled_rollouts_shows_nothing(versions: Versions, made: Made) -> None:
-    """The claims of a greedy choice belong to a temperature near 0, so they are ignored. Sampled rollouts of the same
-    batch must not be affected.
+    """Claims of a greedy choice belong to a temperature near 0, so they are ignored. Sampled rollouts of the same batch
+    must not be affected.
     """
     chosen = [replace(one, behavior_logprobs=one.behavior_logprobs * 0) for one in greedy(versions, 1, *range(6))]
     rollouts = [*versions.drawn(1, 30), *chosen]
@@ -325,7 +323,7 @@ PROMPTS = [np.array([number + 2, 7, 9], np.int32) for number in range(4)]
 
 
 def test_a_rounding_is_measured_with_a_version(versions: Versions, made: Made) -> None:
-    """The evidence must be honest under the given version, whatever version the last check used."""
+    """Evidence must be honest under the given version, whatever version the last check used."""
     examiner = made()
     list(examiner.examine(versions.drawn(3, 0), versions.adapters))
     frame = examiner.measure("f32", 1, versions.adapters, PROMPTS)
@@ -335,7 +333,7 @@ def test_a_rounding_is_measured_with_a_version(versions: Versions, made: Made) -
 
 
 def test_checks_are_unchanged_by_a_measurement(versions: Versions, made: Made) -> None:
-    """A measurement loads an adapter; the checks after it must load theirs, or none."""
+    """Measurements load an adapter; the checks after them must load theirs, or none."""
     examiner, rollouts = made(), [*versions.drawn(0, 1), *versions.drawn(2, 2)]
     before = answers(examiner, rollouts, versions.directory)
     examiner.measure("q4_0", 3, versions.adapters, PROMPTS)

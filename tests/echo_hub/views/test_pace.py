@@ -148,9 +148,7 @@ async def test_the_engines_warm_up_does_not_count(hub: Any) -> None:
 
 
 async def test_many_nodes_that_returned_little_are_measured_together(hub: Any) -> None:
-    """The slow node has returned two rollouts, too few to be measured alone, so all nodes of its kind are measured
-    together.
-    """
+    """Nodes of the slow node's kind are measured together, because two rollouts are too few to measure it alone."""
     store = hub.driven.store
     write_books(store, steps=1)
     pace = read_pace(store, hub.config, newest_steps(store), None)
@@ -179,8 +177,8 @@ async def test_sequential_knows_no_staleness(make_hub: Any) -> None:
 
 
 def test_a_lease_that_waits_for_its_version_is_no_work() -> None:
-    """Versions are trained at 10 and 20 s and reach the nodes 2 s later. A lease that waits for its version until then
-    does not work.
+    """Versions are trained at 10 and 20 s and reach the nodes 2 s later. Leases that wait for their version until then
+    are no work.
     """
     leases = [(5.0, 6.0), (10.0, 15.0), (11.0, 11.5), (13.0, 14.0), (20.5, 23.0)]
     there = [(5.0, 6.0), (12.0, 15.0), (11.5, 11.5), (13.0, 14.0), (22.0, 23.0)]

@@ -94,7 +94,7 @@ async def test_health_is_of_this_moment(hub: Any) -> None:
 async def test_a_figure_that_is_added_to_the_table_is_shown_everywhere(
     hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One entry in the table must be enough for page (chart and column), JSON, /metrics and TensorBoard."""
+    """Each entry in the table must be enough for page (chart and column), JSON, /metrics and TensorBoard."""
     added = StepFigure(
         key="surprise",
         label="of the policy",
@@ -149,7 +149,7 @@ async def test_pages_know_the_foremost_and_the_connected_and_count_all(
 
 
 async def test_leases_are_shown_as_of_the_request(hub: Any) -> None:
-    """The coordinator leases more while a thread reads, but the page must show one moment."""
+    """Pages must show one moment, although the coordinator leases more while a thread reads."""
     await hub.join("a")
     live = dict.fromkeys(("a", "b"), 3)
     moment = hub.now()

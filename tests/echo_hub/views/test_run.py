@@ -76,7 +76,7 @@ async def test_continued_rollouts_are_shown(hub: Any) -> None:
 
 
 async def test_a_run_is_over_when_the_hub_says_so(hub: Any, make_evaluations: Any) -> None:
-    """Pages must not infer from store or coordinator that a run is over, because the hub may still be evaluating."""
+    """Pages must not infer the run's end from store or coordinator, because the hub may still be evaluating."""
     await hub.join("a")
     await hub.train_to_the_end()
     view = await hub.pages.run_view()

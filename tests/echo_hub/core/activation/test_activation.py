@@ -285,8 +285,8 @@ def test_paid_nodes_stay_active_until_a_cheaper_one_is_settled(cheap: float) -> 
 
 @pytest.mark.parametrize("cheap", [0.0, 0.01])
 def test_a_node_that_hangs_repeatedly_is_made_active_ever_more_rarely(cheap: float) -> None:
-    """A cheap node that hangs again and again looks fast between hangs, so it would be chosen each time. The learner
-    may wait only a bounded time for it.
+    """Cheap nodes that hang again and again look fast between hangs, so they would be chosen each time. The learner may
+    wait only a bounded time for them.
     """
     fleet = priced_and_one_cheap(cheap)
     without, begun_at, num_hangs = 0.0, fleet.now, 0
@@ -376,7 +376,7 @@ def test_at_the_runs_end_no_node_is_paid() -> None:
 
 
 def test_an_idle_node_is_told_at_once_that_the_run_is_over() -> None:
-    """An idle node keeps the reason NO_WORK_NOW; only the explanation sent with the reason changes."""
+    """Idle nodes keep the reason NO_WORK_NOW; only the explanation sent with the reason changes."""
     fleet = Fleet()
     fleet.join("idle", per_step=60.0)
     fleet.join("new")
@@ -499,9 +499,7 @@ def test_a_hundred_thousand_that_cost_something_are_done_in_slices() -> None:
 
 @pytest.mark.parametrize("cost", [0.0, 0.1])
 def test_a_node_whose_first_turn_is_late_is_told_that_it_is_too_slow(cost: float) -> None:
-    """A first rollout that arrives late is not scored: it shows the node's speed, but does not prove the node's
-    honesty.
-    """
+    """Late first rollouts are not scored: they show the node's speed, but do not prove the node's honesty."""
     fleet = Fleet()
     fleet.join("gift", per_step=40.0)
     fleet.join("slow", cost)

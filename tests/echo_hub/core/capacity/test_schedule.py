@@ -33,7 +33,7 @@ def pool_of(rate: float, latency: float = 0.0) -> Pool:
 
 
 def test_a_step_of_two_that_has_to_wait() -> None:
-    """With two steps per version, ECHO-2's rule is met, and yet the learner waits a quarter of a step at every second
+    """ECHO-2's rule is met with two steps per version, and yet the learner waits a quarter of a step at every second
     step.
     """
     pool = pool_of(32 * 4 / 3)

@@ -102,7 +102,7 @@ def test_a_node_behind_the_avoided_ones_is_noticed() -> None:
     st.integers(0, 2),
 )
 def test_every_newly_reachable_node_is_reported(changes: list[tuple[int, int, str]], most_avoided: int) -> None:
-    """A search may exclude up to `most_avoided` nodes. Each change that lets such a search find a new node must be
+    """Searches may exclude up to `most_avoided` nodes. Each change that lets such a search find a new node must be
     reported.
     """
     queues, nodes = ReadyQueues(), [Node(str(number), window=1) for number in range(6)]

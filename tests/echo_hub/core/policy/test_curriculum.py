@@ -92,8 +92,8 @@ def test_known_problems_are_counted() -> None:
 
 
 def test_a_restarted_hub_forgets_the_same_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The curriculum remembers only the newest groups (here 5). A restarted hub must forget the same ones, or it would
-    choose other problems.
+    """Curricula remember only the newest groups (here 5). After a restart the hub must forget the same groups, or it
+    would choose other problems.
     """
     monkeypatch.setattr(module, "REMEMBERED", 5)
     chance = Random(1)
@@ -135,7 +135,7 @@ def test_a_skipped_group_makes_room_for_the_next(bench: BenchOf) -> None:
 
 
 def test_a_restart_restores_only_counted_results(bench: BenchOf) -> None:
-    """Results of groups newer than the newest planned one do not count yet, before or after a restart."""
+    """Groups newer than the newest planned group have no counted results yet, before or after a restart."""
     snapshot = CoordinatorSnapshot(
         next_group_id=4,
         results=(result(1, 1, 0.5), result(0, 0, 1.0), result(3, 1, 0.0)),

@@ -163,7 +163,7 @@ def test_returned_work_is_leased_again_at_once(bench: BenchOf) -> None:
 
 
 def test_a_node_that_returns_leases_rests_regardless_of_its_reports(bench: BenchOf) -> None:
-    """A node that returns every lease at once rests (gets no new one) for 1 s, then twice as long each time, up to 60
+    """Nodes that return every lease at once rest (get no new lease) for 1 s, then twice as long each time, up to 60
     s.
     """
     b = bench(groups_per_step=1, steps=1)
@@ -210,7 +210,7 @@ def test_a_rollout_that_the_scorer_failed_on_is_sampled_with_a_new_seed(bench: B
 
 
 def test_a_late_draw_of_the_seed_that_failed_is_not_scored_again(bench: BenchOf) -> None:
-    """The scorer failed on the first result of index 0. The second result has the same seed, so scoring it would fail
+    """Scoring failed on the first result of index 0. The second result has the same seed, so scoring it would fail
     too.
     """
     b = bench(groups_per_step=1, steps=1, deadline_s=60.0)
@@ -335,8 +335,8 @@ def test_keys_that_are_honest_once_and_then_silent_take_no_more_than_twice_what_
 
 @pytest.mark.parametrize("others", [0, 1])
 def test_failed_work_goes_to_a_stranger_only_if_no_other_node_is_there(bench: BenchOf, others: int) -> None:
-    """A rollout that failed on one node waits for another known node, even a busy one; a node without any results gets
-    it only if there is no other known node.
+    """Rollouts that failed on one node wait for another known node, even a busy one. Nodes without results get them
+    only if no other known node is connected.
     """
     b = bench(groups_per_step=1, group_size=2, steps=9, max_staleness=8)
     b.learner()
@@ -355,8 +355,8 @@ def test_failed_work_goes_to_a_stranger_only_if_no_other_node_is_there(bench: Be
 
 
 def test_a_reconnected_node_is_sent_its_leases_again(bench: BenchOf) -> None:
-    """A lease sent into a dying connection is lost, so the hub sends it again; a node that already holds the lease
-    ignores the repetition.
+    """Leases sent into a dying connection are lost, so the hub sends them again; nodes that already hold a lease ignore
+    its repetition.
     """
     b = bench(groups_per_step=1, steps=1, group_size=4, deadline_s=60.0)
     b.node("a")

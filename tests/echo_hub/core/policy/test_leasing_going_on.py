@@ -114,7 +114,7 @@ def test_a_prefix_of_an_unpublished_version_is_not_continued(bench: BenchOf) -> 
 
 
 def test_late_and_overdue_rollouts_are_continued(bench: BenchOf) -> None:
-    """A late rollout (even the longest completion would have arrived by now) and an overdue one (past its deadline) are
+    """Late rollouts (even the longest completion would have arrived by now) and overdue ones (past their deadline) are
     leased to another node, which continues the tokens that the hub has received.
     """
     for wait_s in (20.0, 60.0):
@@ -128,8 +128,8 @@ def test_late_and_overdue_rollouts_are_continued(bench: BenchOf) -> None:
 
 
 def test_a_lease_sent_again_continues_its_own_prefixes(bench: BenchOf) -> None:
-    """A reconnected node gets its own lease again and continues from the tokens that the hub received, even if the node
-    is not proven.
+    """Reconnected nodes get their own lease again and continue from the tokens that the hub received, even if they are
+    not proven.
     """
     b, _ = begun(bench, proven=False)
     b.tell(NodeDisconnected(node_id="a"), NodeConnected(node_id="a"))
@@ -273,7 +273,7 @@ def test_a_prefix_of_an_older_version_is_continued_with_that_version(bench: Benc
 
 
 def test_a_lease_without_sampled_tokens_is_not_pinned_to_its_version(bench: BenchOf) -> None:
-    """A lease without any sampled token leaves nothing to continue, so the next node starts with the newest version."""
+    """Leases without any sampled token leave nothing to continue, so the next node starts with the newest version."""
     b = bench(groups_per_step=1, group_size=2, steps=9, max_staleness=2)
     b.node("a", capacity=4)
     begun, returned = b.leases[1], b.leases[2]
@@ -341,8 +341,8 @@ def test_without_interruption_the_same_version_continues(bench: BenchOf) -> None
 
 
 def test_a_lease_keeps_indices_that_are_fresh_and_drops_the_stale_ones(bench: BenchOf) -> None:
-    """The staleness bound is 1. The lease continues index 0, begun with version 0, and starts index 1 with version 1.
-    When index 0 becomes stale, only that one is dropped; revoking the lease would stop index 1 as well.
+    """Staleness bound 1: the lease continues index 0, begun with version 0, and starts index 1 with version 1. When
+    index 0 becomes stale, only that index is dropped; revoking the lease would stop index 1 as well.
     """
     b = bench(groups_per_step=1, group_size=2, steps=9, max_staleness=1, interrupts=True)
     b.tell(LearnerReady(policy_version=0))
@@ -446,7 +446,7 @@ def test_a_prefix_too_old_for_training_is_not_continued(bench: BenchOf) -> None:
 
 
 def test_only_the_stale_rollouts_of_a_group_are_sampled_again(bench: BenchOf) -> None:
-    """A restarted hub has forgotten which prefix each lease continues, so an honest node's prefix may be too old. Only
+    """Restarted hubs have forgotten which prefix each lease continues, so an honest node's prefix may be too old. Only
     that rollout is sampled again.
     """
     rows = [

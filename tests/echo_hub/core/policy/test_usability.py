@@ -140,7 +140,7 @@ def test_a_node_that_refused_a_withdrawn_version_does_not_rest(bench: BenchOf) -
 
 @pytest.mark.parametrize("version", [0, 2, None])
 def test_one_nodes_refusal_or_one_of_another_version_withdraws_nothing(bench: BenchOf, version: int | None) -> None:
-    """A single refusal may be the node's own fault, so only a second node's refusal of the same version withdraws it.
+    """Single refusals may be the node's own fault, so only a second node's refusal of the same version withdraws it.
     Here node b refuses another version than its lease's, or none.
     """
     b = proven(bench, "a", "b")

@@ -221,8 +221,8 @@ def test_an_accusation_needs_a_second_and_the_milder_of_the_two_counts() -> None
 
 
 def test_a_lying_checker_is_outvoted() -> None:
-    """To acquit, a checker must compute the right values; to accuse, any values do. So two honest checkers outvote a
-    liar.
+    """Checkers must compute the right values to acquit, but may invent values to accuse. So two honest checkers outvote
+    a liar.
     """
     nodes = Nodes("a", "b", "c")
     liar = nodes.want()
@@ -238,7 +238,7 @@ def test_a_lying_checker_is_outvoted() -> None:
 
 
 def test_a_colluding_acquittal_is_outvoted_if_audited(lots: Callable[[float], None]) -> None:
-    """An acquittal counts at once, so that no step waits. If the check is audited, two further checkers can disprove a
+    """Acquittals count at once, so that no step waits. If the check is audited, two further checkers can disprove a
     false acquittal.
     """
     nodes = Nodes("a", "b", "c")
@@ -310,7 +310,7 @@ Q4, Q8 = NumericsClass("llama_cpp", "q4_k_m", "cpu"), NumericsClass("llama_cpp",
 
 @pytest.mark.parametrize("numerics", [Q8, Q4])
 def test_a_low_bit_colluder_is_outvoted_as_well(lots: Callable[[float], None], numerics: NumericsClass) -> None:
-    """A low-bit checker may deviate from others, but not so far that 64 forged tokens could pass as honest."""
+    """Low-bit checkers may deviate from others, but not so far that 64 forged tokens could pass as honest."""
     nodes = Nodes()
     lots(1.0)
     nodes.join("friend", state=StandingState.PROVEN, numerics=numerics)
@@ -329,7 +329,7 @@ def test_a_low_bit_colluder_is_outvoted_as_well(lots: Callable[[float], None], n
 
 @pytest.mark.parametrize("numerics", [Q8, Q4])
 def test_a_low_bit_checker_accuses_a_node_that_forges_everything(numerics: NumericsClass) -> None:
-    """A low-bit checker allows for much rounding, which must not excuse 200 tokens that all lie outside their
+    """Low-bit checkers allow for much rounding, which must not excuse 200 tokens that all lie outside their
     intervals.
     """
     nodes = Nodes()
@@ -541,8 +541,8 @@ def test_a_rollout_without_checkers_is_used_unchecked(world) -> None:
 
 
 def test_after_a_restart_unchecked_rollouts_are_checked_again(world) -> None:
-    """A restarted hub has forgotten its requests: it asks connected nodes again, and ignores an answer to the earlier
-    request.
+    """Restarted hubs have forgotten their requests: they ask connected nodes again, and ignore answers to earlier
+    requests.
     """
     row = UnfinishedRollout(
         rollout_id="1-0",

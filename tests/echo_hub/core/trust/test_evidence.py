@@ -49,7 +49,7 @@ def test_the_curves_are_sums_over_tokens() -> None:
 
 
 def test_certain_tokens_claimed_as_certain_show_no_rounding() -> None:
-    """A certain token fits any rounding. If nine of ten tokens are certain, the engine's scale must still be read from
+    """Certain tokens fit any rounding. If nine of ten tokens are certain, the engine's scale must still be read from
     the tenth.
     """
     odds = np.tile([0.5, *[9.0] * 9], 40)
@@ -86,8 +86,8 @@ def test_no_tokens_are_no_evidence() -> None:
 
 
 def test_greedy_choices_show_their_shortfall_and_no_claim() -> None:
-    """A greedy choice is judged by its shortfall, in nats, from the most likely token. Its claim, for a temperature
-    near 0, shows nothing.
+    """Greedy choices are judged by their shortfall, in nats, from the most likely token. Their claims, for a
+    temperature near 0, show nothing.
     """
     found = greedy([0.0, 0.3, 2.0])
     assert (found.draws, found.claims) == ((1, 0, 0, 1, 0, 1), (0,) * 6)
@@ -97,7 +97,7 @@ def test_greedy_choices_show_their_shortfall_and_no_claim() -> None:
 
 
 def test_greedy_and_sampled_tokens_can_be_mixed() -> None:
-    """A batch may hold both kinds: a greedy rollout must not change the evidence of sampled ones."""
+    """Greedy rollouts must not change the evidence of sampled rollouts in the same batch."""
     drawn = tokens(np.random.default_rng(3), 4, 0.1)
     below, logprobs, uniforms, claims = (np.insert(values, 2, [0.3, 0.0]) for values in drawn)
     is_greedy = np.array([False, False, True, True, False, False])

@@ -147,7 +147,7 @@ def test_each_sum_has_its_alternative(row: int, alternative: Alternative) -> Non
 
 
 def test_sixty_six_sure_tokens_prove_a_node() -> None:
-    """A node is proven at a sum of ln(1e-3). Each token of 50 % with u inside its interval weighs -.10536 nats, so 65.6
+    """Nodes are proven at a sum of ln(1e-3). Each token of 50 % with u inside its interval weighs -.10536 nats, so 65.6
     tokens are needed.
     """
     assert proof_added(0.0, evidence(65), F32) > log(1e-3) > proof_added(0.0, evidence(66), F32)
@@ -191,8 +191,8 @@ def test_rounding_explains_claims_too_high_by_its_variance() -> None:
 
 
 def test_an_explained_sum_is_reset_and_the_others_stay() -> None:
-    """A node that rounds twice as coarsely as its class brings one sum to the alarm. As rounding explains this sum, the
-    sum starts at 0 again; the other sums continue.
+    """Rounding twice as coarse as the class's brings one sum to the alarm. As rounding explains this sum, the sum
+    starts at 0 again; the other sums continue.
     """
     honest, recent = measured(0.02), engine(3, 0.04)
     before = tuple(ALARM - 1e-6 if place == Alternative.CLAIMS_INVENTED else ALARM / 2 for place in range(len(NOTHING)))

@@ -65,7 +65,7 @@ def test_tails_of_student_t_equal_the_tables(x: float, tail: float) -> None:
 
 
 def test_far_tails_keep_their_digits() -> None:
-    """A far tail is 3 / x**4, too small to be computed as a difference from 1."""
+    """Far tails are 3 / x**4, too small to be computed as a difference from 1."""
     far = np.array([1e4, 1e6, 1e8, 1e20])
     assert _beyond(far) == pytest.approx(3.0 / far**4, rel=1e-6)
 
@@ -96,7 +96,7 @@ def test_log_odds_are_bounded_by_the_tail() -> None:
 
 @pytest.mark.parametrize(("below", "width"), [(0.4, 0.1), (0.5, 0.499), (0.0, 1.0), (0.2, 1e-4), (0.0, 0.01)])
 def test_the_density_of_one_interval_integrates_to_one(below: float, width: float) -> None:
-    """A noise scale that is not small compared with the distance to 0 or 1 moves mass beyond these bounds, so only
+    """Noise scales that are not small compared with the distance to 0 or 1 move mass beyond these bounds, so only
     smaller scales are compared.
     """
     curves = draw_curves(np.full(len(U), below), np.full(len(U), log(width)), U)
@@ -133,14 +133,14 @@ def test_a_draw_by_hand() -> None:
 
 
 def test_one_forged_token_weighs_at_most_its_outlier_share() -> None:
-    """A single token weighs at most ln(1 - w + w / 1e-4): 7.60, 5.30 and 3.04 nats for the three shares w."""
+    """Single tokens weigh at most ln(1 - w + w / 1e-4): 7.60, 5.30 and 3.04 nats for the three shares w."""
     curves = draw_curves(np.zeros(1), np.full(1, HALF), np.full(1, 0.9999))
     assert curves[1:, 0, 0] == pytest.approx([log(1 - w + w / OUTLIERS) for w in WEIGHTS], rel=1e-6)
     assert curves[1:, 0, 0] == pytest.approx([7.6014, 5.3032, 3.0440], abs=1e-3)
 
 
 def test_a_narrow_interval_shows_little_at_coarse_scales() -> None:
-    """At a scale of 2 nats the density is nearly flat: a token of probability 1e-4 weighs about the same for u next to
+    """Scales of 2 nats make the density nearly flat: a token of probability 1e-4 weighs about the same for u next to
     its interval and u a nat away.
     """
     near, off = (
@@ -263,16 +263,16 @@ def test_a_scale_is_rounded_up_to_the_next_one() -> None:
 
 
 def edges_of(below: float, width: float, u: np.ndarray) -> np.ndarray:
-    """Return the edge curves [C, N] at the scale of 1/4 nat: 1 if u is near an edge, else 0, less the chance of that;
-    and the variance.
+    """Return the edge curves [C, N] at the scale of 1/4 nat: near an edge (1 or 0) minus the probability of that, and
+    its variance.
     """
     curves = edge_curves(np.full(len(u), below), np.full(len(u), log(width)), u)
     return np.asarray(curves[:, at_least(0.25)])
 
 
 def test_counts_near_an_edge_equal_hand_computed_ones() -> None:
-    """A uniform within .1875 nats of an edge counts as near. For [.3, .7) this is .3 to .3408 and .6592 to .7, a share
-    of .204; `TAIL` changes the fourth digit.
+    """Uniforms within .1875 nats of an edge count as near. For [.3, .7) this is .3 to .3408 and .6592 to .7, a share of
+    .204; `TAIL` changes the fourth digit.
     """
     near, variance = edges_of(0.3, 0.4, np.array([0.31, 0.5, 0.69, 0.34, 0.342, 0.2, 0.9]))
     share = 1.0 - near[0]

@@ -111,9 +111,7 @@ def test_where_nothing_was_measured_the_default_is_assumed() -> None:
 
 @pytest.mark.parametrize(("temperature", "steps"), [(1.0, 0), (0.5, 2), (0.25, 4), (2.0, -2)])
 def test_default_scales_grow_as_one_over_the_temperature(temperature: float, steps: int) -> None:
-    """A lower temperature multiplies the logits, noise included. One step between scales is a factor of the square root
-    of 2.
-    """
+    """Lower temperatures multiply the logits, noise included. One step between scales is a factor of sqrt(2)."""
     assert Numerics(temperature).honest(TORCH).draws == DEFAULTS["bf16"].draws + steps
     assert default(TORCH, temperature).claims == DEFAULTS["bf16"].claims + steps
 
@@ -308,7 +306,7 @@ def test_no_class_is_taken_for_coarser_than_a_nat() -> None:
 
 
 def test_a_finer_measurement_later_does_not_undo_it() -> None:
-    """A scale shown by several dissimilar nodes stays until the hub stops."""
+    """Scales shown by several dissimilar nodes stay until the hub stops."""
     numerics = known(measured=FINE)
     numerics.class_wide(Q8, nodes(0.1, 0.1, 0.1))
     before = numerics.honest(Q8)

@@ -50,7 +50,7 @@ def test_equal_findings_have_no_distance() -> None:
 
 @pytest.mark.parametrize(("first", "second"), [("f32", "f32"), ("bf16", "q8_0"), ("f32", "q4_k_m")])
 def test_an_invented_finding_contradicts_an_honest_one(first: str, second: str) -> None:
-    """A checker that computes nothing must invent values: here 40 tokens, each nine nats less likely than it is."""
+    """Checkers that compute nothing must invent values: here 40 tokens, each nine nats less likely than it is."""
     honest, liar = finding([0.2] * 40, [-0.5] * 40), finding([0.7] * 40, [-9.5] * 40)
     assert weight(honest, liar, first, second) > alarm(1e-6)
 

@@ -54,7 +54,7 @@ def test_a_reason_names_the_heaviest_sum_and_its_evidence(heaviest: Alternative,
 
 
 def test_the_reported_evidence_begins_where_the_sum_left_zero() -> None:
-    """A sum counts from its last zero, so the reported evidence must begin at the same rollout, separately for each
+    """Sums count from their last zero, so the reported evidence must begin at the same rollout, separately for each
     sum.
     """
     standing = Standing("a")

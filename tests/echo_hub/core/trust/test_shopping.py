@@ -135,7 +135,7 @@ def world() -> World:
 
 @pytest.mark.parametrize("precision", NOISES)
 def test_an_honest_node_is_not_convicted_in_50_000_rollouts(world: World, precision: str) -> None:
-    """The policy learns meanwhile, and rewards depend on the length; neither may look like shopping (taking a
+    """During the run the policy learns, and rewards depend on the length. Neither may look like shopping (taking a
     neighbouring token for its reward).
     """
     known, drawn = scale_of(world, precision), honest(world, precision, 50_000)
@@ -149,8 +149,8 @@ def test_an_honest_node_is_not_convicted_in_50_000_rollouts(world: World, precis
 
 @pytest.mark.parametrize("precision", NOISES)
 def test_an_honest_node_may_earn_by_how_unsure_it_is(world: World, precision: str) -> None:
-    """The worst honest case is a reward that grows with the number of tokens with u near an edge, because the test for
-    shopping measures just that.
+    """Rewards that grow with the number of tokens with u near an edge are the worst honest case, because the test for
+    shopping measures just that number.
     """
     known, drawn = scale_of(world, precision), honest(world, precision, 10_000, seed=1)
     found = shown(drawn, NOISES[precision])
@@ -162,7 +162,7 @@ def test_an_honest_node_may_earn_by_how_unsure_it_is(world: World, precision: st
 @pytest.mark.parametrize("precision", NOISES)
 @pytest.mark.parametrize("diluted", [0.0, 0.3])
 def test_a_shopper_that_hides_its_choices_is_convicted(world: World, precision: str, diluted: float) -> None:
-    """A shopper can also take neighbours of equal reward, to hide those of higher reward. It must be convicted all the
+    """Shoppers can also take neighbours of equal reward, to hide those of higher reward. They must be convicted all the
     same.
     """
     known = scale_of(world, precision)

@@ -394,7 +394,7 @@ def test_rounding_to_both_sides_convicts_no_node(world) -> None:
 
 
 def test_small_forgeries_add_up(world) -> None:
-    """One token in forty is forged: a single rollout does not convict, but the sum over rollouts does."""
+    """One forged token in forty does not convict by a single rollout, but by the sum over rollouts."""
     bench = world(proven("a"), groups_per_step=64)
     few = evidence(39, forged=1)
     verdicts = 0
@@ -740,7 +740,7 @@ def test_a_class_is_measured_before_its_first_check(world) -> None:
 
 @pytest.mark.parametrize("said", [0, 10**9])
 def test_a_class_is_measured_once_its_node_reports(world, said: int) -> None:
-    """The measurement must precede the class's first rollout and use a published version, even if the node reports an
+    """Measurements must precede the class's first rollout and use a published version, even if the node reports an
     unknown version.
     """
     bench = world()
@@ -762,8 +762,8 @@ def test_each_rounding_is_measured_and_not_each_name(world) -> None:
 
 
 def test_a_class_is_measured_again_as_the_policy_changes(world) -> None:
-    """The scale becomes outdated as the policy changes, so it is measured again whenever the version number has grown
-    by a quarter.
+    """Scales become outdated as the policy changes, so they are measured again whenever the version number has grown by
+    a quarter.
     """
     bench = world()
     trust, found = bench.coordinator._trust, []
@@ -782,7 +782,7 @@ def test_an_older_version_is_not_measured_again(world) -> None:
 
 
 def test_a_measurement_that_failed_is_tried_again(world) -> None:
-    """A failed measurement is repeated with the next version, not only after a quarter more versions."""
+    """Failed measurements are repeated with the next version, not only after a quarter more versions."""
     trust = world().coordinator._trust
     for version in (40, 41, 42):
         trust._measure(F32, version)
@@ -930,7 +930,7 @@ def watched_sums(nats: float) -> tuple[float, ...]:
 
 
 def test_after_a_restart_a_nodes_sums_still_count(world) -> None:
-    """A watched node stays watched after a restart: every rollout is checked, and its score is held until the check."""
+    """Watched nodes stay watched after a restart: every rollout is checked, and scores are held until the check."""
     bench = world(proven("a", sums=watched_sums(3.0)), groups_per_step=32)
     leases = join(bench, "a")
     assert all(arrive(bench, lease) == [name(lease)] for lease in leases[:10])
@@ -981,7 +981,7 @@ def test_a_node_that_earns_without_edges_is_not_convicted(world, shown: Evidence
 
 
 def test_a_reward_before_the_check_counts_too(world) -> None:
-    """A proven node's rewards do not wait for their checks, so the hub must match reward and check in either order."""
+    """Rewards of a proven node do not wait for checks, so the hub must match reward and check in either order."""
     bench = world(proven("a"), trust=CHECKS_ALL, groups_per_step=4)
     earn(bench, leases := join(bench, "a"), "a", near_edges(2.0))
     last = leases[2]

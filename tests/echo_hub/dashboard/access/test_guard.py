@@ -171,7 +171,7 @@ async def test_no_answer_holds_a_key(hub: ClientSession, guard: Guard, stranger:
 async def test_the_key_or_the_hubs_token_is_good_for_a_form(
     open_hub: Any, source: Any, desk: Any, guard: Guard
 ) -> None:
-    """A page without JavaScript cannot insert the session's key, so its form may contain the operator's token
+    """Pages without JavaScript cannot insert the session's key, so their forms may contain the operator's token
     instead.
     """
     hub = await open_hub(source, token="", desk=desk)

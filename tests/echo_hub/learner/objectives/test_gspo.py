@@ -27,8 +27,8 @@ def test_its_published_range_is_narrow(make_tokens: Callable[..., ObjectiveToken
 
 
 def test_gradient_by_finite_differences(make_tokens: Callable[..., ObjectiveTokens]) -> None:
-    """All tokens of a rollout share the ratio s, so finite differences can check only the gradient of the sum of their
-    losses.
+    """Finite differences can check only the gradient of the sum of a rollout's losses, because its tokens share the
+    ratio s.
     """
     start = torch.tensor([0.8, 1.3, 4.0, 1.0, 0.9], dtype=torch.float64).log().requires_grad_()
 

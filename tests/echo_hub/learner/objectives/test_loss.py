@@ -96,7 +96,7 @@ def test_a_veto_takes_the_whole_rollout_out_of_every_objective(name: str, kl: fl
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_the_sequence_mask_applies_to_every_objective(name: str) -> None:
-    """In a rollout that is too far off-policy, tokens of negative advantage are masked; they keep their KL term
+    """Tokens of negative advantage are masked in a rollout that is too far off-policy; they keep their KL term
     (DeepSeek-V3.2).
     """
     settings = {"name": name, "kl_coefficient": 0.1}
@@ -132,7 +132,7 @@ def test_the_kl_term_by_hand_and_by_finite_differences() -> None:
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_the_entropy_bonus_has_the_losss_weights_and_vetoes(name: str) -> None:
-    """A vetoed rollout loses its entropy bonus as well. A masked token keeps it, like the KL term, because the bonus
+    """Vetoed rollouts lose their entropy bonus as well. Masked tokens keep it, like the KL term, because the bonus
     needs no off-policy correction.
     """
     entropies = torch.arange(5.0).requires_grad_()
