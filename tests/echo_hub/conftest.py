@@ -53,7 +53,7 @@ ANSWERS: dict[type, Callable[[Any], Event]] = {
     TrainStep: lambda action: StepDone(step=action.step, metrics={"loss": 0.5, "train_s": 1.5, "surprise": 1.25}),
     PublishVersion: lambda action: VersionPublished(policy_version=action.policy_version),
 }
-"""Successful answer to each kind of action of the coordinator."""
+"""Successful answer to each kind of action that the coordinator requests."""
 
 
 class Driven:
@@ -86,7 +86,7 @@ class Driven:
         self._answers: asyncio.Queue[Event] = asyncio.Queue()
 
     def handle(self, action: Action) -> None:
-        """Record an action, in place of the hub's services."""
+        """Record an action instead of carrying it out as the hub's services do."""
         self.look(action)
         self.actions.append(action)
         if type(action) in self.answered:

@@ -106,7 +106,6 @@ def refusal(*arguments: str | Path) -> EchoError:
 
 
 def entered(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
-    """Return the exit status of `echo-hub` with these arguments."""
     monkeypatch.setattr(sys, "argv", ["echo-hub", *map(str, arguments)])
     with pytest.raises(SystemExit) as ended:
         main_module.run()

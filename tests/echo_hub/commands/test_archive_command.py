@@ -90,7 +90,6 @@ def store_of(run: RunDirectory) -> Store:
 
 
 def books_of(run: RunDirectory) -> list[Any]:
-    """Return the stored rollouts, oldest first."""
     store = store_of(run)
     found = store.read(find_rollouts, RolloutFilter(), NEWEST, 1_000).rollouts
     store.close()

@@ -1,5 +1,3 @@
-"""Log commands on a run that has a log file, events and alert receivers."""
-
 from __future__ import annotations
 
 import asyncio

@@ -1,6 +1,4 @@
-"""A bench for the coordinator: tests send it events, groups are prepared automatically, and effects are
-read by type.
-"""
+"""A bench for the coordinator: tests send it events and read its effects by type; groups are prepared automatically."""
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ PAYLOAD = RolloutPayload(
 
 
 class Bench:
-    """A coordinator. `effects` holds the effects of the last call, those of automatically prepared groups included."""
+    """A coordinator. `effects` holds the effects of the last call, including those of automatically prepared groups."""
 
     def __init__(self, snapshot: CoordinatorSnapshot | None = None, *, prepare: bool = True, **settings: Any) -> None:
         base = {
@@ -155,5 +153,5 @@ class Bench:
 
 @pytest.fixture
 def bench() -> Callable[..., Bench]:
-    """Return the Bench class; keyword arguments of a bench are settings."""
+    """Return the Bench class, whose keyword arguments are coordinator settings."""
     return Bench

@@ -320,7 +320,7 @@ class World(RuleBasedStateMachine):
         self.planned: dict[int, StepPlanned] = {}
         self.trained_steps = 0
         self.learner: int | None = None
-        """The last step that the learner reported as held."""
+        """Newest step that the learner has reported to hold; None while there is no learner."""
         self.jobs: list[int] = []
         """Steps given to the learner but not written yet, in order."""
         self.num_computed = 0
@@ -336,7 +336,7 @@ class World(RuleBasedStateMachine):
         """Requests of the operator, each with its outcome, that occurred."""
         self.num_opinions = 0
         self.proven: set[str] = set()
-        """Nodes that returned a good rollout since the hub started, and count as proven."""
+        """Nodes that have returned a good rollout since the hub started, and so count as proven."""
         self.gone_on: set[tuple[str, bool]] = set()
         """End of each continued rollout ("": its node still holds it), and True if its lease was sent again to its own
         node.
@@ -522,7 +522,9 @@ class World(RuleBasedStateMachine):
             self.names.setdefault((record.group_id, index), []).append(name)
 
     def _was_begun_by(self, record: RolloutsLeased, newest: int) -> bool:
-        """Return True for an older version that has begun a rollout of this group and may still be consumed."""
+        """Return True if the lease's version is not the newest, but has begun a rollout of the same group and is fresh
+        enough for a coming step.
+        """
         oldest = len(self.planned) - self.settings.staleness_bound
         return oldest <= record.policy_version < newest and any(
             row.group_id == record.group_id and row.version == record.policy_version for row in self.rows.values()

@@ -1,5 +1,3 @@
-"""Views of the scripted run: steps, evaluations, trust in nodes, and rollouts."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable

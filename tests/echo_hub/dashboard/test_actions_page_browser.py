@@ -37,7 +37,7 @@ OUTCOMES: Final = {
     "evaluate": "wanted",
     "export": "This run has no policy version yet.",
 }
-"""Expected outcome of the actions that are not simply done."""
+"""Expected outcome of each action that is not simply done."""
 REFUSED: Final = {"resume", "objective", "publish", "export"}
 """Refused actions: the run is not paused, the coordinator lacks an objective, and no version is published."""
 UNDONE: Final = {"pause", "drain", "max_staleness", "publish_every", "spend_cap_per_hour", "invite", "token"}

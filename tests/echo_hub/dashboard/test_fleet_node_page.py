@@ -128,7 +128,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 async def test_the_books_of_a_real_store_are_on_the_page(source: Any, store: Store, guard: Guard) -> None:
-    """Nodes that are missing in the list of nodes must have a page all the same."""
+    """Each known node must have a page, even one that the list of nodes lacks."""
     (node_id,) = fill(store, ("ada",), now=1_780_000_000.0)
     row = StandingRow(node_id=node_id, state=StandingState.QUARANTINED, reason="Not drawn as leased.", num_checked=1)
     decided = TrustDecided(

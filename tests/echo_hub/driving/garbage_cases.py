@@ -26,7 +26,6 @@ class Knot:
 
 
 def num_looked_through() -> int:
-    """Return the number of objects that the next full collection would scan."""
     return len(gc.get_objects())
 
 

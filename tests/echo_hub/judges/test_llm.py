@@ -77,7 +77,7 @@ async def test_no_server_at_all_is_waited_for(endpoint: FakeEndpoint) -> None:
         style = LlmJudge("style", config, session, first_s=0.001)
         waiting = asyncio.create_task(style.value(ASKED))
         async with asyncio.timeout(20):
-            while style.counts.unanswered < 3:  # noqa: ASYNC110 - nobody is told.
+            while style.counts.unanswered < 3:  # noqa: ASYNC110 - no event signals this.
                 await asyncio.sleep(0.001)
         assert not waiting.done() and style.absence.reason
         waiting.cancel()

@@ -19,7 +19,7 @@ def demonstration(prompt: int, completion: int, length: int = 3) -> Demonstratio
 
 
 MANY = [demonstration(number // 2, number) for number in range(40)]
-"""Forty demonstrations; two share each prompt."""
+"""Forty demonstrations, in pairs that share a prompt."""
 
 
 def numbers(plan: SftPlan, epoch: int) -> list[int]:

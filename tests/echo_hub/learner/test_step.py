@@ -102,7 +102,7 @@ def test_the_split_does_not_change_the_gradient(
     groups = with_turns(groups) if turns else groups
     settings = make_settings(objective=objective)
     weighted = weigh(groups, settings).updates[0]
-    # The budget that gives seven micro-batches.
+    # Find the token budget that gives seven micro-batches.
     seven = bisect_left(
         range(10_000), True, key=lambda budget: len(build_micro_batches(weighted, micro_batch_tokens=budget)) <= 7
     )
@@ -489,7 +489,6 @@ def test_an_entropy_that_collapses_stays_near_a_target(make_settings: MakeSettin
 
 
 def forged(groups: list[TrainingGroup], number: int, index: int, claim: float) -> list[TrainingGroup]:
-    """Replace the claimed log-probabilities of one rollout by `claim`."""
     rollouts = list(groups[number].rollouts)
     claims = np.full_like(rollouts[index].behavior_logprobs, claim)
     rollouts[index] = replace(rollouts[index], behavior_logprobs=claims)

@@ -1,4 +1,6 @@
-"""Fine-tuning on demonstrations before a run, which then starts with the resulting adapter, exactly once."""
+"""Fine-tuning on demonstrations before a run, which then starts with the resulting adapter; repeating the command
+changes nothing.
+"""
 
 from __future__ import annotations
 

@@ -44,7 +44,6 @@ class Client:
         return self
 
     async def status(self) -> int:
-        """Read the next answer to its end, and return its status."""
         async with asyncio.timeout(DEADLINE_S):
             head = await self.reader.readuntil(b"\r\n\r\n")
             length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
@@ -458,7 +457,6 @@ async def test_requests_have_a_rate_and_those_of_nodes_do_not_count(serving: Any
 
 @pytest.fixture
 def tls(tmp_path: Path) -> tuple[ssl.SSLContext, dict[str, str]]:
-    """Return a client's TLS context, and the settings of the server that it trusts."""
     authority = Authority(tmp_path)
     files = authority.server()
     trusting = ssl.create_default_context(cafile=str(authority.path))

@@ -29,7 +29,6 @@ TEMPLATE = (
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """Return a copy of builtin:tiny that a test may change."""
     return Path(shutil.copytree(resolve_base("builtin:tiny"), tmp_path / "model"))
 
 

@@ -1,5 +1,3 @@
-"""Scoring processes for a task that the test writes."""
-
 from __future__ import annotations
 
 import os

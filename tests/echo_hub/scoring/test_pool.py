@@ -189,7 +189,7 @@ async def test_calls_run_in_other_processes_without_torch(numbers_pool: Opens) -
         assert pid != os.getpid()
         assert not [each.path for each in psutil.Process(pid).memory_maps() if "libtorch" in each.path]
 
-        # A process that dies with nothing to do costs no call.
+        # The death of an idle process costs no call.
         processes = [process, *process.children()]
         processes[-1].kill()
         await asyncio.to_thread(psutil.wait_procs, processes, 20)

@@ -65,7 +65,6 @@ class Bench:
         return [self.committed[each] for each in rollout_ids if each in self.committed]
 
     async def judge(self, count: int) -> list[Verdict]:
-        """Run the scorer until it has given `count` verdicts."""
         running = asyncio.create_task(self.scorer.run())
         async with asyncio.timeout(60):
             while len(self.verdicts) < count:

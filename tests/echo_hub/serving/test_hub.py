@@ -94,7 +94,7 @@ async def test_after_a_restart_scored_rollouts_are_not_judged_again(tmp_path: Pa
     async with open_hub(config, directory) as hub:
         serving = asyncio.create_task(hub.serve())
         async with asyncio.timeout(120):
-            while not any("The judge style" in said for said in hub.pages.health().reasons):  # noqa: ASYNC110 - as polled.
+            while not any("The judge style" in said for said in hub.pages.health().reasons):  # noqa: ASYNC110 - health is polled.
                 await asyncio.sleep(0.05)
         assert "(status 503: 'not now')" in hub.pages.health().reasons[0]
         view = await hub.pages.run_view()
@@ -122,7 +122,6 @@ async def test_after_a_restart_scored_rollouts_are_not_judged_again(tmp_path: Pa
 
 
 def events(directory: RunDirectory) -> list[RunEvent]:
-    """Return the run's events, oldest first."""
     store = Store.open(directory.database_url)
     try:
         return store.read(read_events, EventFilter(), 1_000)[::-1]

@@ -1,5 +1,3 @@
-"""Small simulated worlds, made from settings."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -39,5 +37,4 @@ def scenario_of() -> Callable[..., Scenario]:
 
 @pytest.fixture
 def simulated() -> Callable[..., tuple[World, SimulationReport]]:
-    """Return a function that simulates this world, with some settings changed."""
     return lambda **sections: ran(even(**sections))

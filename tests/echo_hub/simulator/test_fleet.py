@@ -261,8 +261,8 @@ def test_a_rollouts_spans_name_nodes_and_versions(heard: Callable[..., Heard]) -
     assert first.payload.spans == tuple(mine) == second.payload.spans
     assert (first.policy_version_start, first.policy_version_end) == (0, 1)
     assert first_at == pytest.approx(0.05 + 4.2 + 0.05 + 0.1 + 5.8 + 0.05)
-    # At 5 s the node has sent 48 tokens, 6 of them of version 1. So the second lease continues with version 1, without
-    # naming it.
+    # At 5 s the hub has 48 tokens of the node, 6 of them of version 1. So the second lease continues with version 1,
+    # without naming it.
     assert second_at == pytest.approx(6.05 + (100 - 48) * 0.1 + 0.05)
 
 

@@ -1,4 +1,4 @@
-"""Figures of a run in the small world, computed by hand: steps of 5 s, one every 7.7 s."""
+"""Figures of a run in the small world, computed by hand: a step of 5 s begins every 7.7 s."""
 
 from __future__ import annotations
 

@@ -71,7 +71,6 @@ fleets = st.integers(1, 4).flatmap(
 
 
 def both(scenario: Scenario) -> tuple[float, float]:
-    """Return the predicted and the simulated utilisation."""
     predicted = predict(demand_of(scenario), Pool.of(classes_of(scenario))).utilisation
     return predicted, simulate(scenario, lambda: 0.0).utilisation
 

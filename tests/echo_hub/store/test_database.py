@@ -45,7 +45,7 @@ def test_migrations_make_exactly_the_tables(url: str) -> None:
 
 @pytest.fixture
 def next_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Add a migration to those of this release, as the next release would; it adds a column."""
+    """Add a migration with a new column to this release's migrations."""
     directory = tmp_path / "migrations"
     shutil.copytree(database.MIGRATIONS, directory)
     (directory / "versions" / "0031_next.py").write_text(

@@ -124,7 +124,7 @@ def test_above_the_cap_the_oldest_are_removed_and_marked(store: Store, records: 
 
 
 class Shifted:
-    """Makes the same records with all numbers one higher, for a step after the first."""
+    """Makes the same records with all numbers increased by one, for a later step."""
 
     def __init__(self, records: Any) -> None:
         self.records = records

@@ -171,7 +171,6 @@ async def test_a_backend_that_ends_in_the_middle_of_a_transaction_costs_nothing(
     ended = []
 
     def end_backend(now: float) -> None:
-        """End the server's backend in the middle of the first transaction."""
         original = store.store.apply
         if not ended:
             with open_to_write(store.store.engine) as connection:

@@ -92,8 +92,8 @@ def test_late_fetches_of_an_old_version_change_nothing(store: Store) -> None:
 
 
 def fill(store: Store, *, nodes: int, forgotten: int) -> None:
-    """Fill the store with versions whose fetches may be forgotten; rows are not in order of time. One fetch in ten came
-    late, and the first ones of the others at the same time.
+    """Fill the store with fetches that may be forgotten; rows are not in order of time. One fetch in ten came late, and
+    the first few others all came at 2/8 s.
     """
     numbers = range(1, forgotten + KEPT_VERSIONS + 1)
     with store.engine.execution_options(writes=True).begin() as connection:

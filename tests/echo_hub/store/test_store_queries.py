@@ -1,4 +1,4 @@
-"""A query must cost as little on a run's last day as on its first."""
+"""The cost of a query must be as low on a run's last day as on its first."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ are (query, table).
 """
 
 WHOLE_RUN: Final = {"read_shares": "a node's page shows the steps of the whole run"}
-"""Queries whose result grows with the run, so that their cost must."""
+"""Queries whose result grows with the run, so their cost must grow too."""
 
 PARTIAL: Final = {index.name for table in metadata.tables.values() for index in table.indexes if index.dialect_kwargs}
 """Partial indexes: each contains only few of its table's rows."""

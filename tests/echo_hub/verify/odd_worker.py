@@ -15,7 +15,6 @@ from echo_shared.records.rollout import unpack_payload
 
 
 def clean(count: int) -> Evidence:
-    """Return the evidence of `count` honestly sampled tokens."""
     return Evidence.of([0.0] * count, [-0.5] * count, [0.25] * count, [-0.5] * count)
 
 

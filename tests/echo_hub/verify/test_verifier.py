@@ -39,7 +39,7 @@ class Told:
     of: dict[str, tuple[NodeEvidence, ...] | str] = field(default_factory=dict)
     measurements: list[tuple[str, Evidence | None]] = field(default_factory=list)
     order: list[str] = field(default_factory=list)
-    """Names of answered rollouts and roundings, in order."""
+    """Rollout ids and roundings, in the order in which they were answered."""
     seconds: float = 0.0
     news: asyncio.Condition = field(default_factory=asyncio.Condition)
 

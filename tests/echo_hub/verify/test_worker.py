@@ -146,7 +146,6 @@ def test_tokens_of_another_version_lie_outside(versions: Versions, made: Made) -
 
 
 def greedy(versions: Versions, version: int, *numbers: int) -> list[DrawnRollout]:
-    """Return the most likely completion of each prompt."""
     requests = {number: versions.request(number, size=1) for number in numbers}
     with versions.policy.holding(versions.policy.read_adapter(versions.directory.adapter(version))):
         drawn = list(sample_groups(versions.policy.model, list(requests.values()), most_likely))

@@ -1,4 +1,4 @@
-"""When the coordinator prepares and opens groups."""
+"""Times at which the coordinator prepares and opens groups."""
 
 from __future__ import annotations
 

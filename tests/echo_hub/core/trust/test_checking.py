@@ -459,7 +459,6 @@ CHECKERS = (proven("a"), proven("b", LLAMA), proven("c"))
 
 
 def arrive(bench, lease: SendLease) -> str:
-    """Deliver the lease's only rollout, and return the node that is asked to check it."""
     bench.tell(bench.arrival(lease, lease.indices[0]))
     assert not bench.of(CheckRollout)
     (asked,) = bench.of(SendCheck)

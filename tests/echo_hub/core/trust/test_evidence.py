@@ -1,5 +1,3 @@
-"""Evidence from tokens, computed by hand."""
-
 from __future__ import annotations
 
 import numpy as np

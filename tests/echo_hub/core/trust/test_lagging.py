@@ -53,7 +53,6 @@ def run(
 
 @pytest.mark.parametrize("usual", [1e-7, 6e-4, 5e-3])
 def test_a_node_whose_mismatch_grows_alone_is_found(usual: float) -> None:
-    """Exact engines and engines that deviate from the start must both be found."""
     lagging = Lagging()
     others = {"b": level(5e-4), "c": level(2e-3), "q4": level(1e-2)}
     (found,) = run(lagging, {"a": level(max(usual, 1e-3), grows_from=15, by=1.5), **others}, 40).items()

@@ -114,15 +114,17 @@ def test_over_all_tokens_the_density_integrates_to_one() -> None:
 
 @pytest.mark.parametrize("place", range(len(WEIGHTS)))
 def test_under_honesty_forged_over_honest_has_mean_one(place: int) -> None:
-    """E[1 - w + w / f] = 1 under honesty, at every scale. This property bounds the rate of false alarms."""
+    """Honest tokens have a mean of 1 - w + w / f (f: honest density of u, w: forged share) of 1, at every scale. This
+    bounds the rate of false alarms.
+    """
     mean_S = sum(width * np.exp(curves[0] + curves[1 + place]).mean(axis=-1) for width, curves in of_all_tokens())
     assert mean_S[: at_least(0.25)] == pytest.approx(1.0, abs=2e-3)
     assert (mean_S <= 1.0 + 1e-9).all()
 
 
 def test_a_draw_by_hand() -> None:
-    """Interval [0, .5), u = .9, scale 1. With L the bounded log-odds, f = (T(L(.9) - L(0)) - T(L(.9) - L(.5))) / .5,
-    where L(.9) = 2.1884.
+    """Interval [0, .5), u = .9, scale 1. With L the bounded log-odds and T the tail of the noise, the honest density is
+    f = (T(L(.9) - L(0)) - T(L(.9) - L(.5))) / .5, where L(.9) = 2.1884.
     """
     place = at_least(1.0)
     mass = float(_beyond(np.array(2.188384)) - _beyond(np.array(2.188384 + log(1001))))
@@ -161,7 +163,7 @@ def test_the_weight_of_greedy_choices_has_mean_one_at_most(place: int) -> None:
 
 
 def test_a_greedy_choice_by_hand() -> None:
-    """If the most likely token was chosen, f = 2 (1 - 1e-4) + 1e-4 at every scale."""
+    """If the most likely token was chosen, the honest density is f = 2 (1 - 1e-4) + 1e-4 at every scale."""
     curves = greedy_curves(np.array([0.0, 1.0]))
     assert curves[0, :, 0] == pytest.approx(log(2 - OUTLIERS))
     assert curves[1:, 0, 0] == pytest.approx([log(1 - w + w / (2 - OUTLIERS)) for w in WEIGHTS], rel=1e-9)
@@ -195,7 +197,9 @@ def test_honest_noise_does_not_weigh_as_a_shift(bias: float, rounded_up: float) 
 
 
 def test_a_claim_by_hand() -> None:
-    """Claims 2 nats off, at scale 1, have density t(2) = .06804 if honest, and t(1) / 2 = .19245 / 2 if invented."""
+    """Claims 2 nats off, at scale 1, have density t(2) = .06804 if honest, and t(1) / 2 = .19245 / 2 if invented (t:
+    Student's, two degrees of freedom).
+    """
     place, invented = at_least(1.0), 0.1924501 / INVENTED
     honest = log((1 - OUTLIERS) * 0.0680414 + OUTLIERS * invented)
     curves = claim_curves(np.array([2.0]))

@@ -44,7 +44,7 @@ nats.
 
 
 def known(numerics: NumericsClass = Q8, *, measured: Evidence | None = None) -> Numerics:
-    """Return numerics that know one class, with at most this measurement of it."""
+    """Return numerics that know one class, and this measurement if given."""
     found = Numerics()
     found.known(numerics)
     if measured is not None:

@@ -1,4 +1,4 @@
-"""How far two checkers' findings on one rollout contradict each other, computed by hand."""
+"""Contradiction between two checkers' findings on one rollout, computed by hand."""
 
 from __future__ import annotations
 
@@ -76,6 +76,6 @@ def test_how_unlikely_an_undrawn_token_is_does_not_matter() -> None:
 
 
 def test_two_engines_are_as_coarse_as_both_together() -> None:
-    """0.0055 + 0.0055 = 0.011 is twice the scale, so two steps up."""
+    """Scales add up: 0.0055 + 0.0055 = 0.011 is twice the scale, and so two steps of sqrt(2) up."""
     both = F32.together(F32)
     assert (both.draws, both.claims) == (F32.draws + 2, F32.claims + 2)
