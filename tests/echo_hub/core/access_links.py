@@ -105,7 +105,6 @@ class Network:
         return self.took_s(number for number in range(1, len(self.hosts)) if number not in self.dead)
 
     def took_s(self, numbers: Iterable[int]) -> float:
-        """Return the seconds until these hosts have received their last piece."""
         return max((when - self.began for number in numbers for when in self.got[number].values()), default=0.0)
 
     def _join(self, number: int) -> None:

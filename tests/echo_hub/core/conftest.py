@@ -104,7 +104,6 @@ class Bench:
         return RolloutArrived(**{**values, **changes})
 
     def rewarded(self, group_id: int, *rewards: float) -> list[Effect]:
-        """Deliver all leases of the group, and score index i with `rewards[i]`."""
         effects: list[Effect] = []
         for lease in [lease for lease in self.leases.values() if lease.group_id == group_id]:
             effects += self.tell(*(self.arrival(lease, index) for index in lease.indices))
@@ -153,5 +152,4 @@ class Bench:
 
 @pytest.fixture
 def bench() -> Callable[..., Bench]:
-    """Return the Bench class, whose keyword arguments are coordinator settings."""
     return Bench

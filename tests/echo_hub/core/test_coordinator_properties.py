@@ -1,4 +1,4 @@
-"""A random world around the coordinator: whatever happens, its records are right and the run finishes.
+"""A random world around the coordinator: whatever happens, the hub's records must be right and the run must finish.
 
 Nodes connect, vanish, forget, resend, answer late, return leases and send garbage. The learner holds up to two steps,
 and dies before, between and after their checkpoints. The hub dies before its commit, between commit and actions, and
@@ -17,7 +17,8 @@ forged, that waits for its check, or whose node is quarantined (excluded as dish
 other worlds nodes check each other: they report random findings, cannot tell, never answer, or leave.
 
 A second coordinator gets the same events and must return the same effects. Nodes also evaluate versions: each episode
-ends once, with exactly the version that it measures, and neither the run's end nor the evaluations wait for each other.
+of an evaluation ends once, with exactly the version that is evaluated. The run ends without waiting for evaluations, and
+evaluations without waiting for the run's end.
 """
 
 from __future__ import annotations

@@ -447,8 +447,6 @@ def source() -> ScriptedSource:
 
 
 class NothingDone:
-    """A hub on which no operator action is possible or recorded."""
-
     async def act(self, action: str, fields: Mapping[str, Any], by: Actor, *, strict: bool = False) -> ActionResult:
         raise NoSuchActionError(action)
 

@@ -46,7 +46,6 @@ def make_team(store: Store, name: str, *ids: str, now: float) -> None:
 async def served(
     source: Any, store: Store, guard: Guard, *, about: AboutView | None = None
 ) -> AsyncIterator[ClientSession]:
-    """Yield a client session that is connected to the pages without login."""
     application = web.Application(middlewares=[guard.middleware])
     application.on_response_prepare.append(add_security_headers)
     board = HubBoard(store)

@@ -43,8 +43,6 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def serve(open_hub: Any, make_source: Any, store: Store) -> Any:
-    """Return a function that serves a hub whose rollouts have these texts."""
-
     async def served(texts: tuple[str, ...] = TEXTS, **settings: Any) -> ClientSession:
         codec, config = codec_of_bytes(), HubConfig()
         write_rollouts(store, codec, texts)

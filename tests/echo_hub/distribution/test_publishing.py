@@ -75,7 +75,6 @@ class Run:
         return event
 
     def export(self, version: int, value: float | None = None) -> None:
-        """Write a version's files as the learner does."""
         directory = self.directory.adapter(version)
         directory.mkdir(parents=True)
         (directory / "adapter_config.json").write_text(json.dumps({"r": 4, "lora_alpha": 8}))

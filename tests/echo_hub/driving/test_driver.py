@@ -384,7 +384,6 @@ def noted(text: str) -> RunEvent:
 
 
 def stored(driven: Any) -> list[str]:
-    """Return the texts of the stored events, oldest first."""
     return [one.text for one in driven.store.read(read_events, EventFilter(), 99)][::-1]
 
 

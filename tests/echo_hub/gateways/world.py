@@ -139,7 +139,6 @@ class RunningGateway:
         await asyncio.wait([self._serving])
 
     async def stop(self) -> None:
-        """Stop orderly, as on a shutdown."""
         if self._serving is not None:
             self._serving.cancel()
             await asyncio.wait([self._serving])

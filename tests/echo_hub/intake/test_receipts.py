@@ -34,8 +34,6 @@ class Sent:
 
 
 class Told(ReceiptsOut):
-    """Sends every receipt at once, without collecting several."""
-
     def tell(self, node_id: str, receipts: Sequence[RolloutReceipt]) -> None:
         super().tell(node_id, receipts)
         self.flush(node_id)

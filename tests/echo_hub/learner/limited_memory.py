@@ -22,8 +22,8 @@ class _Kept:
 
 
 class LimitedMemory:
-    """Limits kept bytes, and measures them as a `probe.Meter`. Weights that are kept count too, independently of the
-    number of tokens.
+    """Limits the bytes that are kept for the backward pass, and measures them as a `probe.Meter`. Weights that are kept
+    count too, whatever the number of tokens.
     """
 
     def __init__(self, limit_bytes: float = float("inf")) -> None:

@@ -157,7 +157,6 @@ def plan_of(settings: LearnerSettings, **options: Any) -> tuple[LearnerSettings,
 
 
 def run(settings: LearnerSettings, plan: SftPlan, folder: Path, *, updates: int | None = None) -> Finetuning:
-    """Train to the end, or stop after this number of updates."""
     training = Finetuning.open(settings, plan, folder, start_from=None)
     ended = training.run(
         told=lambda progress: None, stopping=lambda: updates is not None and training.progress.update >= updates

@@ -141,7 +141,6 @@ def plain_logits(
 def plain_logprobs(
     policy: Policy, group: TrainingGroup, rollout: TrainingRollout, settings: LearnerSettings
 ) -> torch.Tensor:
-    """Return the log-probabilities of all tokens after the prompt, by the full softmax."""
     ids = torch.from_numpy(rollout.completion_ids.astype(np.int64))
     return plain_logits(policy, group, rollout, settings).log_softmax(-1)[torch.arange(len(ids)), ids]
 

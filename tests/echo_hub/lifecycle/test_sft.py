@@ -47,7 +47,6 @@ def trained(
     anew: bool = False,
     updates: int | None = None,
 ) -> sft.Finetuned | None:
-    """Train to the end, or stop after `updates` updates."""
     told: list[SftProgress] = []
     prepared = sft.prepare(directory, load_config(directory.config, {}), file, options)
     return sft.finetune(

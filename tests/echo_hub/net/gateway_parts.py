@@ -217,7 +217,6 @@ MakeHub = Callable[..., Awaitable[Hub]]
 
 @asynccontextmanager
 async def hubs() -> AsyncIterator[MakeHub]:
-    """Yield a function that makes hubs. They are closed at the end of the test."""
     async with AsyncExitStack() as stack:
 
         async def make(**settings: Any) -> Hub:

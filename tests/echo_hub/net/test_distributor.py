@@ -446,7 +446,6 @@ async def test_reports_of_unpublished_versions_are_ignored(nodes: Nodes) -> None
 
 async def test_nodes_hear_of_those_to_link_with(nodes: Nodes) -> None:
     def peers(node_id: str) -> dict[str, int] | None:
-        """Return the port of each peer that the node was told of."""
         said = nodes.of(node_id, Mesh)
         return {peer.node_id: peer.port for peer in said[-1].peers} if said else None
 

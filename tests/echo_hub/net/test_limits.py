@@ -60,7 +60,6 @@ class Client:
 
 
 async def turns() -> AsyncIterator[None]:
-    """Yield once per turn of the event loop, forever."""
     while True:
         yield await asyncio.sleep(0)
 

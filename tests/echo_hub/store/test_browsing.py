@@ -218,7 +218,6 @@ def test_each_condition_is_looked_up_in_its_index_in_the_order_of_leases(many: S
 
 
 def plan_of(store: Store, wanted: RolloutFilter) -> str:
-    """Return the database's plan (EXPLAIN) for the search."""
     from sqlalchemy.event import listen, remove
 
     heard: list[tuple[str, Any]] = []

@@ -161,7 +161,6 @@ ALL = [*TABLE, *(group for groups in REPORTS.values() for group in groups)]
 
 
 def verdicts(group: dict[str, Any]) -> dict[str, bool]:
-    """Return for each answer of a group in the file if it is judged right."""
     form = Form(group["form"]) if "form" in group else None
     written = (lambda text: text) if group.get("as_is") else "<answer>{}</answer>".format
     answers = [*group["right"], *group["wrong"]]

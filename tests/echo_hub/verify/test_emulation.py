@@ -27,7 +27,6 @@ def linear(inputs: int, outputs: int = 8, *, bias: bool = False) -> torch.nn.Lin
 
 
 def block(*values: float) -> Tensor:
-    """Return a block of 32 values: the given ones, then zeros."""
     return torch.tensor([*values, *[0.0] * (BLOCK - len(values))])
 
 

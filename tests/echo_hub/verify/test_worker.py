@@ -38,7 +38,6 @@ def made(versions: Versions) -> Made:
 def answers(
     examiner: Examiner, rollouts: Sequence[DrawnRollout], directory: RunDirectory
 ) -> dict[str, tuple[NodeEvidence, ...] | str]:
-    """Return the answer about each rollout, and check that none is missing."""
     found = list(examiner.examine(rollouts, adapters_in(directory)))
     assert sorted(frame["rollout_id"] for frame in found) == sorted(one.rollout_id for one in rollouts)
     return {frame["rollout_id"]: frame.get("cannot") or unpack_spans(frame["spans"]) for frame in found}

@@ -95,7 +95,6 @@ def test_greedy_choices_show_their_shortfall_and_no_claim() -> None:
 
 
 def test_greedy_and_sampled_tokens_can_be_mixed() -> None:
-    """Greedy rollouts must not change the evidence of sampled rollouts in the same batch."""
     drawn = tokens(np.random.default_rng(3), 4, 0.1)
     below, logprobs, uniforms, claims = (np.insert(values, 2, [0.3, 0.0]) for values in drawn)
     is_greedy = np.array([False, False, True, True, False, False])

@@ -207,7 +207,6 @@ def test_an_explained_sum_is_reset_and_the_others_stay() -> None:
 
 @pytest.mark.parametrize("alternative", [Alternative.DRAWS_FORGED, Alternative.CLAIMS_INVENTED])
 def test_rounding_within_the_tolerance_is_explained(alternative: Alternative) -> None:
-    """Rounding up to twice the class's scale is honest; sixteen times is not."""
     honest = measured(0.02)
     assert is_explained(engine(3, 0.04), honest, alternative, ALARM)
     assert not is_explained(engine(3, 0.32), honest, alternative, ALARM)

@@ -73,7 +73,6 @@ Q4 = NumericsClass("llama_cpp", "q4_k_m", "cpu")
 
 @pytest.fixture
 def books(monkeypatch: pytest.MonkeyPatch) -> Standings:
-    """Return standings that remember at most two disconnected nodes."""
     monkeypatch.setattr(module, "REMEMBERED", 2)
     return Standings(Numerics())
 
