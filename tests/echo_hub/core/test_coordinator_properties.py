@@ -17,8 +17,8 @@ forged, that waits for its check, or whose node is quarantined (excluded as dish
 other worlds nodes check each other: they report random findings, cannot tell, never answer, or leave.
 
 A second coordinator gets the same events and must return the same effects. Nodes also evaluate versions: each episode
-of an evaluation ends once, with exactly the version that is evaluated. The run ends without waiting for evaluations, and
-evaluations without waiting for the run's end.
+of an evaluation ends once, with exactly the version that is evaluated. The run ends without waiting for evaluations,
+and evaluations end without waiting for the run's end.
 """
 
 from __future__ import annotations
