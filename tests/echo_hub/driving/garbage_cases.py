@@ -131,7 +131,7 @@ def test_looking_through_takes_a_share_of_the_work_at_most(memory: Memory, monke
     memory.is_soon_looked_through(True)
     monkeypatch.setattr(garbage, "SHARE", 0.05)
     monkeypatch.setattr(garbage.time, "thread_time", iter([0.0, 0.1, 2.0, 2.2, 2.3, 2.4]).__next__)
-    with Garbage() as collector:  # The collector reads the clock: this takes from 0.0 to 0.1 s.
+    with Garbage() as collector:  # By the scripted clock, this takes from 0.0 to 0.1 s.
         dead = old_knot_of(collector)
         memory.own += SMALL_GROWTH
         collector.handled(EVERY)  # At 2.0 s.

@@ -321,7 +321,7 @@ async def test_the_coordinator_is_told_the_time_when_it_is_due(drive: Drive, mon
     await driven.until(lambda: len(driven.of(SendLease)) == 4)
     await driven.node("b")
     await driven.queue.put(replace(driven.arrival(driven.of(SendLease)[0], 0), node_id="b"))
-    # The hub knows node b by now, before the time has passed.
+    # After this look-up the hub knows node b; only then does the lease's time pass.
     await driven.until(lambda: driven.of(LookUpReceipt) != [])
     driven.now += 61.0
     await driven.until(lambda: any(lease.node_id == "b" for lease in driven.of(SendLease)))

@@ -21,7 +21,7 @@ ScenarioOf = Callable[..., Scenario]
 
 
 class Noted(MadeUp):
-    """Records the calls in order. Its steps have metrics."""
+    """Records the calls in order, and gives its steps metrics."""
 
     def __init__(self, scenario: Scenario) -> None:
         super().__init__(scenario)

@@ -160,7 +160,7 @@ def test_postgresql_reads_no_dead_rows(empty_postgresql: str) -> None:
     looked_at: dict[str, int] = {}
 
     def explain(connection: Connection, _cursor: Any, sql: str, given: Any, _context: Any, many: bool) -> None:
-        of_all = "DESC" in sql or "count" in sql  # Reads the version's whole time, before its first row is removed.
+        of_all = "DESC" in sql or "count" in sql  # Reads a whole version, once, before its first row goes.
         if not re.match(r"(SELECT|DELETE)[^;]*\sFROM fetches", sql) or of_all or many:
             return
         with connection.begin_nested() as once:

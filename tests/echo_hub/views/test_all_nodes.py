@@ -69,7 +69,7 @@ def test_small_books_are_read_whole_for_every_look(store: Store, monkeypatch: py
 
 @pytest.fixture
 def asked(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
-    """Return a list that collects, for each view, the nodes whose rows were read singly."""
+    """Return a list that collects, for each view, the ids of the nodes whose rows were read singly."""
     found = list[set[str]]()
 
     def heard(connection: Connection, **wanted: Any) -> list[NodeTotals]:

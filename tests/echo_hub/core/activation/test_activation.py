@@ -113,7 +113,6 @@ class Fleet:
 
     @property
     def active(self) -> set[str]:
-        """Return the ids of active nodes that cost something."""
         known = (self.node(node_id) for node_id in self.nodes.ids())
         return {node.node_id for node in known if node.connected and node.active and node.per_hour}
 

@@ -51,7 +51,8 @@ DEADLINE_S = 10.0
 
 def finding(below: float = 0.0, logprob: float = HALF, *, right: int = 0, tokens: int = 16) -> PeerFinding:
     """Return a checker's finding on tokens that node `d` sampled with u = .25 and claimed as 50 % likely. The checker
-    agrees on the first `right` tokens; for the others it computes these values.
+    agrees on the first `right` tokens; for the other tokens it finds the lower end of the interval `below` and the
+    log-probability `logprob`.
     """
     below_T, logprobs_T = np.full(tokens, below), np.full(tokens, logprob)
     below_T[:right], logprobs_T[:right] = 0.0, HALF

@@ -114,7 +114,7 @@ def test_over_all_tokens_the_density_integrates_to_one() -> None:
 
 @pytest.mark.parametrize("place", range(len(WEIGHTS)))
 def test_under_honesty_forged_over_honest_has_mean_one(place: int) -> None:
-    """Honest tokens have a mean of 1 - w + w / f (f: honest density of u, w: forged share) of 1, at every scale. This
+    """For honest tokens, the mean of 1 - w + w / f is 1 at every scale (f: honest density of u, w: forged share). This
     bounds the rate of false alarms.
     """
     mean_S = sum(width * np.exp(curves[0] + curves[1 + place]).mean(axis=-1) for width, curves in of_all_tokens())

@@ -190,7 +190,7 @@ def test_a_class_learns_from_its_nodes() -> None:
 
 
 def test_a_class_is_never_finer_than_measured() -> None:
-    """Otherwise exact engines that report q8_0 would make the class so fine that its honest nodes are convicted."""
+    """Exact engines that report q8_0 would otherwise make the class so fine that its honest nodes are convicted."""
     numerics = known(measured=COARSE)
     numerics.learn(Q8, engine(6, 0.0))
     assert numerics.honest(Q8) == known(measured=COARSE).honest(Q8)
@@ -335,8 +335,8 @@ def test_a_class_has_a_name() -> None:
 
 
 def test_a_node_with_far_finer_claims_is_judged_by_finer_draws() -> None:
-    """Otherwise an exact node could report four bits and choose its tokens within the class's tolerance. A node near
-    the class's scale is judged by the class.
+    """If the class's scale applied, an exact node could report four bits and choose its tokens within the class's
+    tolerance. A node near the class's scale is judged by the class.
     """
     numerics = known(measured=COARSER)
     of_class = numerics.honest(Q8)
