@@ -53,12 +53,12 @@ ANSWERS: dict[type, Callable[[Any], Event]] = {
     TrainStep: lambda action: StepDone(step=action.step, metrics={"loss": 0.5, "train_s": 1.5, "surprise": 1.25}),
     PublishVersion: lambda action: VersionPublished(policy_version=action.policy_version),
 }
-"""Successful answer to each kind of action of the coordinator."""
+"""Successful answer to each kind of action that the coordinator requests."""
 
 
 class Driven:
-    """A coordinator with two rollouts per group and two groups per step; `answered` holds actions with an automatic
-    answer.
+    """A coordinator with two rollouts per group and two groups per step; `answered` holds the types of actions that
+    succeed at once, without the test's help.
     """
 
     def __init__(self, directory: RunDirectory, **settings: Any) -> None:
@@ -86,7 +86,7 @@ class Driven:
         self._answers: asyncio.Queue[Event] = asyncio.Queue()
 
     def handle(self, action: Action) -> None:
-        """Record an action, in place of the hub's services."""
+        """Record an action instead of carrying it out as the hub's services do."""
         self.look(action)
         self.actions.append(action)
         if type(action) in self.answered:
@@ -94,17 +94,16 @@ class Driven:
         self._changes.notify()
 
     def of(self, kind: type[_T]) -> list[_T]:
-        """Return the actions of one kind so far."""
         return [action for action in self.actions if isinstance(action, kind)]
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for the action after which `condition` holds."""
+        """Wait until `condition` holds; it is tested after each action."""
         async with asyncio.timeout(60):
             while not condition():
                 await self._changes.wait(self._changes.number)
 
     async def answer(self) -> None:
-        """Report the answers, forever."""
+        """Report the automatic answers to the driver, until cancelled."""
         while True:
             await self.queue.put(await self._answers.get())
 
@@ -119,7 +118,7 @@ class Driven:
     async def work(
         self, done: Callable[[], bool], deliver: Callable[[SendLease], Awaitable[None]] | None = None
     ) -> None:
-        """Deliver the results of every lease that is sent, until `done`."""
+        """Deliver the results of every lease that is sent, until `done` returns True."""
         delivered = 0
 
         def news() -> bool:
@@ -154,7 +153,7 @@ class Driven:
 async def drive(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Driven]]]:
     """Yield a function that makes a Driven in the test's run directory.
 
-    With `running` its driver runs; keyword arguments are settings.
+    With `running` its driver runs; keyword arguments are coordinator settings.
     """
     async with AsyncExitStack() as stack:
 
@@ -173,14 +172,13 @@ async def drive(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Driven]
 
 @pytest.fixture
 async def endpoint() -> AsyncIterator[FakeEndpoint]:
-    """Yield an LLM judge on loopback."""
     async with served() as judge:
         yield judge
 
 
 @pytest.fixture(scope="session")
 def postgresql_server() -> Iterator[PostgreSQL]:
-    """Yield a private server, or skip if none is installed. A test that stops it must start it again."""
+    """Yield a private PostgreSQL server, or skip if none is installed. A test that stops it must start it again."""
     if why := lacking():
         pytest.skip(why)
     with postgresql() as server:
@@ -194,7 +192,6 @@ def postgresql_url(postgresql_server: PostgreSQL) -> str:
 
 @pytest.fixture
 def empty_postgresql(postgresql_url: str) -> str:
-    """Return the URL of the private server's empty database."""
     _drop_all(postgresql_url)
     return postgresql_url
 
@@ -234,7 +231,7 @@ def _migrated_schema(postgresql_url: str) -> str:
 def postgresql_without_rows(postgresql_url: str, _migrated_schema: str) -> str:
     """Return the URL of the private server's database, migrated and without rows.
 
-    Drop a schema that a test has changed. Migrations take five times as long as emptying the tables.
+    Reuse the schema unless the last test changed it: migrations take five times as long as emptying the tables.
     """
     engine = connect(postgresql_url)
     with engine.begin() as connection:

@@ -1,4 +1,4 @@
-"""A real HTTP server on loopback that answers like an LLM judge, or unlike one."""
+"""A real HTTP server on loopback that answers as an LLM judge would, or wrongly."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def completed(text: str, *, finish_reason: str = "stop") -> web.Response:
 
 @dataclass(eq=False)
 class FakeEndpoint:
-    """Answers with the entries of `script` in order, then by `rule`; `asked` collects the request bodies."""
+    """A judge that answers with the entries of `script` in order, then by `rule`; `asked` collects the request
+    bodies.
+    """
 
     script: list[Says] = field(default_factory=list)
     rule: Callable[[str], Says] = lambda said: "<score>7</score>"

@@ -1,4 +1,4 @@
-"""`echo-hub` as an operator types it; `serve` is tested end to end."""
+"""`echo-hub` as an operator types it, except `serve`, which tests/end_to_end covers."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ FLAGS = {
 
 @pytest.fixture(autouse=True)
 def _logging_as_it_was() -> Iterator[None]:
-    """Restore the level of logging, which commands set for their whole process."""
+    """Restore the log level, which commands set for their whole process."""
     log = logging.getLogger("echo_hub")
     before = log.level
     yield
@@ -106,7 +106,6 @@ def refusal(*arguments: str | Path) -> EchoError:
 
 
 def entered(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
-    """Return the exit status of `echo-hub` with these arguments."""
     monkeypatch.setattr(sys, "argv", ["echo-hub", *map(str, arguments)])
     with pytest.raises(SystemExit) as ended:
         main_module.run()
@@ -180,7 +179,7 @@ def test_init_makes_a_run_that_load_config_reads(tmp_path: Path) -> None:
 
 
 def test_init_with_a_base_and_a_task_writes_fitting_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files must be short and contain absolute paths, so that the run can be served from any directory."""
+    """Settings files must be short, and contain absolute paths so that the run can be served from any directory."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(resolve_base("builtin:tiny"), tmp_path / "chat")
     (tmp_path / "chat" / "chat_template.jinja").write_text("{{ messages[-1].content }}[reply]")
@@ -342,8 +341,8 @@ def test_exit_statuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
 def test_an_errors_text_is_printed_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    """Error texts go through a library that interprets brackets and breaks long lines; a printed command must stay in
-    one line.
+    """Error texts go through a library that interprets brackets and breaks long lines; a command in them must stay
+    unchanged and on one line.
     """
     assert entered(monkeypatch, "serve", tmp_path / name) == 1
     assert f"echo-hub init {tmp_path / name}\n" in capsys.readouterr().err
@@ -359,7 +358,6 @@ ALICE, BOB = "a" * 20, "b" * 20
 
 @pytest.fixture
 def serving(run: Path) -> Iterator[Store]:
-    """Yield the store of a hub that serves the run, with two nodes."""
     store = Store.open(RunDirectory(run).database_url)
     for node_id, name in ((ALICE, "alice's PC"), (BOB, "bob [red]")):
         store.node_seen(node_id=node_id, public_key=b"k" * 32, name=name, backend="torch", device="CPU", now=1e9)
@@ -379,7 +377,7 @@ def test_nodes_are_listed_with_the_ids_that_ban_takes(run: Path) -> None:
 
 @pytest.mark.parametrize("name", ["[red]x[/red]", "[/]", "<b>x</b>", "../../etc/passwd", "=1+1", "W" * 64, "$(reboot)"])
 def test_a_hostile_name_is_shown_unchanged_on_its_nodes_line(run: Path, serving: Store, name: str) -> None:
-    """The name is already free of control characters and text directions (`echo_shared.wire.messages.fields`). No
+    """The hub has removed control characters and text directions from the name (`echo_shared.wire.messages.fields`). No
     program may interpret the rest.
     """
     serving.node_seen(node_id="mallory", public_key=bytes(32), name=name, backend="[b]", device="[/b]", now=1.0)

@@ -29,12 +29,12 @@ PERIOD_S = 4.0
 TRAIN_S = 2.0
 HAND_OFF_S = 0.1
 LEASES = (("fast0", (0, 1, 2), 1.5), ("fast1", (3, 4, 5), 1.5), ("slow0", (6, 7), 3.0))
-"""Node, indices of the step's group that it samples, and seconds that this takes."""
+"""(node, indices of the group that the node samples, seconds that this takes)."""
 KINDS = {"fast0": ("torch", "RTX 4070"), "fast1": ("torch", "RTX 4070"), "slow0": ("llama_cpp", "Old laptop")}
 
 
 def write_books(store: Store, *, steps: int = 6, slow_start: float = 0.0) -> None:
-    """Write the records; leases of the first step take `slow_start` seconds longer."""
+    """Write the records. Leases of the first step take `slow_start` seconds longer."""
     for node_id, (backend, device) in KINDS.items():
         store.node_seen(node_id=node_id, public_key=bytes(32), name=node_id, backend=backend, device=device, now=BEGAN)
     for step in range(1, steps + 1):

@@ -70,8 +70,8 @@ def write_rollouts(store: Store, codec: PromptCodec, texts: Sequence[str] = TEXT
 
 
 def _payload(codec: PromptCodec, text: str, number: int) -> RolloutPayload:
-    """Return a payload in which each token is twice as likely as the next. Another node began the first rollout, with
-    another version.
+    """Return a payload whose token probabilities fall by 5 % from one token to the next. In the first rollout, another
+    node and version sampled the first tokens.
     """
     ids = np.array([*codec.encode_prompt(text), codec.stop_ids[0]], np.int32)
     spans = (

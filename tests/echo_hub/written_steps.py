@@ -1,4 +1,4 @@
-"""Steps and evaluations in the store, whose figures follow from their numbers."""
+"""Writes steps and evaluations into a store; their figures follow from their numbers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def train(
     components: Mapping[str, float] | None = None,
     by_task: Mapping[str, TaskFigures] | None = None,
 ) -> None:
-    """Record a step of one group of two, and a rollout dropped before it. Reward and time equal the step's number."""
+    """Record a step of one group of two rollouts, and a rollout that was dropped before. Reward and time equal the
+    step's number.
+    """
     ids = (f"{step}-0", f"{step}-1")
     payload = RolloutPayload(
         completion_ids=np.array([5, 6, 1], np.int32),

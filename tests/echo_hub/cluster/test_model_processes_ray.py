@@ -1,5 +1,5 @@
-"""Verifier and evaluator in a Ray cluster of two real raylets give the results of local processes, whichever process is
-killed.
+"""A verifier and an evaluator in a Ray cluster of two real raylets must give the results of local processes, even if a
+driver or an actor is killed.
 """
 
 from __future__ import annotations
@@ -60,7 +60,6 @@ async def checked(checker: Verifier, told: Told, rollouts: Sequence[DrawnRollout
 
 
 def driver() -> psutil.Process:
-    """Return the only driver process."""
     (found,) = [child for child in psutil.Process().children() if "echo_hub.cluster.driver" in child.cmdline()]
     return found
 
@@ -75,7 +74,6 @@ def plain(spans: tuple[NodeEvidence, ...] | str) -> object:
 async def test_a_verifier_in_a_cluster_equals_a_local_one(
     versions: Versions, cluster: RayCluster, tmp_path: Path
 ) -> None:
-    """Whichever process is killed, a verifier in a cluster must give the findings of a local one."""
     drawn = {version: versions.drawn(version, *range(8 * version, 8 * version + 8)) for version in range(VERSIONS + 1)}
     drawn[2] = [replace(one, completion_ids=np.flip(one.completion_ids)) for one in drawn[2]]
     everything = [one for of_version in drawn.values() for one in of_version]

@@ -1,4 +1,4 @@
-"""Operator commands on a run whose hub is stopped: they read and write its store directly."""
+"""Operator commands on a run whose hub is stopped; the commands read and write the run's store directly."""
 
 from __future__ import annotations
 

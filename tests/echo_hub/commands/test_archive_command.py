@@ -69,8 +69,8 @@ on_both_databases = pytest.mark.parametrize("run", ["sqlite", "postgresql"], ind
 
 @pytest.fixture
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> RunDirectory:
-    """Make a run of eight steps of a group of two, each with one dropped rollout; six steps are pruned. It uses SQLite
-    unless the test asks for PostgreSQL.
+    """Make a run of eight steps, each with one group of two rollouts and one dropped rollout; the store has pruned the
+    first six. It uses SQLite unless the test asks for PostgreSQL.
     """
     directory = RunDirectory(tmp_path / "run")
     url = request.getfixturevalue("empty_postgresql") if getattr(request, "param", "") == "postgresql" else ""
@@ -90,7 +90,6 @@ def store_of(run: RunDirectory) -> Store:
 
 
 def books_of(run: RunDirectory) -> list[Any]:
-    """Return the stored rollouts, oldest first."""
     store = store_of(run)
     found = store.read(find_rollouts, RolloutFilter(), NEWEST, 1_000).rollouts
     store.close()

@@ -1,5 +1,3 @@
-"""`echo-hub compare` on the stores of two runs."""
-
 from __future__ import annotations
 
 import json

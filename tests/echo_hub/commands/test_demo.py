@@ -1,5 +1,3 @@
-"""The demo gives its nodes the engines that are installed."""
-
 from __future__ import annotations
 
 import sys

@@ -1,5 +1,3 @@
-"""Log commands on a run that has a log file, events and alert receivers."""
-
 from __future__ import annotations
 
 import asyncio
@@ -89,7 +87,7 @@ def test_new_log_lines_are_followed(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Enough(Exception):
-        """Ends the command."""
+        """Raised in place of the third sleep, because a command that follows a log never ends by itself."""
 
     looks = iter(range(3))
 
@@ -146,7 +144,9 @@ def test_events_as_json(happened: Path) -> None:
 
 @pytest.fixture
 def hook() -> Iterator[Hook]:
-    """Run a real alert receiver on its own event loop, because the command runs one as well."""
+    """Run a real alert receiver in a thread with its own event loop, because the command under test runs an event loop
+    too.
+    """
     made: list[Hook] = []
     ready, loop = threading.Event(), asyncio.new_event_loop()
     stop = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Task files written by the command must work."""
+"""Task files written by `echo-hub new-task` must pass the test that is written with them, and work in a run."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""`echo-hub rollouts` on the store of a run that a hub serves."""
-
 from __future__ import annotations
 
 import json

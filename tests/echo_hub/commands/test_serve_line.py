@@ -38,7 +38,9 @@ FINISHED = replace(VIEW, health=Health(state=HubState.FINISHED), trained_step=1_
 
 
 class Run:
-    """Scripted views of the run, one per read; the last one repeats. `done` is set once all were returned."""
+    """Scripted views of the run: each read returns the next one, and the last one repeats. `done` is set once all were
+    read.
+    """
 
     def __init__(self, *views: RunView | Exception) -> None:
         self.views = list(views)

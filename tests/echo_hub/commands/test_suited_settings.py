@@ -1,5 +1,5 @@
-"""Settings that `init` chooses for a base model. The chat model is the tiny base with a chat template: only its files
-matter.
+"""Settings that `echo-hub init` chooses for a base model. The chat model is the tiny base with a chat template, because
+only a model's files matter here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def chat_model(directory: Path, *, template: str = TEMPLATE, **changed: Any) -> 
 
 
 def suited(base: Path | str, task: str, *, has_gpu: bool = False, **options: Any) -> tuple[dict[str, Any], Suited]:
-    """Return the chosen settings by dotted name, and with their reasons."""
+    """Return the chosen values by dotted name, and the full choice with reasons."""
     flags = {"model": {"base": str(base)}, "task": {"name": task, "options": options}}
     config, chosen = suited_settings(flags, has_gpu=has_gpu)
     values = {f"{name}.{key}": value for name, keys in chosen.items() for key, (value, _) in keys.items()}

@@ -41,7 +41,7 @@ class Host:
     joins_at: float = 0.0
     dies_at: float = float("inf")
     lies: Callable[[int], tuple[int, ...]] | None = None
-    """Return the pieces that the host claims to hold after receiving one."""
+    """If set, return the pieces that the host claims to hold after it receives the given piece."""
 
 
 @dataclass
@@ -90,10 +90,7 @@ class Network:
         return (mine is None or other in mine) and (theirs is None or one in theirs)
 
     def run(self, *, until: float = 3_600.0) -> float:
-        """Return the seconds until every live host has everything.
-
-        Stops when no event is left, or at `until`.
-        """
+        """Return the seconds until every live host has all pieces. Stop early when no event is left, or at `until`."""
         for number, host in enumerate(self.hosts):
             if number:
                 self.at(self.began + host.joins_at, partial(self._join, number))
@@ -108,7 +105,6 @@ class Network:
         return self.took_s(number for number in range(1, len(self.hosts)) if number not in self.dead)
 
     def took_s(self, numbers: Iterable[int]) -> float:
-        """Return the seconds until these hosts have received their last piece."""
         return max((when - self.began for number in numbers for when in self.got[number].values()), default=0.0)
 
     def _join(self, number: int) -> None:
@@ -241,7 +237,6 @@ class Network:
 
 
 def fleet(*, hub_mbit: float, nodes: int, up_mbit: float, down_mbit: float = 100, delay_s: float = 0.002) -> list[Host]:
-    """Return a hub and `nodes` equal nodes."""
     hub = Host(up=hub_mbit * MBIT, down=1e9 / 8, delay_s=delay_s)
     return [hub, *(Host(up=up_mbit * MBIT, down=down_mbit * MBIT, delay_s=delay_s) for _ in range(nodes))]
 

@@ -27,8 +27,6 @@ PAYLOAD = RolloutPayload(
 
 
 class Books:
-    """A ledger of groups of two rollouts, with nodes and outbox."""
-
     def __init__(self, *, discount: float | None = None) -> None:
         settings = CoordinatorSettings(mode="async", steps=1, groups_per_step=1, group_size=2, deadline_s=1.0)
         self.nodes, self.out = Nodes(settings.nodes), Outbox()

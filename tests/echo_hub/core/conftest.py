@@ -1,6 +1,4 @@
-"""A bench for the coordinator: tests send it events, groups are prepared automatically, and effects are
-read by type.
-"""
+"""A bench for the coordinator: tests send it events and read its effects by type; groups are prepared automatically."""
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ PAYLOAD = RolloutPayload(
 
 
 class Bench:
-    """A coordinator. `effects` holds the effects of the last call, those of automatically prepared groups included."""
+    """A coordinator. `effects` holds the effects of the last call, including those of automatically prepared groups."""
 
     def __init__(self, snapshot: CoordinatorSnapshot | None = None, *, prepare: bool = True, **settings: Any) -> None:
         base = {
@@ -73,7 +71,6 @@ class Bench:
                 self.effects += more  # The loop continues over the appended effects.
 
     def tell(self, *events: Event) -> list[Effect]:
-        """Handle the events, and return all their effects."""
         effects: list[Effect] = []
         for event in events:
             self._take(self.coordinator.handle(event, self.now))
@@ -82,7 +79,6 @@ class Bench:
         return effects
 
     def of(self, kind: type[_T]) -> list[_T]:
-        """Return the last effects of one type."""
         return [effect for effect in self.effects if isinstance(effect, kind)]
 
     def receipts(self, node_id: str) -> list[RolloutReceipt]:
@@ -108,7 +104,6 @@ class Bench:
         return RolloutArrived(**{**values, **changes})
 
     def rewarded(self, group_id: int, *rewards: float) -> list[Effect]:
-        """Deliver all leases of the group, and score index i with `rewards[i]`."""
         effects: list[Effect] = []
         for lease in [lease for lease in self.leases.values() if lease.group_id == group_id]:
             effects += self.tell(*(self.arrival(lease, index) for index in lease.indices))
@@ -118,7 +113,6 @@ class Bench:
         return effects
 
     def deliver(self, lease: SendLease, *, score: bool = True, reward: float = 1.0) -> list[Effect]:
-        """Deliver all rollouts of a lease; with `score`, they are scored."""
         effects = self.tell(*(self.arrival(lease, index) for index in lease.indices))
         if score:
             effects = effects + self.tell(
@@ -128,8 +122,8 @@ class Bench:
         return effects
 
     def go_on(self, lease: SendLease) -> list[Effect]:
-        """Deliver all rollouts of a lease; instead of a score, each gets an environment's answer, so its episode
-        continues.
+        """Deliver all rollouts of a lease; the environment answers each with one token instead of a score, so its
+        episode continues.
         """
         effects = self.tell(*(self.arrival(lease, index) for index in lease.indices))
         ids = [effect.rollout_id for effect in self.of(ScoreRollout)]
@@ -139,7 +133,6 @@ class Bench:
         return self.effects
 
     def deliver_group(self, group_id: int) -> list[Effect]:
-        """Deliver all current leases of a group."""
         effects: list[Effect] = []
         for lease in [lease for lease in self.leases.values() if lease.group_id == group_id]:
             effects += self.deliver(lease)
@@ -159,5 +152,4 @@ class Bench:
 
 @pytest.fixture
 def bench() -> Callable[..., Bench]:
-    """Return the Bench class; keyword arguments of a bench are settings."""
     return Bench

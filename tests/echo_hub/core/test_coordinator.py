@@ -113,7 +113,7 @@ def test_a_result_that_contradicts_its_lease_is_dropped(bench: BenchOf, change: 
 
 @pytest.mark.parametrize("change", [{"node_id": "b"}, {"rollout_id": "99-0"}, {"rollout_id": "01-0"}])
 def test_a_result_that_was_not_leased_to_its_sender_is_looked_up(bench: BenchOf, change: dict[str, str]) -> None:
-    """Such results may belong to a rollout that ended long ago and is known only to the store."""
+    """Such a result may belong to a rollout that ended long ago and is known only to the store."""
     b = bench()
     b.node("a")
     b.node("b")

@@ -28,7 +28,6 @@ def join(run: Any, node_id: str, cost: float) -> list[Any]:
 
 
 def pass_by(run: Any, seconds: float) -> list[Any]:
-    """Let the time pass, with a tick whenever the coordinator asks for one."""
     effects, end = [], run.now + seconds
     while (due := run.coordinator.due_at()) is not None and due <= end:
         run.now = max(run.now, due)

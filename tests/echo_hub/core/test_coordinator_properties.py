@@ -1,4 +1,4 @@
-"""A random world around the coordinator: whatever happens, its records are right and the run finishes.
+"""A random world around the coordinator: whatever happens, the hub's records must be right and the run must finish.
 
 Nodes connect, vanish, forget, resend, answer late, return leases and send garbage. The learner holds up to two steps,
 and dies before, between and after their checkpoints. The hub dies before its commit, between commit and actions, and
@@ -17,7 +17,8 @@ forged, that waits for its check, or whose node is quarantined (excluded as dish
 other worlds nodes check each other: they report random findings, cannot tell, never answer, or leave.
 
 A second coordinator gets the same events and must return the same effects. Nodes also evaluate versions: each episode
-ends once, with exactly the version that it measures, and neither the run's end nor the evaluations wait for each other.
+of an evaluation ends once, with exactly the version that is evaluated. The run ends without waiting for evaluations,
+and evaluations end without waiting for the run's end.
 """
 
 from __future__ import annotations
@@ -150,7 +151,6 @@ def payload(group_id: int, index: int, turn: int) -> RolloutPayload:
 
 
 def figures(step: int) -> dict[str, float]:
-    """Return the metrics that the learner reports for a step."""
     return {"loss": step / 8}
 
 
@@ -212,18 +212,18 @@ class Leased:
     version: int
     deadline: float
     failures: int = 0
-    """How often the scorer had failed on this turn before the lease."""
+    """Number of times that the scorer failed on this turn before the lease."""
     oldest: int = -1
-    """Version of the oldest token: the prefix's, the lease's, or a newer one."""
+    """Version that sampled the oldest token: the prefix's, the lease's, or a newer one."""
     received: bool = False
     num_tokens: int = 0
     answered: bool = False
     drawn_by: tuple[str, ...] = ()
-    """Nodes other than its own that sampled the prefix."""
+    """Nodes that sampled the prefix, without the node that holds the lease."""
     drawers: tuple[str, ...] = ()
     """All nodes that sampled part of the received rollout."""
     waits: bool = False
-    """True until its check is done; until then no step may train on it."""
+    """True until the rollout's check is done; until then no step may train on the rollout."""
     checked: Checked = Checked.NO
     end: str = ""
 
@@ -268,7 +268,7 @@ class World(RuleBasedStateMachine):
         by_nodes: bool = False,
         curriculum: Any = None,
     ) -> None:
-        """Start a world; `first_checked` 0: there is no verifier."""
+        """Start a world; with `first_checked` 0 there is no verifier."""
         period = 1 + pick % (max_staleness + 1) if mode == "async" else 1
         self.settings = self.configured = CoordinatorSettings(
             mode=mode,
@@ -321,14 +321,14 @@ class World(RuleBasedStateMachine):
         self.planned: dict[int, StepPlanned] = {}
         self.trained_steps = 0
         self.learner: int | None = None
-        """The last step that the learner reported as held."""
+        """Newest step that the learner has reported to hold; None while there is no learner."""
         self.jobs: list[int] = []
         """Steps given to the learner but not written yet, in order."""
         self.num_computed = 0
-        """How many of `jobs`, from the first, the learner has computed."""
+        """Number of `jobs`, from the first, that the learner has computed."""
         self.checkpoint = 0
         self.orphan_trains = 0
-        """How many steps the learner still trains after the hub's death."""
+        """Number of steps that the learner still trains after the hub's death."""
         self.most_unseen = 0
         """Largest number of checkpointed steps that the store lacked after a death."""
         self.batches_seen: dict[int, list[str]] = {}
@@ -337,9 +337,11 @@ class World(RuleBasedStateMachine):
         """Requests of the operator, each with its outcome, that occurred."""
         self.num_opinions = 0
         self.proven: set[str] = set()
-        """Nodes that returned a good rollout since the hub started, and count as proven."""
+        """Nodes that have returned a good rollout since the hub started, and so count as proven."""
         self.gone_on: set[tuple[str, bool]] = set()
-        """End of each continued rollout, and True if its own lease was sent again."""
+        """End of each continued rollout ("": its node still holds it), and True if its lease was sent again to its own
+        node.
+        """
         self.mixed: set[bool] = set()
         """Contains True if a prefix was continued by a lease of a newer version, False if by one of the
         same version.
@@ -384,8 +386,8 @@ class World(RuleBasedStateMachine):
         self._carry_out(effects)
 
     def _parts_come(self) -> None:
-        """Send the hub the first tokens of all rollouts that nodes hold. Otherwise a rollout that is leased again could
-        not be continued.
+        """Send the hub the first tokens of all rollouts that nodes hold; without tokens, nothing of a rollout could be
+        continued.
         """
         names = [name for node in self.nodes.values() if node.connected for name in sorted(node.work)]
         if names and not self.crash_at:
@@ -521,7 +523,9 @@ class World(RuleBasedStateMachine):
             self.names.setdefault((record.group_id, index), []).append(name)
 
     def _was_begun_by(self, record: RolloutsLeased, newest: int) -> bool:
-        """Return True for an older version that has begun a rollout of this group and may still be consumed."""
+        """Return True if the lease's version is not the newest, but has begun a rollout of the same group and is fresh
+        enough for a coming step.
+        """
         oldest = len(self.planned) - self.settings.staleness_bound
         return oldest <= record.policy_version < newest and any(
             row.group_id == record.group_id and row.version == record.policy_version for row in self.rows.values()
@@ -587,7 +591,6 @@ class World(RuleBasedStateMachine):
         return [turns[turn] for turn in sorted(turns)]
 
     def _failures(self, group_id: int, index: int, turn: int) -> int:
-        """Return how often the scorer has failed on this turn of the episode."""
         rows = [self.rows[name] for name in self.names.get((group_id, index), [])]
         return sum(row.turn == turn and row.end is DropReason.SCORER_FAILED for row in rows)
 
@@ -732,7 +735,7 @@ class World(RuleBasedStateMachine):
         if self.evaluating:
             version = sorted(self.evaluating)[pick % len(self.evaluating)]
             self._turn(EvaluationAbandoned(policy_version=version))
-            if version in self.evaluating:  # Hub deaths in this turn forget the request.
+            if version in self.evaluating:  # The hub may have died in this turn and forgotten the request.
                 self._record_evaluation(version, whole=False)
 
     def _record_evaluation(self, version: int, *, whole: bool = True) -> None:
@@ -887,8 +890,8 @@ class World(RuleBasedStateMachine):
             self._turn(NodeReported(node_id=node_id, capacity=capacity, policy_version=version, checks=checks))
 
     def _finish(self, node_id: str, name: str) -> None:
-        """Finish one rollout, and store it on the node's disk before sending it. In runs that allow a change of
-        version, it begins with a newer version than its lease's, or changes to one.
+        """Finish one rollout, and store it on the node's disk before sending it. With `interrupts`, the rollout begins
+        with a newer version than its lease's, or changes to one.
         """
         node = self.nodes[node_id]
         lease = node.work.pop(name)
@@ -988,7 +991,6 @@ class World(RuleBasedStateMachine):
 
     @rule(node_id=st.sampled_from("abc"), pick=PICK, wrong=st.sampled_from(["lease", "group", "index", "version"]))
     def node_sends_garbage(self, node_id: str, pick: int, wrong: str) -> None:
-        """Send an inconsistent result, for the node's own rollout, another node's, or an unknown one."""
         if node_id not in self.nodes or not self.nodes[node_id].connected:
             return
         names = ["999-1", "007-1", "99999999999999999999999-0", *reversed(self.rows)]
@@ -1022,7 +1024,7 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: self.learner is not None)
     @rule(checkpointed=st.integers(0, 2))
     def learner_dies(self, checkpointed: int) -> None:
-        """Kill the learner after it checkpoints steps without reporting them."""
+        """Let the learner checkpoint some steps without reporting them, then kill it."""
         self._checkpoint_some(checkpointed)
         self._kill_learner()
         self._turn(LearnerLost())
@@ -1115,7 +1117,7 @@ class World(RuleBasedStateMachine):
 
     @invariant()
     def a_restart_changes_nothing(self) -> None:
-        """Compare the unfinished work in the store with the coordinator's."""
+        """Compare the unfinished work that a restarted hub would read from the store with the coordinator's."""
         if not hasattr(self, "coordinator"):
             return
         snapshot, status = self.store.read(read_snapshot), self.coordinator.status()
@@ -1331,7 +1333,6 @@ def test_walks_with_fast_nodes_meet_every_number_of_steps_trained_unseen() -> No
 
 @pytest.mark.parametrize("seed", [seed for seed in range(2000, 2012) if seed % 4 > 1])
 def test_lock_step_batches_do_not_depend_on_faults(seed: int) -> None:
-    """In sequential and colocated mode, a batch must not depend on deaths, late results or the order of arrival."""
     calm, eventful = walk(seed, moves=0, scorer_fails=False), walk(seed, moves=50, scorer_fails=False)
     assert eventful.num_left_out == calm.num_left_out
     assert {step: plan.group_ids for step, plan in eventful.planned.items()} == {

@@ -82,7 +82,9 @@ def test_every_problem_is_leased_by_the_pinned_version_and_ends_evaluated(bench:
 
 
 def test_training_and_evaluations_share_what_nodes_take(bench: Callable[..., Any]) -> None:
-    """Neither kind of work may starve the other: over a long time, one rollout in four is for an evaluation."""
+    """Neither kind of work may starve the other: over a long time, one rollout in `EVALUATION_SHARE` is for an
+    evaluation.
+    """
     b = bench(**{**BY_NODES, "evaluation_problems": 64}, groups_per_step=64, max_staleness=8, steps=9)
     b.learner()
     b.node("a", capacity=2, version=0)

@@ -1,4 +1,4 @@
-"""How the coordinator plans steps, bounds staleness and publishes versions."""
+"""Planning of steps, the staleness bound, and publication of versions."""
 
 from __future__ import annotations
 
@@ -176,8 +176,8 @@ def test_the_next_step_is_handed_over_while_one_is_in_training(bench: BenchOf) -
 
 
 def test_a_batch_overtakes_an_open_group_only_for_a_learner_without_work(bench: BenchOf) -> None:
-    """S = 1: once step 2 has its batch, no later step can train on rollouts of version 0. The coordinator may drop them
-    only if the learner would otherwise idle.
+    """Staleness bound 1: once step 2 has its batch, no later step can train on rollouts of version 0. The coordinator
+    may drop such rollouts only if the learner would otherwise idle.
     """
     b = bench(max_staleness=1, groups_per_step=1, steps=9)
     b.node("a")
@@ -203,7 +203,9 @@ def test_a_batch_overtakes_an_open_group_only_for_a_learner_without_work(bench: 
 
 
 def test_a_step_that_is_handed_over_early_takes_nothing_too_old_for_it(bench: BenchOf) -> None:
-    """S = 0: rollouts of version 0 fit step 1 only. Step 2, though planned before step 1 ends, must not take them."""
+    """Rollouts of version 0 fit only step 1 under staleness bound 0. Step 2, though planned before step 1 ends, must
+    not take them.
+    """
     b = bench(max_staleness=0, groups_per_step=1, steps=9)
     b.node("a")
     b.learner()
@@ -244,8 +246,8 @@ def test_publication_every_third_version_and_after_the_last(bench: BenchOf) -> N
 
 
 def stale_bench(bench: BenchOf) -> Any:
-    """Return a run with S = 1 and one group a step. Of group 0, one rollout of version 0 has arrived and one is leased;
-    group 1 is trained.
+    """Return a run with staleness bound 1 and one group a step. Of group 0, one rollout of version 0 has arrived and
+    one is leased; group 1 is trained.
     """
     b = bench(max_staleness=1, groups_per_step=1, steps=9)
     b.node("a")
@@ -273,8 +275,8 @@ def test_an_open_group_continues_without_its_stale_rollouts(bench: BenchOf) -> N
 
 
 def test_a_group_that_is_always_too_late_is_dropped_in_the_end(bench: BenchOf) -> None:
-    """S = 1: whenever a rollout of the group arrives, the learner has taken another group, so its rollouts become
-    stale. Sampling it again must end at some time.
+    """Whenever a rollout of group 0 arrives, the learner has taken another group, so that the rollout becomes stale
+    (bound 1). After `MAX_REDRAWS` repetitions, the group must be dropped.
     """
     b = bench(max_staleness=1, groups_per_step=1, steps=99)
     b.node("a")
@@ -296,8 +298,8 @@ def test_a_group_that_is_always_too_late_is_dropped_in_the_end(bench: BenchOf) -
 
 
 def test_an_episode_that_began_too_long_ago_begins_again(bench: BenchOf) -> None:
-    """S = 1: the first turn is from version 0, and the second one is leased. When version 0 is too old, the whole
-    episode starts again.
+    """Staleness bound 1: an episode's first turn is from version 0, and its second turn is leased. When version 0 is
+    too old, the whole episode starts again.
     """
     b = bench(multi_turn=True, max_staleness=1, groups_per_step=1, steps=9)
     b.node("a")
@@ -335,7 +337,9 @@ def test_leases_that_became_too_stale_are_revoked_and_leased_again(bench: BenchO
 
 
 def test_the_bound_holds_at_consumption_even_when_it_was_lowered(bench: BenchOf) -> None:
-    """Groups were sampled under a bound of 4. Restarted with a bound of 1, the hub must train only fresh groups."""
+    """Groups were sampled under a bound of 4. After a restart with a bound of 1, the hub must train only fresh
+    groups.
+    """
     rows = tuple(
         UnfinishedRollout(
             rollout_id=f"{group + 1}-{index}",
@@ -469,7 +473,9 @@ def two_planned() -> CoordinatorSnapshot:
 
 @pytest.mark.parametrize("version", [1, 2, 3, 4])
 def test_a_learner_returns_before_between_or_after_two_planned_steps(bench: BenchOf, version: int) -> None:
-    """Restarted learners keep trained steps with their metrics, and train missing steps again on the same batches."""
+    """Restarted learners report trained steps with their metrics; missing steps are trained again on the same
+    batches.
+    """
     b = bench(two_planned(), groups_per_step=1, max_staleness=2)
     assert b.coordinator.status().groups_planned == 2
     figures = {step: {"loss": step / 8} for step in (version - 1, version)}
@@ -494,7 +500,9 @@ def test_a_learner_lost_between_two_steps_gets_both_again(bench: BenchOf) -> Non
 
 
 def test_a_computed_step_frees_the_learner_and_counts_once_it_is_written(bench: BenchOf) -> None:
-    """Computed steps free the learner. Steps count only once their files are written, with the computation's time."""
+    """Computed steps free the learner for the next one. They count as trained once their files are written, with the
+    time of the computation.
+    """
     b = bench(two_planned(), groups_per_step=1, max_staleness=2)
     b.learner(2)
     computed_at = b.now
@@ -713,7 +721,7 @@ def test_more_groups_are_opened_when_the_usual_number_has_too_few_tokens(bench: 
     assert len(b.leases) == 2
     b.deliver_group(0)
     assert b.of(GroupOpened) == []
-    b.deliver_group(1)  # Eight of fourteen tokens have arrived: twice as many may be needed.
+    b.deliver_group(1)  # 8 of 14 tokens have arrived: two more groups may be needed.
     assert [opened.group_id for opened in b.of(GroupOpened)] == [2, 3]
     b.deliver_group(2)
     b.deliver_group(3)
@@ -764,8 +772,8 @@ def test_no_order_of_arrival_changes_a_batch_of_a_sequential_run(bench: BenchOf,
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_flat_groups_older_than_a_planned_one_cost_no_patience(bench: BenchOf, restarted: bool) -> None:
-    """Only groups with equal rewards that are newer than the last planned one count towards giving up; also after a
-    restart.
+    """Only flat groups (equal rewards) that are newer than the last planned group count towards `MAX_FLAT_BATCHES`;
+    also after a restart.
     """
     settings = {"dynamic_sampling": True, "groups_per_step": 1, "max_staleness": 2, "steps": 9}
     b = bench(**settings)

@@ -150,7 +150,7 @@ def token_classes(*counts: int) -> tuple[TokenClass, ...]:
 
 
 def node_record(node: NodeView) -> NodeRecord:
-    """Return the node's record; for a quarantined node it has the decision."""
+    """Return the node's record; that of a quarantined node contains the decision."""
     evidence = CheckEvidence(
         draws=token_classes(900, 41, 3, 0, 0, 7),
         claims=token_classes(880, 60, 4, 0, 0, 7),
@@ -192,7 +192,7 @@ class ScriptedSource:
         self.problem_kinds: tuple[str, ...] = ()
         self.starting = False
         self.doing: Doing | None = None
-        """The activity to show; None: it follows from the other values."""
+        """Activity to show; with None it follows from the other values."""
         self.waited_s = 0.0
         """Seconds that the learner has waited since the newest step."""
         self.address = ""
@@ -381,7 +381,6 @@ class ScriptedSource:
         return tuple(step_record(step) for step in range(since + 1, self.step + 1))
 
     async def standings(self) -> tuple[CreditStanding, ...]:
-        """Return the leaderboard's rows, by rank."""
         total = self.step * ROLLOUTS
         weights = [1 / (1 + i) for i in range(len(self.names))]
         shares = [weight / sum(weights) for weight in weights] if total else []
@@ -408,8 +407,6 @@ class ScriptedSource:
 
 
 class ScriptedBoard:
-    """The leaderboard of a scripted run: no teams, and one receipt."""
-
     def __init__(self, source: ScriptedSource) -> None:
         self._source = source
 
@@ -446,13 +443,10 @@ def make_source() -> type[ScriptedSource]:
 
 @pytest.fixture
 def source() -> ScriptedSource:
-    """Return a scripted run in progress, with two nodes."""
     return ScriptedSource(step=37)
 
 
 class NothingDone:
-    """A hub on which no operator action is possible or recorded."""
-
     async def act(self, action: str, fields: Mapping[str, Any], by: Actor, *, strict: bool = False) -> ActionResult:
         raise NoSuchActionError(action)
 
@@ -467,15 +461,15 @@ class NothingDone:
 
 
 class NoKeys:
-    """Stands for a run whose key needs no rotation."""
+    """Stand-in for a run directory whose key needs no rotation."""
 
     def rotate_key(self) -> None: ...
 
 
 @pytest.fixture
 async def desk(drive: Any, guard: Guard, source: ScriptedSource, tmp_path: Path) -> Desk:
-    """Return the hub's own desk (which carries out operators' actions) over a real coordinator and store. Its nodes
-    have the ids of a scripted source's.
+    """Return the hub's own desk, which carries out operators' actions, over a real coordinator and store. The nodes
+    have the ids of a scripted source's nodes.
     """
     driven = await drive()
     for totals in (node_totals(number, "node") for number in range(len(HOSTILE_NAMES))):
@@ -513,14 +507,13 @@ def guard(tmp_path: Path) -> Guard:
 
 @pytest.fixture
 def servers() -> list[TestServer]:
-    """Return the servers that `open_hub` started, in order."""
     return []
 
 
 @pytest.fixture
 async def open_hub(guard: Guard, servers: list[TestServer]) -> AsyncIterator[Open]:
-    """Serve a scripted run on a real port, and return a client session with its address. The client is logged in as
-    operator unless `token` differs.
+    """Serve a scripted run on a real port, and return a client session for this address. The client is logged in as
+    operator, unless `token` differs.
     """
     sessions = []
 

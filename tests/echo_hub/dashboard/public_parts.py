@@ -1,4 +1,4 @@
-"""Serves the public pages on a real port, over a store with nodes, teams and steps."""
+"""A server of the public pages on a real port, over a store with nodes, teams and steps."""
 
 from __future__ import annotations
 
@@ -46,7 +46,6 @@ def make_team(store: Store, name: str, *ids: str, now: float) -> None:
 async def served(
     source: Any, store: Store, guard: Guard, *, about: AboutView | None = None
 ) -> AsyncIterator[ClientSession]:
-    """Yield a client session without login, connected to the pages."""
     application = web.Application(middlewares=[guard.middleware])
     application.on_response_prepare.append(add_security_headers)
     board = HubBoard(store)

@@ -1,5 +1,3 @@
-"""Views of the scripted run: steps, evaluations, trust in nodes, and rollouts."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -110,7 +108,6 @@ def evaluation_view(version: int) -> EvaluationView:
 
 
 def fleet_of(nodes: Iterable[NodeView]) -> FleetView:
-    """Return the hub's view of all these nodes."""
     here, away = dict[str, NodeView](), dict[str, NodeView]()
     for node in nodes:
         (here if node.connected or node.in_flight else away)[node.totals.node_id] = node

@@ -1,5 +1,3 @@
-"""The JSON API of operators' actions, over a real coordinator and store."""
-
 from __future__ import annotations
 
 import asyncio

@@ -16,7 +16,7 @@ HTML = {"Accept": "text/html", "Sec-Fetch-Site": "same-origin"}
 
 
 class Browser:
-    """A client with a session cookie that submits a page's forms like a browser."""
+    """A client with a session cookie that submits the forms of a page as a browser does."""
 
     def __init__(self, session: ClientSession, cookie: str, key: str) -> None:
         self._session = session

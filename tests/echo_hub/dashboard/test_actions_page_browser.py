@@ -37,7 +37,7 @@ OUTCOMES: Final = {
     "evaluate": "wanted",
     "export": "This run has no policy version yet.",
 }
-"""Expected outcome of the actions that are not simply done."""
+"""Expected outcome of each action that is not simply done."""
 REFUSED: Final = {"resume", "objective", "publish", "export"}
 """Refused actions: the run is not paused, the coordinator lacks an objective, and no version is published."""
 UNDONE: Final = {"pause", "drain", "max_staleness", "publish_every", "spend_cap_per_hour", "invite", "token"}
@@ -106,7 +106,7 @@ async def test_every_action_is_confirmed_done_logged_and_undone_if_possible(page
 
 
 async def test_every_action_on_a_node_is_confirmed_and_logged(page: Any, source: Any, desk: Any) -> None:
-    """Buttons on a node's page depend on the node's standing, so several standings are needed to meet all actions."""
+    """Buttons on a node's page depend on the node's standing, so it takes several standings to meet all actions."""
     from playwright.async_api import expect
 
     nodes, asked = source.nodes, list[str]()
@@ -139,7 +139,7 @@ async def test_every_action_on_a_node_is_confirmed_and_logged(page: Any, source:
                 assert (newest == list(before)) != confirmed, action
             assert (newest[0].action, newest[0].request["node"]) == (action, node_id)
             assert asked[-1] == asked[-2] and asked[-1].endswith(".")
-            # Trust is refused here, because the node has not returned anything yet.
+            # The hub refuses "trust" here, because the node has not returned anything yet.
             if newest[0].outcome is ActionOutcome.REFUSED:
                 await expect(page.locator(".refusal")).to_contain_text(newest[0].detail)
                 await page.goto(f"/fleet/{node_id}")

@@ -128,7 +128,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 async def test_the_books_of_a_real_store_are_on_the_page(source: Any, store: Store, guard: Guard) -> None:
-    """Pages must also exist for nodes missing in the list of nodes."""
+    """Each known node must have a page, even one that the list of nodes lacks."""
     (node_id,) = fill(store, ("ada",), now=1_780_000_000.0)
     row = StandingRow(node_id=node_id, state=StandingState.QUARANTINED, reason="Not drawn as leased.", num_checked=1)
     decided = TrustDecided(
@@ -167,7 +167,7 @@ async def test_an_operator_finds_a_node_among_many_and_bans_it_in_a_real_browser
     desk: Any,
     hostile_names: tuple[str, ...],
 ) -> None:
-    """Phone and desktop screens, with node names that contain HTML."""
+    """Cover a phone screen and a desktop screen, with node names that contain HTML."""
     from playwright.async_api import expect
 
     source = make_source(names=(*hostile_names, *(f"machine-{i:03}" for i in range(120))), step=37)

@@ -21,7 +21,6 @@ def names_in(text: str) -> list[str]:
 
 
 def with_first(source: Any, **changed: Any) -> None:
-    """Replace these fields of the source's first node."""
     nodes = source.nodes
 
     async def changed_nodes() -> Any:

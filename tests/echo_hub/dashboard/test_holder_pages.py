@@ -1,5 +1,3 @@
-"""Public pages of nodes and of teams, over a real store and real sockets."""
-
 from __future__ import annotations
 
 import io

@@ -117,8 +117,6 @@ class Gone(web.HTTPNotFound):
 
 
 class Served:
-    """A page whose text the test sets, or which the test makes disappear."""
-
     def __init__(self, source: Any, guard: Any) -> None:
         self.text = page("a")
         self.fails: type[Exception] | None = None

@@ -88,7 +88,7 @@ def test_a_template_that_is_marked_wrongly_is_found_out(wrong: str, why: str) ->
 
 
 def test_no_template_has_a_bracket_within_a_tag() -> None:
-    """Code that looks for tags takes the first ">" as a tag's end, outside the parts that Jinja removes."""
+    """Code that looks for tags takes the first ">" as the end of a tag, except in the parts that Jinja removes."""
     for path in sorted((Path(live_parts.__file__).parent / "templates").glob("*.html")):
         text = re.sub(r"{%.*?%}|{{.*?}}|{#.*?#}", "x", path.read_text(encoding="utf-8"), flags=re.DOTALL)
         assert not re.search(r'<\w[^<>]*="[^"<>]*[<>]', text), path.name

@@ -10,7 +10,7 @@ MOST_HEIGHT = 3_000
 UNUSED = """() => [...document.querySelectorAll('.chart')].filter((chart) => chart.checkVisibility()).map((chart) =>
     [chart.id, chart.clientHeight - chart.plot.height - chart.querySelector('.u-legend').offsetHeight])
     .filter(([, rest]) => Math.abs(rest) > 6)"""
-"""Script that returns the charts that do not fill their container, with the difference in pixels."""
+"""Script that returns each chart that does not fill its container, with the difference in pixels."""
 
 
 async def opened(browser: Any, open_hub: Any, source: Any, guard: Any, **settings: Any) -> tuple[Any, list[str]]:
@@ -55,7 +55,7 @@ async def test_a_folded_part_opens_by_its_link_and_then_its_charts_are_drawn(
     page, wrong = await opened(browser, open_hub, source, guard, viewport=PHONE)
     await page.wait_for_function("() => document.querySelector('#chart-reward').plot")
     assert await page.evaluate("() => document.querySelector('#chart-speed').plot") is None
-    for _ in range(2):  # The second click does not change the address; it must open the part all the same.
+    for _ in range(2):  # The second click does not change the address, but must open the part all the same.
         await page.evaluate("() => { document.querySelector('#rollout').open = false; }")
         await page.click(".planes a[href='#rollout']")
         await page.wait_for_function("() => document.querySelector('#rollout').open")

@@ -15,7 +15,7 @@ PAGES = ("/", "/fleet", "/leaderboard")
 
 
 class Tags(html.parser.HTMLParser):
-    """Collects every tag with its attributes, as a browser would parse them."""
+    """All tags of a page with their attributes, parsed as in a browser."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -94,7 +94,6 @@ async def test_a_page_keeps_its_live_parts_from_first_to_last(open_hub: Any, mak
 async def test_the_operator_logs_in_bans_pardons_and_logs_out_in_a_real_browser(
     browser: Any, open_hub: Any, make_source: Any, guard: Any, desk: Any, hostile_names: tuple[str, ...]
 ) -> None:
-    """Pages with hostile node names must not make the browser report an error."""
     from playwright.async_api import expect
 
     source = make_source(names=hostile_names, step=37)

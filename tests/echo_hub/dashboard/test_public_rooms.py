@@ -1,5 +1,3 @@
-"""Public pages about the run, and public receipts of rollouts."""
-
 from __future__ import annotations
 
 import time

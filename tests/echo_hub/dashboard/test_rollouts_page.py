@@ -43,8 +43,6 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def serve(open_hub: Any, make_source: Any, store: Store) -> Any:
-    """Return a function that serves a hub whose rollouts have these texts."""
-
     async def served(texts: tuple[str, ...] = TEXTS, **settings: Any) -> ClientSession:
         codec, config = codec_of_bytes(), HubConfig()
         write_rollouts(store, codec, texts)
@@ -180,7 +178,7 @@ def test_a_question_goes_there_and_back() -> None:
 async def test_the_operator_looks_for_a_text_and_reads_its_group_in_a_real_browser(
     browser: Any, serve: Any, guard: Any
 ) -> None:
-    """Phone screen, keyboard alone. Completions that contain scripts must not run."""
+    """Use a phone screen and the keyboard alone. Scripts in completions must not run."""
     from playwright.async_api import expect
 
     hub = await serve(HOSTILE, token="")
@@ -215,7 +213,7 @@ async def test_the_operator_looks_for_a_text_and_reads_its_group_in_a_real_brows
 
 
 async def test_all_columns_fit_a_laptops_window(browser: Any, serve: Any, guard: Any) -> None:
-    """Time is the last column. It must be visible next to completions of any length and nodes with long names."""
+    """Time is the last column, which must be visible next to completions of any length and long node names."""
     hub = await serve(("many words " * 100, *["W" * 400] * (len(TEXTS) - 1)), token="")
     async with hub.get("/healthz") as response:
         origin = str(response.url.origin())

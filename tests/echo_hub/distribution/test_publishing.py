@@ -32,7 +32,7 @@ from tests.small_disk import SmallDisk
 
 
 class Nobody:
-    """Stands for the connected nodes: there is none."""
+    """Stand-in for the connections to nodes, while no node is connected."""
 
     def send(self, node_id: str, message: FromHub) -> bool:
         return False
@@ -44,8 +44,6 @@ class Nobody:
 
 
 class Run:
-    """A run's real publisher and distributor, and the events that they report to the coordinator."""
-
     def __init__(self, directory: RunDirectory, swarm: Swarm) -> None:
         self.directory = directory
         me = key_file.load_or_create(directory.key)
@@ -70,7 +68,6 @@ class Run:
     async def record(self, news: Sequence[Release | Arrival]) -> None: ...
 
     async def reported(self) -> VersionPublished | VersionUnusable:
-        """Return the next event for the coordinator."""
         while not (events := self.queue.take()):
             await self.queue.wait()
         (event,) = events
@@ -78,7 +75,6 @@ class Run:
         return event
 
     def export(self, version: int, value: float | None = None) -> None:
-        """Write a version's files as the learner does."""
         directory = self.directory.adapter(version)
         directory.mkdir(parents=True)
         (directory / "adapter_config.json").write_text(json.dumps({"r": 4, "lora_alpha": 8}))

@@ -26,13 +26,12 @@ class Knot:
 
 
 def num_looked_through() -> int:
-    """Return the number of objects that the next full collection would scan."""
     return len(gc.get_objects())
 
 
 def test_old_objects_are_not_scanned_again() -> None:
-    """Old objects are replaced by as many new ones, so Python's own collector sees no growth and would scan all of
-    them.
+    """Each turn replaces old objects by equally many new ones, so Python's own collector sees no growth and would scan
+    all objects.
     """
     with Garbage() as collector:
         kept = [[number] for number in range(100_000)]
@@ -75,7 +74,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
 
 
 def old_knot(collector: Garbage) -> weakref.ref[Knot]:
-    """Return a weak reference to a cycle that is old, and garbage."""
+    """Return a weak reference to an old cycle that is garbage by now."""
     knot = Knot()
     collector.handled(EVERY)
     return weakref.ref(knot)
@@ -132,7 +131,7 @@ def test_looking_through_takes_a_share_of_the_work_at_most(memory: Memory, monke
     memory.is_soon_looked_through(True)
     monkeypatch.setattr(garbage, "SHARE", 0.05)
     monkeypatch.setattr(garbage.time, "thread_time", iter([0.0, 0.1, 2.0, 2.2, 2.3, 2.4]).__next__)
-    with Garbage() as collector:  # The collector reads the clock: this takes from 0.0 to 0.1 s.
+    with Garbage() as collector:  # By the scripted clock, this takes from 0.0 to 0.1 s.
         dead = old_knot_of(collector)
         memory.own += SMALL_GROWTH
         collector.handled(EVERY)  # At 2.0 s.

@@ -134,7 +134,7 @@ async def test_only_frequent_events_are_gathered(drive: Drive, monkeypatch: pyte
     for capacity in (1, 2, 3):
         await driven.queue.put(NodeReported(node_id="a", capacity=capacity, policy_version=0))
         await asyncio.sleep(0)
-    await driven.async_store.read(read_meta)  # A wrong turn would start during this read.
+    await driven.async_store.read(read_meta)  # A second turn, which would be wrong, would start during this read.
     assert turns == [1]
     await driven.queue.put(NodeConnected(node_id="b"))
     for _ in range(100):
@@ -238,7 +238,7 @@ async def test_commits_are_spaced_except_for_those_the_learner_needs(
     await driven.queue.put(scores[0])
     await driven.until(lambda: scores[0].rollout_id in told())
     await driven.queue.put(scores[1])
-    await driven.async_store.read(read_meta)  # A wrong commit would come during this read.
+    await driven.async_store.read(read_meta)  # A second commit, which would be wrong, would come during this read.
     assert told() == {scores[0].rollout_id}
     for each in scores[2:]:
         await driven.queue.put(each)
@@ -321,7 +321,7 @@ async def test_the_coordinator_is_told_the_time_when_it_is_due(drive: Drive, mon
     await driven.until(lambda: len(driven.of(SendLease)) == 4)
     await driven.node("b")
     await driven.queue.put(replace(driven.arrival(driven.of(SendLease)[0], 0), node_id="b"))
-    # The hub knows node b by now, before the time has passed.
+    # After this look-up the hub knows node b; only then does the lease's time pass.
     await driven.until(lambda: driven.of(LookUpReceipt) != [])
     driven.now += 61.0
     await driven.until(lambda: any(lease.node_id == "b" for lease in driven.of(SendLease)))
@@ -370,8 +370,6 @@ async def test_when_the_driver_has_ended_nobody_waits_for_it(drive: Drive, monke
 
 
 class Told:
-    """Collects the events that are noted."""
-
     def __init__(self) -> None:
         self.events: list[RunEvent] = []
         self.seen = asyncio.Event()
@@ -386,7 +384,6 @@ def noted(text: str) -> RunEvent:
 
 
 def stored(driven: Any) -> list[str]:
-    """Return the names of the stored events, oldest first."""
     return [one.text for one in driven.store.read(read_events, EventFilter(), 99)][::-1]
 
 

@@ -1,5 +1,5 @@
-"""Runs the cases of `garbage_cases` in a process with few objects. Each case makes several full collections, and a
-process that runs the whole test suite has more than a million objects.
+"""Runs the cases of `garbage_cases` in a process with few objects: each case makes several full collections, which are
+slow among the million objects of the whole test suite's process.
 """
 
 from __future__ import annotations

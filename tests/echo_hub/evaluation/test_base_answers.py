@@ -54,7 +54,9 @@ def strict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 async def answered(settings: dict[str, Any], tmp_path: Path, *groups: Sequence[str]) -> BaseAnswers:
-    """Return what is found if the base answers with these texts; a text that ends in `…` counts as truncated."""
+    """Return the findings about a base model that answers with these texts; a text that ends in `…` counts as
+    truncated.
+    """
     config = HubConfig.model_validate(settings)
     codec = PromptCodec.of_run(config, BASE)
     problems = Problems.of_run(config, codec, held_out={"": HeldOutProblems(prompts=())})

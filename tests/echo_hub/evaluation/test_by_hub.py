@@ -35,7 +35,7 @@ def ids(*numbers: int) -> Ids:
 
 
 class Engine:
-    """A stub that samples the tokens [group, index, version] and records its requests."""
+    """A sampler that returns the tokens [group, index, version] and records its requests."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[bool, list[GroupRequest]]] = []
@@ -127,7 +127,7 @@ async def test_versions_are_drawn_with_the_same_seeds_and_problems_with_others()
 
 
 async def test_an_episode_is_played_to_its_end() -> None:
-    """Each turn's prompt is the conversation so far. Here the episode of problem n ends after turn n + 1."""
+    """Each turn's prompt is the conversation so far. Here, the episode of problem n ends after turn n + 1."""
     engine = Engine()
 
     def answer(number: int, turns: Sequence[Ids]) -> Answer:

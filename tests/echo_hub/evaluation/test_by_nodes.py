@@ -79,7 +79,7 @@ def test_several_sets_each_have_their_figures_and_the_runs_are_their_weighted_me
 
 
 class Looks(RunProgress):
-    """A run whose progress changes with each reading: rollouts arrive until the tenth, and the last version is
+    """A run whose progress changes with each reading: rollouts arrive until the tenth reading, and the last version is
     published at the twentieth.
     """
 
@@ -100,8 +100,6 @@ class Looks(RunProgress):
 
 
 class Reports(EventQueue):
-    """Passes each event on to the hub at once."""
-
     def __init__(self, hub: World) -> None:
         super().__init__()
         self._hub = hub
@@ -111,7 +109,9 @@ class Reports(EventQueue):
 
 
 class World:
-    """Coordinator with or without answers, and the hub's parts for evaluations by nodes."""
+    """A coordinator that answers evaluation requests only if it `finishes`, and the hub's parts for evaluations by
+    nodes.
+    """
 
     episodes = EPISODES
 
@@ -149,15 +149,15 @@ async def test_a_version_is_published_first_and_measured_when_done() -> None:
     measured = await world.evaluations.measure(6, patience_s=0.0)
     assert measured is not None and [one.policy_version for one in measured] == [6, 6]
     assert world.said == [6, EvaluationWanted(policy_version=6)]
-    world.evaluations.done(6)  # Must be harmless now that the evaluation has ended.
+    world.evaluations.done(6)  # A second call must be harmless after the evaluation has ended.
 
 
 @pytest.mark.parametrize("stored", [None, 1e30, -1.0])
 async def test_an_evaluation_without_scores_is_left_to_the_hub(
     stored: float | None,
 ) -> None:
-    """If all scores are missing or out of bounds, the nodes' rollouts say nothing. Since they are final, waiting would
-    not help either.
+    """If all scores are missing or out of bounds, the nodes' rollouts say nothing. As the scores are final, waiting
+    would not help.
     """
     world = World(finishes=True)
     world.episodes = [episode(0, stored, greedy=True), episode(1, stored, greedy=True)]
@@ -180,8 +180,8 @@ async def test_a_finished_run_waits_for_no_node_that_does_nothing(
 
 
 def test_every_engine_treats_the_greedy_temperature_as_argmax() -> None:
-    """Greedy sampling uses a temperature near 0. Logits one float32 step below the largest must never be chosen; among
-    equal logits, either may.
+    """Greedy sampling uses a temperature near 0: a logit one float32 step below the largest must never be chosen; among
+    equal logits, any may be.
     """
     import torch
 

@@ -14,8 +14,6 @@ from echo_shared.records.run import Evaluation, EvaluationKind
 
 
 class Run:
-    """A run of 10 steps that evaluates every third version."""
-
     def __init__(self, root: Path, *, every: int = 3) -> None:
         self.config = HubConfig(training=TrainingConfig(steps=10), evaluation=EvaluationConfig(every=every))
         self.directory = RunDirectory(root)
@@ -29,7 +27,7 @@ class Run:
             self.directory.adapter(version).mkdir(parents=True)
 
     def due(self, *, first_version: int = 0) -> DueVersions:
-        """Return the due evaluations as a starting hub knows them from the store."""
+        """Return the due evaluations as a restarted hub computes them from the recorded ones."""
         return DueVersions(self.config, self.directory, done=set(self.recorded), first_version=first_version)
 
     def evaluations(self, due: DueVersions) -> Evaluations:

@@ -1,4 +1,4 @@
-"""Message streams on a real NATS server, through which gateways and hub exchange messages."""
+"""Message streams between gateways and hub, on a real NATS server."""
 
 from __future__ import annotations
 

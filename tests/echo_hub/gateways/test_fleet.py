@@ -80,7 +80,9 @@ async def test_a_node_joins_by_a_gateway_and_all_goes_both_ways_in_order(world: 
 
 
 async def test_gateways_treat_an_ended_invite_as_the_hubs_own_port_does(world: World) -> None:
-    """An open run ignores it. A run by invitation refuses it, which is no wrong guess: guesses are delayed."""
+    """Open runs ignore an ended invite. Runs by invitation refuse it without counting it as a wrong guess, because
+    nodes that guess must wait.
+    """
     hub = await world.hub()
     hub.book.invitations.renew(
         [Invite(invite_id=1, name="Ada", token_hash=hash_of("ended"), max_keys=1, created_at=0.0, expires_at=1.0)]
@@ -98,7 +100,7 @@ async def test_gateways_treat_an_ended_invite_as_the_hubs_own_port_does(world: W
 
 
 async def test_received_rollouts_survive_the_death_of_hub_and_gateway(world: World) -> None:
-    """Nodes with receipts do not send these rollouts again, so the next hub must get every rollout, in order."""
+    """Nodes with receipts do not send their rollouts again, so the next hub must get every rollout, in order."""
     hub = await world.hub()
     hub.may_commit.clear()
     gateway = await world.gateway(hub)
@@ -108,7 +110,7 @@ async def test_received_rollouts_survive_the_death_of_hub_and_gateway(world: Wor
     assert await hear_receipts(node, 20) == [f"1-{number}" for number in range(20)]
     await hub.book.until(lambda: len(rollouts_of(hub.book)) == 20)
     await hub.kill()
-    for number in range(20, 30):  # A gateway keeps its nodes, and gives receipts, while no hub is running.
+    for number in range(20, 30):  # While no hub is running, the gateway keeps its nodes and gives receipts.
         await node.say(rollout(number))
     assert await hear_receipts(node, 10) == [f"1-{number}" for number in range(20, 30)]
     await gateway.stop()
@@ -186,7 +188,7 @@ async def test_a_hub_whose_clock_was_set_back_is_recognized(world: World, monkey
 
 
 async def test_nodes_are_not_read_while_the_broker_is_down(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the broker is down, a gateway must stop reading from nodes, or its memory would grow without bound."""
+    """While the broker is down, a gateway must stop reading from its nodes, or its memory would grow without bound."""
     monkeypatch.setattr(uplink, "WAITING_BYTES", 10 * AROUND_BYTES)
     hub = await world.hub()
     gateway = await world.gateway(hub)

@@ -16,7 +16,6 @@ BIG = bytes(range(256)) * 4_000
 
 
 async def hub(request: web.Request) -> web.StreamResponse:
-    """Answer with a description of the received request."""
     if request.path == "/file":
         return web.Response(body=BIG, headers={"ETag": '"x"', "Connection": "x-hop", "X-Hop": "1"})
     if request.path == "/half":

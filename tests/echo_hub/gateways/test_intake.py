@@ -22,7 +22,7 @@ RETURNED = LeaseReturned(lease_id=1, indices=(2,), reason="none")
 
 @dataclass
 class Delivered:
-    """Stands for the broker's message."""
+    """Stand-in for a message of the broker."""
 
     data: bytes
     acknowledged: asyncio.Queue[bytes]
@@ -32,8 +32,6 @@ class Delivered:
 
 
 class Taking:
-    """The hub's intake of messages, with one node that a gateway holds."""
-
     def __init__(self) -> None:
         self.book, self.seal = Book(), Seal(Identity.generate())
         self.line, sessions = GatewayLine("gateway", heard_at=0.0), GatewaySessions()

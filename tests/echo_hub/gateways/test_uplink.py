@@ -1,5 +1,3 @@
-"""A gateway's uplink to the hub, through a real message broker."""
-
 from __future__ import annotations
 
 import asyncio

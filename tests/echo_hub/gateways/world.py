@@ -1,5 +1,5 @@
 """A real message broker, real gateways and the hub's end of them in this process, and nodes on real sockets. `Book`
-stands for the hub and records all messages.
+takes the place of the hub and records all messages.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def rollout(number: int, *, lease_id: int = 1) -> Rollout:
 
 
 class HubEnd:
-    """Runs the hub's port, and its end of the gateways, until `kill`."""
+    """The hub's port and its end of the gateways, which serve until `kill`."""
 
     def __init__(self, config: HubConfig, me: Identity, book: Book) -> None:
         self.book = book
@@ -60,7 +60,6 @@ class HubEnd:
         await self.may_commit.wait()
 
     async def kill(self) -> None:
-        """Stop suddenly, without sending anything."""
         if self._serving is not None:
             self._serving.cancel()
             await asyncio.wait([self._serving])
@@ -104,7 +103,7 @@ class World:
         return node_at(url, self._stack, me)
 
     async def joined(self, url: str, me: Identity | None = None) -> Node:
-        """Return a connected node. Retries, because a new gateway may not be known to the hub at first."""
+        """Return a connected node. It tries again if refused, because the hub may not know a new gateway yet."""
         who = me or Identity.generate()
         while True:
             node = self.node(url, who)
@@ -118,8 +117,6 @@ class World:
 
 
 class RunningGateway:
-    """A gateway that runs in this process."""
-
     def __init__(self) -> None:
         self._stack = AsyncExitStack()
         self._serving: asyncio.Task[None] | None = None
@@ -142,7 +139,6 @@ class RunningGateway:
         await asyncio.wait([self._serving])
 
     async def stop(self) -> None:
-        """Stop as on a shutdown, not as in a crash."""
         if self._serving is not None:
             self._serving.cancel()
             await asyncio.wait([self._serving])
@@ -152,7 +148,6 @@ class RunningGateway:
 
 @asynccontextmanager
 async def worlds(directory: Path) -> AsyncIterator[World]:
-    """Yield a broker, to which a test adds hubs and gateways."""
     with broker_process(directory) as broker:
         async with AsyncExitStack() as stack:
             yield World(broker, stack)

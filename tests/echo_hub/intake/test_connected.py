@@ -80,8 +80,6 @@ ROLLOUT = Rollout(
 
 
 class Reports(EventQueue):
-    """Passes each event on to the hub at once."""
-
     def __init__(self, hub: Hub) -> None:
         super().__init__()
         self._hub = hub
@@ -91,7 +89,7 @@ class Reports(EventQueue):
 
 
 class Hub:
-    """Stands for the parts around the connected nodes, and records the order of its calls."""
+    """Stand-in for the parts around the connected nodes; records the order of their calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, Any]] = []

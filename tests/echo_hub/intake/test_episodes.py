@@ -83,8 +83,8 @@ def test_a_single_turn_is_trained_on_unchanged() -> None:
 
 
 def test_a_payload_in_memory_equals_the_stored_one() -> None:
-    """Learners must get the same data from memory as from the store, for rollouts of one node and of
-    two nodes in turn.
+    """Learners must get the same data from memory as from the store, for rollouts of one node and of two nodes in
+    turn.
     """
     spans = (
         DrawnSpan(node_id="b", policy_version=1, num_tokens=1),
@@ -127,8 +127,6 @@ def test_a_rollout_names_the_versions_of_its_tokens() -> None:
 
 
 class Prompts:
-    """Stands for the prompts of a run's problems."""
-
     def prompt_ids(self, group_id: int) -> np.ndarray:
         return ids(group_id % 100, 2)
 

@@ -1,4 +1,4 @@
-"""The verifier must find no fault in honest rollouts of the run's own problems, as read from the store."""
+"""The verifier must find no fault in honest rollouts of the run's own problems that are read from the store."""
 
 from __future__ import annotations
 
@@ -45,8 +45,6 @@ def drawn(
 
 
 class Told:
-    """Collects the verifier's answers until there are `expected` of them."""
-
     def __init__(self, expected: int) -> None:
         self.of: dict[str, tuple[NodeEvidence, ...]] = {}
         self.all = asyncio.Event()
@@ -65,7 +63,7 @@ class Told:
 
 
 async def test_what_is_stored_of_honest_rollouts_is_found_honest(tmp_path: Path) -> None:
-    """One group is sampled with its first seed; the other one again, with another seed, after the scorer failed."""
+    """Group 0 is sampled with its first seed, and group 1 again with another seed after a failure of the scorer."""
     config = HubConfig(trust=TrustConfig(verifier_device="cpu"))
     base = resolve_base(config.model.base)
     codec = PromptCodec.of_run(config, base)

@@ -26,7 +26,7 @@ STOP_IDS = (1, 2)
 
 
 class Around:
-    """Hands out leases over real problems and a real store, and keeps the sent messages. `published`: the versions that
+    """Hands out leases over real problems and a real store, and keeps the messages to nodes. `published`: versions that
     nodes can fetch.
     """
 
@@ -161,7 +161,9 @@ async def test_an_evaluation_lease_offers_its_version(around: Around, greedy: bo
 
 @pytest.mark.parametrize(("version", "offered"), [(3, True), (4, False), (2, False)])
 async def test_a_lease_of_an_older_version_offers_it(around: Around, version: int, offered: bool) -> None:
-    """Node a has version 4, and versions 3 and 4 can be fetched. Only for version 3 does it need an offer to fetch."""
+    """Node a has version 4, and can fetch versions 3 and 4. Only a lease of version 3 must come with an offer to fetch
+    the version.
+    """
     around.published |= {3, 4}
     around.nodes["a"].policy_version = 4
     ((_, said),) = await around.hand_out(lease(policy_version=version))

@@ -31,8 +31,6 @@ def node(node_id: str, name: str, *, host: str = "192.0.2.7", invite_id: int | N
 
 
 class Hub:
-    """Stands for the store's names of nodes."""
-
     def __init__(self) -> None:
         self.num_reads = 0
         self.books = [CountedName("ada", "Ada"), CountedName("twin", "Аda"), CountedName("ben", "Ben", invite_id=3)]

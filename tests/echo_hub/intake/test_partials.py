@@ -1,5 +1,5 @@
-"""Parts of rollouts that nodes stream: the hub keeps a part that continues the tokens it has, and counts any other as
-refused.
+"""Parts of rollouts that nodes stream while they sample: the hub keeps a part that continues the tokens it has, and
+counts any other as refused.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ def test_another_nodes_lease_is_not_touched(partials: Partials) -> None:
 
 
 def test_a_reconnected_node_sends_all_its_parts_again(partials: Partials) -> None:
-    """Reconnected nodes do not know what the hub got, so they send all tokens again. The hub must take only new tokens,
-    and keep the first log-probabilities.
+    """Reconnected nodes do not know which tokens the hub has, so they send all again. The hub must take only new
+    tokens, and keep the first log-probabilities.
     """
     partials.take("a", [part(0, [5, 9, 8])])
     partials.take("a", [part(0, [5, 9], logprobs=[-4.0, -4.0]), part(2, [8, 7, 6])])
@@ -190,8 +190,8 @@ def test_a_lease_continues_an_earlier_leases_tokens(partials: Partials) -> None:
 
 
 def test_a_returned_prefix_is_kept_until_another_node_finishes_it(partials: Partials) -> None:
-    """Node b's additions are not trusted yet: if it returns the lease as well, a third node must still get node a's
-    prefix.
+    """Tokens that node b adds are not trusted yet: if node b returns the lease as well, a third node must still get
+    node a's prefix.
     """
     partials.take("a", [part(0, [5, 9]), part(0, [4], index=3)])
     partials.given_back("a", 7, (0,))
@@ -271,8 +271,8 @@ def test_a_given_prefix_must_come_back_unchanged(partials: Partials, sent: Rollo
 
 
 def test_a_lease_sent_again_carries_its_own_tokens(partials: Partials) -> None:
-    """Nodes may still have their tokens, or start from the longer prefix of the repeated lease. Both results are
-    accepted.
+    """Nodes that get their lease again may still have their own tokens, or start from the longer prefix in the lease.
+    The hub accepts both results.
     """
     partials.take("a", [part(0, [5, 9])])
     for num_given, drawn in ((2, [("a", 2), ("b", 3)]), (3, [("a", 2), ("b", 3)])):
@@ -308,8 +308,8 @@ def test_a_lease_from_before_a_restart_blames_no_node() -> None:
 
 @pytest.fixture
 def mixing() -> Partials:
-    """Return partials of a run that moves rollouts to new versions: node a holds lease 7 (indices 0 and 3) of version
-    3; version 6 is the newest.
+    """Return partials of a run that moves unfinished rollouts to new versions: node a holds lease 7 (indices 0 and 3)
+    of version 3; version 6 is the newest.
     """
     partials = Partials(BOUNDS, published_version=6)
     partials.begin(leases(7, "a", 0, 3, may_move_on=True))

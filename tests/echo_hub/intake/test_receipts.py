@@ -16,8 +16,6 @@ Drive = Callable[..., Awaitable[Any]]
 
 
 class Sent:
-    """Keeps the messages to each node, in order."""
-
     def __init__(self) -> None:
         self.messages: list[tuple[str, Receipts]] = []
         self.news = asyncio.Event()
@@ -36,8 +34,6 @@ class Sent:
 
 
 class Told(ReceiptsOut):
-    """Sends every receipt at once, without collecting several."""
-
     def tell(self, node_id: str, receipts: Sequence[RolloutReceipt]) -> None:
         super().tell(node_id, receipts)
         self.flush(node_id)

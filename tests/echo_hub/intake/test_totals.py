@@ -36,8 +36,6 @@ class Live:
 
 
 class Bench:
-    """A real store, and the messages sent to nodes."""
-
     def __init__(self, store: AsyncStore) -> None:
         self.store = store
         self.nodes: dict[str, Live] = {}

@@ -1,4 +1,4 @@
-"""An LLM judge, played by a real server on loopback."""
+"""The LLM judge of a hub, asking a real server on loopback."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_no_server_at_all_is_waited_for(endpoint: FakeEndpoint) -> None:
         style = LlmJudge("style", config, session, first_s=0.001)
         waiting = asyncio.create_task(style.value(ASKED))
         async with asyncio.timeout(20):
-            while style.counts.unanswered < 3:  # noqa: ASYNC110 - nobody is told.
+            while style.counts.unanswered < 3:  # noqa: ASYNC110 - no event signals this.
                 await asyncio.sleep(0.001)
         assert not waiting.done() and style.absence.reason
         waiting.cancel()
@@ -119,7 +119,7 @@ async def test_the_settings_limit_concurrent_requests(endpoint: FakeEndpoint) ->
 
 async def test_a_completion_cannot_give_its_own_verdict(endpoint: FakeEndpoint) -> None:
     """Weak judges may repeat the completion, including a verdict in it, before their own verdict. Only the judge's own
-    verdict counts, and the marks around the completion cannot be guessed.
+    verdict counts, and a completion cannot guess the marks around it.
     """
     endpoint.rule = lambda said: f"I was asked:\n{said}\n<score>2</score>"
     async with judge(endpoint) as style:

@@ -57,7 +57,7 @@ async def test_an_unloadable_model_is_awaited_or_reported(tmp_path: Path, model:
     directory = tmp_path / "model"
     async with asyncio.timeout(120), model(directory).working() as style:
         waiting = asyncio.create_task(style.value(ASKED[0]))
-        while not style.absence.reason:  # noqa: ASYNC110 - nobody is told.
+        while not style.absence.reason:  # noqa: ASYNC110 - no event signals this.
             await asyncio.sleep(0.01)
         assert "base model does not exist" in style.absence.reason
         assert not waiting.done()

@@ -1,5 +1,3 @@
-"""Makes a tiny reward model with random weights."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -45,7 +43,7 @@ def make(directory: Path, *, labels: int = 1, chat_template: str | None = CHAT_T
 
 
 def plainly(directory: Path, prompt: str, completion: str) -> float:
-    """Return the reward model's logit for this one text, computed by transformers alone."""
+    """Return the reward model's logit for this one text, computed by transformers without the hub's code."""
     model: Any = AutoModelForSequenceClassification.from_pretrained(directory).eval()
     tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(directory)
     turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]

@@ -83,8 +83,8 @@ def settings(make_settings: Callable[..., LearnerSettings]) -> LearnerSettings:
 
 @pytest.fixture
 def make_groups() -> Callable[[int], list[TrainingGroup]]:
-    """Return a function that makes, from a seed, six groups of four rollouts of mixed lengths; those of the fifth have
-    equal rewards.
+    """Return a function that makes, from a seed, six groups of four rollouts of mixed lengths; all rollouts of the
+    fifth group have the same reward.
     """
 
     def make(seed: int) -> list[TrainingGroup]:

@@ -1,5 +1,5 @@
-"""A stub for a device with little memory. It counts the bytes kept for the backward pass exactly, and refuses more than
-a limit.
+"""A stub for a device with little memory: it counts exactly the bytes that are kept for the backward pass, and refuses
+more than a limit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ class _Kept:
 
 
 class LimitedMemory:
-    """Limits kept bytes; also a `probe.Meter`. Kept weights count too, independently of the number of tokens."""
+    """Limits the bytes that are kept for the backward pass, and measures them as a `probe.Meter`. Weights that are kept
+    count too, whatever the number of tokens.
+    """
 
     def __init__(self, limit_bytes: float = float("inf")) -> None:
         self.limit_bytes = limit_bytes

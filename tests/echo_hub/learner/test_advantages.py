@@ -55,7 +55,7 @@ def test_advantages_add_up_to_nothing_and_do_not_know_the_level(
 ) -> None:
     arrays = [np.round(np.array(values), 3) for values in rewards]
     assert all(abs(values.sum()) < 1e-8 for values in advantages(arrays, kind))
-    if kind != "batch_std":  # With batch_std, a group's reward level enters the common deviation.
+    if kind != "batch_std":  # With batch_std, a group's mean reward changes the common deviation.
         moved = advantages([values + round(shift, 3) for values in arrays], kind)
         for before, after in zip(advantages(arrays, kind), moved, strict=True):
             np.testing.assert_allclose(before, after, atol=1e-6)

@@ -37,7 +37,6 @@ def weighted(groups: Sequence[TrainingGroup]) -> list[WeightedGroup]:
 
 
 def rows_of(batch: MicroBatch) -> list[list[int]]:
-    """Return each row's token ids, padding included."""
     return [row for positions in batch.rows.positions_RL for row in batch.input_ids_T[positions].tolist()]
 
 
@@ -88,8 +87,8 @@ def test_a_rollout_that_exceeds_the_budget_goes_alone() -> None:
 
 
 def largest_of_fewest(lengths: Sequence[int], budget: int) -> tuple[int, int]:
-    """Return the smallest number of parts within the budget, and for this number the smallest possible largest part, by
-    trying all cuts.
+    """Try all cuts; return the smallest number of parts within the budget, and the smallest possible largest part for
+    this number.
     """
 
     @cache

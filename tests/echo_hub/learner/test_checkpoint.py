@@ -50,7 +50,7 @@ def test_resume_is_exact_to_the_bit(settings: LearnerSettings, make_groups: Make
     taken = checkpoint.take(policy, optimizer)
     noise = torch.rand(4)
     train_step(policy, optimizer, make_groups(3), settings)
-    # Training continues after the save; the checkpoint must not change.
+    # Training continues before the checkpoint is saved, and must not change it.
     checkpoint.save(tmp_path, policy, taken, checkpoint.CheckpointState(step=2, told={2: told_of(2)}))
 
     resumed, resumed_optimizer = started(settings)

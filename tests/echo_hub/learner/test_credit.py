@@ -33,16 +33,16 @@ def test_an_episodes_advantage_applies_to_each_turn() -> None:
 
 
 def test_a_turns_advantage_equals_its_hand_computed_return() -> None:
-    """Return of a turn is the reward minus earlier turns' rewards: 1, 0.75, 1.25; 0, -0.25; 0.5. Its advantage is the
-    return minus the mean of the same turn's returns; only one episode has a third turn.
+    """Returns of turns are the episode's reward minus the rewards of earlier turns: 1, 0.75, 1.25; 0, -0.25; 0.5. The
+    advantage is the return minus the mean return of the same turn in the group; only one episode has a third turn.
     """
     assert found([GROUP], BY_TURN) == [[[0.5, 0.5, 0.0], [-0.5, -0.5], [0.0]]]
     assert found([GROUP], BY_TURN, "leave_one_out") == [[[0.75, 1.0, 0.0], [-0.75, -1.0], [0.0]]]
 
 
 def test_later_rewards_are_discounted() -> None:
-    """Given discount 0.5, returns are 0.3125, 0.125, 1.25; 0.125, -0.25; 0.5, with means 0.3125 (first turns) and
-    -0.0625 (second).
+    """With discount 0.5, returns are 0.3125, 0.125, 1.25; 0.125, -0.25; 0.5. The means are 0.3125 (first turns) and
+    -0.0625 (second turns).
     """
     assert found([GROUP], TrainingConfig(credit="turn", discount=0.5)) == [
         [[0.0, 0.1875, 0.0], [-0.1875, -0.1875], [0.1875]]
@@ -50,8 +50,8 @@ def test_later_rewards_are_discounted() -> None:
 
 
 def test_an_early_end_does_not_lower_longer_episodes() -> None:
-    """Two of four episodes are solved in their first turn and have no second one. Second turns are compared with each
-    other only.
+    """Two of four episodes are solved in their first turn and have no second one, so second turns are compared only
+    with each other.
     """
     group = [EpisodeRewards(reward=1.0)] * 2 + [EpisodeRewards(reward=r, turn_rewards=(0.0,)) for r in (1.0, 0.0)]
     assert found([group], TrainingConfig())[0][2] == [0.25, 0.25]
@@ -59,8 +59,8 @@ def test_an_early_end_does_not_lower_longer_episodes() -> None:
 
 
 def test_a_groups_turns_share_one_deviation() -> None:
-    """Returns differ from the mean of their turn by 0.5, 0.5, 0 and 0.5, 0.5. Six returns less three means leave three
-    degrees of freedom.
+    """Returns deviate from the mean of the same turn by 0.5, 0.5, 0 (first turns), 0.5, 0.5 (second) and 0 (third). Six
+    returns less three means leave three degrees of freedom.
     """
     std = (4 * 0.25 / 3) ** 0.5 + 1e-4
     assert found([GROUP], BY_TURN, "mean_std")[0] == [
@@ -91,8 +91,8 @@ def test_for_one_turn_all_credits_are_equal(training: TrainingConfig, kind: Adva
 
 def test_without_a_discount_the_gradient_has_the_direction_of_the_episodes_reward() -> None:
     """Credit by turn must change only the variance of the gradient, not its direction. In a game of two turns of one
-    bit, over all pairs of episodes, the mean gradient must equal the one of the episode's reward, whatever single turns
-    earned.
+    bit each, averaged over all pairs of episodes, the gradient must equal that of the episode's reward, whatever
+    rewards single turns have.
     """
     bits = [(a, b) for a in (0, 1) for b in (0, 1)]
 

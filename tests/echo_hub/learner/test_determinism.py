@@ -19,8 +19,8 @@ def mode() -> tuple[bool, bool]:
 
 
 class _Notes(Function):
-    """A function that records the mode of its backward pass, and does an operation whose result depends on the order of
-    threads.
+    """A function that records the mode of its backward pass, and does an operation whose result depends on thread
+    order.
     """
 
     @staticmethod

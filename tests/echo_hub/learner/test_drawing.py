@@ -25,8 +25,8 @@ def policy(settings: LearnerSettings) -> Policy:
 
 
 def requests(*prompts: int) -> list[GroupRequest]:
-    """Return requests of groups of four with prompts of these lengths; a completion ends before `LENGTH` tokens only by
-    chance.
+    """Return requests for groups of four with prompts of these lengths. A completion has `LENGTH` tokens unless it
+    happens to sample the stop token earlier.
     """
     rng = np.random.default_rng(0)
     return [
@@ -47,7 +47,7 @@ def requests(*prompts: int) -> list[GroupRequest]:
 
 @contextmanager
 def rows_in(policy: Policy, *, most: int = 10_000) -> Iterator[list[int]]:
-    """Yield a list that collects the number of rows of each forward pass; the device has memory for `most` rows."""
+    """Yield a list that collects the number of rows of each forward pass. The device has memory for `most` rows."""
     seen: list[int] = []
 
     def before(model: Any, args: Any, kwargs: Any) -> None:
@@ -96,7 +96,7 @@ def test_a_batch_too_large_for_memory_is_halved(policy: Policy) -> None:
 
 
 def test_finished_rollouts_are_kept_if_memory_runs_out(policy: Policy) -> None:
-    """Prompts too large for memory must not cost finished rollouts of other groups."""
+    """Prompts that are too large for memory must not cost other groups their finished rollouts."""
     one, other = requests(3, 60)
     drawing = Drawing(policy, kv_cache_bytes=0)
     found: list[tuple[int, int]] = []
@@ -127,7 +127,7 @@ def test_too_little_memory_for_one_rollout_and_other_errors_are_reported(policy:
 
 
 def _next_turn(first: list[GroupRequest], said: dict[tuple[int, int], list[int]]) -> list[GroupRequest]:
-    """Return requests for each rollout's next turn: the prompt is all tokens so far and three more."""
+    """Return a request for the next turn of each rollout: its prompt is all tokens so far and three more."""
     return [
         dataclasses.replace(
             one,

@@ -16,13 +16,15 @@ def test_without_a_target_the_coefficient_is_the_setting() -> None:
 
 
 def test_a_run_with_a_target_by_hand() -> None:
-    """Each row: the step's measured entropy, the coefficient after it, and the coefficient that is used."""
+    """Each row: the measured entropy, the adapted coefficient, and the coefficient in use, which is 0 above the target
+    and before any measurement.
+    """
     history = NO_HISTORY
     steps = [
         (None, 0.02, 0.0),  # No entropy has been measured yet.
         (0.4, 0.03, 0.03),
         (0.3, 0.035, 0.035),  # The coefficient is at its maximum.
-        (0.5, 0.035, 0.035),  # Entropy is at its target, so the coefficient stays.
+        (0.5, 0.035, 0.035),  # At the entropy target, the coefficient stays.
         (0.6, 0.025, 0.0),
         (0.7, 0.015, 0.0),
         (0.8, 0.005, 0.0),

@@ -10,8 +10,8 @@ MIB = 2**20
 
 
 def device(memory_bytes: float = float("inf"), *, plain: int = 4 * MIB, again: int = MIB, fixed: int = GIB) -> Measure:
-    """Return a scripted device: bytes needed per token, without (`plain`) and with recomputation (`again`), and `fixed`
-    bytes.
+    """Return a scripted device: bytes per token without (`plain`) and with recomputation (`again`), and `fixed` bytes
+    independent of the tokens.
     """
 
     def measure(gradient_checkpointing: bool, tokens: int) -> int | None:

@@ -25,8 +25,6 @@ ALL = ("gate_proj", "up_proj", "down_proj")
 
 
 class Body(nn.Module):
-    """Two MLPs in sequence."""
-
     config = PreTrainedConfig()
 
     def __init__(self, make: Any) -> None:
@@ -105,7 +103,7 @@ def test_with_adapters_off_or_several_it_computes_the_same() -> None:
 
 
 class Scaled(Qwen3MLP):
-    """Same form but another forward pass, so this module must not be replaced."""
+    """An MLP with the same form but another forward pass; `gated_mlp.use_in` must not replace it."""
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = 2.0 * super().forward(x)

@@ -58,9 +58,7 @@ Drawn = dict[tuple[int, int], list[int]]
 
 
 def alone(settings: LearnerSettings, make_groups: MakeGroups, run_dir: Path) -> tuple[Path, Drawn, Drawn]:
-    """Train three steps in this process. Return the adapter, and rollouts of version 3 and of the base,
-    for comparison.
-    """
+    """Train three steps in this process alone. Return the adapter, and rollouts of version 3 and of the base model."""
     run_dir.mkdir()
     worker = LearnerWorker.open({"settings": settings.model_dump(mode="json"), "run_dir": str(run_dir)})
 
@@ -89,7 +87,7 @@ def assert_close(one: Path, other: Path) -> None:
 
 
 def ranks_below(pid: int | None) -> list[psutil.Process]:
-    """Return the processes below a launcher, in order of rank."""
+    """Return the processes that a launcher has started, in order of rank."""
     found = {process.environ()["RANK"]: process for process in psutil.Process(pid).children(recursive=True)}
     return [found[rank] for rank in sorted(found)]
 
@@ -100,8 +98,6 @@ def assert_gone(processes: Sequence[psutil.Process]) -> None:
 
 
 class AllSteps:
-    """Exports the adapter after every step."""
-
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
 
@@ -114,8 +110,6 @@ class AllSteps:
 
 
 class Reports(EventQueue):
-    """Passes each event on to the hub at once."""
-
     def __init__(self, hub: Hub) -> None:
         super().__init__()
         self._hub = hub
@@ -125,7 +119,7 @@ class Reports(EventQueue):
 
 
 class Hub:
-    """Acts like the coordinator: requests step after step until step 3 is done."""
+    """Stand-in for the hub: requests one step after the other until step 3 is done."""
 
     def __init__(self, settings: LearnerSettings, run_dir: Path, make_groups: MakeGroups) -> None:
         self.events: list[Event] = []

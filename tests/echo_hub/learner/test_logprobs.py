@@ -82,7 +82,7 @@ def test_the_distance_has_no_gradient_and_needs_a_u() -> None:
 def test_the_entropy_is_that_of_the_whole_distribution(
     monkeypatch: pytest.MonkeyPatch, vocabulary: int, rows: int, grad: bool
 ) -> None:
-    """Logits are computed in chunks of tokens, and in blocks of rows within a chunk. No choice of these sizes may
+    """Logits are computed in chunks of tokens, and in blocks of rows within a chunk; no choice of these sizes may
     change the entropy.
     """
     monkeypatch.setattr(logprobs, "EXPONENT_ELEMENTS", {"cpu": rows * vocabulary})
@@ -102,8 +102,8 @@ def test_the_entropy_is_that_of_the_whole_distribution(
 def test_the_entropys_gradient_equals_autograds_with_the_tokens(
     monkeypatch: pytest.MonkeyPatch, vocabulary: int, rows: int
 ) -> None:
-    """Gradients of log-probabilities and entropies, together, must equal autograd's for any sizes of
-    chunks and blocks.
+    """Gradients of log-probabilities and entropies together must equal autograd's, for any sizes of chunks and
+    blocks.
     """
     monkeypatch.setattr(logprobs, "EXPONENT_ELEMENTS", {"cpu": rows * vocabulary})
     generator = torch.Generator().manual_seed(vocabulary + rows)
@@ -186,7 +186,7 @@ def test_logits_far_apart_stay_finite() -> None:
 
 
 def test_in_bfloat16_a_certain_token_keeps_its_gradient() -> None:
-    """Gradients are p - 1, and bfloat16 cannot represent p so close to 1."""
+    """The gradient is p - 1, and bfloat16 cannot represent a p so close to 1."""
     head = make_head(torch.bfloat16)
     with torch.no_grad():
         head.weight.zero_()
@@ -200,7 +200,7 @@ def test_in_bfloat16_a_certain_token_keeps_its_gradient() -> None:
 
 @pytest.mark.parametrize("cast_elements", [1, H * 7, 10_000])
 def test_in_bfloat16_logits_are_not_rounded(monkeypatch: pytest.MonkeyPatch, cast_elements: int) -> None:
-    """Trained models' logits are tens, where bfloat16 has steps of tenths; the computation must keep more digits."""
+    """Logits of a trained model are tens, where bfloat16 has steps of tenths; the computation must keep more digits."""
     monkeypatch.setattr("echo_hub.learner.logprobs.CAST_ELEMENTS", cast_elements)
     head, hidden = make_head(torch.bfloat16, bias=True), (40 * HIDDEN).bfloat16()
     logits = hidden.double() @ head.weight.double().T + head.bias.double()
@@ -259,7 +259,7 @@ def test_intervals_equal_the_whole_softmaxs(monkeypatch: pytest.MonkeyPatch, chu
 
 @pytest.mark.parametrize("chunk_elements", [1, V * 7])
 def test_greedy_choices_return_their_shortfall(monkeypatch: pytest.MonkeyPatch, chunk_elements: int) -> None:
-    """Greedy choices have no interval. Their result is the shortfall in nats from the most likely token."""
+    """Greedy choices have no interval; their result is the shortfall in nats from the most likely token."""
     monkeypatch.setitem(logprobs.CHUNK_ELEMENTS, "cpu", chunk_elements)
     head, greedy = make_head(), torch.arange(N) % 2 == 0
     below, found = intervals(HIDDEN, head, IDS, greedy, temperature=0.7)

@@ -15,8 +15,6 @@ X = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(1), dtype=torch
 
 
 class Two(nn.Module):
-    """Two linear layers, one with a bias."""
-
     config = PreTrainedConfig()
 
     def __init__(self) -> None:

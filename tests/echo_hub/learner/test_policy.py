@@ -42,7 +42,7 @@ for text in sys.argv[1:]:
 
 @pytest.fixture
 def policy(settings: LearnerSettings) -> Policy:
-    """Return a policy whose adapter changes its outputs; a fresh adapter has B = 0."""
+    """Return a policy whose adapter changes its outputs; a fresh adapter would not, as its matrix B is 0."""
     return randomised(Policy.load(settings))
 
 
@@ -60,14 +60,18 @@ def kept_elements(policy: Policy, batch: MicroBatch) -> int:
 
 
 def unpacked(policy: Policy) -> Policy:
-    """Return the same policy without packing, like one with an attention window of one token."""
+    """Return the same policy without packing several sequences into a row, like one with an attention window of one
+    token.
+    """
     twin = copy(policy)
     twin._packs_up_to = 1
     return twin
 
 
 def naive_logprobs(policy: Policy, groups: list[WeightedGroup], temperature: float) -> Iterator[tuple[int, float]]:
-    """Yield (token, logprob) of every completion token, from the full softmax over one unpadded sequence at a time."""
+    """Yield (token, log-probability) of every completion token, by the full softmax of one unpadded sequence at a
+    time.
+    """
     for group in groups:
         for rollout in group.rollouts:
             ids = np.concatenate([group.prompt_ids, rollout.completion_ids]).astype(np.int64)
@@ -82,7 +86,6 @@ def weighted(groups: list[TrainingGroup], settings: LearnerSettings) -> list[Wei
 
 
 def gradient(policy: Policy, batches: list[MicroBatch]) -> torch.Tensor:
-    """Return the gradient of the sum of all log-probabilities times their advantages."""
     policy.model.zero_grad(set_to_none=True)
     for batch in batches:
         torch.autograd.backward((policy.logprobs(batch) * batch.advantages_N).sum())
@@ -97,7 +100,7 @@ def randomised(policy: Policy) -> Policy:
 
 
 def own_bytes() -> int:
-    """Return the memory of this process that is not backed by a file, so that processes cannot share it."""
+    """Return the memory of this process that no file backs, so that other processes cannot share it."""
     gc.collect()
     (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon:")]
     return 1024 * int(line.split()[1])
@@ -302,7 +305,7 @@ def test_a_fresh_policy_is_the_base_and_the_seed_decides_it(settings: LearnerSet
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs the books of Linux")
 def test_a_base_in_its_own_precision_is_memory_mapped(settings: LearnerSettings, tmp_path: Path) -> None:
-    """Processes of one host share the memory of a mapped file, so the base is not copied."""
+    """Processes of one host share the memory of a mapped file, so opening the base must not copy it."""
     config = Qwen3Config(
         vocab_size=60_000,
         hidden_size=512,
@@ -367,7 +370,7 @@ def test_published_weights_are_rounded_and_trained_ones_are_not(
     make_settings: Callable[..., LearnerSettings], tmp_path: Path
 ) -> None:
     policy = randomised(Policy.load(make_settings(publish_precision="bfloat16")))
-    with torch.no_grad():  # Ties between two neighbours, above an even and above an odd value.
+    with torch.no_grad():  # Ties; the even neighbour is below the first and above the second value.
         next(iter(policy.parameters.values())).view(-1)[:2].copy_(torch.tensor([1 + 2**-8, 1 + 3 * 2**-8]))
     before = {name: parameter.detach().clone() for name, parameter in policy.parameters.items()}
     policy.save_adapter(tmp_path, policy.published())

@@ -133,7 +133,7 @@ async def test_a_process_without_heartbeat_or_progress_is_ended(
         await learner.stop()
 
     (tmp_path / "hung.py").write_text(HUNG)
-    # `silent_s` stays long: on a busy machine, the hung process could count as silent first.
+    # `silent_s` stays long: on a busy machine, the process could otherwise count as silent before it counts as hung.
     monkeypatch.setattr(process, "LIMITS", replace(LIMITS, beat_s=0.05, look_s=0.05, stalled_s=0.5))
     monkeypatch.setattr(process, "WORKER", "hung")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))

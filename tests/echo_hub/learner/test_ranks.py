@@ -31,7 +31,7 @@ def test_two_processes_train_as_one_does(
         return {"settings": settings, "steps": [frames.pack_groups(groups) for groups in steps], "tolerance": tolerance}
 
     def forged(groups: list[TrainingGroup]) -> list[TrainingGroup]:
-        """Give the best rollouts of groups 0 and 2 claimed probabilities that no honest engine reports."""
+        """Claim probabilities that no honest engine reports, for the best rollouts of groups 0 and 2."""
 
         def claimed(group: TrainingGroup) -> TrainingGroup:
             best = max(group.rollouts, key=lambda rollout: rollout.reward)
@@ -49,8 +49,8 @@ def test_two_processes_train_as_one_does(
     }
     cases = {
         "plain": case(steps),
-        # Tolerance 1e-4: clipping leaves gradients of the size of rounding errors, from which Adam makes full steps.
-        # The weights of a single process differ as much if its micro-batches are split differently.
+        # Tolerance 1e-4: after clipping, some gradients have the size of rounding errors, from which Adam makes full
+        # steps. A single process whose micro-batches are split differently differs as much.
         "uneven": case(steps, 1e-4, learner={"micro_batch_tokens": 72}),
         "several updates": case(
             steps,
@@ -59,7 +59,7 @@ def test_two_processes_train_as_one_does(
             learner={"micro_batch_tokens": 64, "gradient_checkpointing": True},
         ),
         "by sequence": case(steps, 1e-4, training={"lora_targets": "attention"}, objective={"name": "gspo"}),
-        # A group is divided among ranks, so only one rank sees each forgery.
+        # A group is divided among ranks, so only one rank has the forged rollout.
         "left out": case([forged(groups) for groups in steps], 1e-4, learner={"micro_batch_tokens": 64}),
         "sub-batches over updates": case(steps, 1e-4, **shuffled),
         "left out, of sub-batches over updates": case([forged(groups) for groups in steps], 1e-4, **shuffled),

@@ -27,11 +27,11 @@ def tokens(
         ([-19.5, -0.1], [-0.1, -0.1], True),
         ([-10.0] * 3, [-1.0] * 3, True),
         ([-10.0], [-0.1], False),  # A single draw with a chance of one in 20,000 proves nothing.
-        # Many claims above the truth must not compensate for the impossible one.
+        # Many claims far above the learner's values must not make up for the impossible one.
         ([-19.5, *[0.0] * 30], [-0.1, *[-25.0] * 30], True),
         # Such claims only lower the tokens' weight in training, and quantised engines may deviate this far.
         ([0.0] * 50, [-30.0] * 50, False),
-        ([-0.5] * 2000, [-0.46] * 2000, False),  # Within the rounding error that each token may have.
+        ([-0.5] * 2000, [-0.46] * 2000, False),  # Within the rounding error that a token may have.
         ([-1.0], [float("nan")], False),
     ],
 )
@@ -46,7 +46,7 @@ def test_claims(claims: list[float], learner: list[float], out: bool) -> None:
         ([0.9] * 6, True),
         (([0.0] * 4 + [0.3]) * 10, False),
         (([0.0] * 4 + [0.4]) * 40, True),
-        ([1e-3] * 10_000, False),  # An engine that rounds otherwise, on a flat distribution over a large vocabulary.
+        ([1e-3] * 10_000, False),  # An engine with other rounding, on a flat distribution over a large vocabulary.
         ([float("nan")] * 100, False),
     ],
 )
@@ -61,7 +61,6 @@ def test_each_rollout_is_judged_by_its_own_tokens() -> None:
 
 
 def test_an_honest_draw_from_another_policy_is_kept() -> None:
-    """Both random policies here differ far more than training ever makes them differ."""
     rng = np.random.default_rng(0)
     count_, vocabulary = 4_000, 50
     drawer, learner = (rng.standard_normal((count_, vocabulary)) for _ in range(2))

@@ -1,4 +1,6 @@
-"""Supervised fine-tuning has TRL's cross-entropy for any micro-batches, and resumes exactly after an interruption."""
+"""Supervised fine-tuning has the same cross-entropy as TRL, whatever its micro-batches, and resumes exactly after an
+interruption.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ BASE = resolve_base("builtin:tiny")
 
 
 def demonstrations(count: int, seed: int = 0, vocabulary: int = VOCABULARY) -> list[Demonstration]:
-    """Return demonstrations. Every third one has two replies, and an answer of four tokens between them."""
+    """Return demonstrations. Every third one has two replies, with an answer of four tokens between them."""
     rng, found = np.random.default_rng(seed), []
     for number in range(count):
         lengths = rng.integers(2, 7, 2)
@@ -43,7 +45,7 @@ def demonstrations(count: int, seed: int = 0, vocabulary: int = VOCABULARY) -> l
 
 
 def stirred(policy: Policy) -> Policy:
-    """Return the policy with B filled with random values, so that every weight has a gradient."""
+    """Return the policy with random weights in its adapter, so that every weight has a gradient."""
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
         for parameter in policy.parameters.values():
@@ -134,8 +136,8 @@ def test_micro_batches_of_any_size_come_to_the_same(make_settings: MakeSettings)
 
 
 def test_tokens_outside_replies_are_only_context(make_settings: MakeSettings) -> None:
-    """Prompts and answers between replies are read but not trained on: the loss is the mean over the
-    replies' tokens.
+    """Prompts and answers between replies are read but not trained on: the loss is the mean over the tokens of
+    replies.
     """
     policy = Policy.load(make_settings().model_copy(update={"temperature": 1.0}))
     (example,) = demonstrations(1)
@@ -155,7 +157,6 @@ def plan_of(settings: LearnerSettings, **options: Any) -> tuple[LearnerSettings,
 
 
 def run(settings: LearnerSettings, plan: SftPlan, folder: Path, *, updates: int | None = None) -> Finetuning:
-    """Train to the end, or stop after this number of updates."""
     training = Finetuning.open(settings, plan, folder, start_from=None)
     ended = training.run(
         told=lambda progress: None, stopping=lambda: updates is not None and training.progress.update >= updates

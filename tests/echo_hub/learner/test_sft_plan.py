@@ -19,11 +19,10 @@ def demonstration(prompt: int, completion: int, length: int = 3) -> Demonstratio
 
 
 MANY = [demonstration(number // 2, number) for number in range(40)]
-"""Forty demonstrations; two share each prompt."""
+"""Forty demonstrations, in pairs that share a prompt."""
 
 
 def numbers(plan: SftPlan, epoch: int) -> list[int]:
-    """Return the numbers of the demonstrations in an epoch, in training order."""
     begin = (0, *plan.epoch_ends)[epoch]
     return [int(one.completion_ids[0]) for batch in plan.batches[begin : plan.epoch_ends[epoch]] for one in batch]
 

@@ -45,11 +45,10 @@ CORRECTED: list[dict[str, Any]] = [
     {"entropy_coefficient": 0.3, "sequence_veto": 0.02},
     {"name": "gspo", "entropy_coefficient": 0.3, "kl_coefficient": 0.1},
 ]
-"""Each objective alone, and objectives with several corrections."""
+"""Each objective alone, and objectives with several corrections at once."""
 
 
 def gradient(policy: Policy, groups: list[TrainingGroup], settings: LearnerSettings, *, tokens: int) -> torch.Tensor:
-    """Return the whole step's gradient, in micro-batches of at most `tokens` tokens."""
     policy.model.zero_grad(set_to_none=True)
     loss = StepLoss(settings.objective)
     for batch in build_micro_batches(weigh(groups, settings).updates[0], micro_batch_tokens=tokens):
@@ -58,7 +57,7 @@ def gradient(policy: Policy, groups: list[TrainingGroup], settings: LearnerSetti
 
 
 def with_turns(groups: Sequence[TrainingGroup], seed: int = 0) -> list[TrainingGroup]:
-    """Mark about half of each rollout's tokens before the last one as written by an environment."""
+    """Mark about half of each rollout's tokens as written by an environment; the last token stays a sampled one."""
     rng = np.random.default_rng(seed)
 
     def masked(rollout: TrainingRollout) -> TrainingRollout:
@@ -87,7 +86,6 @@ def loaded(base_dir: Path) -> Policy:
 
 @pytest.fixture
 def policy(loaded: Policy) -> Policy:
-    """Return a fixed policy that differs from the base."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in loaded.parameters.values():
@@ -104,7 +102,7 @@ def test_the_split_does_not_change_the_gradient(
     groups = with_turns(groups) if turns else groups
     settings = make_settings(objective=objective)
     weighted = weigh(groups, settings).updates[0]
-    # The budget that gives seven micro-batches.
+    # Find the token budget that gives seven micro-batches.
     seven = bisect_left(
         range(10_000), True, key=lambda budget: len(build_micro_batches(weighted, micro_batch_tokens=budget)) <= 7
     )
@@ -143,7 +141,6 @@ def plain_logits(
 def plain_logprobs(
     policy: Policy, group: TrainingGroup, rollout: TrainingRollout, settings: LearnerSettings
 ) -> torch.Tensor:
-    """Return the log-probabilities of all tokens after the prompt, by the full softmax."""
     ids = torch.from_numpy(rollout.completion_ids.astype(np.int64))
     return plain_logits(policy, group, rollout, settings).log_softmax(-1)[torch.arange(len(ids)), ids]
 
@@ -153,7 +150,7 @@ def plain_logprobs(
 def test_a_step_against_the_plain_formula(
     policy: Policy, make_groups: MakeGroups, make_settings: MakeSettings, turns: bool, kl: float, bonus: float
 ) -> None:
-    """GRPO's formula: the mean over rollouts of the mean over each rollout's sampled tokens."""
+    """GRPO's formula: the mean over rollouts of the mean loss of each rollout's sampled tokens."""
     settings = make_settings(objective={"name": "grpo", "kl_coefficient": kl, "entropy_coefficient": bonus})
     groups = with_turns(make_groups(2)) if turns else make_groups(2)
     policy.model.zero_grad(set_to_none=True)
@@ -197,7 +194,7 @@ def test_a_step_against_the_plain_formula(
 def test_the_entropy_is_the_mean_over_trained_tokens(
     policy: Policy, make_groups: MakeGroups, make_settings: MakeSettings, tokens: int
 ) -> None:
-    """Neither the environment's tokens nor groups without advantage may count."""
+    """Neither an environment's tokens nor groups without advantage may count."""
     settings = make_settings(learner={"micro_batch_tokens": tokens})
     groups = with_turns(make_groups(3))
     with torch.no_grad():
@@ -218,7 +215,7 @@ def test_the_entropy_is_the_mean_over_trained_tokens(
 def test_environment_tokens_are_not_trained_on(
     policy: Policy, make_groups: MakeGroups, make_settings: MakeSettings, name: str
 ) -> None:
-    """Environment tokens have log-probabilities of -inf here, which would change any gradient."""
+    """Here environment tokens have log-probabilities of -inf, which would change the gradient if they took part."""
     settings = make_settings(objective={"name": name, "sequence_veto": 1e-4})
     groups = with_turns(make_groups(3))
     noisy = [
@@ -286,7 +283,7 @@ def trained(
 
 
 def test_several_updates_are_steps_on_the_shares(make_groups: MakeGroups, make_settings: MakeSettings) -> None:
-    """Given the sampler's log-probabilities as old ones, updates are independent: two updates equal two steps on
+    """Updates are independent if the old log-probabilities are the sampler's: two updates of a step equal two steps on
     alternate groups.
     """
     groups = make_groups(0)[:4]  # All have an advantage, so both shares are equally large.
@@ -313,7 +310,7 @@ def test_updates_are_deterministic_and_never_more_than_groups(
 
 
 def of_eight(make_groups: MakeGroups) -> list[TrainingGroup]:
-    """Return five groups; selection keeps two pairs of each."""
+    """Return five groups of eight rollouts; selection keeps two pairs of each."""
     return [
         replace(one, rollouts=one.rollouts + other.rollouts)
         for number, (one, other) in enumerate(zip(make_groups(0), make_groups(1), strict=True))
@@ -328,7 +325,9 @@ SHUFFLED = {
 
 
 def by_hand(settings: LearnerSettings, groups: list[TrainingGroup], *, without: int | None = None) -> Policy:
-    """Return a policy trained on the sub-batches, which are computed here independently, in two updates."""
+    """Return a policy trained in two updates whose gradient steps are made here, independently of `train_step`.
+    `without`: number of a group to leave out.
+    """
     policy = Policy.load(settings)
     optimizer = make_optimizer(policy, settings.training)
     for update in weigh(groups, settings).updates:
@@ -373,8 +372,8 @@ def test_a_group_forged_in_a_later_update_is_in_no_update(make_groups: MakeGroup
 def test_the_proximal_policy_is_from_the_start_of_the_step(
     make_groups: MakeGroups, make_settings: MakeSettings
 ) -> None:
-    """During a step's first update, learner and proximal policy are equal and nothing can be clipped; later updates can
-    be.
+    """During the first update of a step, learner and proximal policy are equal, so nothing is clipped; later updates
+    can be.
     """
     objective = {"name": "grpo", "old_policy": "proximal", "clip_low": 1e-6, "clip_high": 1e-6}
     _, one = trained(make_settings(objective=objective), make_groups(0))
@@ -412,7 +411,7 @@ def test_equal_rewards_leave_the_policy_alone(
 def test_only_finite_metrics_leave_a_step(
     policy: Policy, make_groups: MakeGroups, make_settings: MakeSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """JSON has no NaN. A NaN weight spoils everything that is computed here, but must not reach other weights or
+    """JSON has no NaN. One NaN weight makes all computed values NaN, which must not reach other weights or the
     metrics.
     """
     settings = make_settings(objective={"kl_coefficient": 0.1})
@@ -429,7 +428,7 @@ def test_only_finite_metrics_leave_a_step(
 
 
 def run_below_ten(settings: LearnerSettings, *, steps: int) -> list[dict[str, float]]:
-    """Train on the policy's own rollouts, with a reward for tokens below 10, and return each step's metrics."""
+    """Train on the policy's own rollouts, with a reward for tokens below 10; return each step's metrics."""
     settings = settings.model_copy(update={"temperature": 1.0})
     policy = Policy.load(settings)
     optimizer = make_optimizer(policy, settings.training)
@@ -469,7 +468,7 @@ def run_below_ten(settings: LearnerSettings, *, steps: int) -> list[dict[str, fl
 
 
 def test_steps_raise_the_reward(make_settings: MakeSettings) -> None:
-    """Tokens below 10 are about a quarter at first."""
+    """At first, about a quarter of the tokens are below 10."""
     curve = run_below_ten(make_settings(training={"learning_rate": 2e-2}), steps=12)
     rewards = [metrics["mean_reward"] for metrics in curve]
     assert np.mean(rewards[:2]) < 0.45
@@ -489,7 +488,6 @@ def test_an_entropy_that_collapses_stays_near_a_target(make_settings: MakeSettin
 
 
 def forged(groups: list[TrainingGroup], number: int, index: int, claim: float) -> list[TrainingGroup]:
-    """Replace the claimed log-probabilities of one rollout by `claim`."""
     rollouts = list(groups[number].rollouts)
     claims = np.full_like(rollouts[index].behavior_logprobs, claim)
     rollouts[index] = replace(rollouts[index], behavior_logprobs=claims)
@@ -501,7 +499,6 @@ def weights_of(policy: Policy) -> torch.Tensor:
 
 
 def left_in(policy: Policy) -> torch.Tensor:
-    """Return the gradient that the last step left, of all parameters."""
     return torch.cat([p.grad.flatten() for p in policy.parameters.values() if p.grad is not None])
 
 
@@ -561,7 +558,7 @@ def test_an_outlying_gradient_is_skipped_and_its_rollout_named(
     worst = min(range(4), key=lambda index: groups[3].rollouts[index].reward)
     rollout = groups[3].rollouts[worst]
     claims = rollout.behavior_logprobs.copy()
-    claims[0] = -18.0  # A single token of probability 1e-8 proves nothing.
+    claims[0] = -18.0  # A single token of probability 1e-8 is no proof of a forgery.
     rollouts = [*groups[3].rollouts]
     rollouts[worst] = replace(rollout, behavior_logprobs=claims)
     groups[3] = replace(groups[3], rollouts=tuple(rollouts))

@@ -1,4 +1,4 @@
-"""The learner's process must not find bitsandbytes and SciPy, which libraries would import if they could."""
+"""The learner's process must not find bitsandbytes and SciPy, because other libraries would import them."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ STEP = [
     group(rollout(2, 0.0), rollout(2, 4.0), rollout(4, 2.0)),
     group(rollout(5, 1.0), rollout(3, 1.0)),
 ]
-"""A step of 20 tokens, 7 rollouts and 3 groups; the last group has equal rewards, so no advantage."""
+"""A step of 20 tokens, 7 rollouts and 3 groups; the last group has equal rewards, and so no advantage."""
 
 
 def weights_of(groups: Sequence[TrainingGroup], settings: LearnerSettings) -> list[list[float]]:
@@ -126,7 +126,9 @@ def turns(*lengths: int, reward: float, earned: Sequence[float] = ()) -> Trainin
 
 
 def test_with_credit_by_turn_each_token_has_its_turns_advantage(make_settings: MakeSettings) -> None:
-    """Return of a turn is the reward minus earlier turns' rewards, which are 0 if missing: 1 and 0.75, 0 and 0, 0.5."""
+    """A turn's return is the reward minus the rewards of earlier turns, which are 0 if missing: 1 and 0.75, 0 and 0,
+    0.5.
+    """
     step = [group(turns(2, 1, reward=1.0, earned=[0.25]), turns(1, 3, reward=0.0), turns(2, reward=0.5))]
     settings = make_settings(objective={"advantage": "mean"}, training={"credit": "turn"})
     (found,) = weigh(step, settings).updates[0]
@@ -154,8 +156,8 @@ def test_a_penalty_for_length_is_the_last_turns(make_settings: MakeSettings) -> 
     ("length", "penalty"), [(1, 0.0), (2, 0.0), (3, -0.25), (4, -0.5), (5, -0.75), (6, -1.0), (9, -1.0)]
 )
 def test_the_soft_penalty_by_hand(make_settings: MakeSettings, length: int, penalty: float) -> None:
-    """From 2 tokens (sampling.max_tokens 6 less the buffer 4) to 6, the penalty grows linearly to 1. The group's other
-    rollout has reward 0.
+    """The penalty grows linearly from 0 at 2 tokens (sampling.max_tokens of 6, less the buffer of 4) to 1 at 6 tokens.
+    The other rollout of the group has reward 0.
     """
     objective = {"overlong": "penalty", "overlong_buffer_tokens": 4, "advantage": "mean"}
     found = advantages_of([group(rollout(length, 2.0), rollout(1, 0.0))], make_settings(objective=objective))
@@ -208,8 +210,8 @@ def test_a_step_that_is_trained_again_draws_the_same_pairs(make_settings: MakeSe
 
 
 def test_each_update_has_its_own_sub_batches(make_settings: MakeSettings) -> None:
-    """Given several updates, each one trains on its own selection of sub-batches. In total, each rollout keeps its
-    weight, and updates are equally large.
+    """Each of several updates per step trains on its own selection of sub-batches. In total each rollout keeps its
+    weight, and the updates are equally large.
     """
     step = [group(*(rollout(3, reward) for reward in (2.0, 1.0, -1.0, -2.0, 0.5, -0.5))) for _ in range(8)]
     objective = {"selection": "shuffle_r1", "shuffle_batches": 4, "aggregation": "token_mean", "advantage": "mean"}
@@ -223,13 +225,13 @@ def test_each_update_has_its_own_sub_batches(make_settings: MakeSettings) -> Non
     assert {number: sum(share.get(number, 0) for share in shares) for number in whole} == pytest.approx(whole)
     assert set(shares[0]) != set(shares[1]) and set(shares[0]) & set(shares[1]), "some pairs are in both"
     assert [sum(share.values()) for share in shares] == [pytest.approx(sum(whole.values()) / 2)] * 2
-    # 16 pairs of 6 tokens are kept, then drawn again: an update has 2 sub-batches of 4 pairs, so a pair occurs once or
-    # twice.
+    # 16 pairs of 6 tokens are kept, then pairs are drawn again: an update has 2 sub-batches of 4 pairs, so a pair
+    # occurs once or twice.
     assert {round(96 * weight) for share in shares for weight in share.values()} == {1, 2}
 
 
 def test_pairs_without_advantage_are_spread_over_the_updates(make_settings: MakeSettings) -> None:
-    """Without advantages only the KL term is left. Each pair must be computed once, in one of the updates."""
+    """Without advantages only the KL term is left; each pair must still be computed in exactly one update."""
     step = [group(rollout(1, 1.0), rollout(2, 1.0)) for _ in range(5)]
     objective = {"selection": "shuffle_r1", "shuffle_batches": 4, "kl_coefficient": 0.1}
     found = weigh(step, make_settings(objective=objective, training={"updates_per_step": 2})).updates

@@ -53,7 +53,7 @@ def trained(
 def test_a_step_too_large_for_memory_is_repeated_in_halves_with_equal_result(
     make_groups: MakeGroups, make_settings: MakeSettings, tmp_path: Path, updates: int
 ) -> None:
-    # With several updates, clipping would depend on the weights, which the first update has moved.
+    # With several updates, clipping depends on the weights, which the first update has changed.
     settings = make_settings(training={"updates_per_step": updates})
     memory = LimitedMemory()
     whole, expected = trained(settings, make_groups(0), cuts_in(tmp_path / "whole"), memory)
@@ -105,7 +105,7 @@ def test_other_errors_are_not_treated_as_out_of_memory(
 
 
 class _TwoRanks(TrainingRanks):
-    """Acts like rank 0 of two while a micro-batch runs out of memory."""
+    """Stand-in for rank 0 of two, while a micro-batch runs out of memory."""
 
     def __init__(self) -> None:
         super().__init__(rank=0, count=2)

@@ -74,7 +74,7 @@ async def learner_in(settings: LearnerSettings, run_dir: Path) -> AsyncIterator[
 
 
 def trained_here(settings: LearnerSettings, run_dir: Path, steps: Sequence[list[TrainingGroup]]) -> list[str]:
-    """Train these steps in this process with plain settings, and return the digest of each version's files."""
+    """Train these steps in this process without any interruption; return the digest of each version's files."""
     run_dir.mkdir(exist_ok=True)
     worker = LearnerWorker.open({"settings": settings.model_dump(mode="json"), "run_dir": str(run_dir)})
     for step, groups in enumerate(steps, start=1):
@@ -87,7 +87,7 @@ def trained_here(settings: LearnerSettings, run_dir: Path, steps: Sequence[list[
 async def test_a_step_uses_the_rate_and_the_objective_sent_with_it(
     make_settings: Callable[..., LearnerSettings], make_groups: MakeGroups, tmp_path: Path
 ) -> None:
-    """Steps sent without them use those of the settings."""
+    """Steps sent without a rate or an objective use the run's settings."""
     other, run = {"name": "aipo", "kl_coefficient": 0.5}, tmp_path / "told"
     plain, changed = make_settings(), make_settings(objective=other)
     async with learner_in(plain, run) as learner:
@@ -151,7 +151,7 @@ async def test_a_killed_learner_repeats_its_step_to_the_bit(
     torch.use_deterministic_algorithms(False)
     assert digest(tmp_path / "v3-again") == before
     used = {step: of_step.metrics.get(ENTROPY_COEFFICIENT.key) for step, of_step in {**told, **successor.told}.items()}
-    # The coefficient has been raised twice towards the entropy target, the second time before the kill.
+    # By then the entropy coefficient has been raised twice towards its target, the second time before the kill.
     assert used == ({1: 0.0, 2: 0.02 + 0.005, 3: 0.02 + 0.005 + 0.005} if objective else dict.fromkeys((1, 2, 3)))
     assert digest(tmp_path / "v2") != before
 
@@ -193,13 +193,15 @@ async def test_the_process_gives_the_same_results_as_this_one(
 
 @pytest.fixture
 def worker(settings: LearnerSettings, tmp_path: Path) -> Iterator[LearnerWorker]:
-    """Yield a worker in this process. It changes PyTorch's choice of algorithms, which is reset afterwards."""
+    """Yield a worker in this process. PyTorch's choice of deterministic algorithms, which the worker changes, is reset
+    afterwards.
+    """
     yield LearnerWorker.open({"settings": settings.model_dump(mode="json"), "run_dir": str(tmp_path)})
     torch.use_deterministic_algorithms(False)
 
 
 def ask(worker: LearnerWorker, command: str, **fields: object) -> list[Frame]:
-    """Return all answers to a command, after the files that it writes are complete."""
+    """Return all answers to a command, once the files that it writes are complete."""
     answers: list[Frame] = []
     worker.handle(worker.admitted({"command": command, **fields}), answers.append)
     worker.close()
@@ -240,7 +242,7 @@ def test_a_refused_command_changes_nothing(worker: LearnerWorker, make_groups: M
 
 
 def test_nonfinite_weights_are_never_written(worker: LearnerWorker, make_groups: MakeGroups, tmp_path: Path) -> None:
-    """Such steps count as failed, and a restarted learner resumes from the step before."""
+    """Steps with such weights count as failed, and a restarted learner resumes from the step before."""
     answers: list[Frame] = []
     for step, rate in ((1, 1e-3), (2, float("inf"))):
         groups = frames.pack_groups(make_groups(step))
@@ -257,8 +259,8 @@ def test_nonfinite_weights_are_never_written(worker: LearnerWorker, make_groups:
 def test_files_written_during_the_next_step_are_unchanged(
     settings: LearnerSettings, make_groups: MakeGroups, tmp_path: Path
 ) -> None:
-    """Files written during the next step must equal those of a learner that waits. Steps are reported after their files
-    are complete; computation is reported before any file exists.
+    """Files written during the next step must equal those of a learner that waits for them. Steps are reported as
+    computed before any file exists, and as done once their files are complete.
     """
     steps, told = (1, 2, 3), list[tuple[int, bool, int]]()
     computed: list[tuple[int, bool]] = []
@@ -294,7 +296,9 @@ def test_files_written_during_the_next_step_are_unchanged(
 
 
 def begun(worker: LearnerWorker, step: int, groups: Sequence[TrainingGroup], export_to: Path) -> list[Frame]:
-    """Return the answers to a step that was begun with groups held in memory, and their rewards added."""
+    """Return the answers to a step whose groups the worker already held without rewards; the rewards come with the
+    step.
+    """
     worker.hold({number: _unrewarded(frames.pack_group(group)) for number, group in enumerate(groups)})
     rewards = [[number, [rollout.reward for rollout in group.rollouts]] for number, group in enumerate(groups)]
     return ask(worker, "begin", step=step, rewards=rewards, let_go=[], export_to=str(export_to))
@@ -307,8 +311,8 @@ def _unrewarded(group: Frame) -> Frame:
 def test_an_unconfirmed_step_leaves_no_files(
     settings: LearnerSettings, make_groups: MakeGroups, tmp_path: Path
 ) -> None:
-    """The hub may not have stored its plan yet, so a begun step must leave no files. Once confirmed, it leaves those of
-    a step whose batch was known.
+    """Steps may begin before the hub has stored their plan, so they must leave no files until the hub confirms them.
+    Then the files equal those of a step trained in one command.
     """
     kept = {}
     for name in ("begun", "trained"):
@@ -326,7 +330,7 @@ def test_an_unconfirmed_step_leaves_no_files(
                 ask(worker, "train", step=step + 1, groups=frames.pack_groups(groups), export_to=None)
             worker.confirm(step)
             worker.close()
-            worker.confirm(step)  # A repeated confirmation must change nothing.
+            worker.confirm(step)
         kept[name] = [
             (run / file).read_bytes()
             for file in ("v2/" + WEIGHTS_FILE, f"checkpoints/step-000002/{checkpoint.OPTIMIZER}")
@@ -353,7 +357,6 @@ async def test_a_hub_that_dies_before_its_confirmation_leaves_no_step(
 
 
 def drawn(worker: LearnerWorker, command: str, **fields: object) -> dict[tuple[int, int], tuple[bytes, bytes]]:
-    """Return the tokens and log-probabilities of every sampled rollout, as bytes."""
     requests = [frames.pack_request(request(2, number)) for number in range(9)]
     rollouts = [f["rollout"] for f in ask(worker, command, groups=requests, **fields) if f["kind"] == "item"]
     return {

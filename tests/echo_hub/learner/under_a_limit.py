@@ -1,4 +1,4 @@
-"""Trains a step normally and with too little address space, in a separate process for `test_within_memory`.
+"""Trains a step normally, then with too little address space; runs in a separate process for `test_within_memory`.
 
 Usage: `python under_a_limit.py BASE_DIR RUN_DIR`; prints a JSON object.
 """

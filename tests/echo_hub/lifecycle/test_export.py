@@ -1,4 +1,4 @@
-"""A real adapter: trained by the real learner, exported, and evaluated while its run continues."""
+"""A real adapter is trained by the real learner, exported, and evaluated while its run continues."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def test_a_destination_that_cannot_be_made(run: RunDirectory, tmp_path: Path) ->
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
 def test_an_exported_adapter_finds_its_base_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs may name their base by a relative path. PEFT must load the exported adapter from any working directory, as
-    its README says.
+    """Runs may name their base by a relative path, but PEFT must load the exported adapter from any working directory,
+    as the README in the export says.
     """
     from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -132,8 +132,8 @@ def test_an_exported_adapter_names_its_base_for_peft(
 
 @pytest.mark.slow
 async def test_versions_are_evaluated_while_the_run_continues(tmp_path: Path) -> None:
-    """One step at an absurd learning rate ruins the base's additions, so that versions are told apart by their
-    accuracy.
+    """Train one step at an absurd learning rate, which ruins the base's additions, so that the accuracy tells the
+    versions apart.
     """
     directory = RunDirectory(tmp_path / "run")
     directory.root.mkdir()
@@ -155,7 +155,7 @@ async def test_versions_are_evaluated_while_the_run_continues(tmp_path: Path) ->
     learner = await Learner.start(settings, directory.root)
     try:
         await (await learner.train(1, [group], directory.adapter(1))).metrics()
-        # Works although the run's own learner holds the lock.
+        # This works although the run's own learner holds the lock.
         found = await evaluate_versions(CONFIG, directory, policy_versions=None)
         again = await evaluate_versions(CONFIG, directory, policy_versions=[1, 0])
     finally:

@@ -102,7 +102,7 @@ async def test_without_a_setting_nothing_is_removed(store: Store) -> None:
 
 
 def test_old_rows_are_removed_while_new_ones_are_written(store: Store) -> None:
-    """Two connections write at the same time, like two processes; no row may be lost."""
+    """Two connections write at the same time, as two processes do; no row may be lost."""
     for step in range(1, 41):
         train(store, step)
     store.prune(40)

@@ -33,8 +33,6 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def make(store: Store) -> Make:
-    """Return a function that makes a reader of the rollouts of a run with these settings and texts."""
-
     def made(texts: tuple[str, ...] = TEXTS, **objective: Any) -> RolloutReader:
         codec = codec_of_bytes()
         config = HubConfig(objective=ObjectiveConfig(**objective))

@@ -1,4 +1,6 @@
-"""Fine-tuning on demonstrations before a run, which then starts with the resulting adapter, exactly once."""
+"""Fine-tuning on demonstrations before a run, which then starts with the resulting adapter; repeating the command
+changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,6 @@ def trained(
     anew: bool = False,
     updates: int | None = None,
 ) -> sft.Finetuned | None:
-    """Train to the end, or stop after `updates` updates."""
     told: list[SftProgress] = []
     prepared = sft.prepare(directory, load_config(directory.config, {}), file, options)
     return sft.finetune(

@@ -1,4 +1,4 @@
-"""Several runs of one hub, with separate stores and processes, as their pages list each other."""
+"""Several runs of one hub, with separate stores and processes, list each other on their pages."""
 
 from __future__ import annotations
 

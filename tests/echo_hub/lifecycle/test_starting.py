@@ -1,4 +1,4 @@
-"""The adapter that a run starts from gets into its directory and its store, wherever the start is interrupted."""
+"""The adapter that a run starts from must get into the run's directory and store, wherever the start is interrupted."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from cryptography.x509.oid import NameOID
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """PEM files: a server's certificate and key, and the authority's certificate."""
+    """PEM files: a server's certificate and key, and the certificate of the authority."""
 
     authority: Path
     certificate: Path

@@ -39,7 +39,6 @@ class Hub:
         return f"{self.url}/announce/{self.tracker.passkey(f'{node_number:020x}')}"
 
     def offer(self, version: int, *, node_number: int = 1, keyframe: bool = False) -> ArtefactOffer:
-        """Return the offer for a node on this host."""
         return self.publisher.offer_for(
             version,
             node_id=f"{node_number:020x}",
@@ -85,7 +84,7 @@ def make_adapter(tmp_path: Path) -> Callable[[int], Path]:
 
 @pytest.fixture
 def model_dir(tmp_path: Path) -> Path:
-    """Return a base model's directory, which also holds some unrelated files."""
+    """Return the directory of a base model, which also holds files that nodes do not need."""
     directory = tmp_path / "model"
     directory.mkdir()
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):
@@ -113,7 +112,7 @@ async def open_swarm() -> AsyncIterator[SwarmOpener]:
 async def open_hub(
     open_swarm: SwarmOpener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Callable[[], Awaitable[Hub]]]:
-    """Return a function that opens the hub of one run directory; a further call restarts it."""
+    """Return a function that opens the hub of one run directory; a second call restarts it."""
     runners: list[web.AppRunner] = []
     memories: list[HostMemory] = []
 

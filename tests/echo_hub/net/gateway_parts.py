@@ -1,5 +1,5 @@
-"""A gateway (a hub's end of the nodes' connections) behind a real server, and nodes on real sockets,
-honest or hostile.
+"""A gateway (the hub's end of the nodes' connections) behind a real server, and nodes on real sockets, honest or
+hostile.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def revoked(lease_id: int) -> LeaseRevoked:
 
 
 class Book:
-    """Stands for the hub behind the gateway, and records all calls."""
+    """Stand-in for the hub behind the gateway; records all calls."""
 
     def __init__(self) -> None:
         self.joined: list[NodeInfo] = []
@@ -138,7 +138,7 @@ class Node:
         return challenge
 
     async def credentials(self, *, token: str | None = None) -> Credentials:
-        """Return fresh credentials; they open one websocket only."""
+        """Return fresh credentials, good for one websocket only."""
         hello = self.session.hello()
         challenge = await self.challenged(hello)
         proof = self.session.proof(name="n", invite_token=token, backend="torch", device="cpu", swarm_port=6881)
@@ -149,7 +149,7 @@ class Node:
         self.socket = await self._open_socket(credentials or await self.credentials())
 
     async def turned_away(self, credentials: Credentials) -> tuple[int, Refused]:
-        """Return the HTTP status and the refusal with which the hub answers in place of a websocket."""
+        """Return the HTTP status and the refusal that the hub answers instead of opening a websocket."""
         with pytest.raises(InvalidStatus) as caught:
             await self._open_socket(credentials)
         response = caught.value.response
@@ -185,7 +185,7 @@ class Node:
 def node_at(
     url: str, stack: AsyncExitStack, me: Identity | None = None, headers: Mapping[str, str] = {}, **options: Any
 ) -> Node:
-    """Return a node that connects to the hub or gateway at `url`; its connections are closed with `stack`."""
+    """Return a node that connects to the hub or gateway at `url`. Its connections are closed with `stack`."""
 
     async def open_socket(credentials: Credentials) -> ClientConnection:
         said = {"Authorization": credentials.header(), **headers}
@@ -207,7 +207,6 @@ class Hub:
     connect: Callable[..., Node]
 
     async def node(self) -> Node:
-        """Return a new node that has joined."""
         node = self.connect()
         assert isinstance(await node.join(), Welcome)
         return node
@@ -218,7 +217,6 @@ MakeHub = Callable[..., Awaitable[Hub]]
 
 @asynccontextmanager
 async def hubs() -> AsyncIterator[MakeHub]:
-    """Yield a function that makes hubs, which are closed at the end."""
     async with AsyncExitStack() as stack:
 
         async def make(**settings: Any) -> Hub:

@@ -1,6 +1,4 @@
-"""The web seed, which serves files by HTTP to nodes that no peer can serve; here to such a node and to
-a plain client.
-"""
+"""The web seed serves files by HTTP to nodes that no peer can serve; here to such a node and to a plain client."""
 
 import aiohttp
 import pytest
@@ -31,7 +29,7 @@ async def get(url: str, *, method: str = "GET", **headers: str) -> tuple[int, by
 
 
 def seed_url(hub, node_number: int = MEMBER) -> str:
-    """Return the web seed's address for this node, ending with a slash."""
+    """Return the web seed's address for this node, with a slash at the end."""
     return hub.url + hub.offer(1, node_number=node_number).web_seed_path
 
 
@@ -111,7 +109,7 @@ async def test_a_node_behind_any_nat_fetches_over_it(hub, published, open_swarm,
 
 
 class OneEach:
-    """Admits one request altogether."""
+    """Admits one request in total, and refuses all others."""
 
     def __init__(self) -> None:
         self.vouched: list[str] = []

@@ -1,6 +1,4 @@
-"""Carriers (encrypted packages of model files) on a real disk: how they are made, repaired, and removed
-if left over.
-"""
+"""Carriers (encrypted packages of model files) on a real disk: making them, repairing them, and removing leftovers."""
 
 import io
 import json

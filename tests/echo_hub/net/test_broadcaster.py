@@ -18,7 +18,7 @@ MakePush = Callable[[], FromHub | None]
 
 
 class Nodes:
-    """Stands for the gateway. Its nodes take every piece, relay it at once and report it."""
+    """Stand-in for the gateway, whose nodes take every piece, relay it at once and report it."""
 
     def __init__(self) -> None:
         self.connected: set[str] = set()

@@ -34,7 +34,7 @@ def trusting(files: Files) -> ssl.SSLContext:
 
 
 async def shown(port: int, files: Files) -> Any:
-    """Return the name in the certificate that the server shows on a new connection."""
+    """Return the common name in the certificate that the server presents on a new connection."""
     _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting(files))
     subject = dict(pair for part in writer.get_extra_info("peercert")["subject"] for pair in part)
     writer.close()
@@ -43,7 +43,7 @@ async def shown(port: int, files: Files) -> Any:
 
 
 def take(files: Files, over: Files) -> None:
-    """Replace `over` by `files` as a renewal does: one file, then the other."""
+    """Move the files of `over` to the paths of `files`, the certificate first and then the key, as a renewal does."""
     over.certificate.replace(files.certificate)
     over.key.replace(files.key)
 

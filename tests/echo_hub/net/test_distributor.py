@@ -1,5 +1,5 @@
-"""A distributor (it offers versions to nodes) with a real publisher, swarm and broadcaster; nodes are called without a
-network.
+"""A distributor (which offers versions to nodes) with a real publisher, swarm and broadcaster. Nodes are called
+directly, without a network.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def node_info(node_id: str, *, host: str = "192.0.2.7", mesh_port: int = 7000) -
 
 
 class Nodes:
-    """Records the messages to each node, and the hub's records without those of the base model."""
+    """Records the messages to each node, and the hub's records except those about the base model."""
 
     def __init__(self, published: Any, *, links_each: int = MAX_MESH, **settings: Any) -> None:
         self.hub = published
@@ -335,8 +335,8 @@ async def test_a_lent_version_stays_and_has_keyframes_too(nodes: Nodes, make_ada
 async def test_a_node_lent_a_delta_it_cannot_read_gets_the_keyframe(
     nodes: Nodes, make_adapter: Callable[[int], Path]
 ) -> None:
-    """New nodes may continue another node's prefix, for which they need an older version. Nodes that cannot apply the
-    delta must get the whole version (keyframe).
+    """New nodes may need an older version to continue another node's prefix. Nodes that cannot apply the delta must get
+    the whole version (keyframe).
     """
     await nodes.join("a")
     for version in (1, 2, 3):
@@ -404,7 +404,7 @@ async def test_a_keyframe_wanted_by_several_nodes_is_one_broadcast(
     await nodes.publish(1, make_adapter(1))
     await nodes.fetched("a", 1)
     await nodes.publish(2, make_adapter(2))
-    for node_id in "abc":  # Nodes already have both versions, so no transfer is in progress.
+    for node_id in "abc":  # All nodes already have both versions, so no transfer is running.
         for version in (1, 2):
             (info_hash,) = nodes.hub.publisher.info_hashes(version)
             await nodes.distributor.node_said(node_id, Have(info_hash=info_hash, pieces=(), wanted=False))
@@ -446,7 +446,6 @@ async def test_reports_of_unpublished_versions_are_ignored(nodes: Nodes) -> None
 
 async def test_nodes_hear_of_those_to_link_with(nodes: Nodes) -> None:
     def peers(node_id: str) -> dict[str, int] | None:
-        """Return the port by peer, for the peers that the node was told of."""
         said = nodes.of(node_id, Mesh)
         return {peer.node_id: peer.port for peer in said[-1].peers} if said else None
 

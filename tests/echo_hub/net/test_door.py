@@ -1,6 +1,4 @@
-"""Clients that the hub does not know connect to a real hub: without a proof of its key, a node gets an answer but no
-websocket.
-"""
+"""A node without a proof of its key gets an answer from a real hub, but no websocket."""
 
 from __future__ import annotations
 
@@ -300,7 +298,7 @@ async def test_guessing_tokens_delays_the_guesser_and_no_working_node(make_hub: 
 async def test_nodes_wait_for_their_turn_or_are_told_when_to_come(
     make_hub: MakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Joins per second are limited. A node whose turn would come later than nodes wait is told when to come again."""
+    """Joins per second are limited. A node whose turn comes too late for waiting is told when to come again."""
     monkeypatch.setattr(door, "MOST_WAITING", 0)
     hub = await make_hub(joins_per_s=0.01)
     await hub.node()

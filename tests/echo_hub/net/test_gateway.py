@@ -1,4 +1,4 @@
-"""A gateway behind a real server, and misbehaviour of nodes that have joined."""
+"""A gateway behind a real server, and nodes that misbehave after they have joined."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def test_messages_keep_their_order_both_ways(hub: Hub) -> None:
 
 
 async def test_messages_of_every_size_arrive_whether_they_are_queued_or_not(hub: Hub) -> None:
-    """Small messages that are queued behind others are sent together, which must not change or reorder any."""
+    """Small messages that wait behind others are sent together, which must not change or reorder any of them."""
     node = await hub.node()
     sizes = (0, 1, 3, 100, 2_000, 4_000, 1, 100)
     sent = [Receipts(receipts=(Receipt(rollout_id="1-0", state=ReceiptState.SCORED),) * size) for size in sizes]
@@ -148,7 +148,7 @@ async def send_nested_lists(node: Node) -> None:
 
 
 async def send_compressed(node: Node) -> None:
-    """Send a frame marked as compressed (RSV1), although compression was not agreed on."""
+    """Send a frame that is marked as compressed (RSV1), although compression was not agreed on."""
     node.socket.transport.write(b"\xc2\x81" + bytes(4) + b"x")
 
 
@@ -267,7 +267,7 @@ async def test_of_two_connections_at_once_one_stays(hub: Hub) -> None:
         await node.knock()
     await hub.book.until(lambda: len(hub.book.joined) == 2)
     hub.book.may_join.set()
-    # The losing connection may have got its Welcome first.
+    # The losing connection may have received its Welcome first.
     assert isinstance(await second.hear(), Welcome)
     last = await first.hear()
     refused = last if isinstance(last, Refused) else await first.refusal()
@@ -281,7 +281,7 @@ BIG = PolicyPublished(policy_version=1, offer=OFFER.model_copy(update={"torrent"
 
 
 async def deaf_node(hub: Hub) -> Node:
-    """Return a node that has joined and stops reading: messages to it fill the system's buffers."""
+    """Return a node that has joined but reads nothing, so that messages to it fill the system's buffers."""
     deaf = hub.connect(max_queue=1, max_size=None, compression=None)
     assert isinstance(await deaf.join(), Welcome)
     return deaf
@@ -328,7 +328,9 @@ async def test_a_node_that_never_reads_is_disconnected(
 
 
 class Pushes:
-    """Pieces for one node; keeps which of them are still useful and which were made."""
+    """Pieces for one node. `useful`: numbers of the pieces that the node still needs; `made`: those that the hub has
+    built.
+    """
 
     def __init__(self, hub: Hub, node: Node) -> None:
         self.useful = set(range(64))
@@ -340,7 +342,7 @@ class Pushes:
         return self._gateway.push(self._node_id, partial(self._make, number), rank)
 
     async def fill(self) -> None:
-        """Give the hub time to write until the system accepts no more."""
+        """Let the hub write until the system accepts no more."""
         idle_turns, made = 0, 0
         while idle_turns < 100:
             await asyncio.sleep(0)
@@ -353,7 +355,7 @@ class Pushes:
 
 
 async def clogged_node(hub: Hub) -> tuple[Node, Pushes]:
-    """Return a node that does not read, so that further pieces wait in the hub."""
+    """Return a node that does not read, and whose further pieces therefore wait in the hub."""
     node = await deaf_node(hub)
     pushes = Pushes(hub, node)
     assert all(pushes.push(number) for number in range(64))

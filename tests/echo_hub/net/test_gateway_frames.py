@@ -1,4 +1,6 @@
-"""New keys flood a hub with websocket frames of every kind on raw sockets. The hub must still answer others in time."""
+"""Nodes with new keys flood a hub with websocket frames of every kind on raw sockets. The hub must still answer others
+in time.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,7 @@ async def test_a_flooding_node_must_wait_before_it_reconnects(hub: Hub) -> None:
 
 
 async def test_frames_before_the_handshakes_answer_are_refused(hub: Hub) -> None:
-    """Bytes that come before the answer could make the hub misjudge where the following frames begin."""
+    """Bytes that come before the handshake's answer could make the hub misjudge where the following frames begin."""
     node = hub.connect()
     credentials = await node.credentials()
     head = (

@@ -1,4 +1,4 @@
-"""Versions that the hub keeps in shared memory, and which nodes are told of them."""
+"""Policy versions that the hub keeps in shared memory, and the nodes that are told of them."""
 
 from collections.abc import Iterator
 from pathlib import Path

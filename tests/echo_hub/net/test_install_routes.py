@@ -1,4 +1,4 @@
-"""Files for the installation of nodes: which ones the hub serves, to whom, and which ones never."""
+"""Install files for nodes: which files the hub serves, to which clients, and which files never."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ async def test_too_many_at_once_are_told_to_come_later(
         assert answer.status == 503 and answer.headers["Retry-After"] == "10"
         await slow.read()
     async with asyncio.timeout(60):
-        while (await client.head(address)).status == 503:  # noqa: ASYNC110 - nobody is told that an answer is sent.
+        while (await client.head(address)).status == 503:  # noqa: ASYNC110 - no event signals the answer.
             await asyncio.sleep(0)
 
 

@@ -1,4 +1,4 @@
-"""Limits of a real server, under thousands of incomplete requests, bodies that never come, and answers that are never
+"""A real server's limits against thousands of incomplete requests, bodies that never come, and answers that are never
 read.
 """
 
@@ -29,7 +29,7 @@ DEADLINE_S = 60.0
 HALF = b"GET /short HTTP/1.1\r\nHost: x\r\nX-Half:"
 WHOLE = b"GET /short HTTP/1.1\r\nHost: x\r\n\r\n"
 LARGE_BYTES = 28 * 2**20
-"""Exceeds the system's buffers for a connection without a reader."""
+"""More bytes than the system buffers for a connection without a reader."""
 
 
 class Client:
@@ -44,7 +44,6 @@ class Client:
         return self
 
     async def status(self) -> int:
-        """Read the next answer to its end, and return its status."""
         async with asyncio.timeout(DEADLINE_S):
             head = await self.reader.readuntil(b"\r\n\r\n")
             length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
@@ -61,7 +60,6 @@ class Client:
 
 
 async def turns() -> AsyncIterator[None]:
-    """Yield at every turn of the event loop, forever."""
     while True:
         yield await asyncio.sleep(0)
 
@@ -90,13 +88,15 @@ class Site:
                     return
 
     async def settled(self) -> None:
-        """Wait until the server has read all earlier requests, which is so when a later request is answered."""
+        """Wait until the server has read all earlier requests: it has when it answers a later one."""
         async with aiohttp.ClientSession(self.server.url) as http, http.get("/short") as answer:
             assert answer.status == 200
         await self.until(lambda: all(one.transport is not None for one in self.limits._all))
 
     def after(self, seconds: float) -> None:
-        """Advance the clock and check deadlines, in two steps, so that the server sees progress made in between."""
+        """Advance the clock by `seconds` and check deadlines, in two steps, so that the server sees progress made in
+        between.
+        """
         for _ in range(2):
             self.at += seconds / 2
             self.limits.sweep()
@@ -456,7 +456,6 @@ async def test_requests_have_a_rate_and_those_of_nodes_do_not_count(serving: Any
 
 @pytest.fixture
 def tls(tmp_path: Path) -> tuple[ssl.SSLContext, dict[str, str]]:
-    """Return a client's TLS context, and the settings of the server that it trusts."""
     authority = Authority(tmp_path)
     files = authority.server()
     trusting = ssl.create_default_context(cafile=str(authority.path))
@@ -522,7 +521,7 @@ async def test_of_handshakes_under_way_the_oldest_makes_room(
         half, other = await site.client(), await site.client()
         await site.until(lambda: len(site.limits._under_way) == 2)
         async with aiohttp.ClientSession() as http:
-            for _ in range(4):  # All of them on one connection: a finished request must not count any more.
+            for _ in range(4):  # All four requests use one connection, so a finished request must not count any more.
                 async with http.get(f"{site.server.url}/short", ssl=context) as answer:
                     assert answer.status == 200
             await half.ended()

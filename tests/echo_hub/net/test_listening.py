@@ -1,4 +1,4 @@
-"""A listening socket closes connections above the allowed rate before the server keeps any state for them."""
+"""A listening socket must close connections above the allowed rate before the server keeps any state for them."""
 
 from __future__ import annotations
 

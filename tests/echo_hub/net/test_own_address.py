@@ -1,4 +1,4 @@
-"""The address of the hub that it tells to others."""
+"""The address under which others reach the hub."""
 
 from __future__ import annotations
 

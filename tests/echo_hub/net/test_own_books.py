@@ -43,7 +43,7 @@ WANTED = encode(ReceiptsWanted(rollout_ids=("1-0", "1-1")))
 
 
 class Asked:
-    """Stands for the hub's records, and keeps the requests to them."""
+    """Stand-in for the hub's records; keeps the requests to them."""
 
     def __init__(self) -> None:
         self.me = Identity.generate()
@@ -68,7 +68,7 @@ class Asked:
     async def answer(
         self, path: str, body: bytes | None, *, me: Identity, token: str | None = None
     ) -> tuple[int, bytes]:
-        """Send the request first without, then with the node's proof; return the second status and body."""
+        """Send the request twice, first without and then with the node's proof; return the second status and body."""
         session = NodeSession(me=me, pinned_hub_key=self.me.public_key, software_version="1", nonce=bytes(32))
         hello = session.hello()
         status, headers, _ = await self.once(path, b"", Credentials(hello=hello))

@@ -1,4 +1,6 @@
-"""Nodes may change their address now and then. Passkeys used from many addresses at once were shared."""
+"""A node has few addresses, which may change now and then. A passkey used from many addresses was shared, so further
+addresses are refused.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Publishing into real swarms, and opening the run again after a stop at any point."""
+"""Publishing into real swarms, and reopening the run after a stop at any point."""
 
 import asyncio
 import random
@@ -242,7 +242,7 @@ async def test_barring_a_node_seals_later_versions_with_a_key_it_lacks(open_hub,
 async def test_a_node_barred_during_sealing_cannot_read_the_version(hub, make_adapter, tmp_path) -> None:
     (before,) = hub.publisher.run_keys()
     publishing = asyncio.create_task(hub.publisher.publish_policy(1, make_adapter(1)))
-    await asyncio.sleep(0)  # Sealing, with the old key, is now in progress on a thread.
+    await asyncio.sleep(0)  # A thread now encrypts the version with the old key.
     assert hub.publisher.bar({"a"})
     await publishing
     (after,) = hub.publisher.run_keys()

@@ -1,4 +1,6 @@
-"""The BitTorrent tracker: its state alone, and real clients (libtorrent, aiohttp, and aria2 as an independent one)."""
+"""The BitTorrent tracker: its state alone, and with real clients (libtorrent, aiohttp, and aria2 as an independent
+one).
+"""
 
 import asyncio
 import ipaddress
@@ -363,8 +365,8 @@ async def test_the_tracker_alone_brings_two_nodes_together(hub, make_adapter, op
 
 
 async def aria2(torrent: bytes, announce_url: str, directory: Path, *, patience_s: int) -> int:
-    """Run aria2, which knows no peers but this tracker's, and return its exit status. It gives up after `patience_s`
-    without data.
+    """Run aria2, which knows only this tracker's peers, and return its exit status. It gives up after `patience_s`
+    seconds without data.
     """
     file = directory.with_suffix(".torrent")
     file.write_bytes(bencode.encode({**bencode.decode(torrent), "announce": announce_url}))

@@ -16,7 +16,6 @@ NUMBER = 10
 
 @pytest.fixture
 def readable() -> Iterator[list[socket.socket]]:
-    """Yield sockets that each have a byte to read."""
     with ExitStack() as stack:
         found = []
         for _ in range(NUMBER):

@@ -13,7 +13,7 @@ SOON = 1e9
 
 
 def queue(items: str) -> FairQueue[str]:
-    """Return a queue of these items. An item's first character is its place: each place gets turns in rotation."""
+    """Return a queue of these items. The first character of an item is its place; places get turns in rotation."""
     made: FairQueue[str] = FairQueue()
     for item in items.split():
         made.put(item[0], item)

@@ -1,5 +1,3 @@
-"""A webhook receiver: a real HTTP server on this machine."""
-
 from __future__ import annotations
 
 import asyncio
@@ -13,7 +11,9 @@ from aiohttp.test_utils import TestServer
 
 @dataclass(slots=True)
 class Hook:
-    """Answers with the statuses in `answers`, then with 204. Status 0: wait until `end` is set, then answer 410."""
+    """A webhook receiver that answers with the statuses in `answers`, then with 204. Status 0 means: wait until `end`
+    is set, then answer 410.
+    """
 
     answers: list[int] = field(default_factory=list)
     got: list[tuple[bytes, dict[str, str]]] = field(default_factory=list)

@@ -34,8 +34,6 @@ async def running(alerts: Alerts) -> AsyncIterator[None]:
 
 
 class Told:
-    """Stands for the run's description in an alert."""
-
     def __init__(self, about: AboutRun) -> None:
         self._about = about
 

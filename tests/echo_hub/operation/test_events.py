@@ -35,8 +35,8 @@ def test_a_level_is_a_severity(level: int, severity: Severity) -> None:
 
 
 def test_strangers_texts_are_safe_to_store_and_show() -> None:
-    """Texts from other machines: databases reject NUL and unpaired surrogates, JSON has no infinity, and terminals obey
-    control characters.
+    """Texts come from other machines: databases reject NUL and unpaired surrogates, JSON has no infinity, and terminals
+    obey control characters.
     """
     extra = {
         "subject": "s" * 100,
@@ -61,8 +61,8 @@ def test_every_decision_on_a_node_has_a_line(decision: Decision) -> None:
 
 
 def test_the_hubs_log_lines_use_every_event_kind() -> None:
-    """Log calls name event kinds as plain strings, to avoid an import in every module. So no type checker compares them
-    with the enumeration.
+    """Log calls name event kinds as plain strings, so that modules need no import. So no type checker compares the
+    names with the enumeration.
     """
     sources = [path.read_text(encoding="utf-8") for path in HUB.rglob("*.py")]
     named = {kind for text in sources for kind in re.findall(r'"event": "(\w+)"', text)}

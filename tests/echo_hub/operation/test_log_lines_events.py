@@ -7,8 +7,6 @@ from echo_shared.records.run import RunEvent, Severity
 
 
 class Noted:
-    """Collects events."""
-
     def __init__(self, events: list[RunEvent]) -> None:
         self._events = events
 

@@ -45,7 +45,7 @@ class Run:
         return self.seen
 
     async def steps(self, since: int) -> Sequence[StepRecord]:
-        """Return at most three steps, as a store does with long answers."""
+        """Return at most three steps, as a store limits long answers."""
         if self.fails:
             raise StorageError("The hub's database cannot be read.")
         return [

@@ -1,5 +1,3 @@
-"""Alerts posted to a real server."""
-
 from __future__ import annotations
 
 import asyncio

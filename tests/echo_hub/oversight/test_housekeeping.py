@@ -52,8 +52,6 @@ class Barred:
 
 
 class Published:
-    """Stands for a coordinator that has published version 4."""
-
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
 

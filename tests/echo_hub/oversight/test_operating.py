@@ -1,5 +1,5 @@
-"""How parts of the hub watch and report, with a real store and a real webhook receiver; `test_hub`
-tests the whole hub.
+"""Watching and reporting by parts of the hub, with a real store and a real webhook receiver; `test_hub` tests the whole
+hub.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ VIEW = RunView(
 
 
 class Pages:
-    """Stands for the pages: a scripted view of the run, and the state of this moment."""
+    """Stand-in for the pages: a scripted view of the run, and its state at this moment."""
 
     class Server:
         url = "http://hub"

@@ -1,5 +1,5 @@
 """The desk, which carries out operators' actions, over a real coordinator, driver and store. The outcome of an action
-survives the hub.
+must survive the hub.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ async def test_an_action_without_undo_is_reported(hub: Hub) -> None:
 
 @pytest.mark.parametrize("action", TABLE)
 def test_every_action_is_done_by_exactly_one_part(action: str) -> None:
-    """Actions without a part would do nothing; actions of two parts would happen twice. Parts: coordinator, store, or
-    hub parts in `_do` and `_begin`.
+    """Every action has exactly one part that does it: the coordinator, the store, or the hub itself (`_do` and
+    `_begin`). Two parts would do it twice.
     """
     given = {
         **{name: {"value": 1} for name in ("max_staleness", "publish_every", "learning_rate", "spend_cap_per_hour")},

@@ -1,4 +1,4 @@
-"""Who may use which route of a real hub."""
+"""Routes of a real hub: those in `PUBLIC` need no login, all others need the operator's."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def test_a_backup_and_its_copy_are_readable_only_by_the_owner(tmp_path: Path) ->
 
 
 def test_the_database_copy_is_consistent(tmp_path: Path) -> None:
-    """Hubs write during the backup. Two rows changed together must be equal in the copy."""
+    """Two rows that the hub changes together during the backup must be equal in the copy."""
     directory = make_run(tmp_path / "run")
     stop = threading.Event()
 

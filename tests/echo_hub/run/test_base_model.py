@@ -29,7 +29,6 @@ TEMPLATE = (
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """Return a copy of builtin:tiny that a test may change."""
     return Path(shutil.copytree(resolve_base("builtin:tiny"), tmp_path / "model"))
 
 
@@ -91,7 +90,7 @@ def test_an_observation_is_the_templates_text_between_two_replies(model: Path) -
     turns = [{"role": "user", "content": "guess"}, {"role": "assistant", "content": "42"}]
     whole = reference.apply_chat_template([*turns, {"role": "user", "content": "more"}], add_generation_prompt=True)
     reply = reference.encode("42")
-    for drawn in ([*reply, eos], reply):  # The completion ends with a stop token, or is truncated without one.
+    for drawn in ([*reply, eos], reply):  # The completion ends with a stop token, or was truncated before one.
         between = observation(codec, "more", after=drawn[-1])
         assert [*prompt.tolist(), *drawn, *between.tolist()] == whole["input_ids"]
     assert observation(codec, "more", after=7).tolist()[0] == eos
@@ -125,7 +124,7 @@ CHATML = (
 
 @pytest.fixture
 def chat_model(model: Path) -> Path:
-    """Return the builtin model with the tokenizer of a typical chat model: single bytes, two special tokens, ChatML."""
+    """Return the builtin model with a tokenizer as chat models have it: single bytes, two special tokens, ChatML."""
     tokenizer = Tokenizer(
         models.BPE(vocab={c: n for n, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}, merges=[])
     )
@@ -403,7 +402,7 @@ def test_a_malformed_id_is_refused_before_any_connection() -> None:
 
 
 def run_offline(code: str, hub_home: Path) -> str:
-    """Run `code` in a process that knows the model hub only by the cache in `hub_home`, and return its output."""
+    """Run `code` in a process that can use only the Hugging Face cache in `hub_home`, and return its output."""
     environment = {**os.environ, "HF_HOME": str(hub_home), "HF_HUB_OFFLINE": "1"}
     environment.pop("HF_HUB_CACHE", None)
     done = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""The built-in model `builtin:small` must solve new problems of each task sometimes, but not always, so that training
+"""The built-in model `builtin:small` must solve new problems of each task sometimes but not always, so that training
 can improve it.
 """
 
@@ -28,7 +28,7 @@ PROBLEMS = 32
 
 
 class Sampler:
-    """Samples at temperature 1, all prompts in one batch."""
+    """Samples completions at temperature 1, for all prompts in one batch."""
 
     def __init__(self, config: HubConfig) -> None:
         torch.set_num_threads(1)
@@ -57,7 +57,7 @@ class Sampler:
 
 
 def is_solved(task: Environment, problem: Problem, sampler: Sampler) -> bool:
-    """Play one episode; return True if it ends with the highest reward."""
+    """Play one episode; return True if it ends with reward 1."""
     ids = sampler.codec.encode_prompt(problem.prompt)
     replies: list[str] = []
     while True:

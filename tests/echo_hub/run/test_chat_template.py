@@ -72,9 +72,7 @@ USER = {"role": "user", "content": "Go on, (echo:reply 0)!"}
 
 
 def tokenizer_of(source: str) -> Tokenizer:
-    """Return a tokenizer of bytes with the template's special tokens. It has one merge that crosses the
-    end of a reply.
-    """
+    """Return a tokenizer of bytes with the template's special tokens. Its only merge crosses the end of a reply."""
     vocabulary = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocab={**vocabulary, "ĊĊ": len(vocabulary)}, merges=[("Ċ", "Ċ")]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -101,9 +99,7 @@ def chat_of(codec: PromptCodec) -> ChatTemplate:
 )
 @pytest.mark.parametrize("reply", ["42", "Let me see:\n\n<tool_call>{}</tool_call>"])
 def test_ids_between_two_replies_equal_the_templates(source: str, answers: list[Message], reply: str) -> None:
-    """Prompt, reply and answer are encoded one after the other. Together they must have the ids of the whole
-    conversation.
-    """
+    """Prompt, reply and answer are encoded one by one. Together they must have the ids of the whole conversation."""
     codec = codec_of(source).with_tools([TOOL])
     tokenizer = tokenizer_of(source)
     whole = chat_of(codec).render(
@@ -113,9 +109,9 @@ def test_ids_between_two_replies_equal_the_templates(source: str, answers: list[
     prompt = codec.encode_prompt("12 * 34?").tolist()
     drawn = tokenizer.encode(reply, add_special_tokens=False).ids
     expected = tokenizer.encode(before + reply + after, add_special_tokens=False).ids
-    for ended in ([*drawn, *codec.stop_ids], drawn):  # The reply ends with its stop token, or is truncated.
+    for ended in ([*drawn, *codec.stop_ids], drawn):  # The reply ends with its stop token, or was truncated.
         between = codec.encode_answer(answers, after=ended[-1]).tolist()
-        # Mistral's template begins a reply with a blank, which the model has to sample.
+        # Mistral's template begins a reply with a blank, which the model samples.
         lead = tokenizer.encode(" ", add_special_tokens=False).ids if source == MISTRAL else []
         assert [*prompt, *lead, *ended, *between] == expected
 

@@ -1,4 +1,4 @@
-"""A demonstration has exactly the ids that the hub would send and a node would sample for this conversation."""
+"""A demonstration must have exactly the ids that the hub would send and a node would sample for this conversation."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""A GGUF file given as the base model (model.base)."""
-
 from __future__ import annotations
 
 import os

@@ -1,4 +1,4 @@
-"""A run's keys on a real disk: which ones a restart keeps, and what makes a new one necessary."""
+"""A run's keys on a real disk: those that a restart keeps, and what makes a new key necessary."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def test_a_run_without_its_own_key_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such users")
 def test_unreadable_directories_next_to_a_run_are_ignored() -> None:
-    """Runs may lie in a directory like /tmp, next to directories that their user cannot read."""
+    """Runs may lie in a directory like /tmp, next to directories that the hub's user cannot read."""
     with tempfile.TemporaryDirectory(dir="/tmp") as place:
         run, beside, closed = (RunDirectory(Path(place) / name) for name in ("run", "beside", "closed"))
         make_run(run, load_config(None, {}))
@@ -44,7 +44,7 @@ def test_unreadable_directories_next_to_a_run_are_ignored() -> None:
         closed.root.mkdir()
         closed.root.chmod(0)
         is_root = os.geteuid() == 0
-        if is_root:  # Root can read every directory, so the test goes on as another user.
+        if is_root:  # Root can read every directory, so the test continues as another user.
             for path in (Path(place), *Path(place).glob("[rb]*"), *Path(place).glob("[rb]*/*")):
                 os.chown(path, NOBODY, NOBODY)
             os.seteuid(NOBODY)

@@ -1,4 +1,4 @@
-"""Adapters from other sources, given as a run's start."""
+"""Adapters from other sources that a run starts from."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""Chat templates in each of the file layouts that Hugging Face models have."""
-
 from __future__ import annotations
 
 import json

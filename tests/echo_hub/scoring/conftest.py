@@ -1,5 +1,3 @@
-"""Scoring processes for a task that the test writes."""
-
 from __future__ import annotations
 
 import os
@@ -105,8 +103,8 @@ def make(options):
 
 
 def pool_processes(hub: psutil.Process | None = None) -> list[psutil.Process]:
-    """Return the scoring processes (or their wardens, the parents that end them) directly below a hub's process, by
-    default this one.
+    """Return the scoring processes directly below a hub's process, by default this one. Where a scoring process has a
+    warden (a parent that ends its children), return the warden.
     """
     children = (hub or psutil.Process()).children()
     return [child for child in children if any(part.startswith("echo_hub.scoring.") for part in child.cmdline())]
@@ -118,7 +116,7 @@ Opens = Callable[..., AbstractAsyncContextManager[ScoringPool]]
 @pytest.fixture
 def numbers_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opens:
     """Return a function that opens a pool of scoring processes with the task `NUMBERS`. Keyword arguments are settings
-    of the task; `ray` is the section for a pool in a Ray cluster.
+    of the task; `ray` holds the settings for a pool in a Ray cluster.
     """
     (tmp_path / "numbers_task.py").write_text(NUMBERS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)

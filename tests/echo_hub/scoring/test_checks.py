@@ -67,7 +67,7 @@ def test_payloads_that_no_honest_backend_sends_are_refused(bad: RolloutPayload, 
 
 
 def test_the_chance_by_hand() -> None:
-    """Given a vocabulary of V = 1, each token's summed number is its negative log-probability."""
+    """With a vocabulary of one token, each token's excess is its negative log-probability."""
     one = np.array([-30.0], np.float32)
     assert log_chance(one, 1) == pytest.approx(-30 + np.log(2) + np.log(2))
     two = np.array([-30.0, -20.0, 0.0, 0.0], np.float32)
@@ -90,7 +90,9 @@ def test_a_fair_draw_passes_at_any_temperature_vocabulary_and_length(
 
 
 def test_the_worst_honest_model_is_refused_within_the_bound() -> None:
-    """Bounds on honest claims must hold at every length, even for the worst honest model: exponential excesses."""
+    """Bounds must hold at every length, even for the worst honest model, whose excesses have an exponential
+    distribution.
+    """
     rng = np.random.default_rng(1)
     below = [
         sum(log_chance(-rng.standard_exponential(length).astype(np.float32), 1) < np.log(0.05) for _ in range(2_000))
@@ -101,8 +103,8 @@ def test_the_worst_honest_model_is_refused_within_the_bound() -> None:
 
 
 def test_the_claims_that_a_forger_needs_are_refused() -> None:
-    """Forgers of outcomes need claims like these: with the built-in vocabulary, two digits at -19.5 nats or sixteen
-    tokens at -10; with a large one, eight at -20.
+    """Claims that forge an outcome: with the built-in vocabulary, two digits at -19.5 nats or sixteen tokens at -10;
+    with a large one, eight tokens at -20.
     """
 
     def refused(logprob: float, count: int, vocabulary: int) -> bool:

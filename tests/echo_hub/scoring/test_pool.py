@@ -55,7 +55,7 @@ async def test_results_come_in_the_order_of_the_calls(numbers_pool: Opens) -> No
 
 
 async def test_invalid_rewards_are_errors_in_training_and_evaluation(numbers_pool: Opens) -> None:
-    """Invalid: inf, 1e30, text, None, a value below the lowest one, and NaN. True counts as 1."""
+    """Invalid are inf, 1e30, text, None, a value below the lowest reward, and NaN. True counts as 1."""
     texts = ["1", "2", "3", "5", "6", "14", "4", "50"]
     async with numbers_pool(scorer_processes=1) as pool:
         for method in ("respond", "heldout_respond"):
@@ -150,7 +150,7 @@ async def test_each_failure_is_reported_and_is_that_calls_alone(numbers_pool: Op
 async def test_an_out_of_memory_kill_is_detected_by_the_kernels_counter(
     numbers_pool: Opens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SIGKILL alone does not tell who sent it. The kernel's count of such kills, before and after, does."""
+    """SIGKILL does not tell who sent it. The kernel's count of out-of-memory kills, before and after, does."""
     memory = "The scorer's process was killed, most likely because the machine ran out of memory."
     other = "The scorer's process was killed, and not for its memory."
     counts = iter([0, 1, 7, 7, None, None])
@@ -189,7 +189,7 @@ async def test_calls_run_in_other_processes_without_torch(numbers_pool: Opens) -
         assert pid != os.getpid()
         assert not [each.path for each in psutil.Process(pid).memory_maps() if "libtorch" in each.path]
 
-        # A process that dies with nothing to do costs no call.
+        # The death of an idle process costs no call.
         processes = [process, *process.children()]
         processes[-1].kill()
         await asyncio.to_thread(psutil.wait_procs, processes, 20)
@@ -248,7 +248,7 @@ def make(options):
 
 
 class Service:
-    """Answers once `size` requests are waiting; never answers `/17`."""
+    """A web service that answers once `size` requests wait at the same time, and never answers `/17`."""
 
     def __init__(self, size: int) -> None:
         self.size, self.at_once, self.most = size, 0, 0

@@ -72,7 +72,7 @@ def test_held_out_problems_are_scored_in_order(codec: PromptCodec) -> None:
 
 
 class Count:
-    """An environment that answers every turn with `?`, until the turn that the problem names."""
+    """An environment that answers every turn with `?` until the turn that the problem names."""
 
     name = "count"
     reward_bounds = (0.0, 4.0)

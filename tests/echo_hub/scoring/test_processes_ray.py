@@ -1,4 +1,4 @@
-"""Scorers in a Ray cluster of two real raylets give the answers of local ones, whichever process is killed."""
+"""Scorers in a Ray cluster of two real raylets must give the answers of local ones, whichever process is killed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def rewards(pool: ScoringPool, *numbers: int) -> list[Any]:
 
 
 def started(command: list[str]) -> subprocess.Popen[str]:
-    """Start a process, and return it when it has printed "ready", possibly after lines of Ray."""
+    """Start a process, and return it once it has printed "ready", maybe after lines of Ray."""
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     if "ready\n" not in process.stdout:  # This reads lines up to "ready".
@@ -63,7 +63,7 @@ async def test_each_way_a_scorer_ends_is_reported_like_a_local_one(numbers_pool:
 
 async def test_each_call_gets_its_own_result_despite_kills(numbers_pool: Opens, cluster: RayCluster) -> None:
     on_other = {"address": cluster.address, "scorer_resources": {"other": 1}}
-    # Busy machines may delay a scorer by seconds while another raylet starts.
+    # A busy machine may delay a scorer by seconds while another raylet starts.
     async with numbers_pool(ray=on_other, scorer_processes=2, scorer_timeout_s=WITHIN_S) as pool:
         assert await rewards(pool, *MANY) == right(MANY)
         await until(lambda: len(cluster.actors()) == 2)
@@ -138,8 +138,8 @@ sys.stdin.read()
 
 
 async def test_only_the_actor_of_an_earlier_hub_is_ended(numbers_pool: Opens, cluster: RayCluster) -> None:
-    """Earlier hubs may be dead or cut off while their driver lives on: their actor must end, and actors of other runs
-    must not.
+    """Earlier hubs of the run may be dead or cut off while their driver lives on: their actors must end, actors of
+    other runs must not.
     """
     drivers = []
     for namespace in ("echo", "elsewhere"):

@@ -29,8 +29,6 @@ from tests.echo_hub.scoring.conftest import Opens
 
 
 class Bench:
-    """A scorer, with committed rollouts in a dictionary."""
-
     def __init__(self, pool: ScoringPool) -> None:
         self.codec = PromptCodec.load(resolve_base("builtin:tiny"))
         self.committed: dict[str, ScoringJob] = {}
@@ -67,7 +65,6 @@ class Bench:
         return [self.committed[each] for each in rollout_ids if each in self.committed]
 
     async def judge(self, count: int) -> list[Verdict]:
-        """Run the scorer until it has given `count` verdicts."""
         running = asyncio.create_task(self.scorer.run())
         async with asyncio.timeout(60):
             while len(self.verdicts) < count:
@@ -99,7 +96,7 @@ async def test_it_is_behind_until_there_are_verdicts(bench: Bench, monkeypatch: 
     for number in range(3):
         assert not bench.backlog.is_far
         bench.commit(f"1-{number}", "30")
-    bench.scorer.submit("1-3")  # The rollout was dropped before the scorer read it.
+    bench.scorer.submit("1-3")  # The rollout was dropped before the scorer could read it.
     assert bench.backlog.is_far
     await bench.judge(3)
     for number in range(4, 6):

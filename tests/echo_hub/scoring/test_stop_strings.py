@@ -110,7 +110,7 @@ def test_a_stop_at_a_missing_stop_string_is_refused() -> None:
         vocabulary_size=CODEC.num_ids, max_tokens=9, stop_ids=frozenset({END}), stop_strings=stops("c")
     )
     check_payload(stops("c").arrived(arrived(ids("abcdefghi"))).payload, bounds)
-    for text in ("abd", "acb"):  # A node would have cut the second text at its stop string.
+    for text in ("abd", "acb"):  # A node would have cut the second text earlier, at its stop string.
         payload = RolloutPayload(
             completion_ids=ids(text),
             behavior_logprobs=np.full(3, -0.5, np.float32),

@@ -142,7 +142,7 @@ def test_a_line_of_megabytes_is_passed_over_at_once(codec: PromptCodec, tmp_path
 def test_a_problem_that_is_no_text_is_skipped_and_reported(
     said: str, codec: PromptCodec, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Code of a task may return text that cannot be encoded, here at some seeds. That must not stop the run."""
+    """Code of a task may return text that cannot be encoded, here for some seeds. That must not stop the run."""
     sample = ArithmeticTask.sample
     broken = lambda self, seed: Problem(prompt=said) if seed % 3 else sample(self, seed)  # noqa: E731
     monkeypatch.setattr(ArithmeticTask, "sample", broken)

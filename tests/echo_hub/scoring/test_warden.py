@@ -1,5 +1,5 @@
-"""Scorers may start processes in separate sessions. These must end with the scoring process, whether its parent lives
-or not.
+"""Processes that a scorer has started, even in separate sessions, must end with the scoring process, whether the
+scoring process's parent lives or not.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Started = Callable[[], list[psutil.Process]]
 
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[Started]:
-    """Yield a function that lists the processes that scorers started. After the test, all of them are killed."""
+    """Yield a function that lists the processes that scorers have started; after the test, these are killed."""
 
     since = time.time() - 1.0
 
@@ -40,7 +40,7 @@ def started(tmp_path: Path) -> Iterator[Started]:
         for pid in written.read_text().split() if written.exists() else []:
             try:
                 process = psutil.Process(int(pid))
-                if process.create_time() >= since:  # Otherwise the number belongs to a newer process by now.
+                if process.create_time() >= since:  # Otherwise the pid belongs to a newer process.
                     processes.append(process)
             except psutil.NoSuchProcess:
                 pass  # The process has ended.
@@ -74,8 +74,8 @@ async def test_a_killed_calls_processes_are_all_ended(numbers_pool: Opens, start
 
 
 async def test_a_scorer_or_warden_killed_from_outside_takes_its_children(numbers_pool: Opens, started: Started) -> None:
-    """A killed warden (the parent that ends a scorer's processes) takes the scoring process with it by the kernel's
-    parent death signal.
+    """If the warden (the parent that ends a scorer's processes) is killed, the kernel's parent death signal ends the
+    scoring process.
     """
     async with numbers_pool(scorer_processes=1) as pool:
         for whose in ("scorer", "warden"):
@@ -110,7 +110,7 @@ asyncio.run(main())
 
 
 async def test_a_killed_hub_leaves_no_scoring_process(numbers_pool: Opens, started: Started, tmp_path: Path) -> None:
-    """Scorers are busy when the hub is killed. They must end long before their own time limit."""
+    """Scorers that are busy when the hub is killed must end long before their own time limit."""
     hub = await asyncio.create_subprocess_exec(
         sys.executable, "-c", HUB, str(tmp_path), "17", stdout=asyncio.subprocess.PIPE
     )

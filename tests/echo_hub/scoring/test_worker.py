@@ -16,7 +16,6 @@ from echo_shared.process.child import Child
 
 @asynccontextmanager
 async def worker(tmp_path: Path, *, content_hash: str = "", **settings: Any) -> AsyncIterator[Child]:
-    """Start a scoring process with the run's settings."""
     config = HubConfig.model_validate({"evaluation": {"problems": 2}, **settings})
     child = await Child.start("echo_hub.scoring.worker", name="scoring", log=tmp_path / "scorer.log")
     try:

@@ -1,4 +1,6 @@
-"""The whole hub in this process, on an open port: how its parts are connected. Whole runs are in tests/end_to_end."""
+"""The whole hub in this process, on an open port; tests how its parts are connected. Whole runs are in
+tests/end_to_end.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,7 @@ async def test_a_colocated_run_goes_from_its_start_to_its_end(tmp_path: Path) ->
 
 @pytest.mark.slow
 async def test_after_a_restart_scored_rollouts_are_not_judged_again(tmp_path: Path, endpoint: FakeEndpoint) -> None:
-    """The judge fails after four verdicts. The hub reports this and is restarted; later it must ask only for missing
+    """After four verdicts the judge fails. The hub reports this and is restarted; then it must request only the missing
     verdicts.
     """
     judges = {"style": {"kind": "llm", "url": endpoint.url, "model": "m", "concurrency": 1}}
@@ -92,7 +94,7 @@ async def test_after_a_restart_scored_rollouts_are_not_judged_again(tmp_path: Pa
     async with open_hub(config, directory) as hub:
         serving = asyncio.create_task(hub.serve())
         async with asyncio.timeout(120):
-            while not any("The judge style" in said for said in hub.pages.health().reasons):  # noqa: ASYNC110 - as polled.
+            while not any("The judge style" in said for said in hub.pages.health().reasons):  # noqa: ASYNC110 - health is polled.
                 await asyncio.sleep(0.05)
         assert "(status 503: 'not now')" in hub.pages.health().reasons[0]
         view = await hub.pages.run_view()
@@ -120,7 +122,6 @@ async def test_after_a_restart_scored_rollouts_are_not_judged_again(tmp_path: Pa
 
 
 def events(directory: RunDirectory) -> list[RunEvent]:
-    """Return the run's events, oldest first."""
     store = Store.open(directory.database_url)
     try:
         return store.read(read_events, EventFilter(), 1_000)[::-1]

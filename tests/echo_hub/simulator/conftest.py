@@ -1,5 +1,3 @@
-"""Small simulated worlds, made from settings."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -22,7 +20,6 @@ EVEN: dict[str, dict[str, Any]] = {
 
 
 def even(**sections: dict[str, Any]) -> Scenario:
-    """Return the scenario of this world, with some settings changed."""
     names = EVEN.keys() | sections.keys()
     return Scenario.model_validate({name: {**EVEN.get(name, {}), **sections.get(name, {})} for name in names})
 
@@ -40,5 +37,4 @@ def scenario_of() -> Callable[..., Scenario]:
 
 @pytest.fixture
 def simulated() -> Callable[..., tuple[World, SimulationReport]]:
-    """Return a function that simulates this world, with some settings changed."""
     return lambda **sections: ran(even(**sections))

@@ -1,4 +1,4 @@
-"""What a simulation counts, from the coordinator's records."""
+"""Counts of a simulation, from the coordinator's records."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_staleness_is_counted_after_the_warm_up_by_group_and_by_token() -> None:
         accounts.receive(received("1-1", *(max(0, version) for version in (step - 3, step - 2, step - 2, step - 1))))
         accounts.plan(plan(step, *staleness))
     assert (accounts.planned, accounts.planned_staleness) == (4, 8)
-    # Step 2: three tokens one step old, and three from the other rollout. Step 4: three tokens of age 3, and four of
+    # Step 2 has six tokens that are one step old, three of each rollout. Step 4 has three tokens of age 3, and four of
     # ages 2, 1, 1, 0.
     assert (accounts.tokens, accounts.token_staleness, accounts.mixed) == (14, 6 + 13, 2)
 

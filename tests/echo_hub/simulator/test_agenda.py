@@ -1,4 +1,6 @@
-"""Entries of the simulator's agenda happen in order of time; those of equal time in the order of their entry."""
+"""Entries of the simulator's agenda happen in order of time; entries of equal time in the order in which they were
+made.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Coordinator costs: each event's time by the given clock, and memory with every object counted once."""
+"""Costs of the coordinator: the time of each event by the given clock, and memory with every object counted once."""
 
 from __future__ import annotations
 

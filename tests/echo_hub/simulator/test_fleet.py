@@ -1,4 +1,4 @@
-"""What the hub sees of simulated nodes that join, leave, fail and lie."""
+"""Events that the hub gets from simulated nodes that join, leave, fail and lie."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 
 
 class Heard:
-    """The events, with times, that the hub gets from the only node of the small world."""
+    """Records the events, with their times, that the hub gets from the only node of the small world."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.agenda = Agenda()
@@ -104,8 +104,8 @@ def test_a_lease_that_is_sent_again_is_sampled_once(heard: Callable[..., Heard])
 
 
 def test_a_rollout_finished_offline_is_not_sampled_again(heard: Callable[..., Heard]) -> None:
-    """Node 0 vanishes while its rollouts (20 s) are in progress, completes them offline, and sends them when it is
-    back.
+    """Node 0 vanishes while its two rollouts of 20 s are in progress, completes them offline, and sends them on its
+    return.
     """
     hub = heard(nodes={"s_per_token": 0.2}, failures={"per_hour": 1_000.0, "away_s": 60.0, "lost_share": 0.0})
     hub.lease(1, 0, 1)
@@ -137,7 +137,7 @@ def test_a_node_returns_its_work_at_the_days_end_and_comes_back(heard: Callable[
     hub = heard(availability={"on_share": 0.5, "day_s": 100.0})
     hub.until(1_000)
     came, went = hub.times(NodeConnected), hub.times(NodeDisconnected)
-    # These nodes are there from the start: their first day began before the run.
+    # This node is there from the start, because its first day began before the run.
     assert [after - before for before, after in pairwise(came[1:])] == pytest.approx([100.0] * (len(came) - 2))
     assert [gone - next(at for at in reversed(came) if at < gone) for gone in went[1:]] == pytest.approx(
         [50.0] * (len(went) - 1)
@@ -159,7 +159,7 @@ def test_unfinished_work_is_given_back_at_the_end_of_the_day(heard: Callable[...
 def test_a_vanished_nodes_rollouts_are_lost_or_sent_on_its_return(
     heard: Callable[..., Heard], lost_share: float, arrived: int
 ) -> None:
-    """Node 0 vanishes about once in 3.6 s, and a rollout takes 20 s, so interruptions are almost certain."""
+    """Node 0 vanishes about every 3.6 s and a rollout takes 20 s, so an interruption is almost certain."""
     hub = heard(nodes={"s_per_token": 0.2}, failures={"per_hour": 1_000.0, "away_s": 60.0, "lost_share": lost_share})
     hub.lease(1, 0, 1)
     hub.until(1.0)
@@ -181,7 +181,7 @@ def test_a_liar_has_every_version_at_once_and_returns_with_a_fresh_key(heard: Ca
 
 
 def test_tokens_sampled_before_a_pause_are_not_sampled_again(heard: Callable[..., Heard]) -> None:
-    """Node 0 pauses about every 4 s, and a rollout takes 20 s. Each token must be sampled only once."""
+    """Node 0 pauses about every 4 s and a rollout takes 20 s. Each token must be sampled only once."""
     hub = heard(nodes={"s_per_token": 0.2, "stream_s": 0.0}, availability={"pauses_per_hour": 1_000.0, "pause_s": 30.0})
     hub.lease(1, 0)
     while not hub.of(RolloutArrived):
@@ -210,7 +210,9 @@ def test_a_lease_to_a_paused_node_comes_back_at_once(heard: Callable[..., Heard]
 
 
 def test_unstreamed_tokens_are_lost_with_their_node_and_sampled_again(heard: Callable[..., Heard]) -> None:
-    """Tokens take 0.5 s, and every 5 s the node streams its tokens to the hub. Later ones die with the node."""
+    """Each token takes 0.5 s, and the node streams its tokens to the hub every 5 s. Tokens sampled since then are lost
+    with the node.
+    """
     hub = heard(nodes={"s_per_token": 0.5}, failures={"per_hour": 360.0, "away_s": 1.0, "lost_share": 1.0})
     hub.lease(1, 0)
     while not hub.of(NodeDisconnected):
@@ -234,7 +236,7 @@ def test_a_second_lease_samples_unstreamed_tokens_twice(heard: Callable[..., Hea
     hub.lease(2, 0, goes_on=((0, 1),))
     hub.until(100.0)
     first, second = hub.times(RolloutArrived)
-    given = 49  # In 5 s it has sampled 50 tokens, the last of them after the second lease was sent.
+    given = 49  # In 5 s the node has sampled 50 tokens, the last one after the second lease was sent.
     assert (first, second) == pytest.approx((10.1, 7.05 + (100 - given) * 0.1 + 0.05))
     hub.fleet.ended(0)
     tokens = hub.fleet.tokens
@@ -259,8 +261,8 @@ def test_a_rollouts_spans_name_nodes_and_versions(heard: Callable[..., Heard]) -
     assert first.payload.spans == tuple(mine) == second.payload.spans
     assert (first.policy_version_start, first.policy_version_end) == (0, 1)
     assert first_at == pytest.approx(0.05 + 4.2 + 0.05 + 0.1 + 5.8 + 0.05)
-    # At 5 s the node has sent 48 tokens, 6 of them of version 1. So the second lease continues with version 1, without
-    # naming it.
+    # At 5 s the hub has 48 tokens of the node, 6 of them of version 1. So the second lease continues with version 1,
+    # without naming it.
     assert second_at == pytest.approx(6.05 + (100 - 48) * 0.1 + 0.05)
 
 
@@ -282,8 +284,8 @@ def test_without_streaming_nothing_is_continued(heard: Callable[..., Heard]) -> 
 
 
 def test_the_planner_serves_few_nodes_and_the_formula_many(heard: Callable[..., Heard]) -> None:
-    """Small fleets use the real broadcast planner: 4 MB take more than 0.32 s, because the planner measures the line
-    first. With many nodes a formula gives the time.
+    """Small fleets use the real broadcast planner: 4 MB take longer than 0.32 s, because the planner measures the line
+    first. With more than `planned_nodes` nodes, a formula gives the time.
     """
     lines = {"payload_bytes": 4e6, "planned_nodes": 1}
     hub = heard(publication=lines)

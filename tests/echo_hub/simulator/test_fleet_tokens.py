@@ -1,4 +1,4 @@
-"""Each token of a completion counts once as sampled, however often the same place was sampled."""
+"""Each token of a completion counts once as sampled, however often its place was sampled."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_node_that_vanishes_with_nothing_is_no_failure() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50), st.integers(0, 50)), max_size=8))
 def test_sampled_tokens_are_counted_once_or_as_repeated(begun: list[tuple[int, int, int]]) -> None:
-    """Samplings may begin behind known tokens of their index, or repeat some known tokens."""
+    """Samplings may begin after known tokens of their index, or repeat some known tokens."""
     there: dict[int, int] = {}
     samplings = []
     for index, given_tokens, more in begun:

@@ -1,4 +1,4 @@
-"""Hours are counted from the start of the run; the last one may be incomplete."""
+"""Hours count from the start of the run; the last one may be incomplete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parcels on a simulated line queue behind each other."""
+"""Parcels on a simulated network line queue behind each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The engine of one simulated node, computed by hand: two slots, 0.5 s per token, 1 s per prompt."""
+"""The engine of one simulated node, computed by hand: it samples two completions at once, and takes 0.5 s per token and
+1 s per prompt.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def node() -> SimulatedNode:
 
 @pytest.fixture
 def moving() -> SimulatedNode:
-    """Return a node that moves running rollouts to new versions: 0.25 s, plus 0.125 s per token read again."""
+    """Return a node that moves unfinished rollouts to new versions; a move takes 0.25 s, plus the time to read the
+    tokens again (0.125 s each).
+    """
     traits = replace(TRAITS, prefill_token_s=0.125)
     return SimulatedNode("node", 0, traits, Moves(max_tokens=100, prompt_tokens=8, swap_s=0.25))
 
@@ -44,7 +48,7 @@ def test_slots_are_filled_in_the_order_of_arrival_and_a_lease_shares_its_prompt(
     first = node.take(lease(node, 1, 4, 2, 6), 10.0)
     assert told(first) == [(1, 0, 13.0), (1, 1, 12.0)]
     assert node.take(lease(node, 2, 2), 11.0) == []
-    # Only the prompt of the first lease is in the node's cache.
+    # The node's cache holds only the first lease's prompt.
     third = node.finish(first[1], 12.0)
     assert told(third) == [(1, 2, 15.0)]
     assert told(node.finish(first[0], 13.0)) == [(2, 0, 15.0)]
@@ -95,8 +99,8 @@ def test_a_lost_lease_is_removed_from_slots_queue_and_waiting(node: SimulatedNod
 def test_a_newer_version_continues_after_the_sampled_tokens(moving: SimulatedNode) -> None:
     begun = moving.take(lease(moving, 1, 12, 6, 3), 0.0)
     assert told(begun) == [(1, 0, 7.0), (1, 1, 4.0)]
-    # At 3 s each rollout has four tokens. The move takes 0.25 s, 1 s for the prompt and 4 * 0.125 s; 8 and 2 tokens are
-    # left.
+    # At 3 s each rollout has four tokens. The move takes 0.25 s, 1 s for the prompt and 4 * 0.125 s; then 8 and 2
+    # tokens are left.
     assert told(moving.version_came(1, 3.0)) == [(1, 0, 8.75), (1, 1, 5.75)]
     assert [begun[0].drawn(now) for now in (3.0, 4.75, 5.3, 8.75)] == [4, 4, 5, 12]
     (third,) = moving.finish(begun[1], 5.75)
@@ -116,12 +120,14 @@ def test_a_rollout_close_to_its_limit_is_not_interrupted(moving: SimulatedNode) 
     moving.take(lease(moving, 1, 12), 0.0)
     assert moving.version_came(1, 5.0) == []
     assert len(moving.take(lease(moving, 2, 12), 5.0)) == 1
-    # Interrupted as well, together with a rollout that may last longer.
+    # This rollout is moved as well, together with one that may last longer.
     assert told(moving.version_came(2, 5.5)) == [(1, 0, 9.375), (2, 0, 12.75)]
 
 
 def test_rereading_takes_its_share_of_the_time(moving: SimulatedNode) -> None:
-    """The move reads 8 + 4 tokens again; at 1/16 of 4 tokens a second, that is a fifth of 0.9375 s."""
+    """The move at 3 s reads 8 + 4 tokens again. Reading costs 1/16 of sampling at 4 tokens a second: 0.1875 s. It may
+    take a fifth of the time, so the next move is due 0.9375 s later.
+    """
     moving.take(lease(moving, 1, 40), 0.0)
     assert len(moving.version_came(1, 3.0)) == 1
     assert (moving.version_came(2, 3.5), moving.moves_at) == ([], 3.9375)

@@ -1,4 +1,4 @@
-"""Properties of simulated nodes follow from the seed; the time to send a version follows a formula."""
+"""Properties of simulated nodes follow from the seed; the time to send a version follows from a formula."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of a run in the small world, computed by hand: steps of 5 s, one every 7.7 s."""
+"""Figures of a run in the small world, computed by hand: a step of 5 s begins every 7.7 s."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def test_the_warm_up_does_not_count(simulated: Simulated) -> None:
 
 
 def test_an_aborted_run_counts_to_its_end(simulated: Simulated) -> None:
-    """Steps begin at 2.15 s and then every 7.7 s, so at 21 s the third one is in its second half: that part counts as
-    well.
+    """Steps begin at 2.15 s and then every 7.7 s, so the run ends at 21 s in the second half of the third step. That
+    part of a step counts as well.
     """
     _, report = simulated(**WAITING, measuring={"limit_s": 21.0, "warm_up_steps": 1})
     assert (report.finished, report.steps, report.virtual_s) == (False, 2, 21.0)

@@ -1,4 +1,4 @@
-"""What the capacity model is given for a scenario."""
+"""Inputs of the capacity model that a scenario gives."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""For random pools of nodes, the capacity model must predict the simulated utilisation. This needs short rollouts
-(under a third of a step) and short broadcasts (under a third of the steps between versions).
+"""For random pools of nodes, the capacity model must predict the utilisation of the simulated learner, if rollouts take
+under a third of a step, and broadcasts under a third of the steps between versions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from echo_hub.simulator.simulation import simulate
 STEP_S = 10.0
 NODES, WIDTH, GROUP_SIZE = 10, 4, 4
 MOST = 0.10
-"""Largest allowed error of a utilisation, about six times the mean error over many pools."""
+"""Largest allowed error of a predicted utilisation, about six times the mean error over many pools."""
 
 
 def fleet(
@@ -33,8 +33,8 @@ def fleet(
     throughput: float,
     seed: int,
 ) -> Scenario:
-    """Return a random pool of nodes. Times are in steps. `throughput` is relative to the learner's need, if every node
-    were like the median one.
+    """Return a random pool of nodes. Times are in steps; `throughput` is the pool's, relative to the learner's need, if
+    every node were like the median one.
     """
     rollouts = NODES * WIDTH / rollout / throughput
     sections: dict[str, Any] = {
@@ -71,7 +71,6 @@ fleets = st.integers(1, 4).flatmap(
 
 
 def both(scenario: Scenario) -> tuple[float, float]:
-    """Return the predicted and the simulated utilisation."""
     predicted = predict(demand_of(scenario), Pool.of(classes_of(scenario))).utilisation
     return predicted, simulate(scenario, lambda: 0.0).utilisation
 

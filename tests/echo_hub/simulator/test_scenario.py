@@ -1,4 +1,4 @@
-"""Scenario settings are all explained; settings shared with the hub have equal names and limits."""
+"""Every scenario setting has an explanation; settings that the hub has too have equal names and limits."""
 
 from __future__ import annotations
 

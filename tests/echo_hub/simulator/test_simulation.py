@@ -1,4 +1,4 @@
-"""From a scenario to its figures. The simulation must leave the garbage collector as it was."""
+"""Whole simulations, from a scenario to its figures. A simulation must leave the garbage collector as it was."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from echo_hub.simulator.simulation import simulate
 def test_the_clock_measures_the_coordinator_alone(
     scenario_of: Callable[..., Scenario], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A clock that advances one second per reading shows that each event is timed alone: it takes
-    exactly one second.
-    """
+    """The clock advances one second at each reading. If each event is timed alone, it takes exactly one second."""
     calls: list[str] = []
     for name in ("freeze", "unfreeze"):
         monkeypatch.setattr(gc, name, partial(calls.append, name))

@@ -1,4 +1,4 @@
-"""A simulated broadcast must take as long as one that was measured with a real hub and real nodes."""
+"""A simulated broadcast must take as long as the same broadcast measured with a real hub and real nodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOLERANCE = 0.15
 
 
 class Swarmed:
-    """Simulated nodes with 100 Mbit/s of downlink, and the time at which each one has each version."""
+    """Simulated nodes with a downlink of 100 Mbit/s; `had` keeps the time at which each node has each version."""
 
     def __init__(self, num_nodes: int, *, hub_up: float, ups: Iterable[float], delay_s: float = 0.0002) -> None:
         self.agenda = Agenda()
@@ -89,8 +89,8 @@ LINK_SETS = [(20, 20), (20, 40), (100, 20), (100, 40)]
 def test_payload_times_relative_to_the_bound_equal_measured_ones(
     size: int, measured: tuple[float, float], hub_up: float, node_up: float
 ) -> None:
-    """Measured: docs/results.md, from `python -m benchmarks dissemination`, for 8 nodes, all link sets and the second
-    version.
+    """Measured times are from docs/results.md (`python -m benchmarks dissemination`), for 8 nodes, all sets of links
+    and the second version.
     """
     swarmed = even(8, hub_up, node_up)
     swarmed.all_have(1, size)
@@ -100,7 +100,7 @@ def test_payload_times_relative_to_the_bound_equal_measured_ones(
 
 @pytest.mark.parametrize(("hub_up", "node_up"), LINK_SETS)
 def test_a_small_payloads_overhead_equals_the_measured_one(hub_up: float, node_up: float) -> None:
-    """Measured: 0.09 to 0.28 s more than the bound (docs/results.md)."""
+    """The measured overhead is 0.09 to 0.28 s more than the bound (docs/results.md)."""
     swarmed = even(8, hub_up, node_up)
     for version in (1, 2, 3):
         over_s = swarmed.all_have(version, SMALL) - bound_s(SMALL, 8, hub_up, node_up)
@@ -109,12 +109,12 @@ def test_a_small_payloads_overhead_equals_the_measured_one(hub_up: float, node_u
 
 @pytest.mark.parametrize(("hub_up", "measured_s"), [(100, 1.97 * 1.32), (20, 3.20 * 1.17)])
 def test_times_over_delayed_lines_equal_measured_ones(hub_up: float, measured_s: float) -> None:
-    """8 MB to 8 nodes with 20 Mbit/s up, 10 ms of delay at each end, and no loss."""
+    """Send 8 MB to 8 nodes with uplinks of 20 Mbit/s, with 10 ms of delay at each end, and without loss."""
     assert even(8, hub_up, 20, delay_s=0.02).all_have(1, MIDDLE) == pytest.approx(measured_s, rel=TOLERANCE)
 
 
 def test_with_a_slow_hub_sixteen_nodes_take_little_longer_than_four() -> None:
-    """Measured: 1.13 times as long (docs/results.md)."""
+    """The measured factor is 1.13 (docs/results.md)."""
     few, many = (even(count, 20, 20).all_have(1, MIDDLE) for count in (4, 16))
     assert many / few == pytest.approx(1.13, rel=TOLERANCE)
 
@@ -167,7 +167,7 @@ def test_a_version_that_two_newer_ones_have_overtaken_ends() -> None:
 
 
 def test_a_node_without_pieces_uses_another_source_and_delays_no_other() -> None:
-    """One node's line takes 5 s for a piece. Others must not wait for it."""
+    """Over the slow node's line a piece takes 5 s, for which the others must not wait."""
     swarmed = Swarmed(3, hub_up=20, ups=[20, 20, 20])
     slow = SimulatedNode("slow", 3, replace(swarmed.nodes[0].traits, downlink_bytes_s=32 * 1024 / 5))
     swarmed.nodes.append(slow)

@@ -1,4 +1,4 @@
-"""A simulated world calls its work (what nodes and learner compute) at the times of the scenario."""
+"""A simulated world must call its work, the computing of nodes and learner, at the times of the scenario."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ScenarioOf = Callable[..., Scenario]
 
 
 class Noted(MadeUp):
-    """Records the calls in order; its steps have metrics."""
+    """Records the calls in order, and gives its steps metrics."""
 
     def __init__(self, scenario: Scenario) -> None:
         super().__init__(scenario)
@@ -64,7 +64,7 @@ def test_work_is_asked_in_the_order_of_a_run(scenario_of: ScenarioOf) -> None:
 
 
 class Long(MadeUp):
-    """Completions as long as their index says, whatever the scenario says."""
+    """Gives completions a length that follows from their index, whatever the scenario says."""
 
     def lengths(self, lease: SendLease) -> Mapping[int, int]:
         return {index: 10 * (index + 1) for index in lease.indices}
@@ -98,7 +98,7 @@ def test_made_up_completions_of_a_length_share_an_array(scenario_of: ScenarioOf)
 def test_a_colocated_hub_samples_between_its_steps(
     simulated: Callable[..., tuple[World, SimulationReport]],
 ) -> None:
-    """Per step: 2 s of sampling, 0.1 s both ways, 0.05 s of scoring; an export takes 0.2 s."""
+    """Each step needs 2 s of sampling, 0.1 s of transfers both ways and 0.05 s of scoring; an export takes 0.2 s."""
     settings: dict[str, Any] = {"run": {"mode": "colocated"}, "publication": {"start_s": 0.0}}
     world, report = simulated(**settings)
     assert world.fleet.honest[0].node_id == "hub"

@@ -1,4 +1,4 @@
-"""Small worlds must match computations by hand; large, irregular ones must account for every rollout."""
+"""Small simulated worlds must match computations by hand; large, irregular ones must account for every rollout."""
 
 from __future__ import annotations
 
@@ -34,19 +34,21 @@ def test_every_effect_is_carried_out() -> None:
 
 
 def test_one_node_that_waits_for_every_version(simulated: Simulated) -> None:
-    """A step takes 5 s. Then follow 0.2 s of export, 0.3 s of fetching, 2 s of sampling, 0.05 s of sending and 0.05 s
-    of scoring.
+    """Each step takes 5 s, and after it come 0.2 s of export, 0.3 s of fetching, 2 s of sampling, and 0.05 s each of
+    sending and scoring.
     """
     world, report = simulated(run={"mode": "sequential"})
     assert report.utilisation == pytest.approx(5 / 7.6)
     assert report.idle_s == pytest.approx(6 * 2.6)
     assert (report.mean_staleness, report.trained, report.dropped) == (0.0, 16, {})
-    # The node has the base already, so only the lease's transfer precedes the first rollout.
+    # The node already has the base, so only the lease's transfer precedes the first rollout.
     assert world.steps[0] == pytest.approx((2.15, 7.15))
 
 
 def test_one_node_leased_to_after_it_reports_a_version(simulated: Simulated) -> None:
-    """This adds 0.05 s until the hub knows that the node has the version, and 0.05 s until the lease arrives."""
+    """Compared with sequential mode, it takes 0.05 s until the hub knows that the node has the version, and 0.05 s
+    until the lease arrives.
+    """
     _, report = simulated(training={"max_staleness": 0})
     assert report.utilisation == pytest.approx(5 / 7.7)
 
@@ -129,14 +131,14 @@ def test_a_thousand_nodes_in_seconds(simulated: Simulated) -> None:
 
 
 WARM_UP = 4
-"""After this many steps the hub knows how fast nodes and learner are."""
+"""Number of steps after which the hub knows how fast nodes and learner are."""
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_next_steps_rollouts_are_leased_before_the_learner_waits(seed: int) -> None:
-    """Two steps use each version. A pool that pauses in between starts on the second step just in time, and its last
-    rollouts return only after the step's planned start. If they were leased later, the learner would wait for a whole
-    rollout, 0.3 s or more.
+    """Each version serves two steps. The pool pauses between versions and then starts just in time for the second step,
+    so that its last rollouts return only after that step's planned start. If they were leased later, the learner would
+    wait for a whole rollout, 0.3 s or more.
     """
     scenario = Scenario.model_validate(
         {

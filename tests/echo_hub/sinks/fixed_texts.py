@@ -6,8 +6,6 @@ from echo_hub.sinks.texts import SampleText, SampleTexts
 
 
 class FixedTexts(SampleTexts):
-    """The same texts for each of some steps."""
-
     def __init__(self, *texts: SampleText, steps: Container[int] = range(1_000)) -> None:
         self.texts = list(texts)
         self.steps = steps

@@ -21,7 +21,9 @@ from tests.echo_hub.written_steps import train
 
 
 class Odd:
-    """A sink that records its calls, each on its own thread; on request it fails, or hangs until it is released."""
+    """A sink that records its calls and checks that none overlap. On request it fails, or hangs until it is
+    released.
+    """
 
     name = "Odd"
 

@@ -1,4 +1,4 @@
-"""Event files of the sink, read back by TensorBoard itself."""
+"""Event files that the TensorBoard sink writes, read back by TensorBoard itself."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def loaded(directory: Path) -> EventAccumulator:
 
 
 def read(directory: Path) -> dict[str, list[tuple[int, float, float]]]:
-    """Return (step, value, wall time) of every scalar."""
+    """Return (step, value, wall time) of every scalar, by tag."""
     accumulator = loaded(directory)
     return {
         tag: [(event.step, event.value, event.wall_time) for event in accumulator.Scalars(tag)]

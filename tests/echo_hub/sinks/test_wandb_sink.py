@@ -77,7 +77,7 @@ def library() -> None:
 
 @pytest.fixture
 def client_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], object]:
-    """Return a function that installs a module with this source in place of the client."""
+    """Return a function that installs a module with the given source in place of the client."""
     (tmp_path / "lib").mkdir()
     monkeypatch.syspath_prepend(tmp_path / "lib")
     for name in [name for name in sys.modules if name.partition(".")[0] == "wandb"]:
@@ -162,7 +162,7 @@ def test_a_service_that_was_killed_is_an_error_and_the_next_one_resumes(
     one.write(reading.read(), reading.position)
     (service,) = (one for one in services if "wandb-core" in str(one.args))
     service.kill()
-    service.wait()  # Otherwise a later test gets a warning that this process is still running.
+    service.wait()  # If the test did not wait, a later test would get a warning that this process is still running.
     train(store, 2)
     with pytest.raises(OSError):
         one.write(reading.read(), reading.position)

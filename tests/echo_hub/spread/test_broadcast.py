@@ -23,7 +23,6 @@ def linked(paths: BroadcastPaths, *node_ids: str) -> None:
 
 
 def to(*numbers: int) -> bytes:
-    """Return the encoded way of a piece to these nodes, which relay it no further."""
     return pack((number, 0, b"") for number in numbers)
 
 
@@ -102,8 +101,8 @@ def test_measured_uplinks_are_used_for_the_next_version() -> None:
 
 @pytest.mark.parametrize(("nodes", "most_s"), [(8, 0.35), (16, 0.4)])
 def test_small_versions_one_after_the_other_stay_quick(nodes: int, most_s: float) -> None:
-    """Small versions occupy an uplink too briefly for measurements. Every owner must still get its
-    share of pieces to relay.
+    """Small versions occupy an uplink too briefly to be measured. Every owner (a node that relays a piece) must still
+    get its share of pieces.
     """
     hosts = fleet(hub_mbit=20, nodes=nodes, up_mbit=20)
     before: Network | None = None
@@ -134,7 +133,7 @@ def test_a_piece_that_came_another_way_is_useless() -> None:
     first, second = broadcast.plan(0.0)[:2]
     assert (broadcast.left_of(first), broadcast.left_of(second)) == (first, second)
     broadcast.have(first.node_id, [first.piece], 0.1)
-    assert broadcast.left_of(first) == first  # Other nodes still wait for the owner (relaying node) of this piece.
+    assert broadcast.left_of(first) == first  # Others still wait for this piece from its owner (relaying node).
     for node_id in {"a", "b", "c"} - {first.node_id}:
         broadcast.have(node_id, [first.piece], 0.1)
     assert (broadcast.left_of(first), broadcast.left_of(second)) == (None, second)
@@ -383,7 +382,6 @@ def test_the_one_that_is_asked_first_has_the_uplink() -> None:
 
 
 def large(nodes: int, *, degree: int = 16, up_mbit: float = 20.0) -> list[Host]:
-    """Return a hub and nodes with few links each."""
     hosts = fleet(hub_mbit=20, nodes=nodes, up_mbit=up_mbit)
     neighbours = Neighbours(degree=degree, draw=random.Random(4).randrange)
     for number in range(1, nodes + 1):

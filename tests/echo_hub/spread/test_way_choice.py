@@ -34,8 +34,8 @@ def at(**changed: Any) -> Circumstances:
 
 
 def test_the_formulas_by_hand() -> None:
-    """8 nodes need 512 MB together. Hub and nodes send 100 + 8 * 40 Mbit/s = 52.5 MB/s in a broadcast, the hub alone
-    12.5 MB/s.
+    """8 nodes need 512 MB altogether. In a broadcast, hub and nodes send 100 + 8 * 40 Mbit/s = 52.5 MB/s; the hub alone
+    sends 12.5 MB/s.
     """
     seconds = estimates(LINKED)
     assert seconds[Way.INLINE] == pytest.approx(512 / 12.5)
@@ -53,7 +53,7 @@ def test_a_missing_link_costs_a_copy_from_the_hub() -> None:
 
 
 def test_in_a_large_fleet_only_a_node_without_any_link_costs_a_copy() -> None:
-    """Linked nodes, of 1,024 in total, have 32 links each. Hubs send one copy, plus one per unlinked node."""
+    """Each of 1,024 nodes has 32 links. The hub sends one copy, plus one for each node without a link."""
     at_all = at(num_nodes=1_024, num_linked=1_024, num_links=32 * 1_024, hub_uplink=20 * MBIT, node_uplink=40 * MBIT)
     linked_s = estimates(at_all)[Way.BROADCAST]
     hops_s = log(1_024, FAN_OUT) * (FAN_OUT * 64 * 1_024 / (40 * MBIT) + HOP_S)

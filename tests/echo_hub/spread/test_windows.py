@@ -13,7 +13,7 @@ def window(*, bursts: bool = False) -> Window:
 
 
 def stream(window: Window, *, rate: float, delay_s: float, seconds: float, now: float = 0.0) -> float:
-    """Keep the window full on a link of this rate, with evenly spaced arrivals, and return the time at the end."""
+    """Keep the window full on a link of this rate, with evenly spaced arrivals; return the time at the end."""
     end, step = now + seconds, PIECE / rate
     while now < end:
         while window.has_room(LEAST):
@@ -123,7 +123,7 @@ def test_a_nodes_relay_rate_is_measured_while_it_has_copies_to_send() -> None:
         handing.sent(3 * 1_000, now)
         for copy in (1, 2, 3):
             handing.arrived(1_000, now + copy * 0.1 + 0.02)  # 10,000 bytes a second, plus the delay of one hop.
-        now += 5.0  # Idle time must not count as a slow link.
+        now += 5.0  # The following idle time must not make the link count as slow.
     assert handing.rate == pytest.approx(3_000 / 0.32)
     handing.sent(1_000, now)
     handing.arrived(1_000, now + 0.5)

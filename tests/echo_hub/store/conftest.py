@@ -24,8 +24,6 @@ from echo_shared.wire.messages import FinishReason
 
 
 class Records:
-    """Makes records of small groups of two rollouts."""
-
     @staticmethod
     def payload(length: int, start: int = 0) -> RolloutPayload:
         return RolloutPayload(

@@ -1,4 +1,4 @@
-"""The log of operators' actions, in a real store that an operator's command and the hub both write to."""
+"""The log of operators' actions in a real store, to which both an operator's command and the hub write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The leaderboard, which the database ranks, sorts, searches and divides into pages."""
+"""The leaderboard; the database itself ranks, sorts, searches and pages it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def join(store: Store, node_id: str, name: str, now: float = 1.0) -> None:
 
 @pytest.fixture
 def books(store: Store, records: Any) -> Store:
-    """Return a store in which node a1 has two steps, one of them late; "idle" has none, and each other node has one."""
+    """Return a store in which node a1 has two steps, the second one last of all; node "idle" has none, each other node
+    one.
+    """
     for number, (node_id, name) in enumerate(NAMES.items()):
         join(store, node_id, name, now=10.0 - number)
     join(store, "idle", "idle")

@@ -1,4 +1,4 @@
-"""Searches for rollouts: single and combined conditions, paging, both databases."""
+"""Searches for rollouts by single and combined conditions, and by pages, in both databases."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from echo_shared.wire.messages import Checked, DropReason
 
 @pytest.fixture
 def filled(store: Store, records: Any) -> Store:
-    """Return a store with six steps of one group of two, leased to nodes a and b in turn, then a dropped group and one
-    in progress.
+    """Return a store with six steps, each of one group of two, leased to nodes a and b in turn; then one dropped group,
+    and one whose rollout is still leased.
     """
     for name in "ab":
         store.node_seen(node_id=name, public_key=bytes(32), name=f"node {name}", backend="t", device="d", now=1.0)
@@ -168,7 +168,7 @@ MANY = 12_000
 
 @pytest.fixture
 def many(store: Store) -> Store:
-    """Return a store with many rollouts. Few of them are dropped, failed their check, or belong to the node "rare"."""
+    """Return a store with many rollouts, few of which are dropped, failed their check, or belong to the node "rare"."""
     rows = [
         {
             "lease_id": number // 2 + 1,
@@ -204,21 +204,20 @@ INDEX_OF = {
 
 
 def test_each_condition_is_looked_up_in_its_index_in_the_order_of_leases(many: Store) -> None:
-    """Without an index, a search would read the whole table of a long run. The table here is large enough for the
-    database to prefer an index.
+    """Without an index, a search would read the whole table of a long run. The table here is large enough that the
+    database prefers an index.
     """
     for wanted, index in INDEX_OF.items():
         for asked in (wanted, replace(wanted, reward_min=0.5)):
             plan = plan_of(many, asked)
             assert any(name in plan for name in index.split("|")), plan
             assert "SCAN rollouts" not in plan and "Seq Scan on rollouts" not in plan, plan
-            # PostgreSQL sorts a few rows rather than reading them in order; rows with a second condition are sorted as
-            # well.
+            # PostgreSQL may sort a few rows instead of reading them in order, and SQLite may sort rows with a second
+            # condition.
             assert wanted.group is not None or asked is not wanted or "TEMP B-TREE" not in plan, plan
 
 
 def plan_of(store: Store, wanted: RolloutFilter) -> str:
-    """Return the database's plan for the search."""
     from sqlalchemy.event import listen, remove
 
     heard: list[tuple[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Bulk writes, for which SQLAlchemy's work is done once, not per row."""
+"""Bulk writes, in which SQLAlchemy does its work once per statement instead of once per row."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def test_columns_that_no_row_names_have_their_defaults(connection: Connection) -
 
 
 def test_rows_are_sent_together_and_none_is_left(connection: Connection) -> None:
-    """Statements have a power of two of rows, so that few different statements are needed; and at most as many
-    parameters as SQLite allows.
+    """Statements hold a power of two of rows, so that few different statements occur, and at most as many parameters as
+    SQLite allows.
     """
     number = 300
     sent: list[int] = []
@@ -115,7 +115,7 @@ def test_rows_that_are_changed_are_found_by_their_keys(connection: Connection) -
 
 
 def test_many_keys_are_one_parameter(store: Store) -> None:
-    """Keys of any number and type, even none, must fill one parameter, so that the statement stays unchanged."""
+    """Keys of any number and type fill one parameter, so that the statement's text stays the same."""
     told: list[int] = []
     event.listen(store.engine, "before_cursor_execute", lambda *heard: told.append(len(heard[3])))
     ids = [f"{number:064x}" for number in range(300)]

@@ -94,7 +94,7 @@ def test_a_token_is_credited_to_the_node_that_sampled_it(store: Store, records: 
 
 
 def test_an_update_reads_no_history(store: Store, records: Any) -> None:
-    """Statements per update: their number must not grow with the steps before."""
+    """The number of statements per update must not grow with the number of earlier steps."""
     from sqlalchemy import event
 
     counts: list[int] = []

@@ -32,7 +32,7 @@ def test_a_nodes_credit_equals_its_receipts(store: Store, records: Any) -> None:
 
 def test_ranks_are_the_leaderboards(store: Store, records: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(credits_module, "KEYS_A_QUERY", 2)
-    # All have equal shares, so the name decides; a database with a language's collation would order these names
+    # All shares are equal, so the name decides; a database with the collation of a language would order these names
     # differently.
     names = {"a1": "zoe", "b2": "Zoe", "c3": "äpfel", "d4": "apple", "e5": "apple", "f6": "_"}
     for node_id, name in names.items():

@@ -45,7 +45,7 @@ def test_migrations_make_exactly_the_tables(url: str) -> None:
 
 @pytest.fixture
 def next_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Add one migration, which adds a column, to this release's migrations."""
+    """Add a migration with a new column to this release's migrations."""
     directory = tmp_path / "migrations"
     shutil.copytree(database.MIGRATIONS, directory)
     (directory / "versions" / "0031_next.py").write_text(
@@ -172,7 +172,7 @@ def test_a_damaged_file_is_an_error_not_a_wrong_answer(tmp_path: Path, records: 
 
 @pytest.fixture
 def damaged(tmp_path: Path, records: Any) -> Path:
-    """Return a database file with twenty pages of noise in the middle, like one on a failing disk."""
+    """Return a database file with twenty pages of noise in its middle, as a failing disk could leave it."""
     path = tmp_path / "echo.db"
     store = Store.open(file_url(path))
     store.apply(records.opened(*range(20_000)), now=1.0)
@@ -192,7 +192,9 @@ def test_damage_in_the_middle_is_found_at_the_start(damaged: Path) -> None:
 def test_looking_for_damage_ends_when_it_takes_too_long(
     damaged: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Large databases are checked for a limited time only. Damage in the rest must be reported when it is read."""
+    """Large databases are checked for damage for a limited time only. Damage in the rest must be reported when it is
+    read.
+    """
 
     class Impatient:
         """A timer that ends at once, so that SQLite's check is interrupted at its first step."""
@@ -270,7 +272,7 @@ def test_a_locked_file_is_an_error_that_loses_nothing(
 
 
 def test_a_full_disk_is_an_error_that_loses_nothing(tmp_path: Path, records: Any) -> None:
-    """Limits on SQLite's pages stand for the full disk: writes fail at the same place, with the same error code."""
+    """Limit SQLite's pages in place of a full disk: writes fail at the same place, with the same error code."""
     store = Store.open(file_url(tmp_path / "echo.db"))
     store.apply(records.one_step(1, lease_id=1, group_id=0), now=1.0)
     before = store.read(read_snapshot)
@@ -296,7 +298,7 @@ def test_a_postgresql_server_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_reads_in_one_look_see_one_commit(store: Store) -> None:
-    """Pages must not show figures of different commits side by side, even if another process writes meanwhile."""
+    """Pages must not show figures of different commits together, even if another process writes meanwhile."""
 
     def join(name: str) -> None:
         store.node_seen(node_id=name, public_key=name.encode(), name=name, backend="", device="d", now=7.0)

@@ -1,5 +1,3 @@
-"""Credit that one hub imports from another."""
-
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How long tokens are kept that training no longer needs, and why a rollout's tokens are missing."""
+"""How long the store keeps tokens that training no longer needs, and the reason that it gives for missing tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from echo_shared.wire.messages import DropReason
 
 
 def not_kept(store: Store) -> dict[int, str | None]:
-    """Return, by lease, the reason that the tokens are missing."""
+    """Return the reason for missing tokens, by lease."""
     with store.engine.connect() as connection:
         rows = connection.execute(select(rollouts.c.lease_id, rollouts.c.not_kept))
         return {row.lease_id: row.not_kept for row in rows}
@@ -124,7 +124,7 @@ def test_above_the_cap_the_oldest_are_removed_and_marked(store: Store, records: 
 
 
 class Shifted:
-    """Records for a step after the first: all its numbers are one higher."""
+    """Makes the same records with all numbers increased by one, for a later step."""
 
     def __init__(self, records: Any) -> None:
         self.records = records
@@ -158,7 +158,7 @@ def test_pruning_reads_at_most_one_part_more_than_it_removes(
             asked.append(1)
 
     listen(store.engine, "before_cursor_execute", hear)
-    for groups, queries in ((7, 1), (5, 2), (1, 3)):  # Two, four, then eight rollouts' tokens are removed.
+    for groups, queries in ((7, 1), (5, 2), (1, 3)):  # Tokens of two, four, then eight rollouts are removed.
         store.keeping = Keeping(max_bytes=groups * of_group)
         asked.clear()
         store.prune(0)

@@ -1,5 +1,5 @@
 """Connections to a real PostgreSQL server that break in the middle of a commit, so that the hub cannot know if the
-server committed.
+server has committed.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ def short_directory() -> Iterator[Path]:
 
 
 class Line:
-    """Proxy between hub and PostgreSQL server that breaks the connection at a commit.
+    """Proxy between the hub and a PostgreSQL server that breaks the connection at a commit.
 
-    `breaks_at`: "before" the commit reaches the server, "after" the server's answer, or "between" both.
+    `breaks_at`: "before" the commit reaches the server, "after" the server has answered (the proxy keeps the answer),
+    or "between" these.
     """
 
     def __init__(self, server: Path) -> None:
@@ -100,7 +101,7 @@ def trained(connection: Connection) -> tuple[int, int]:
 
 
 def step(records: Any, number: int) -> list[Record]:
-    """Return the records of a step; a store refuses them the second time."""
+    """Return the records of a step, which a store accepts only once."""
     made: list[Record] = records.one_step(number, lease_id=number, group_id=number - 1)
     return made
 
@@ -131,7 +132,7 @@ async def test_a_lost_commit_of_another_process_is_reported_as_unknown(
 
 
 def told_of(store: AsyncStore) -> threading.Event:
-    """Return an event that is set as soon as the store waits for the server."""
+    """Return an event that is set once the store waits for the server."""
     waits = threading.Event()
     store.server = Room(code=DATABASE_AWAY, retry_s=0.05, tell=lambda _: waits.set())
     return waits
@@ -164,13 +165,12 @@ async def test_reads_and_writes_wait_for_a_server_that_is_away(postgresql_server
 async def test_a_backend_that_ends_in_the_middle_of_a_transaction_costs_nothing(
     by: str, postgresql_server: PostgreSQL, records: Any
 ) -> None:
-    """SIGKILL of one backend makes the server end all backends and recover."""
+    """Killing one backend makes the server end all backends and recover."""
     store = AsyncStore(await asyncio.to_thread(Store.open, postgresql_server.url))
     told_of(store)
     ended = []
 
     def end_backend(now: float) -> None:
-        """End the server's backend in the middle of the first transaction."""
         original = store.store.apply
         if not ended:
             with open_to_write(store.store.engine) as connection:
@@ -202,7 +202,7 @@ async def test_close_does_not_wait_for_a_stopped_server(postgresql_server: Postg
 
 
 class Driver(Exception):
-    """An error as psycopg raises it: with an SQLSTATE only if the server sent one."""
+    """An error as psycopg raises it: with an SQLSTATE only if the server has sent one."""
 
     def __init__(self, said: str, sqlstate: str | None) -> None:
         super().__init__(said)

@@ -1,4 +1,4 @@
-"""What a certificate says about a node's contribution, from the database."""
+"""A node's contribution as its certificate states it, from the database."""
 
 from __future__ import annotations
 

@@ -44,8 +44,8 @@ def fetched_versions(store: Store) -> dict[int | None, int]:
 
 
 def test_old_versions_keep_the_summary_of_their_fetches(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of old fetches are replaced by a summary, a few at a time, oldest version first. No page may show a
-    difference meanwhile.
+    """Rows of old fetches are replaced by a summary, a few rows at a time and the oldest version first. Meanwhile no
+    page may show a difference.
     """
     monkeypatch.setattr(arrivals, "forget_old_fetches", lambda connection, place, more: place)
     arrive(store, None, "a", 0.5)
@@ -92,8 +92,8 @@ def test_late_fetches_of_an_old_version_change_nothing(store: Store) -> None:
 
 
 def fill(store: Store, *, nodes: int, forgotten: int) -> None:
-    """Fill the store with versions that may be forgotten, fetched in another order than they were written. A tenth of
-    the fetches came late. The first two of the others came at the same time.
+    """Fill the store with fetches that may be forgotten; rows are not in order of time. One fetch in ten came late, and
+    the first few others all came at 2/8 s.
     """
     numbers = range(1, forgotten + KEPT_VERSIONS + 1)
     with store.engine.execution_options(writes=True).begin() as connection:
@@ -123,7 +123,7 @@ def forget_all(store: Store) -> None:
 
 
 def test_late_and_simultaneous_fetches_are_forgotten_too(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another store continues where the first one stopped, without missing such rows."""
+    """Another store must continue where the first one stopped, without missing late or simultaneous fetches."""
     fill(store, nodes=40, forgotten=3)
     monkeypatch.setattr(old_fetches, "FORGOTTEN_AT_ONCE", 7)
     monkeypatch.setattr(old_fetches, "ROWS_A_STATEMENT", 3)
@@ -154,15 +154,13 @@ def test_after_a_failed_commit_the_next_prune_forgets_the_rows(store: Store, mon
 
 
 def test_postgresql_reads_no_dead_rows(empty_postgresql: str) -> None:
-    """PostgreSQL keeps deleted rows until a vacuum. Statements that read deleted rows would cost one
-    page per row here.
-    """
+    """PostgreSQL keeps deleted rows until a vacuum. A statement that read them would cost one page per row here."""
     store = Store.open(empty_postgresql)
     fill(store, nodes=3_000, forgotten=2)
     looked_at: dict[str, int] = {}
 
     def explain(connection: Connection, _cursor: Any, sql: str, given: Any, _context: Any, many: bool) -> None:
-        of_all = "DESC" in sql or "count" in sql  # Reads the version's whole time, before its first row is removed.
+        of_all = "DESC" in sql or "count" in sql  # Reads a whole version, once, before its first row goes.
         if not re.match(r"(SELECT|DELETE)[^;]*\sFROM fetches", sql) or of_all or many:
             return
         with connection.begin_nested() as once:
@@ -176,6 +174,6 @@ def test_postgresql_reads_no_dead_rows(empty_postgresql: str) -> None:
     forget_all(store)
     remove(store.engine, "before_cursor_execute", explain)
     assert len(looked_at) == 4, "one query each: oldest version, late fetches, end of a part, delete"
-    # Each row is found twice, by the index and by its place.
+    # The plan finds each row twice, by the index and by its place in the table.
     assert max(looked_at.values()) < 3 * old_fetches.ROWS_A_STATEMENT, looked_at
     store.close()

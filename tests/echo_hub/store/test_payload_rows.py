@@ -1,4 +1,4 @@
-"""Rows with a rollout's tokens keep every field of its payload."""
+"""The rows with a rollout's tokens must keep every field of its payload."""
 
 from __future__ import annotations
 

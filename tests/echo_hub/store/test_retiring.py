@@ -1,4 +1,4 @@
-"""Old rows are removed; pages and nodes can still read their summaries."""
+"""Old rows are removed, but pages and nodes can still read summaries of them."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ IDS = [f"{step}-{index}" for step in range(1, STEPS + 1) for index in (0, 1)]
 
 @pytest.fixture
 def filled(store: Store, records: Any) -> Store:
-    """Return a store of six steps by two nodes in turn, whose tokens are pruned. There is a dropped group between the
-    first two steps, and an evaluation of version 1.
+    """Return a store of six steps by two nodes in turn, whose tokens are pruned. A group between the first two steps
+    was dropped, and version 1 was evaluated.
     """
     for node_id in "ab":
         store.node_seen(node_id=node_id, public_key=bytes(32), name=node_id, backend="t", device="d", now=1.0)
@@ -105,7 +105,7 @@ def rows_of(store: Store) -> int:
 
 
 def told(store: Store) -> dict[str, Any]:
-    """Return everything about the run that people and nodes can read."""
+    """Return everything about the run that users and nodes can read."""
     credit = store
     return {
         "receipts": {node_id: store.read(read_receipts, node_id, [*IDS, "21-0", "22-0", "99-0"]) for node_id in "abc"},
@@ -244,7 +244,7 @@ def test_an_older_span_does_not_take_the_mark_back(filled: Store) -> None:
 def test_retiring_waits_briefly_for_rows_that_another_writer_holds(
     filled: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Deadlocked writers must not occur: the server would end one transaction, perhaps the hub's."""
+    """Writers must not deadlock: the server would end one transaction, perhaps the hub's."""
     if filled.engine.dialect.name == "sqlite":
         pytest.skip("SQLite has one writer")
     span, *_ = spans(filled, 2)

@@ -95,8 +95,8 @@ def test_a_reader_neither_blocks_the_writer_nor_sees_half_a_turn(tmp_path: Path,
 
 
 def test_a_second_process_that_writes_never_breaks_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Second processes (operators' commands) that would have to wait too long must fail itself; the timeout here is 1
-    ms.
+    """Second processes (operators' commands) that would have to wait too long for the database must fail themselves.
+    The timeout here is 1 ms.
     """
     url = f"sqlite:///{tmp_path / 'echo.db'}"
     hub = Store.open(url)

@@ -1,4 +1,4 @@
-"""A query must cost as little on a run's last day as on its first."""
+"""The cost of a query must be as low on a run's last day as on its first."""
 
 from __future__ import annotations
 
@@ -110,11 +110,11 @@ from echo_shared.wire.messages import Checked, DropReason, Fetched, TeamWanted, 
 
 ADA: Final = Invite(name="Ada", token_hash="a", max_keys=1, created_at=1.0, expires_at=2.0)
 FEW, MANY = 20, 320
-"""Number of steps, of one group of two, in a short and a long run."""
+"""Number of steps in a short and in a long run, each of one group of two."""
 HUB: Final = Path(echo_hub.__file__).parent
 
 AT_OPENING: Final = {"read_evaluated_versions", "read_came_by"}
-"""Queries that are made only at the hub's start, so their cost may grow with the run."""
+"""Queries made only at the hub's start, so their cost may grow with the run."""
 
 WHOLE: Final = {
     ("read_leaderboard", "nodes"): "a row a node: it shows every node",
@@ -170,12 +170,12 @@ WHOLE: Final = {
     ("read_settings", "live_settings"): "a row a setting",
     ("begin_settings", "live_settings"): "a row a setting",
 }
-"""Tables that a query may read whole, by the method's name: they do not grow with rollouts, leases,
-fetches or steps.
+"""Tables that a query may read whole, with the reason: they do not grow with rollouts, leases, fetches or steps. Keys
+are (query, table).
 """
 
 WHOLE_RUN: Final = {"read_shares": "a node's page shows the steps of the whole run"}
-"""Queries whose result grows with the run, so that their cost must."""
+"""Queries whose result grows with the run, so their cost must grow too."""
 
 PARTIAL: Final = {index.name for table in metadata.tables.values() for index in table.indexes if index.dialect_kwargs}
 """Partial indexes: each contains only few of its table's rows."""
@@ -183,7 +183,7 @@ PARTIAL: Final = {index.name for table in metadata.tables.values() for index in 
 
 @dataclass(frozen=True)
 class Filled:
-    """A database with a run of `steps` steps, and the calls that come next."""
+    """A database with a run of `steps` steps, and the calls that the hub would make next."""
 
     url: str
     steps: int
@@ -207,7 +207,7 @@ class Filled:
         store.close()
 
     def calls(self, store: Store) -> Mapping[str, Callable[[], object]]:
-        """Return a call of each public method of the store, as the hub makes it every day."""
+        """Return a call for each query and public method of the store, as the hub makes it during a run."""
         newest = self.steps
         ids = [f"{newest}-0", f"{newest}-1"]
         return {
@@ -361,7 +361,7 @@ class Filled:
             store.read(read_events, wanted, limit=3)
 
     def _find_all_ways(self, store: Store) -> None:
-        """Search for rollouts by each index, and by unindexed conditions."""
+        """Search for rollouts by each index, and by conditions without an index."""
         for wanted in (
             RolloutFilter(),
             RolloutFilter(step=self.steps),
@@ -453,7 +453,7 @@ def _event() -> RunEvent:
 
 @contextmanager
 def statements_of(calls: Mapping[str, Callable[[], object]]) -> Iterator[list[tuple[str, str, Any]]]:
-    """Make each call, and yield its SQL as (name of the call, statement, one set of parameters)."""
+    """Make each call, and yield its SQL: (name of the call, statement, one set of parameters)."""
     heard: list[tuple[str, str, Any]] = []
     name = ""
 
@@ -471,8 +471,8 @@ def statements_of(calls: Mapping[str, Callable[[], object]]) -> Iterator[list[tu
 
 
 def stops_early(sql: str) -> bool:
-    """Return True if the statement reads an index from one end and stops after a few rows. The test of instructions
-    below confirms that.
+    """Return True if the statement reads an index from one end and stops after a few rows, as the count of SQLite's
+    instructions below confirms.
     """
     return re.search(r"ORDER BY \S+ DESC\s+LIMIT \S+( OFFSET \S+)?\s*(\) AS \w+|$)", sql) is not None
 
@@ -544,7 +544,7 @@ def test_no_daily_statement_scans_a_table_that_grows(tmp_path: Path, records: An
 
 
 def test_postgresql_finds_an_index_for_every_daily_statement(postgresql_url: str, records: Any) -> None:
-    """Given disabled sequential scans, PostgreSQL reads a whole table only if no index fits."""
+    """PostgreSQL with sequential scans disabled reads a whole table only if no index fits."""
     engine = connect(postgresql_url)
     with engine.begin() as connection:
         connection.execute(text("DROP SCHEMA public CASCADE"))
@@ -572,10 +572,10 @@ def test_postgresql_finds_an_index_for_every_daily_statement(postgresql_url: str
 def test_a_run_sixteen_times_as_long_costs_no_more_a_call(
     tmp_path: Path, records: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Count SQLite's own instructions, because a plan does not show how much of an index is read."""
+    """Count SQLite's own instructions, because a query plan does not show how much of an index is read."""
     for name in ("LOOKED_AT", "LOOKED_BACK"):
-        monkeypatch.setattr(browsing, name, 2 * FEW)  # As many as the short run has.
-    monkeypatch.setattr(old_fetches, "KEPT_VERSIONS", FEW // 2)  # So both runs have versions to forget.
+        monkeypatch.setattr(browsing, name, 2 * FEW)  # As many rows as the short run has.
+    monkeypatch.setattr(old_fetches, "KEPT_VERSIONS", FEW // 2)  # Both runs have versions to forget.
     costs: dict[int, Counter[str]] = {}
     for steps in (FEW, MANY):
         run = Filled(url=f"sqlite:///{tmp_path / f'{steps}.db'}", steps=steps, records=records)

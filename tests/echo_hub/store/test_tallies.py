@@ -28,7 +28,9 @@ from echo_shared.wire.messages import DropReason
 
 
 def counted(store: Store) -> tuple[Counter[Any], Counter[Any], Counter[Any]]:
-    """Count the rows: rollouts by state and by drop reason; (trained, tokens, received, dropped) by node."""
+    """Count the rows: rollouts by state and by drop reason, and trained rollouts, their tokens, received and dropped
+    rollouts by node.
+    """
     states: Counter[Any] = Counter()
     reasons: Counter[Any] = Counter()
     nodes: Counter[Any] = Counter()
@@ -44,7 +46,7 @@ def counted(store: Store) -> tuple[Counter[Any], Counter[Any], Counter[Any]]:
 
 
 def shown(store: Store) -> tuple[Counter[Any], Counter[Any], Counter[Any]]:
-    """Return the same counts from the tallies, which pages read."""
+    """Return the same counts from the tallies that pages read."""
     books = store.read(read_accounting)
     nodes: Counter[Any] = Counter()
     for row in store.read(read_leaderboard):

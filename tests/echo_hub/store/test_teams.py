@@ -1,5 +1,3 @@
-"""Teams: creating, joining and leaving them, and counting their work."""
-
 from __future__ import annotations
 
 from typing import Any

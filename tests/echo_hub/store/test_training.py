@@ -31,7 +31,7 @@ def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def books(store: Store) -> Mapping[str, list[Any]]:
-    """Return all credit totals. They are rounded, because sums in parts add in another order."""
+    """Return all credit totals, rounded, because sums that are made in parts add numbers in another order."""
     with open_to_read(store.engine) as connection:
         return {
             table.name: sorted(

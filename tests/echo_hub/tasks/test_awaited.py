@@ -18,7 +18,7 @@ PROBLEM = Problem(prompt="1+1=")
 
 
 class Meeting:
-    """Each call waits until a number of others are waiting too."""
+    """A task whose calls each wait until `size` calls are waiting."""
 
     name = "meeting"
     reward_bounds = (0.0, 2.0)

@@ -12,7 +12,6 @@ from echo_shared.errors import ConfigError
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Return a file of 100 addition problems."""
     return write(tmp_path / "data.jsonl", *({"prompt": f"{n}+1=", "answer": n + 1, "level": n % 3} for n in range(100)))
 
 

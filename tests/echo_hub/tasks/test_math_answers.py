@@ -148,7 +148,7 @@ EXPECTED = [
     st.sampled_from([None, *Form]),
 )
 def test_every_completion_gets_a_verdict(answer: str, expected: str, form: Form | None) -> None:
-    """Whatever a model writes, the answer is right or wrong; it must not raise an error."""
+    """Whatever a model writes must be judged right or wrong, and raise no error."""
     for completion in (answer, f"<answer>{answer}</answer>"):
         assert is_equal(completion, expected, question="Solve 2x < 6, or factor x^2-1.", form=form) in (True, False)
 
@@ -161,7 +161,6 @@ ALL = [*TABLE, *(group for groups in REPORTS.values() for group in groups)]
 
 
 def verdicts(group: dict[str, Any]) -> dict[str, bool]:
-    """Return whether each answer of a group in the file is judged as right."""
     form = Form(group["form"]) if "form" in group else None
     written = (lambda text: text) if group.get("as_is") else "<answer>{}</answer>".format
     answers = [*group["right"], *group["wrong"]]

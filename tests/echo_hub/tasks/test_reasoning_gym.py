@@ -20,7 +20,7 @@ REFUSED = {
     "simple_integration",
 }
 COSTLY = {"arc_agi", "rearc", "codeio", "knight_swap", "figlet_font", "group_anagrams"}
-"""Datasets that need tenths of a second or more per problem; the others test the same code."""
+"""Datasets that need a tenth of a second or more per problem; the cheaper ones test the same code."""
 
 
 @pytest.mark.parametrize("dataset", sorted(DATASETS.keys() - REFUSED - COSTLY))
@@ -192,7 +192,7 @@ def test_the_right_answer_in_tags_earns_one_and_wrong_ones_less(dataset: str) ->
 
 
 def wrong_answers(dataset: str, problem: Problem) -> list[str]:
-    """Return wrong answers to the problem: wrong in a part, wrong in everything, or right only in form."""
+    """Return wrong answers to the problem: wrong in one part, wrong in all parts, or right only in form."""
     right = problem.metadata["answer"]
     if dataset == "sokoban":
         return [right[:-1], "", "?", "the boxes are on their goals", "<answer>"]
@@ -253,7 +253,9 @@ for dataset in sys.argv[1:]:
 
 
 def audited(datasets: list[str]) -> list[str]:
-    """Return datasets that fail on marked completions, or run them as code, as Python's audit hooks show."""
+    """Return the datasets that fail on marked completions, or that run parts of these as code, as Python's audit hooks
+    show.
+    """
     command = [sys.executable, "-c", AUDIT, *datasets]
     said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=280).stdout
     return [line for line in said.splitlines() if line.startswith("!")]  # Skips the dots that some datasets print.

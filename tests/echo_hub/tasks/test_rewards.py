@@ -14,8 +14,6 @@ from echo_shared.errors import ConfigError, ScorerError
 
 
 class Own:
-    """A task that declares the bounds of its rewards."""
-
     name = "own"
 
     def __init__(self, reward_bounds: Any) -> None:

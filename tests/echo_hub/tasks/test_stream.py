@@ -65,7 +65,7 @@ def test_a_stream_skips_given_held_out_prompts() -> None:
 
 
 class Counted:
-    """Returns problems as another task would."""
+    """Gives the problems of another task, and counts the calls."""
 
     def __init__(self, task: Any) -> None:
         self.name = task.name
@@ -96,7 +96,7 @@ def test_prompts_that_do_not_fit_are_skipped_and_others_stay() -> None:
 
 
 class Changing(Counted):
-    """A task that breaks its promise: it returns another problem at each call."""
+    """A task that breaks the rule "one seed, one problem": it returns another problem at each call."""
 
     def sample(self, seed: int) -> Problem:
         self.samples += 1
@@ -109,8 +109,6 @@ def test_a_task_that_gives_another_problem_for_the_same_seed_is_found_out() -> N
 
 
 class Constant:
-    """A task that has only one problem."""
-
     name = "constant"
 
     def sample(self, seed: int) -> Problem:
@@ -134,7 +132,7 @@ def test_a_task_that_is_too_small_is_refused_when_the_stream_is_prepared() -> No
 
 
 class Numbered:
-    """Reads problems from a file, and counts how often each is read; some cannot be used."""
+    """Reads problems from a file, some of which cannot be used, and counts how often each is read."""
 
     name = "numbered"
     num_heldout = 0

@@ -1,4 +1,4 @@
-"""The real learner process on the built-in base, killed as suddenly as in a power cut."""
+"""The real learner process on the built-in base model, killed as suddenly as in a power cut."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def unrewarded(group: TrainingGroup) -> TrainingGroup:
 
 
 def planned(step: int, rollouts: str = "") -> list[PlannedGroup]:
-    """Return a step's batch as it is planned: ids and rewards, without tokens."""
+    """Return the batch of a step as it is planned: ids and rewards, without tokens."""
     return [PlannedGroup(step, (f"{step}-0{rollouts}",), (0.0, 1.0))]
 
 
@@ -83,7 +83,7 @@ def request(lease_id: int, policy_version: int) -> GroupRequest:
 
 
 def heldout(policy_version: int) -> list[GroupRequest]:
-    """Return held-out problems: three for the base, two dozen for a version."""
+    """Return held-out problems: three for the base model, two dozen for any other version."""
     return [
         replace(request(n, policy_version), indices=(0,), prompt_ids=PROMPTS[n % 3])
         for n in range(24 if policy_version else 3)
@@ -95,8 +95,6 @@ def completions(generated: Generated) -> dict[int, list[int]]:
 
 
 class OddSteps:
-    """Exports the adapters of odd steps."""
-
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
 
@@ -109,8 +107,6 @@ class OddSteps:
 
 
 class Reports(EventQueue):
-    """Passes each event on to the hub at once."""
-
     def __init__(self, hub: Hub) -> None:
         super().__init__()
         self._hub = hub
@@ -120,7 +116,7 @@ class Reports(EventQueue):
 
 
 class Hub:
-    """Stands for the hub: answers the trainer and collects its events."""
+    """Stand-in for the hub: answers the trainer and collects its events."""
 
     def __init__(self, run_dir: Path, spawned: SupervisedChild | None = None, **learner: Any) -> None:
         config = HubConfig(
@@ -131,7 +127,7 @@ class Hub:
         self.run_dir = run_dir
         self.events: list[Event] = []
         self.loaded: list[set[int]] = []
-        """Group ids of each read from the store."""
+        """For each read of the store: the ids of the groups."""
         self.at_batch: Callable[[], None] = lambda: None
         self.at_loss: Callable[[], None] = lambda: None
         self.at_computed: Callable[[int], None] = lambda step: None
@@ -149,12 +145,11 @@ class Hub:
         )
 
     async def batch(self, step: int) -> Sequence[TrainingGroup]:
-        """Return the step's batch: one group, whose id is the step."""
         self.at_batch()
         return batch(step)
 
     async def groups(self, wanted: Mapping[int, Sequence[str]]) -> Mapping[int, TrainingGroup]:
-        """Return groups without rewards. Those above 99 count as dropped meanwhile."""
+        """Return groups without rewards. Groups with an id above 99 were dropped meanwhile, so they are missing."""
         self.loaded.append(set(wanted))
         self._changes.notify()
         found = {group_id: batch(group_id)[0] for group_id in wanted if group_id < 100}
@@ -227,7 +222,7 @@ async def test_jobs_of_the_learner_and_its_death(hub: Hub, monkeypatch: pytest.M
                 os.kill(first_pid, signal.SIGKILL)
 
         def give_one_too_late() -> None:
-            """Request a step before the coordinator knows that the learner is lost."""
+            """Request a step after the process has died, before the coordinator knows that."""
             assert (trainer.pid, trainer.state) == (first_pid, LearnerState.DOWN)
             trainer.train(2)
 
@@ -270,7 +265,7 @@ async def handed_over(hub: Hub, *group_ids: int) -> None:
 
 async def test_groups_are_sent_before_their_step(tmp_path: Path) -> None:
     """Groups go to the learner as they arrive, so that a step needs only their rewards. The result must equal, byte for
-    byte, that of steps whose groups are read from the store, even if a group changed in between.
+    byte, that of steps whose groups are read from the store, even if a group has changed in between.
     """
     ahead, along = Hub(tmp_path / "ahead"), Hub(tmp_path / "along")
     told: list[list[int]] = []
@@ -303,7 +298,7 @@ async def test_groups_are_sent_before_their_step(tmp_path: Path) -> None:
 
 
 async def test_a_group_that_arrives_again_while_its_old_copy_is_dropped_is_held(hub: Hub) -> None:
-    """A group that was sampled again arrives while the full pipe delays the order to drop its old copy; the new one
+    """Group 2 was sampled again and arrives while the full pipe delays the order to drop the old copy; the new copy
     must be used.
     """
     large = np.zeros(2**20, np.int32)
@@ -326,8 +321,8 @@ async def test_a_group_that_arrives_again_while_its_old_copy_is_dropped_is_held(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 async def test_a_computed_step_is_dropped_if_its_plan_is_not_stored(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step may be computed before its plan is stored. If the process dies then, the step counts as never begun; after
-    a stored plan, it counts as done. No other job may run in between.
+    """Steps may be computed before their plan is stored, and count as done once the plan is stored. If the learner
+    process dies before that, the step counts as never begun. No other job may run in between.
     """
     monkeypatch.setattr(trainer_module, "RESTART_S", 0.0)
     async with hub.running(), asyncio.timeout(120):
@@ -341,7 +336,7 @@ async def test_a_computed_step_is_dropped_if_its_plan_is_not_stored(hub: Hub, mo
         os.kill(hub.trainer.pid, signal.SIGKILL)
         await hub.until(lambda: hub.events[-2:] == [LearnerLost(), LearnerReady(policy_version=0)])
         assert len((await evaluation).rollouts) == 3
-        hub.trainer.train(1)  # The plan was committed after all.
+        hub.trainer.train(1)  # The plan is stored now.
         await hub.until(lambda: hub.steps() == [1])
         hub.trainer.begin(2, planned(2))
         await hub.until(lambda: StepComputed(step=2) in hub.events)
@@ -365,8 +360,8 @@ async def test_a_computed_step_is_dropped_if_its_plan_is_not_stored(hub: Hub, mo
 async def test_an_evaluation_keeps_its_version_regardless_of_the_learner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While it runs, the learner trains a step, dies and loads another version: the evaluation must still use its own
-    version. If its caller is gone, it is abandoned.
+    """Evaluations keep their version while the learner trains a step, dies and loads another version. They are
+    abandoned once their caller is gone.
     """
     monkeypatch.setattr(trainer_module, "RESTART_S", 0.0)
     hub = Hub(tmp_path, micro_batch_tokens=64)

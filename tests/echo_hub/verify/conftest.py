@@ -28,13 +28,13 @@ STOP_ID = 1
 
 
 def adapters_in(directory: RunDirectory) -> dict[int, Path]:
-    """Return the directories of the first versions' adapters, which need not exist."""
+    """Return the adapters' directories of the first versions. The directories need not exist."""
     return {version: directory.adapter(version) for version in range(1, 12)}
 
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """A run directory with the adapters of versions 1 to `VERSIONS`, and a policy that samples with them."""
+    """A run directory with adapters of versions 1 to `VERSIONS`, and a policy that samples with them."""
 
     directory: RunDirectory
     settings: LearnerSettings
@@ -68,7 +68,7 @@ class Versions:
             return list(sample_groups(self.policy.model, requests))
 
     def drawn(self, version: int, *numbers: int, node_id: str = "a") -> list[DrawnRollout]:
-        """Return whole groups, sampled by one node with one version."""
+        """Return all rollouts of these groups, sampled by one node with one version."""
         requests = {number: self.request(number) for number in numbers}
         return [
             as_drawn(
@@ -79,7 +79,7 @@ class Versions:
 
 
 def as_drawn(rollout: FinishedRollout, request: GroupRequest, *spans: DrawnSpan) -> DrawnRollout:
-    """Return the rollout as sampled by these spans (node, version, number of tokens); the last one gets all remaining
+    """Return the rollout as sampled by these spans (node, version, number of tokens); the last span gets all remaining
     tokens.
     """
     *first, last = spans

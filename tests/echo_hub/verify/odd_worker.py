@@ -1,5 +1,5 @@
-"""A verifier process without a model. It dies on certain rollouts and roundings, by their names, or does not start. The
-rounding `deadly` ends one process, `fatal` every process.
+"""A stub of a verifier process, without a model. Certain rollouts and roundings end it, by their names, and some files
+in its directory keep it from starting. The rounding `deadly` ends the first process only, `fatal` every one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from echo_shared.records.rollout import unpack_payload
 
 
 def clean(count: int) -> Evidence:
-    """Return the evidence of `count` honestly sampled tokens."""
     return Evidence.of([0.0] * count, [-0.5] * count, [0.25] * count, [-0.5] * count)
 
 

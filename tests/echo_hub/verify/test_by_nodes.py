@@ -1,4 +1,4 @@
-"""The request to a node that checks a rollout, and the evidence in its answer, computed by hand."""
+"""The request to a node to check a rollout, and the evidence in the node's answer, computed by hand."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DRAWN = DrawnRollout(
     index=3,
 )
 U = draws.uniforms(7, 3, 3)
-"""The uniforms are 0.482, 0.724 and 0.050."""
+"""The uniforms u of the three tokens: 0.482, 0.724 and 0.050."""
 
 
 def result(below: list[float], logprobs: list[float], rollout_id: str = "1-0") -> CheckResult:
@@ -49,8 +49,8 @@ def result(below: list[float], logprobs: list[float], rollout_id: str = "1-0") -
 
 
 def test_each_sampler_gets_the_evidence_of_its_tokens() -> None:
-    """Token 1's interval contains its u. Token 2's ends at 0.7, below its u by 0.024, which is .12 in log-odds. Token
-    3's begins 0.25 above its u, or 2.1 in log-odds. Its claim is one nat off: its odds go from ln(.607 / .393) to
+    """Token 1's interval contains its u. Token 2's interval ends at 0.7, below u by 0.024, or .12 in log-odds. Token
+    3's begins 0.25 above u, or 2.1 in log-odds. Token 3's claim is one nat off: its odds go from ln(.607 / .393) to
     ln(.223 / .777).
     """
     found = finding_of(DRAWN, result([0.4, 0.7 - np.exp(-0.5), 0.3], [-0.5, -0.5, -0.5]))
@@ -90,8 +90,6 @@ def test_any_answer_gives_finite_evidence(below: list[float], logprobs: list[flo
 
 
 class Reports(EventQueue):
-    """Passes each event on to the test at once."""
-
     def __init__(self, reported: asyncio.Queue[Any]) -> None:
         super().__init__()
         self._reported = reported

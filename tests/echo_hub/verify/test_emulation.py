@@ -1,4 +1,6 @@
-"""Emulation of engines with few bits: rounding formats computed by hand, and a small model's forward pass with them."""
+"""Emulation of engines with few bits per weight: rounding formats computed by hand, and a small model's forward
+pass.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,6 @@ def linear(inputs: int, outputs: int = 8, *, bias: bool = False) -> torch.nn.Lin
 
 
 def block(*values: float) -> Tensor:
-    """Return one block of 32 values: these, then zeros."""
     return torch.tensor([*values, *[0.0] * (BLOCK - len(values))])
 
 
@@ -33,13 +34,13 @@ def block(*values: float) -> Tensor:
 
 
 def test_eight_bits_by_hand() -> None:
-    """The largest value is 127, so the scale is 1 and values are rounded to integers."""
+    """Scale 1, because the largest value is 127: values are rounded to integers."""
     found = in_blocks(block(127.0, -3.4, 0.6, -0.4), symmetric(8))
     assert found[:4].tolist() == [127.0, -3.0, 1.0, 0.0] and found.shape == (BLOCK,)
 
 
 def test_the_scale_is_of_half_precision() -> None:
-    """1 / 127 is .0078740, and .0078735 in float16; so 127 scales are .99994 instead of 1."""
+    """The scale 1 / 127 is .0078740, but .0078735 in float16, so 127 scales are .99994 instead of 1."""
     scale = float(np.float16(1.0 / 127.0))
     found = in_blocks(block(1.0, 0.5), symmetric(8))
     assert found[0] == pytest.approx(127 * scale, rel=1e-6) and found[0] != 1.0
@@ -47,13 +48,13 @@ def test_the_scale_is_of_half_precision() -> None:
 
 
 def test_four_bits_by_hand() -> None:
-    """The largest value is 7, so the scale is 1; 4 bits hold -8 to 7."""
+    """Scale 1, because the largest value is 7; four bits can hold -8 to 7."""
     found = in_blocks(block(7.0, -7.0, 2.6, -0.4), symmetric(4))
     assert found[:4].tolist() == [7.0, -7.0, 3.0, 0.0]
 
 
 def test_an_affine_block_by_hand() -> None:
-    """-1 to 14 are 15 steps of 1. The lowest value is exact, and 0 is one of the steps."""
+    """From -1 to 14 are 15 steps of 1. The lowest value is exact, and 0 is one of the steps."""
     found = in_blocks(block(14.0, -1.0, 5.4, 5.6), affine(4))
     assert found[:5].tolist() == [14.0, -1.0, 5.0, 6.0, 0.0]
 
@@ -92,7 +93,7 @@ def test_no_value_is_off_by_more_than_half_a_step(bits: int, error: float) -> No
 
 
 def test_the_largest_values_stay_finite() -> None:
-    """Above 8 million, a value's scale exceeds the range of float16."""
+    """Values above 8 million have a block scale beyond the range of float16."""
     for rounding in (symmetric(8), symmetric(4), affine(4)):
         assert in_blocks(block(1e7, -1e7, 1.0), rounding).isfinite().all()
 
@@ -113,8 +114,8 @@ def test_the_largest_values_stay_finite() -> None:
     ],
 )
 def test_a_layers_rounding_equals_hand_computed_values(size: int, precision: str, packed, packed_whole) -> None:
-    """Weights are rounded to the format and inputs to 8 bits. K-quants need whole superblocks; other sizes use a
-    simpler format.
+    """Weights are rounded to the format and inputs to 8 bits. K-quants need whole superblocks; layers of other sizes
+    use a simpler format.
     """
     layer, inputs = linear(size), torch.randn(5, size)
     with emulating(precision, weights(layer)):
@@ -134,7 +135,7 @@ def test_a_bias_is_not_rounded() -> None:
 
 
 def test_products_of_other_matrices_are_not_rounded() -> None:
-    """Only products with base weights are quantised, unlike adapters and attention."""
+    """Only products with base weights are quantised; those of adapters and attention are not."""
     one, other = torch.randn(4, 64), torch.randn(64, 4)
     with emulating("q4_0", weights(linear(64))):
         assert torch.equal(one @ other, torch.mm(one, other))
@@ -142,7 +143,7 @@ def test_products_of_other_matrices_are_not_rounded() -> None:
 
 
 def test_a_mantissa_by_hand() -> None:
-    """Given a mantissa of 7 bits, steps between 1 and 2 are 2**-7. So 1 + 3 * 2**-9 becomes 1 + 2**-7, and 1 + 2**-9
+    """With a mantissa of 7 bits, the step between 1 and 2 is 2**-7: 1 + 3 * 2**-9 becomes 1 + 2**-7, and 1 + 2**-9
     becomes 1; half a step is rounded away from 0. The range stays that of float32.
     """
     step = 2.0**-7
@@ -154,7 +155,7 @@ def test_a_mantissa_by_hand() -> None:
 
 @pytest.mark.parametrize(("precision", "bits", "dtype"), [("f16", 10, torch.float16), ("bf16", 7, torch.bfloat16)])
 def test_half_precision_rounds_every_result(precision: str, bits: int, dtype: torch.dtype) -> None:
-    """Results must equal those of a tensor of that precision, except for ties."""
+    """Results must equal those of tensors of that precision, except for ties."""
     layer, inputs = linear(64), torch.randn(5, 64)
     with emulating(precision, weights(layer)):
         product = layer(inputs)
@@ -166,7 +167,7 @@ def test_half_precision_rounds_every_result(precision: str, bits: int, dtype: to
 
 
 def test_half_precision_keeps_its_range() -> None:
-    """Such models compute sums of squares in float32, so large values must not overflow."""
+    """Models in half precision compute sums of squares in float32, so large values must not overflow."""
     layer = linear(64)
     for precision in ("f16", "bf16"):
         with emulating(precision, weights(layer)):
@@ -199,7 +200,7 @@ def test_an_error_ends_the_emulation() -> None:
 
 
 def test_two_layers_in_sequence_keep_their_weights() -> None:
-    """Packed weights are kept for the next product, which must not be mistaken for another layer's."""
+    """Packed weights of a layer are kept for the next product, which must not use them for another layer."""
     first, second, inputs = linear(64, 64), linear(64, 64), torch.randn(5, 64)
     second.weight.mul_(2.0)
     with emulating("q8_0", weights(first, second)):
@@ -210,7 +211,7 @@ def test_two_layers_in_sequence_keep_their_weights() -> None:
 
 
 def test_parts_of_a_weight_are_rounded_like_the_whole() -> None:
-    """Output layers are computed a few rows at a time."""
+    """Output layers are computed a few rows at a time, which must not change their rounding."""
     layer, inputs = linear(64, 12), torch.randn(5, 64)
     with emulating("q4_0", weights(layer)):
         whole = inputs @ layer.weight.T
@@ -227,7 +228,7 @@ def held_in(versions: Versions, precision: str) -> Policy:
 
 
 def batches(tokens: int) -> list[MicroBatch]:
-    """Return two prompts with three completions each, packed into one forward pass or row by row."""
+    """Return two prompts with three completions each, in one forward pass or, with few `tokens`, row by row."""
     rng = np.random.default_rng(4)
     groups = [
         WeightedGroup(
@@ -256,7 +257,9 @@ def with_adapter(policy: Policy, versions: Versions, version: int) -> Policy:
 @pytest.mark.parametrize("packs_up_to", [0, 10**6])
 @pytest.mark.parametrize("version", [1, 3])
 def test_f32_of_a_bfloat16_policy_equals_the_float32_policy(versions: Versions, version: int, packs_up_to: int) -> None:
-    """Policies held in bfloat16 must compute in float32 for the format f32, packed or row by row, with an adapter."""
+    """Policies held in bfloat16 must compute in float32 for the format f32, packed or row by row, and with an
+    adapter.
+    """
     coarse = with_adapter(held_in(versions, "bfloat16"), versions, version)
     exact = with_adapter(held_in(versions, "float32"), versions, version)
     with torch.no_grad():
@@ -294,7 +297,7 @@ def test_few_bits_are_farther_off_than_many(versions: Versions) -> None:
 
 
 def test_the_adapter_itself_is_not_packed(versions: Versions) -> None:
-    """Engines keep adapters in float32 or half precision, so they are not quantised."""
+    """Engines keep adapters in float32 or half precision, so adapters are not quantised."""
     policy = held_in(versions, "float32")
     own = {parameter.untyped_storage().data_ptr() for parameter in policy.parameters.values()}
     assert own and not own & policy.base_storages

@@ -1,4 +1,4 @@
-"""The verifier measures the rounding scale of engines with few bits, here on a small model."""
+"""The verifier measures the rounding scale of an engine with few bits, here on a small model."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def exact(versions: Versions) -> Measured:
 
 
 def scales(shown: Evidence) -> tuple[float, float]:
-    """Return the scales of draws and claims that the hub would assume from this evidence."""
+    """Return the scales of draws and claims, in nats, that the hub would assume after this measurement."""
     numerics = Numerics()
     numerics.measured("q8_0", shown)
     honest = numerics.honest(NumericsClass("x", "q8_0"))
@@ -53,7 +53,7 @@ def num_positions(groups: list[WeightedGroup]) -> int:
 
 
 def test_prompts_are_completed_until_enough_positions_exist(exact: Measured) -> None:
-    """Measuring costs time: as few batches of prompts as needed, and each prompt once."""
+    """Measuring costs time, so it uses as few batches of prompts as needed, and each prompt once."""
     assert all(len(group.rollouts) == 1 for group in exact.groups)
     assert len(exact.groups) % TOGETHER == 0 and len(exact.groups) < len(PROMPTS)
     assert POSITIONS <= num_positions(exact.groups) < POSITIONS + TOGETHER * MAX_TOKENS
@@ -83,7 +83,7 @@ def test_few_bits_are_coarser_than_many(exact: Measured) -> None:
 
 
 def test_a_bfloat16_verifier_finds_f32_coarser(versions: Versions, exact: Measured) -> None:
-    """Honest nodes differ by the verifier's own rounding too, so measurements must include this rounding."""
+    """Honest nodes differ from the verifier by its own rounding too, so a measurement must include this rounding."""
     coarse = Measured(versions, "bfloat16")
     shown = coarse("f32")
     assert scales(shown)[1] > scales(exact("f32"))[1] and shown.claims[0] < shown.num_claims
@@ -100,7 +100,7 @@ def test_the_same_seed_gives_the_same_evidence(exact: Measured) -> None:
 
 
 def test_an_honest_engine_of_the_rounding_is_not_convicted(exact: Measured) -> None:
-    """Other samples than the measured ones must pass. An engine of four bits that reports eight must be found."""
+    """Other samples than the measured ones must pass. An engine of four bits that reports eight must be convicted."""
     for rounding in ("f32", "bf16", "q8_0", "q4_0"):
         numerics = Numerics()
         numerics.measured("q8_0", exact(rounding))

@@ -34,12 +34,12 @@ ODD = "tests.echo_hub.verify.odd_worker"
 
 @dataclass(slots=True)
 class Told:
-    """Collects the verifier's answers about rollouts."""
+    """Answers of the verifier about rollouts and roundings."""
 
     of: dict[str, tuple[NodeEvidence, ...] | str] = field(default_factory=dict)
     measurements: list[tuple[str, Evidence | None]] = field(default_factory=list)
     order: list[str] = field(default_factory=list)
-    """Names of answered rollouts and roundings, in order."""
+    """Rollout ids and roundings, in the order in which they were answered."""
     seconds: float = 0.0
     news: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -106,7 +106,7 @@ def made(
 
 
 class Committed:
-    """Stands for the store: committed rollouts and prompts. `loads` collects the number of rollouts in each read."""
+    """Stand-in for the store: committed rollouts and prompts. `loads` collects the number of rollouts in each read."""
 
     def __init__(self, rollouts: Sequence[DrawnRollout], loads: list[int] | None = None) -> None:
         self._kept = {one.rollout_id: one for one in rollouts}
@@ -193,7 +193,7 @@ async def test_a_killed_process_loses_no_request(versions: Versions) -> None:
         await told.all_of([first.rollout_id])
         killed = checker.pid
         assert killed is not None
-        os.kill(killed, signal.SIGSTOP)  # It answers no request from here on.
+        os.kill(killed, signal.SIGSTOP)  # The process answers no request from here on.
         for rollout_id in ids:
             checker.submit(rollout_id, is_urgent=True)
         asyncio.get_running_loop().call_soon(os.kill, killed, signal.SIGKILL)
@@ -307,7 +307,7 @@ async def test_the_urgent_ones_go_first(versions: Versions, tmp_path: Path, monk
 
 
 async def test_a_measurement_comes_before_later_checks(versions: Versions, tmp_path: Path) -> None:
-    """Measurements must precede even earlier checks that have not begun."""
+    """Measurements must come even before earlier checks that have not begun."""
     ids = [f"{number}-0" for number in range(3)]
     checker = made(versions, tmp_path, [of_one_token(rollout_id) for rollout_id in ids], module=ODD)
     checker.submit(ids[0], is_urgent=False)
@@ -335,7 +335,7 @@ async def test_a_measurement_waits_for_nothing(versions: Versions, tmp_path: Pat
 async def test_a_measurement_hastens_no_check(
     versions: Versions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Checks waiting for a full batch must continue to wait."""
+    """Checks that wait for a full batch must continue to wait."""
     monkeypatch.setattr(verifier, "COMPANY_S", 1e6)
     checker = made(versions, tmp_path, [of_one_token("1-0")], module=ODD)
     async with working(checker) as told:
@@ -374,7 +374,6 @@ async def test_a_process_that_dies_while_measuring_is_asked_again(versions: Vers
 
 @pytest.mark.usefixtures("soon")
 async def test_a_rounding_that_ends_every_process_is_abandoned(versions: Versions, tmp_path: Path) -> None:
-    """Checks must continue after it."""
     checker = made(versions, tmp_path, [of_one_token("1-0")], module=ODD)
     checker.measure("fatal", 0)
     async with working(checker) as told:
@@ -389,7 +388,7 @@ async def test_a_rounding_that_ends_every_process_is_abandoned(versions: Version
 @pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize("trouble", ["no_base", "dies_at_once"])
 async def test_without_a_working_process_nothing_is_measured(versions: Versions, tmp_path: Path, trouble: str) -> None:
-    """Callers must get an answer, also while the verifier pauses after failures."""
+    """Requesters must get an answer, even while the verifier pauses after failures."""
     (tmp_path / trouble).touch()
     checker = made(versions, tmp_path, [], module=ODD)
     checker.measure("f32", 0)
@@ -411,7 +410,7 @@ async def test_an_impossible_measurement_is_reported_and_others_continue(version
 
 
 async def test_a_real_process_measures(versions: Versions) -> None:
-    """With a version that exists and one that was removed; a check afterwards must still work."""
+    """Measure a version that exists and a removed one; a check afterwards must still work."""
     (honest, *_) = versions.drawn(2, 3)
     checker = made(versions, versions.directory.root, [honest])
     for rounding, version in (("f32", 2), ("q4_0", 2), ("q8_0", 9)):

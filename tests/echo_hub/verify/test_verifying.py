@@ -1,4 +1,4 @@
-"""Checks in a hub, by the stub process `odd_worker`."""
+"""Checks of rollouts in a hub, by the stub process `odd_worker`."""
 
 from __future__ import annotations
 

@@ -38,7 +38,6 @@ def made(versions: Versions) -> Made:
 def answers(
     examiner: Examiner, rollouts: Sequence[DrawnRollout], directory: RunDirectory
 ) -> dict[str, tuple[NodeEvidence, ...] | str]:
-    """Return each rollout's answer, and check that none is missing."""
     found = list(examiner.examine(rollouts, adapters_in(directory)))
     assert sorted(frame["rollout_id"] for frame in found) == sorted(one.rollout_id for one in rollouts)
     return {frame["rollout_id"]: frame.get("cannot") or unpack_spans(frame["spans"]) for frame in found}
@@ -49,7 +48,7 @@ def is_clean(shown: Evidence) -> bool:
 
 
 def all_logits(versions: Versions, drawn: DrawnRollout, version: int) -> NDArray[np.float32]:
-    """Return the logits [T, V] before each token of the completion, from one sequence alone."""
+    """Return the logits [T, V] before each token of the completion, computed for this sequence alone."""
     ids = np.concatenate([drawn.prompt_ids, drawn.completion_ids]).astype(np.int64)
     with versions.policy.holding(versions.policy.read_adapter(versions.directory.adapter(version))), torch.no_grad():
         logits_TV: NDArray[np.float32] = versions.policy.model(input_ids=torch.from_numpy(ids)[None]).logits[0].numpy()
@@ -57,7 +56,7 @@ def all_logits(versions: Versions, drawn: DrawnRollout, version: int) -> NDArray
 
 
 def by_hand(versions: Versions, drawn: DrawnRollout, version: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the lower ends of intervals and the log-probabilities [T], from one sequence alone."""
+    """Return the lower ends of intervals and the log-probabilities [T], computed for this sequence alone."""
     logits_TV = all_logits(versions, drawn, version)
     return draws.interval(logits_TV, drawn.completion_ids, temperature=versions.settings.temperature)
 
@@ -71,7 +70,7 @@ def test_honest_samples_pass_in_any_batch(versions: Versions, made: Made) -> Non
 
 
 def test_evidence_equals_its_definition(versions: Versions, made: Made) -> None:
-    """Rollouts with a wrong version and shifted claims, so that tokens fall into many classes of deviation."""
+    """Rollouts with a wrong version and shifted claims, so that their tokens fall into many classes of deviation."""
     rollouts = [
         replace(
             one,
@@ -95,8 +94,8 @@ def test_evidence_equals_its_definition(versions: Versions, made: Made) -> None:
 
 
 def going_on(versions: Versions, number: int) -> list[DrawnRollout]:
-    """Return completions that three nodes sampled in turn: a 2 tokens with version 1, b 3 more with version 1, c the
-    rest with version 2.
+    """Return completions that three nodes sampled in turn: node a 2 tokens with version 1, node b 3 more with version
+    1, node c the rest with version 2.
     """
     request = versions.request(number, size=32)
     parts = [("a", 1, 2), ("b", 1, 3), ("c", 2, 0)]
@@ -118,7 +117,7 @@ def test_every_span_is_judged_under_its_version_for_its_node(versions: Versions,
 
 @pytest.mark.parametrize(("forger", "place"), [("a", 1), ("b", 3), ("c", 5)])
 def test_a_forged_span_counts_only_against_its_node(versions: Versions, made: Made, forger: str, place: int) -> None:
-    """Later tokens depend on the forged ones, but the nodes that sampled them were honest."""
+    """Later tokens depend on the forged ones, but the nodes that sampled the later ones were honest."""
     forged = []
     for one in going_on(versions, 51):
         claims = one.behavior_logprobs.copy()
@@ -146,7 +145,6 @@ def test_tokens_of_another_version_lie_outside(versions: Versions, made: Made) -
 
 
 def greedy(versions: Versions, version: int, *numbers: int) -> list[DrawnRollout]:
-    """Return the most likely completion of each prompt."""
     requests = {number: versions.request(number, size=1) for number in numbers}
     with versions.policy.holding(versions.policy.read_adapter(versions.directory.adapter(version))):
         drawn = list(sample_groups(versions.policy.model, list(requests.values()), most_likely))
@@ -155,8 +153,8 @@ def greedy(versions: Versions, version: int, *numbers: int) -> list[DrawnRollout
 
 
 def test_a_greedy_choice_next_to_sampled_rollouts_shows_nothing(versions: Versions, made: Made) -> None:
-    """Its claims belong to a temperature near 0 and are ignored. Sampled rollouts of the same batch must not be
-    affected.
+    """Claims of a greedy choice belong to a temperature near 0, so they are ignored. Sampled rollouts of the same batch
+    must not be affected.
     """
     chosen = [replace(one, behavior_logprobs=one.behavior_logprobs * 0) for one in greedy(versions, 1, *range(6))]
     rollouts = [*versions.drawn(1, 30), *chosen]
@@ -323,7 +321,7 @@ PROMPTS = [np.array([number + 2, 7, 9], np.int32) for number in range(4)]
 
 
 def test_a_rounding_is_measured_with_a_version(versions: Versions, made: Made) -> None:
-    """Evidence must be honest under this version, whatever version the last check used."""
+    """Evidence must be honest under the given version, whatever version the last check used."""
     examiner = made()
     list(examiner.examine(versions.drawn(3, 0), versions.adapters))
     frame = examiner.measure("f32", 1, versions.adapters, PROMPTS)
@@ -333,7 +331,7 @@ def test_a_rounding_is_measured_with_a_version(versions: Versions, made: Made) -
 
 
 def test_checks_are_unchanged_by_a_measurement(versions: Versions, made: Made) -> None:
-    """Measurements load an adapter; the following checks must load theirs, or none."""
+    """Measurements load an adapter; the checks after them must load theirs, or none."""
     examiner, rollouts = made(), [*versions.drawn(0, 1), *versions.drawn(2, 2)]
     before = answers(examiner, rollouts, versions.directory)
     examiner.measure("q4_0", 3, versions.adapters, PROMPTS)
@@ -350,7 +348,7 @@ def test_without_prompts_nothing_can_be_measured(versions: Versions, made: Made)
 
 
 def test_a_model_with_nan_outputs_measures_nothing(versions: Versions, made: Made) -> None:
-    """Given NaN the finest scale would be the most likely one, and honest nodes would seem to forge."""
+    """With NaN outputs the finest scale would seem the most likely one, and honest nodes would seem to forge."""
     examiner = made()
     frame = examiner.measure("f32", 0, versions.adapters, PROMPTS)
     assert "evidence" in frame

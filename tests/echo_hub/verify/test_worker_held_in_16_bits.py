@@ -1,4 +1,4 @@
-"""A verifier whose device has memory for the base in 16 bits only; it computes in float32 all the same."""
+"""A verifier whose device has memory for the base only in 16 bits; it must compute in float32 all the same."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def in_files_of(versions: Versions, directory: Path, dtype: torch.dtype, *, but:
 
 
 def opened(versions: Versions, *, fits: bool, monkeypatch: pytest.MonkeyPatch) -> Examiner:
-    """Open an examiner; `fits`: the device has memory for the base in float32."""
+    """Open an examiner on a device that has (`fits`) or lacks the memory for the base in float32."""
     monkeypatch.setattr(worker, "is_float32_affordable", lambda settings: fits)
     return Examiner.open({"settings": versions.settings.model_dump(mode="json"), "kept": 3})
 
@@ -42,7 +42,9 @@ def opened(versions: Versions, *, fits: bool, monkeypatch: pytest.MonkeyPatch) -
 def test_16_bit_storage_gives_the_findings_of_float32(
     versions: Versions, tmp_path: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Honest rollouts of several versions must pass, and forged ones must give the same evidence, up to rounding."""
+    """Honest rollouts of several versions must pass, and forged ones must give the same evidence as with float32, up to
+    rounding.
+    """
     own = in_files_of(versions, tmp_path, dtype)
     honest = [one for version in (0, 1, 3) for one in own.drawn(version, 10 * version, 10 * version + 1)]
     forged = [
@@ -98,7 +100,7 @@ def test_files_of_one_16_bit_type_are_held_in_it(versions: Versions, tmp_path: P
 
 
 def test_any_other_files_are_held_in_float32(versions: Versions, tmp_path: Path) -> None:
-    """16 bits of one kind cannot represent the other kind or float32 exactly."""
+    """One kind of 16 bits cannot represent the other kind or float32 exactly, so such files are held in float32."""
     assert stored_dtype(versions.settings.base_dir) is torch.float32
     mixed = in_files_of(versions, tmp_path, torch.bfloat16, but="model.norm.weight")
     assert stored_dtype(mixed.settings.base_dir) is torch.float32

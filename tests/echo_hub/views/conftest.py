@@ -1,4 +1,4 @@
-"""Parts of a hub that its pages read, with scripted answers."""
+"""Scripted stand-ins for the parts of a hub that its pages read."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ STARTED = 900.0
 
 
 def evaluated(version: int, accuracy: float, *, at: float = 1.0) -> list[Evaluation]:
-    """Return a greedy evaluation of this accuracy, and a sampled one with half the accuracy."""
+    """Return a greedy evaluation with this accuracy, and a sampled one with half of it."""
     greedy = Evaluation(
         policy_version=version,
         kind=EvaluationKind.GREEDY,
@@ -70,7 +70,7 @@ def evaluated(version: int, accuracy: float, *, at: float = 1.0) -> list[Evaluat
 
 
 class Hub:
-    """Parts of a hub that its pages read. Messages of nodes pass through real parts into a real store."""
+    """The parts of a hub that its pages read. Nodes' messages pass through real parts into a real store."""
 
     def __init__(self, driven: Any, directory: RunDirectory, **run: Any) -> None:
         self.driven = driven
@@ -131,7 +131,7 @@ class Hub:
         return replace(mid_run, **self.said)
 
     async def check_name(self, node: NodeInfo) -> None:
-        """Accept every name."""
+        """Accept every node's name."""
 
     async def remember(self, node: NodeInfo) -> None:
         await self.driven.async_store.on_writer(
@@ -157,7 +157,7 @@ class Hub:
         """Admit every node."""
 
     def node_joined(self, node: NodeInfo) -> None:
-        """Do nothing, like the two functions below: nothing is distributed."""
+        """Do nothing, as the two functions below do: versions are not distributed here."""
 
     def node_left(self, node_id: str) -> None: ...
 

@@ -26,7 +26,7 @@ PATIENCE_S: Final = 30.0
 
 @pytest.fixture
 def long_books(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a read of all nodes count as slow."""
+    """Let every read of all nodes count as slow."""
     monkeypatch.setattr(beside, "QUICK_S", -1.0)
     monkeypatch.setattr(beside, "REST", 1e9)
     monkeypatch.setattr(all_nodes, "FRESH_S", -1.0)
@@ -69,7 +69,7 @@ def test_small_books_are_read_whole_for_every_look(store: Store, monkeypatch: py
 
 @pytest.fixture
 def asked(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
-    """Return a list that collects, for each view, the nodes whose rows are read singly."""
+    """Return a list that collects, for each view, the ids of the nodes whose rows were read singly."""
     found = list[set[str]]()
 
     def heard(connection: Connection, **wanted: Any) -> list[NodeTotals]:

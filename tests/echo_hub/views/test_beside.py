@@ -14,7 +14,7 @@ PATIENCE_S = 30.0
 
 
 class Books:
-    """Counts reads. Each read returns its thread; tests can block reads."""
+    """Counts the reads. Each read returns its thread, and a test can block reads."""
 
     def __init__(self) -> None:
         self.num_read = 0

@@ -1,4 +1,4 @@
-"""The leaderboard, requested by many clients at the same time."""
+"""Many clients request the leaderboard at the same time."""
 
 from __future__ import annotations
 

@@ -26,7 +26,6 @@ def said(workload: Workload, *nodes: NodeClass) -> str:
 
 @pytest.fixture
 async def written(make_hub: Any) -> Any:
-    """Return a hub whose store is written by the test alone."""
     hub = await make_hub(running=False)
     write_books(hub.driven.store)
     return hub
@@ -95,7 +94,7 @@ def test_without_nodes_the_advice_names_none() -> None:
 
 
 async def test_the_view_of_a_run_with_handmade_records(written: Any) -> None:
-    """Steps are planned every 4 s and train 2 s. In between are 1.9 s of waiting and 0.1 s of hand-off."""
+    """Steps are planned every 4 s and train for 2 s. In between come 1.9 s of waiting and 0.1 s of hand-off."""
     views = CapacityViews(store=written.driven.store, started_at=BEGAN)
     view = views.read(written.config, None, waits_for=None)
     assert view is not None

@@ -34,7 +34,6 @@ def test_how_long_a_node_had_work(spans: list[tuple[float, float]], seconds: flo
 
 @pytest.fixture
 async def hub(make_hub: Any) -> Any:
-    """Return a hub whose store is written by the test alone."""
     return await make_hub(running=False)
 
 
@@ -149,7 +148,7 @@ async def test_the_engines_warm_up_does_not_count(hub: Any) -> None:
 
 
 async def test_many_nodes_that_returned_little_are_measured_together(hub: Any) -> None:
-    """The slow node returned two rollouts, too few to be measured alone; its kind is measured as a whole."""
+    """Nodes of the slow node's kind are measured together, because two rollouts are too few to measure it alone."""
     store = hub.driven.store
     write_books(store, steps=1)
     pace = read_pace(store, hub.config, newest_steps(store), None)
@@ -178,8 +177,8 @@ async def test_sequential_knows_no_staleness(make_hub: Any) -> None:
 
 
 def test_a_lease_that_waits_for_its_version_is_no_work() -> None:
-    """Versions are trained at 10 and 20 s and reach the nodes 2 s later. Until then their leases wait, which is no
-    work.
+    """Versions are trained at 10 and 20 s and reach the nodes 2 s later. Leases that wait for their version until then
+    are no work.
     """
     leases = [(5.0, 6.0), (10.0, 15.0), (11.0, 11.5), (13.0, 14.0), (20.5, 23.0)]
     there = [(5.0, 6.0), (12.0, 15.0), (11.5, 11.5), (13.0, 14.0), (22.0, 23.0)]
@@ -188,8 +187,8 @@ def test_a_lease_that_waits_for_its_version_is_no_work() -> None:
 
 
 def test_throughput_is_that_of_a_node_with_enough_to_do() -> None:
-    """Forty rollouts are sampled at once. Ten more, leased with them, come afterwards and leave slots free, so only the
-    forty show the node's throughput.
+    """Forty rollouts are sampled at once. Ten more, leased at the same time, come later and leave slots free, so only
+    the forty show the throughput of the node.
     """
     leases = [(0.0, 0.0, 0.5)] * 40 + [(0.0, 0.5, 1.0)] * 10
     assert busy_rate(leases) == pytest.approx(80.0)

@@ -62,7 +62,7 @@ async def test_the_log_is_on_the_page_and_still_there_after_a_restart(hub: Any) 
     log.addHandler(hub.event_log)
     log.warning("the learner died", extra={"event": "learner_died", "data": {"deaths": 1}})
     log.removeHandler(hub.event_log)
-    await asyncio.sleep(0)  # Lets the event loop pass the line to the driver.
+    await asyncio.sleep(0)  # Let the event loop pass the line to the driver.
     await hub.driven.driver.commit_noted()
     (event,) = (await hub.pages.run_view()).events
     assert (event.text, event.kind, event.warning, event.data) == (
@@ -94,7 +94,7 @@ async def test_health_is_of_this_moment(hub: Any) -> None:
 async def test_a_figure_that_is_added_to_the_table_is_shown_everywhere(
     hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Single entries in the table must be enough for page (chart and column), JSON, /metrics and TensorBoard."""
+    """Each entry in the table must be enough for page (chart and column), JSON, /metrics and TensorBoard."""
     added = StepFigure(
         key="surprise",
         label="of the policy",
@@ -149,7 +149,7 @@ async def test_pages_know_the_foremost_and_the_connected_and_count_all(
 
 
 async def test_leases_are_shown_as_of_the_request(hub: Any) -> None:
-    """The coordinator leases more while a thread reads; the page must show one moment."""
+    """Pages must show one moment, although the coordinator leases more while a thread reads."""
     await hub.join("a")
     live = dict.fromkeys(("a", "b"), 3)
     moment = hub.now()

@@ -76,7 +76,7 @@ async def test_continued_rollouts_are_shown(hub: Any) -> None:
 
 
 async def test_a_run_is_over_when_the_hub_says_so(hub: Any, make_evaluations: Any) -> None:
-    """Pages must not infer this from store or coordinator, because the hub may still be busy."""
+    """Pages must not infer the run's end from store or coordinator, because the hub may still be evaluating."""
     await hub.join("a")
     await hub.train_to_the_end()
     view = await hub.pages.run_view()
@@ -211,7 +211,7 @@ async def test_a_learner_at_work_waits_for_nothing(hub: Any) -> None:
 
 
 async def test_a_runs_activity_is_the_one_that_must_end_first(hub: Any, make_evaluations: Any) -> None:
-    """Several activities may apply at once. Pages show the activity that must end first."""
+    """Several activities may apply at once; pages show the one that must end first."""
 
     async def doing(**said: Any) -> Doing:
         hub.said = said

@@ -25,8 +25,8 @@ SETTINGS = CoordinatorSettings(mode="async", steps=1, groups_per_step=1, group_s
 
 
 class Checking:
-    """Owns groups that are neither for training nor for evaluation. Its leases name a version of its own, and ended
-    episodes are dropped.
+    """Owner of groups that are neither for training nor for evaluation. A group's seed serves as its leases' version,
+    and a group is dropped when one of its episodes ends.
     """
 
     for_learner = False
@@ -120,7 +120,6 @@ def test_turns_may_have_an_advantage_even_if_episodes_have_none() -> None:
 
 
 def test_a_further_kind_of_owner_takes_one_class() -> None:
-    """New kinds of group owners need only one class: ledger and leasing stay unchanged."""
     out = Outbox()
     books, nodes = ledger(out)
     checking = Checking(books)

@@ -50,8 +50,8 @@ def test_a_rollouts_whole_life_is_recorded_and_receipted() -> None:
 
 
 def test_a_trained_step_names_rollouts_sampled_by_several_nodes() -> None:
-    """Credit for such rollouts is divided by tokens. Rollouts of one node are not listed, even with
-    several versions.
+    """Credit for a rollout that several nodes sampled is divided by tokens, so the trained step lists it; rollouts of
+    one node are not listed, even with several versions.
     """
     books = Books()
     books.open(0)
@@ -73,8 +73,8 @@ def test_a_trained_step_names_rollouts_sampled_by_several_nodes() -> None:
 
 
 def test_a_complete_group_is_handed_over_and_again_if_a_rollout_changes() -> None:
-    """The learner gets a group before its rewards are known, to save time later. If a rollout is replaced, the
-    learner's copy is wrong, so the group is sent again. The last turn of a multi-turn episode is unknown until then.
+    """Complete groups go to the learner before their rewards are known, to save time later. If a rollout is replaced
+    afterwards, the learner's copy is wrong, so the group is sent again.
     """
     books = Books()
     ledger = books.ledger
@@ -327,8 +327,8 @@ def test_with_credit_by_turn_a_group_of_equal_rewards_may_have_an_advantage(
 
 
 def test_a_missing_rollout_may_be_as_long_as_any_completion() -> None:
-    """Missing rollouts may be as long as the longest completions. Assuming the prompt's usual length would make their
-    node seem far too slow.
+    """Overdue rollouts count as long as the longest completions: with the prompt's usual length, their node would seem
+    far too slow.
     """
     books = Books()
     books.open(0)

@@ -1,5 +1,5 @@
-"""Which nodes are active: enough for the learner, within the spending cap, cheap, seldom changed; nodes on standby are
-told why.
+"""The hub keeps enough nodes active (given leases) for the learner: within the spending cap in dollars per hour, the
+cheapest ones, and with few changes. Other nodes are on standby, and are told why.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ NEED = Demand(rollouts_per_step=100, step_s=STEP_S, max_staleness=2, publish_eve
 
 
 class Fleet:
-    """Nodes of given speed, and all that activation has told them."""
+    """Nodes of given speeds, and the standby reasons that they were told. `cap`: the spending cap, in dollars per
+    hour.
+    """
 
     def __init__(self, cap: float = 1e6, **changes: Any) -> None:
         self.nodes = Nodes(SETTINGS)
@@ -78,7 +80,6 @@ class Fleet:
         self.nodes.disconnect(node_id)
 
     def hang(self, node_id: str) -> None:
-        """Lease a rollout to the node, and mark it as far overdue."""
         self.nodes.take(node_id, 1, TOKENS, self.now)
         self.nodes.mark_late(node_id, self.now)
 
@@ -92,7 +93,9 @@ class Fleet:
         return node
 
     def go_on(self, seconds: float = ROUND_S + REACT_S, demand: Demand | None = NEED) -> None:
-        """Advance by `seconds`, and handle all that becomes due."""
+        """Advance the clock by `seconds` and handle all that becomes due, checking each time that the active nodes cost
+        no more than the cap.
+        """
         end = self.now + seconds
         while self.activation.due_at <= end:
             self.now = max(self.now, self.activation.due_at)
@@ -110,7 +113,6 @@ class Fleet:
 
     @property
     def active(self) -> set[str]:
-        """Return the ids of active nodes with a price."""
         known = (self.node(node_id) for node_id in self.nodes.ids())
         return {node.node_id for node in known if node.connected and node.active and node.per_hour}
 
@@ -282,8 +284,8 @@ def test_paid_nodes_stay_active_until_a_cheaper_one_is_settled(cheap: float) -> 
 
 @pytest.mark.parametrize("cheap", [0.0, 0.01])
 def test_a_node_that_hangs_repeatedly_is_made_active_ever_more_rarely(cheap: float) -> None:
-    """A cheap node that hangs again and again would be chosen each time, as its results between hangs look fast. The
-    learner may wait only a bounded time in total.
+    """Cheap nodes that hang again and again look fast between hangs, so they would be chosen each time. The learner may
+    wait only a bounded time for them.
     """
     fleet = priced_and_one_cheap(cheap)
     without, begun_at, num_hangs = 0.0, fleet.now, 0
@@ -373,7 +375,7 @@ def test_at_the_runs_end_no_node_is_paid() -> None:
 
 
 def test_an_idle_node_is_told_at_once_that_the_run_is_over() -> None:
-    """Nodes that are idle already have the reason "no work now", which stays: only its explanation changes."""
+    """Idle nodes keep the reason NO_WORK_NOW; only the explanation sent with the reason changes."""
     fleet = Fleet()
     fleet.join("idle", per_step=60.0)
     fleet.join("new")
@@ -496,7 +498,7 @@ def test_a_hundred_thousand_that_cost_something_are_done_in_slices() -> None:
 
 @pytest.mark.parametrize("cost", [0.0, 0.1])
 def test_a_node_whose_first_turn_is_late_is_told_that_it_is_too_slow(cost: float) -> None:
-    """Late first results are not scored: they show a node's speed but do not prove its honesty."""
+    """Late first rollouts are not scored: they show the node's speed, but do not prove the node's honesty."""
     fleet = Fleet()
     fleet.join("gift", per_step=40.0)
     fleet.join("slow", cost)

@@ -1,5 +1,5 @@
-"""The cheapest set of nodes that suffices: within the spending cap, sufficient if any set is, and near the linear
-optimum.
+"""Choice of the cheapest set of nodes: within the spending cap, sufficient for the learner if any set is, and near the
+linear optimum.
 """
 
 from __future__ import annotations
@@ -91,10 +91,10 @@ def test_a_hundred_thousand_nodes_are_one_pass(budget: float) -> None:
 @pytest.mark.parametrize(
     ("late_s", "staleness", "every", "expected"),
     [
-        (3.0, 1, 1, 7.0),  # A step of 10 s less the version's broadcast and one rollout.
-        (3.0, 2, 1, 10.0),  # At most until the next version, 10 s later.
+        (3.0, 1, 1, 7.0),  # A step of 10 s, less 3 s for the broadcast and one rollout.
+        (3.0, 2, 1, 10.0),  # A version is useful at most until the next one, 10 s later.
         (12.0, 1, 1, 0.0),
-        (25.0, 4, 3, 5.0),  # 15 s are useful of each version, and a version lasts three steps.
+        (25.0, 4, 3, 5.0),  # Each version is useful for 15 s, and lasts three steps.
     ],
 )
 def test_useful_time_is_when_a_nodes_rollouts_can_be_used(

@@ -8,7 +8,7 @@ from echo_hub.core.capacity.schedule import SAME
 
 def never_waits(workload: Workload, pool: Pool) -> bool:
     """Return True if the learner never waits for rollouts. Exact for equal latencies, otherwise sometimes False
-    although it never waits.
+    although the learner never waits.
     """
     every, step_s, spread_s = workload.publish_every, workload.step_s, workload.broadcast_s
     if every * step_s < spread_s:

@@ -1,5 +1,5 @@
-"""The provisioning rule and the smallest sufficient staleness, by hand. A pool that meets the rule must meet the
-model's condition.
+"""The provisioning rule and the smallest sufficient mean staleness, computed by hand. A pool that meets the rule must
+meet the no-wait condition of `capacity.model`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.echo_hub.core.capacity.condition import never_waits
 
 
 def pool(*nodes: tuple[float, float, float]) -> NodeByNode:
-    """Return a pool; each node is (rollouts a second, latency, dissemination seconds)."""
+    """Return a pool; each node is (rollouts per second, latency in seconds, broadcast in seconds)."""
     rates, latencies, ways = np.array(nodes).T
     return NodeByNode(rollouts_per_s=rates, latency_s=latencies, broadcast_s=ways)
 
@@ -31,9 +31,9 @@ def demand(rollouts: float = 1.0, *, bound: int = 2, period: int = 1) -> Workloa
     ("bound", "period", "expected"),
     [
         (0, 1, 0.0),
-        (1, 1, 2 * 5.0),  # A step of 10 s less 5 s for broadcast and rollout.
-        (2, 1, 2 * 10.0),  # 15 s, but after 10 s the next version replaces it.
-        (2, 2, 2 * 15.0 / 2),  # 15 s of the 20 s that a version lasts, per 10 s step.
+        (1, 1, 2 * 5.0),  # 10 s per step, less 5 s for broadcast and rollout; 2 rollouts per s.
+        (2, 1, 2 * 10.0),  # Fresh for 15 s, but after 10 s the next version replaces it.
+        (2, 2, 2 * 15.0 / 2),  # Fresh for 15 of the 20 s that a version lasts; halved, as that is two steps.
         (3, 2, 2 * 20.0 / 2),
     ],
 )
@@ -48,7 +48,7 @@ def test_a_node_that_is_too_slow_adds_nothing() -> None:
 @pytest.mark.parametrize(
     ("rollouts", "expected"),
     [
-        (10.0, 1.0),  # Half of a step's 20 rollouts began with the version before.
+        (10.0, 1.0),  # The first 10 of a step's 20 useful rollouts are one step old.
         (20.0, 1.5),
         (15.0, (10 * 1 + 5 * 2) / 15),  # The freshest 15 rollouts: 10 are 1 step old, 5 are 2.
         (21.0, None),
@@ -59,8 +59,8 @@ def test_the_least_mean_staleness(rollouts: float, expected: float | None) -> No
 
 
 def test_the_least_mean_staleness_where_versions_are_rarer() -> None:
-    """A version for two steps: in the second one it is a step older. Of both steps' 40 rollouts, 10 are 1, 20 are 2 and
-    10 are 3 steps old.
+    """Each version is used for two steps, and is one step older in the second: of both steps' 40 rollouts, 10 are 1, 20
+    are 2 and 10 are 3 steps old.
     """
     one = pool((2.0, 3.0, 2.0))
     assert needed_staleness(one, demand(20.0, bound=3, period=2)) == pytest.approx((10 * 1 + 20 * 2 + 10 * 3) / 40)
@@ -68,7 +68,6 @@ def test_the_least_mean_staleness_where_versions_are_rarer() -> None:
 
 
 def test_useful_rollouts_and_needed_staleness_agree() -> None:
-    """Needed staleness exists just below the number of useful rollouts, but not just above it."""
     some = pool((2.0, 3.0, 2.0), (1.0, 14.0, 2.0), (0.5, 40.0, 1.0))
     for bound in (1, 2, 3, 5):
         most = useful_rollouts(some, demand(bound=bound))

@@ -92,7 +92,9 @@ def test_a_node_waits_until_a_quarter_of_its_places_is_free_or_a_whole_lease_fit
 
 
 def test_a_node_gets_only_as_much_work_as_keeps_it_busy() -> None:
-    """Node a claims capacity for 100, but samples 4 rollouts at once, in 4 s: more work would only wait there."""
+    """Node a claims capacity for 100 rollouts, but samples only 4 at once, in 4 s: further rollouts would only wait on
+    the node.
+    """
     nodes, now = make(), 0.0
     join(nodes, "a", 100)
     for _ in range(20):
@@ -108,8 +110,8 @@ def test_a_node_gets_only_as_much_work_as_keeps_it_busy() -> None:
 
 
 def test_an_empty_pool_has_no_pace() -> None:
-    """Adding and subtracting floats leaves a remainder, even below 0, which must not count as the speed of an empty
-    pool.
+    """After all nodes are subtracted from a sum of floats, a remainder is left, maybe below 0; an empty pool's speed
+    must still be 0.
     """
     nodes = make()
     for number in range(1, 20):
@@ -300,7 +302,7 @@ def test_finding_the_next_node_costs_the_same_for_any_number_of_nodes() -> None:
 
 
 def test_a_node_with_an_overdue_rollout_counts_as_slow() -> None:
-    """Nodes without results must not look fast: node b's overdue rollout shows that it is slower than node a."""
+    """Node b has returned nothing yet, but its overdue rollout shows that it is slower than node a."""
     nodes = make()
     for node_id in ("a", "b"):
         join(nodes, node_id, 8)

@@ -1,4 +1,4 @@
-"""When the coordinator prepares and opens groups."""
+"""Times at which the coordinator prepares and opens groups."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def test_groups_are_opened_in_order_even_if_prepared_out_of_order(bench: BenchOf
 
 @pytest.mark.parametrize("mode", ["sequential", "colocated"])
 def test_in_lock_step_the_next_steps_groups_are_ready_when_the_version_is(bench: BenchOf, mode: str) -> None:
-    """Lock-step modes prepare early: the next groups are prepared during the step, so that leases go out in the turn
-    that publishes the version. After the last step nothing is prepared.
+    """Lock-step modes prepare the next groups during the step, so that leases go out in the turn that publishes the
+    version. After the last step nothing is prepared.
     """
     b = bench(mode=mode, groups_per_step=2, steps=2)
     b.node("a" if mode == "sequential" else HUB_NODE_ID)

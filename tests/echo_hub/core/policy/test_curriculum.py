@@ -92,8 +92,8 @@ def test_known_problems_are_counted() -> None:
 
 
 def test_a_restarted_hub_forgets_the_same_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Curricula remember only the newest groups (here 5). Restarted hubs must forget the same groups, or problem
-    choices would differ.
+    """Curricula remember only the newest groups (here 5). After a restart the hub must forget the same groups, or it
+    would choose other problems.
     """
     monkeypatch.setattr(module, "REMEMBERED", 5)
     chance = Random(1)
@@ -111,7 +111,6 @@ def test_a_restarted_hub_forgets_the_same_groups(monkeypatch: pytest.MonkeyPatch
 
 
 def prepared(group_id: int) -> GroupPrepared:
-    """Return a prepared group; all even ids share one problem, all odd ids another."""
     return GroupPrepared(group_id=group_id, seed=0, prompt=group_id % 2)
 
 
@@ -136,7 +135,7 @@ def test_a_skipped_group_makes_room_for_the_next(bench: BenchOf) -> None:
 
 
 def test_a_restart_restores_only_counted_results(bench: BenchOf) -> None:
-    """Results newer than the newest planned group must count neither before nor after a restart."""
+    """Groups newer than the newest planned group have no counted results yet, before or after a restart."""
     snapshot = CoordinatorSnapshot(
         next_group_id=4,
         results=(result(1, 1, 0.5), result(0, 0, 1.0), result(3, 1, 0.0)),

@@ -1,4 +1,4 @@
-"""Which node the coordinator gives each lease to, and the leases' deadlines."""
+"""Choice of the node that gets each lease, and the leases' deadlines."""
 
 from __future__ import annotations
 
@@ -163,7 +163,9 @@ def test_returned_work_is_leased_again_at_once(bench: BenchOf) -> None:
 
 
 def test_a_node_that_returns_leases_rests_regardless_of_its_reports(bench: BenchOf) -> None:
-    """Nodes that return every lease must pause before a new one: pauses double up to 60 s."""
+    """Nodes that return every lease at once rest (get no new lease) for 1 s, then twice as long each time, up to 60
+    s.
+    """
     b = bench(groups_per_step=1, steps=1)
     b.node("a")
     leased_at = []
@@ -208,7 +210,9 @@ def test_a_rollout_that_the_scorer_failed_on_is_sampled_with_a_new_seed(bench: B
 
 
 def test_a_late_draw_of_the_seed_that_failed_is_not_scored_again(bench: BenchOf) -> None:
-    """Scoring failed on one result of this index. Late second results have the same seed and would fail too."""
+    """Scoring failed on the first result of index 0. The second result has the same seed, so scoring it would fail
+    too.
+    """
     b = bench(groups_per_step=1, steps=1, deadline_s=60.0)
     b.node("a")
     b.node("b")
@@ -331,8 +335,8 @@ def test_keys_that_are_honest_once_and_then_silent_take_no_more_than_twice_what_
 
 @pytest.mark.parametrize("others", [0, 1])
 def test_failed_work_goes_to_a_stranger_only_if_no_other_node_is_there(bench: BenchOf, others: int) -> None:
-    """Other nodes may fail as well. The rollout waits for another known node, even a busy one; an unknown node gets it
-    only if there is none.
+    """Rollouts that failed on one node wait for another known node, even a busy one. Nodes without results get them
+    only if no other known node is connected.
     """
     b = bench(groups_per_step=1, group_size=2, steps=9, max_staleness=8)
     b.learner()
@@ -351,8 +355,8 @@ def test_failed_work_goes_to_a_stranger_only_if_no_other_node_is_there(bench: Be
 
 
 def test_a_reconnected_node_is_sent_its_leases_again(bench: BenchOf) -> None:
-    """Leases sent into a dying connection are lost, so the hub sends them again; a node that holds such a lease ignores
-    the repetition.
+    """Leases sent into a dying connection are lost, so the hub sends them again; nodes that already hold a lease ignore
+    its repetition.
     """
     b = bench(groups_per_step=1, steps=1, group_size=4, deadline_s=60.0)
     b.node("a")
@@ -390,7 +394,7 @@ def test_the_work_of_a_node_that_left_is_leased_to_another_later(bench: BenchOf)
 
 
 def _proven(bench: BenchOf, seconds: dict[str, float], **settings: Any) -> Any:
-    """Return a run whose nodes have each returned rollouts of two tokens, which took the given `seconds` each."""
+    """Return a run whose nodes have all returned rollouts of two tokens; each rollout took `seconds` of its node."""
     b = bench(
         **{"groups_per_step": 4, "group_size": 4, "steps": 99, "max_staleness": 1, "deadline_s": 600.0, **settings}
     )
@@ -439,8 +443,8 @@ def test_a_rollout_that_stalls_is_leased_to_another_node_as_well(bench: BenchOf)
 
 
 def test_work_is_asked_for_as_late_as_keeps_the_learner_busy(bench: BenchOf) -> None:
-    """Steps take 10 s, rollouts 1 s. Rollouts leased as early as possible would wait 9 s for their step and become
-    stale.
+    """Steps take 10 s and rollouts 1 s. If leased as early as possible, rollouts would wait 9 s for their step and
+    become stale.
     """
     b = bench(steps=99, groups_per_step=1, group_size=4, max_staleness=2, deadline_s=600.0)
     b.learner()
@@ -465,8 +469,8 @@ def test_work_is_asked_for_as_late_as_keeps_the_learner_busy(bench: BenchOf) -> 
 
 
 def test_during_the_first_step_the_base_does_not_sample_the_whole_bound(bench: BenchOf) -> None:
-    """Rollouts take 1 s, the first step 100 s: a node that sampled throughout would fill the whole staleness bound with
-    rollouts of version 0.
+    """Rollouts take 1 s and the first step 100 s. A node that sampled throughout would fill the whole staleness bound
+    with rollouts of version 0, the base model.
     """
     b = bench(steps=200, groups_per_step=1, group_size=4, max_staleness=100, deadline_s=600.0)
     b.learner()

@@ -1,4 +1,4 @@
-"""Leases whose node continues the tokens ("prefix") that an earlier lease has sampled."""
+"""Leases whose node continues the tokens that an earlier lease has sampled, called their prefix."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def test_the_prefix_of_a_node_that_left_is_continued(bench: BenchOf) -> None:
 
 
 def test_a_prefix_of_an_unpublished_version_is_not_continued(bench: BenchOf) -> None:
-    """After a restore from a backup only the newest version is published. A node cannot fetch the older one, so it
-    would return the lease.
+    """After a restore from a backup only the newest version is published. A node cannot fetch the prefix's older
+    version, so it would return the lease.
     """
     held = UnfinishedRollout(
         rollout_id="1-0",
@@ -114,8 +114,8 @@ def test_a_prefix_of_an_unpublished_version_is_not_continued(bench: BenchOf) -> 
 
 
 def test_late_and_overdue_rollouts_are_continued(bench: BenchOf) -> None:
-    """Late: even the longest completion would have arrived at the pool's speed. Overdue: the deadline has passed. Both
-    are leased to another node, which continues the hub's tokens.
+    """Late rollouts (even the longest completion would have arrived by now) and overdue ones (past their deadline) are
+    leased to another node, which continues the tokens that the hub has received.
     """
     for wait_s in (20.0, 60.0):
         b, _ = begun(bench)
@@ -128,8 +128,8 @@ def test_late_and_overdue_rollouts_are_continued(bench: BenchOf) -> None:
 
 
 def test_a_lease_sent_again_continues_its_own_prefixes(bench: BenchOf) -> None:
-    """Reconnected nodes get their own lease again, and continue from the tokens that the hub received, even if the node
-    is not proven.
+    """Reconnected nodes get their own lease again and continue from the tokens that the hub received, even if they are
+    not proven.
     """
     b, _ = begun(bench, proven=False)
     b.tell(NodeDisconnected(node_id="a"), NodeConnected(node_id="a"))
@@ -273,9 +273,7 @@ def test_a_prefix_of_an_older_version_is_continued_with_that_version(bench: Benc
 
 
 def test_a_lease_without_sampled_tokens_is_not_pinned_to_its_version(bench: BenchOf) -> None:
-    """Leases of version 0 without any sampled token leave nothing to continue, so the next node starts with the newest
-    version.
-    """
+    """Leases without any sampled token leave nothing to continue, so the next node starts with the newest version."""
     b = bench(groups_per_step=1, group_size=2, steps=9, max_staleness=2)
     b.node("a", capacity=4)
     begun, returned = b.leases[1], b.leases[2]
@@ -308,8 +306,8 @@ def test_tokens_of_a_node_proven_since_are_continued_too(bench: BenchOf) -> None
 
 
 def mixing(bench: BenchOf, **settings: Any) -> tuple[Any, SendLease]:
-    """Return `begun` in a run that moves running rollouts to new versions: version 1 is published, and index 0 began
-    with version 0.
+    """Return `begun` in a run that moves unfinished rollouts to new versions (`interrupts`); index 0 is of version
+    0.
     """
     b, lease = begun(bench, **{"steps": 3, "max_staleness": 1, "interrupts": True, **settings})
     b.tell(LearnerReady(policy_version=0))
@@ -343,8 +341,8 @@ def test_without_interruption_the_same_version_continues(bench: BenchOf) -> None
 
 
 def test_a_lease_keeps_indices_that_are_fresh_and_drops_the_stale_ones(bench: BenchOf) -> None:
-    """S = 1. The lease continues index 0, begun with version 0, and starts index 1 with version 1. When index 0 becomes
-    stale, only that one is dropped; revoking the lease would stop index 1 as well.
+    """Staleness bound 1: the lease continues index 0, begun with version 0, and starts index 1 with version 1. When
+    index 0 becomes stale, only that index is dropped; revoking the lease would stop index 1 as well.
     """
     b = bench(groups_per_step=1, group_size=2, steps=9, max_staleness=1, interrupts=True)
     b.tell(LearnerReady(policy_version=0))
@@ -448,8 +446,8 @@ def test_a_prefix_too_old_for_training_is_not_continued(bench: BenchOf) -> None:
 
 
 def test_only_the_stale_rollouts_of_a_group_are_sampled_again(bench: BenchOf) -> None:
-    """Restarted hubs have forgotten which prefix each lease continues. An honest node's prefix may then be too old:
-    that rollout alone is sampled again.
+    """Restarted hubs have forgotten which prefix each lease continues, so an honest node's prefix may be too old. Only
+    that rollout is sampled again.
     """
     rows = [
         UnfinishedRollout(
@@ -489,8 +487,8 @@ def test_only_the_stale_rollouts_of_a_group_are_sampled_again(bench: BenchOf) ->
 
 
 def test_a_nodes_pace_counts_only_its_own_tokens(bench: BenchOf) -> None:
-    """Node b got a prefix of 100 tokens and sampled 10 in a second; counting all 110 would make it seem eleven times as
-    fast.
+    """Node b got a prefix of 100 tokens and sampled 10 more in a second; counting all 110 would make node b seem eleven
+    times as fast.
     """
     b, lease = mixing(bench)
     b.node("b")

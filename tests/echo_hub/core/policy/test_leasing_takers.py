@@ -10,7 +10,7 @@ from tests.echo_hub.core.books import Books
 
 
 class Room(Books):
-    """Nodes, of which `a` and `b` have returned rollouts; counts the searches for a free node."""
+    """Nodes, of which `a` and `b` have returned rollouts. Counts the searches for a node with free capacity."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *node_ids: str) -> None:
         super().__init__()
@@ -29,7 +29,6 @@ class Room(Books):
         monkeypatch.setattr(self.nodes, "next_ready", counted)
 
     def failed(self, group_id: int, *node_ids: str) -> Any:
-        """Open a group whose rollouts have all failed on these nodes."""
         self.open(group_id)
         group = self.ledger.groups[group_id]
         group.is_plain = False

@@ -1,4 +1,6 @@
-"""A first rollout for a node that seems too slow for work: it measures the node, and no step waits for it."""
+"""A node that seems too slow for work gets one first rollout, which measures the node; no step waits for that
+rollout.
+"""
 
 from __future__ import annotations
 

@@ -70,8 +70,8 @@ def test_how_much_longer_than_predicted_completions_become() -> None:
 
 
 def trained(steps: int, *, step_s: float = 10.0, waits_s: float = 0.0, ready_s: float = 0.0) -> tuple[Tempo, float]:
-    """Return the tempo of a learner, and the time. Each batch comes `waits_s` after the learner is free, or `ready_s`
-    before.
+    """Return the measured tempo of a learner after `steps` steps, and the time. Each batch comes `waits_s` after the
+    learner is free, or `ready_s` before.
     """
     tempo, now = Tempo(), 0.0
     for step in range(1, steps + 1):

@@ -1,4 +1,4 @@
-"""Versions that nodes report as unusable: the rule alone, and in the coordinator."""
+"""Versions that nodes report as unusable, in the rule that withdraws a version and in the coordinator."""
 
 from __future__ import annotations
 
@@ -140,8 +140,8 @@ def test_a_node_that_refused_a_withdrawn_version_does_not_rest(bench: BenchOf) -
 
 @pytest.mark.parametrize("version", [0, 2, None])
 def test_one_nodes_refusal_or_one_of_another_version_withdraws_nothing(bench: BenchOf, version: int | None) -> None:
-    """Single refusals may be the node's own fault, so a second node must refuse the same version. Here node b refuses
-    another version than its lease's, or none.
+    """Single refusals may be the node's own fault, so only a second node's refusal of the same version withdraws it.
+    Here node b refuses another version than its lease's, or none.
     """
     b = proven(bench, "a", "b")
     refuse(b, newest(b, "a"))

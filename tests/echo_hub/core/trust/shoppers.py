@@ -54,7 +54,6 @@ class Drawn:
 
     @property
     def solved_R(self) -> NDArray[np.float64]:
-        """Return 1 for a completion without a wrong token, else 0."""
         return (self.values_R == 0.0).astype(np.float64)
 
     def replaced(self, places_R: NDArray[np.bool_], other: Drawn) -> Drawn:

@@ -79,8 +79,8 @@ def rollouts(
 
 
 def tokens_until(alarm: float, honest: Honest, shown: Sequence[Evidence]) -> tuple[int, Alternative] | None:
-    """Return (tokens until conviction, alternative) for a node with this evidence, or None. `core.trust.trust` judges
-    alike.
+    """Judge a node by this evidence as `core.trust.trust` does. Return (tokens until conviction, alternative), or
+    None.
     """
     standing, count = Standing("a"), 0
     for one in shown:

@@ -51,7 +51,8 @@ DEADLINE_S = 10.0
 
 def finding(below: float = 0.0, logprob: float = HALF, *, right: int = 0, tokens: int = 16) -> PeerFinding:
     """Return a checker's finding on tokens that node `d` sampled with u = .25 and claimed as 50 % likely. The checker
-    agrees on the first `right` tokens; for the others it computes these values.
+    agrees on the first `right` tokens; for the other tokens it finds the lower end of the interval `below` and the
+    log-probability `logprob`.
     """
     below_T, logprobs_T = np.full(tokens, below), np.full(tokens, logprob)
     below_T[:right], logprobs_T[:right] = 0.0, HALF
@@ -115,8 +116,8 @@ class Nodes:
 
 @pytest.fixture(autouse=True)
 def lots(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Audit no settled check, that is, never have it repeated by further nodes; the returned function sets another
-    share.
+    """Switch off audits, in which further nodes repeat a settled check; the returned function sets another share of
+    checks to audit.
     """
     monkeypatch.setattr(checking, "AUDITED", 0.0)
     return lambda share: monkeypatch.setattr(checking, "AUDITED", share)
@@ -221,8 +222,8 @@ def test_an_accusation_needs_a_second_and_the_milder_of_the_two_counts() -> None
 
 
 def test_a_lying_checker_is_outvoted() -> None:
-    """Acquittals require the right values, which takes the whole computation; to accuse, any values do. So two honest
-    checkers outvote a liar.
+    """Checkers must compute the right values to acquit, but may invent values to accuse. So two honest checkers outvote
+    a liar.
     """
     nodes = Nodes("a", "b", "c")
     liar = nodes.want()
@@ -239,7 +240,7 @@ def test_a_lying_checker_is_outvoted() -> None:
 
 def test_a_colluding_acquittal_is_outvoted_if_audited(lots: Callable[[float], None]) -> None:
     """Acquittals count at once, so that no step waits. If the check is audited, two further checkers can disprove a
-    false one.
+    false acquittal.
     """
     nodes = Nodes("a", "b", "c")
     lots(1.0)
@@ -269,8 +270,8 @@ def test_a_liar_that_disputes_a_settled_check_is_outvoted(lots: Callable[[float]
 
 
 def test_two_agreeing_checkers_expose_a_liar(lots: Callable[[float], None]) -> None:
-    """Two checkers found the rollout forged. The audit's third checker acquits, with values that do not agree with
-    theirs, so it lied.
+    """Two checkers found the rollout forged. The audit's third checker acquits with other values than theirs, so it
+    lied.
     """
     nodes = Nodes("a", "b", "c")
     lots(1.0)
@@ -329,8 +330,8 @@ def test_a_low_bit_colluder_is_outvoted_as_well(lots: Callable[[float], None], n
 
 @pytest.mark.parametrize("numerics", [Q8, Q4])
 def test_a_low_bit_checker_accuses_a_node_that_forges_everything(numerics: NumericsClass) -> None:
-    """Low-bit checkers allow for much rounding, which must not excuse 200 tokens that all lie outside
-    their intervals.
+    """Low-bit checkers allow for much rounding, which must not excuse 200 tokens that all lie outside their
+    intervals.
     """
     nodes = Nodes()
     nodes.join("a", state=StandingState.PROVEN, numerics=numerics)
@@ -389,9 +390,7 @@ def test_a_check_without_checkers_is_abandoned() -> None:
 
 
 def test_thousands_of_new_keys_are_not_asked_while_one_node_is_proven() -> None:
-    """New keys cost nothing, so an attacker could have thousands. While a proven node is connected, only proven nodes
-    are asked.
-    """
+    """New keys cost nothing, so an attacker could have thousands."""
     for room in (0, 8):
         nodes = Nodes()
         for number in range(1_000):
@@ -429,8 +428,8 @@ SETTINGS = TrustSettings(enabled=True, by_nodes=True, secret=b"secret", first_ch
 
 @pytest.fixture
 def world(bench):
-    """Return a run with groups of one. Only `d` gets work; a, b and c check. `standings` are what the hub knows of them
-    already.
+    """Return a function that makes a run with groups of one. Only node `d` gets work; nodes a, b and c check.
+    `standings`: what the hub already knows of these nodes.
     """
 
     def make(*standings: StandingRow, snapshot: CoordinatorSnapshot | None = None):
@@ -461,7 +460,6 @@ CHECKERS = (proven("a"), proven("b", LLAMA), proven("c"))
 
 
 def arrive(bench, lease: SendLease) -> str:
-    """Deliver the lease's only rollout, and return the node that is asked to check it."""
     bench.tell(bench.arrival(lease, lease.indices[0]))
     assert not bench.of(CheckRollout)
     (asked,) = bench.of(SendCheck)
@@ -543,8 +541,8 @@ def test_a_rollout_without_checkers_is_used_unchecked(world) -> None:
 
 
 def test_after_a_restart_unchecked_rollouts_are_checked_again(world) -> None:
-    """Restarted hubs have forgotten their requests: they ask connected nodes again, and ignores an answer to the
-    earlier request.
+    """Restarted hubs have forgotten their requests: they ask connected nodes again, and ignore answers to earlier
+    requests.
     """
     row = UnfinishedRollout(
         rollout_id="1-0",

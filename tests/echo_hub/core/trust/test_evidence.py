@@ -1,5 +1,3 @@
-"""Evidence from tokens, computed by hand."""
-
 from __future__ import annotations
 
 import numpy as np
@@ -86,8 +84,8 @@ def test_no_tokens_are_no_evidence() -> None:
 
 
 def test_greedy_choices_show_their_shortfall_and_no_claim() -> None:
-    """Greedy choices are judged by their shortfall in nats from the most likely token. Claims, for a temperature near
-    0, show nothing.
+    """Greedy choices are judged by their shortfall, in nats, from the most likely token. Their claims, for a
+    temperature near 0, show nothing.
     """
     found = greedy([0.0, 0.3, 2.0])
     assert (found.draws, found.claims) == ((1, 0, 0, 1, 0, 1), (0,) * 6)
@@ -97,7 +95,6 @@ def test_greedy_choices_show_their_shortfall_and_no_claim() -> None:
 
 
 def test_greedy_and_sampled_tokens_can_be_mixed() -> None:
-    """The same batch may hold both kinds: a greedy rollout must not change the evidence of sampled ones."""
     drawn = tokens(np.random.default_rng(3), 4, 0.1)
     below, logprobs, uniforms, claims = (np.insert(values, 2, [0.3, 0.0]) for values in drawn)
     is_greedy = np.array([False, False, True, True, False, False])

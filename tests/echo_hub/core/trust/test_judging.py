@@ -1,5 +1,5 @@
-"""The sequential test of a node's tokens: computed by hand, and on simulated engines that are honest, coarse or
-forging.
+"""The sequential test for dishonest tokens of a node: computed by hand, and on simulated engines that are honest,
+coarse or forging.
 """
 
 from __future__ import annotations
@@ -45,14 +45,16 @@ def measured(noise: float) -> Honest:
 
 
 def test_the_alarm_bounds_all_alternatives_together() -> None:
-    """Given 12 alternatives at a false-alarm rate of 1e-6 altogether, the alarm is at ln(12 / 1e-6) = 16.3004 nats."""
+    """Twelve alternatives (ways to be dishonest) share a false-alarm rate of 1e-6, so the alarm is at ln(12 / 1e-6) =
+    16.3004 nats.
+    """
     assert len(NOTHING) == 12
     assert alarm(1e-6) == pytest.approx(16.3004, abs=1e-4)
 
 
 def test_an_honest_token_lowers_its_nodes_sums() -> None:
-    """Honest density of u for a token of 50 %, with u far from the edges, is f = 2 (1 - 1e-4) + 1e-4. If a share w = .2
-    is forged, the token weighs ln(.8 + .2 / f) / 1.5 = -.07024.
+    """Honest density of u for a token of 50 %, with u far from the interval's edges, is f = 2 (1 - 1e-4) + 1e-4. For
+    the alternative "a share w = .2 is forged", the token weighs ln(.8 + .2 / f) / 1.5 = -.07024 nats.
     """
     expected = [log(1 - w + w / (2 - OUTLIERS)) / DRAWS_DISPERSION for w in WEIGHTS]
     assert weigh(evidence(1), F32)[:3] == pytest.approx(expected, rel=1e-6)
@@ -60,8 +62,8 @@ def test_an_honest_token_lowers_its_nodes_sums() -> None:
 
 
 def test_forged_tokens_add_up_for_each_share() -> None:
-    """Given w = .2, three forged and thirty honest tokens weigh (3 * 7.6014 - 30 * .10536) / 1.5 nats; likewise for w =
-    .02 and .002.
+    """Three forged and thirty honest tokens weigh (3 * 7.6014 - 30 * .10536) / 1.5 nats for the alternative "a share w
+    = .2 is forged"; likewise for w = .02 and .002.
     """
     expected = [3 * log(1 - w + w / OUTLIERS) + 30 * log(1 - w + w / 2) for w in WEIGHTS]
     assert weigh(evidence(30, forged=3), F32)[:3] == pytest.approx(
@@ -76,16 +78,16 @@ def test_four_forged_tokens_convict_and_three_do_not() -> None:
 
 
 def test_a_forged_end_after_an_honest_beginning_convicts() -> None:
-    """After 4,000 honest tokens, the sum for w = .2 is far from the alarm; the sums for small shares w must find the
-    forger.
+    """Given 4,000 honest tokens, the sum for a forged share of .2 is far from the alarm; the sums for smaller shares
+    must find the forger.
     """
     weighed = weigh(evidence(4_000, forged=20), F32)
     assert weighed[0] < 0.0 and max(weighed) > ALARM
 
 
 def test_claims_weigh_a_quarter() -> None:
-    """Claims 2 nats off, at scale 1, have the honest density t(2) = .06804 and, if invented, t(1) / 2 = .19245 / 2.
-    Claims weigh a quarter because errors recur within a group.
+    """Claims 2 nats off, at scale 1, have the honest density t(2) = .06804 and, if invented, t(1) / 2 = .19245 / 2 (t:
+    Student's, two degrees of freedom). Claims weigh a quarter because errors recur within a group.
     """
     honest = Honest(draws=16, claims=16)
     invented = 0.1924501 / 2.0
@@ -112,7 +114,7 @@ def test_a_claim_error_of_a_coarser_scale_weighs_for_coarseness() -> None:
 
 
 def test_without_a_coarser_scale_coarseness_weighs_nothing() -> None:
-    """Coarser rounding as alternative is `COARSER` steps above the class's scale, which lies beyond the last scale
+    """The alternative "coarser rounding" is `COARSER` steps above the class's scale, which lies beyond the last scale
     here.
     """
     honest = Honest(draws=14, claims=NUM_SCALES - COARSER)
@@ -147,7 +149,9 @@ def test_each_sum_has_its_alternative(row: int, alternative: Alternative) -> Non
 
 
 def test_sixty_six_sure_tokens_prove_a_node() -> None:
-    """Nodes are proven at ln(1e-3). Each sure token weighs -.10536 nats, so 65.6 tokens are needed."""
+    """Nodes are proven at a sum of ln(1e-3). Each token of 50 % with u inside its interval weighs -.10536 nats, so 65.6
+    tokens are needed.
+    """
     assert proof_added(0.0, evidence(65), F32) > log(1e-3) > proof_added(0.0, evidence(66), F32)
     assert proof_added(-3.0, evidence(10), F32) == pytest.approx(-3.0 - 10 * 0.10536, abs=1e-4)
 
@@ -189,8 +193,8 @@ def test_rounding_explains_claims_too_high_by_its_variance() -> None:
 
 
 def test_an_explained_sum_is_reset_and_the_others_stay() -> None:
-    """A node that rounds twice as coarsely as its class reaches the alarm with one sum. As rounding explains this sum,
-    it starts at 0 again; the other sums continue.
+    """Rounding twice as coarse as the class's brings one sum to the alarm. As rounding explains this sum, the sum
+    starts at 0 again; the other sums continue.
     """
     honest, recent = measured(0.02), engine(3, 0.04)
     before = tuple(ALARM - 1e-6 if place == Alternative.CLAIMS_INVENTED else ALARM / 2 for place in range(len(NOTHING)))
@@ -203,7 +207,6 @@ def test_an_explained_sum_is_reset_and_the_others_stay() -> None:
 
 @pytest.mark.parametrize("alternative", [Alternative.DRAWS_FORGED, Alternative.CLAIMS_INVENTED])
 def test_rounding_within_the_tolerance_is_explained(alternative: Alternative) -> None:
-    """Rounding up to twice the class's scale is honest; sixteen times is not."""
     honest = measured(0.02)
     assert is_explained(engine(3, 0.04), honest, alternative, ALARM)
     assert not is_explained(engine(3, 0.32), honest, alternative, ALARM)

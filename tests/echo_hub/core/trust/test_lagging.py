@@ -53,7 +53,6 @@ def run(
 
 @pytest.mark.parametrize("usual", [1e-7, 6e-4, 5e-3])
 def test_a_node_whose_mismatch_grows_alone_is_found(usual: float) -> None:
-    """Exact engines and engines that deviate from the start must both be found."""
     lagging = Lagging()
     others = {"b": level(5e-4), "c": level(2e-3), "q4": level(1e-2)}
     (found,) = run(lagging, {"a": level(max(usual, 1e-3), grows_from=15, by=1.5), **others}, 40).items()
@@ -70,7 +69,7 @@ def test_nodes_of_every_kind_that_keep_their_level_are_not(seed: int) -> None:
 
 
 def test_a_node_is_compared_with_its_own_kind() -> None:
-    """Growth in all 4-bit engines is no lag. Single 4-bit engines lack a comparison, which the result must say."""
+    """Growth in all 4-bit engines is no lag. A single 4-bit engine has no comparison, which the result must say."""
     grows = {name: level(5e-3, grows_from=15) for name in ("q4 a", "q4 b")}
     assert run(Lagging(), {"a": level(5e-4), "b": level(5e-4), **grows}, 60) == {}
     lagging = Lagging()

@@ -1,5 +1,5 @@
-"""Densities of draws and claims: against closed formulas and integrals, and by scales recovered from
-simulated noise.
+"""Probability densities of draws (uniforms behind sampled tokens) and claims (reported log-probabilities), against
+closed formulas and integrals; noise scales must be recovered from simulated noise.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CLAIMS = np.sinh(np.linspace(-np.arcsinh(MOST_APART * 1e3), np.arcsinh(MOST_APAR
 
 
 def of_all_tokens() -> list[tuple[float, np.ndarray]]:
-    """Return (probability, draw curves [C, S, U]) of each token between `EDGES`."""
+    """Return (probability, draw curves [classes, scales, uniforms]) of each token between `EDGES`."""
     return [
         (high - low, draw_curves(np.full(len(U), low), np.full(len(U), log(high - low)), U))
         for low, high in pairwise(EDGES)
@@ -65,7 +65,7 @@ def test_tails_of_student_t_equal_the_tables(x: float, tail: float) -> None:
 
 
 def test_far_tails_keep_their_digits() -> None:
-    """Far tails are 3 / x**4, too small for a difference from 1."""
+    """Far tails are 3 / x**4, too small to be computed as a difference from 1."""
     far = np.array([1e4, 1e6, 1e8, 1e20])
     assert _beyond(far) == pytest.approx(3.0 / far**4, rel=1e-6)
 
@@ -96,8 +96,8 @@ def test_log_odds_are_bounded_by_the_tail() -> None:
 
 @pytest.mark.parametrize(("below", "width"), [(0.4, 0.1), (0.5, 0.499), (0.0, 1.0), (0.2, 1e-4), (0.0, 0.01)])
 def test_the_density_of_one_interval_integrates_to_one(below: float, width: float) -> None:
-    """Densities must integrate to 1. Scales that are not small compared with the distance to 0 or 1 move mass beyond
-    these bounds.
+    """Noise scales that are not small compared with the distance to 0 or 1 move mass beyond these bounds, so only
+    smaller scales are compared.
     """
     curves = draw_curves(np.full(len(U), below), np.full(len(U), log(width)), U)
     up_to = at_least(1 / 16) if width > 1e-3 else at_least(1 / 8)
@@ -106,9 +106,7 @@ def test_the_density_of_one_interval_integrates_to_one(below: float, width: floa
 
 
 def test_over_all_tokens_the_density_integrates_to_one() -> None:
-    """Coarse noise moves mass from one token to another, so all tokens' densities must add up to 1, less the mass
-    beyond 0 and 1.
-    """
+    """Coarse noise moves mass between tokens, so the sum over all tokens must be 1, less the mass beyond 0 and 1."""
     total_S = sum(width * np.exp(curves[0]).mean(axis=-1) for width, curves in of_all_tokens())
     assert total_S[: at_least(0.25)] == pytest.approx(1.0, abs=2e-3)
     assert (total_S[: at_least(1.0) + 1] > 0.95).all() and (total_S <= 1.0 + 1e-9).all()
@@ -116,15 +114,17 @@ def test_over_all_tokens_the_density_integrates_to_one() -> None:
 
 @pytest.mark.parametrize("place", range(len(WEIGHTS)))
 def test_under_honesty_forged_over_honest_has_mean_one(place: int) -> None:
-    """E[1 - w + w / f] = 1 under honesty, at every scale. This property bounds the rate of false alarms."""
+    """For honest tokens, the mean of 1 - w + w / f is 1 at every scale (f: honest density of u, w: forged share). This
+    bounds the rate of false alarms.
+    """
     mean_S = sum(width * np.exp(curves[0] + curves[1 + place]).mean(axis=-1) for width, curves in of_all_tokens())
     assert mean_S[: at_least(0.25)] == pytest.approx(1.0, abs=2e-3)
     assert (mean_S <= 1.0 + 1e-9).all()
 
 
 def test_a_draw_by_hand() -> None:
-    """Interval [0, .5), u = .9, scale 1. With L the bounded log-odds, f = (T(L(.9) - L(0)) - T(L(.9) - L(.5))) / .5,
-    where L(.9) = 2.1884.
+    """Interval [0, .5), u = .9, scale 1. With L the bounded log-odds and T the tail of the noise, the honest density is
+    f = (T(L(.9) - L(0)) - T(L(.9) - L(.5))) / .5, where L(.9) = 2.1884.
     """
     place = at_least(1.0)
     mass = float(_beyond(np.array(2.188384)) - _beyond(np.array(2.188384 + log(1001))))
@@ -135,15 +135,15 @@ def test_a_draw_by_hand() -> None:
 
 
 def test_one_forged_token_weighs_at_most_its_outlier_share() -> None:
-    """Single tokens can weigh at most ln(1 - w + w / 1e-4): 7.60, 5.30 and 3.04 nats for the three shares w."""
+    """Single tokens weigh at most ln(1 - w + w / 1e-4): 7.60, 5.30 and 3.04 nats for the three shares w."""
     curves = draw_curves(np.zeros(1), np.full(1, HALF), np.full(1, 0.9999))
     assert curves[1:, 0, 0] == pytest.approx([log(1 - w + w / OUTLIERS) for w in WEIGHTS], rel=1e-6)
     assert curves[1:, 0, 0] == pytest.approx([7.6014, 5.3032, 3.0440], abs=1e-3)
 
 
 def test_a_narrow_interval_shows_little_at_coarse_scales() -> None:
-    """Scales of 2 nats make the density nearly flat there: a token of probability 1e-4 weighs about the same for u next
-    to it and u a nat away.
+    """Scales of 2 nats make the density nearly flat: a token of probability 1e-4 weighs about the same for u next to
+    its interval and u a nat away.
     """
     near, off = (
         draw_curves(np.full(1, 0.4), np.full(1, log(1e-4)), np.full(1, u))[0, at_least(2.0), 0] for u in (0.4, 0.64)
@@ -153,8 +153,8 @@ def test_a_narrow_interval_shows_little_at_coarse_scales() -> None:
 
 @pytest.mark.parametrize("place", range(len(WEIGHTS)))
 def test_the_weight_of_greedy_choices_has_mean_one_at_most(place: int) -> None:
-    """The mean of forged over honest may not exceed 1, or false alarms would be too frequent. Rounding moves the
-    distance of two logits by Student's t with four degrees of freedom.
+    """The mean of forged over honest density may not exceed 1, or false alarms would be too frequent. Rounding moves
+    the distance of two logits by Student's t with four degrees of freedom.
     """
     x = np.concatenate([[0.0], np.logspace(-7, 5, 20_000)])
     density_SN = 2.0 * 0.375 * (1.0 + (x / SCALES[:, None]) ** 2 / 4.0) ** -2.5 / SCALES[:, None]
@@ -163,7 +163,7 @@ def test_the_weight_of_greedy_choices_has_mean_one_at_most(place: int) -> None:
 
 
 def test_a_greedy_choice_by_hand() -> None:
-    """If the most likely token was chosen, f = 2 (1 - 1e-4) + 1e-4 at every scale."""
+    """If the most likely token was chosen, the honest density is f = 2 (1 - 1e-4) + 1e-4 at every scale."""
     curves = greedy_curves(np.array([0.0, 1.0]))
     assert curves[0, :, 0] == pytest.approx(log(2 - OUTLIERS))
     assert curves[1:, 0, 0] == pytest.approx([log(1 - w + w / (2 - OUTLIERS)) for w in WEIGHTS], rel=1e-9)
@@ -186,8 +186,8 @@ def test_invented_over_honest_claims_has_mean_one(place: int) -> None:
 
 @pytest.mark.parametrize(("bias", "rounded_up"), [(0.0, 1.0), (0.0, sqrt(2.0)), (1.0, sqrt(2.0))])
 def test_honest_noise_does_not_weigh_as_a_shift(bias: float, rounded_up: float) -> None:
-    """Rounding makes honest claims too high by half its variance, or not at all. The class's scale is the measured one
-    or a step above.
+    """Rounding makes honest claims too high by half its variance (`bias` 1), or not at all (0). The class's scale is
+    the measured one or a step above.
     """
     curves = claim_curves(CLAIMS)
     for place, scale in enumerate(SCALES / rounded_up):
@@ -197,7 +197,9 @@ def test_honest_noise_does_not_weigh_as_a_shift(bias: float, rounded_up: float) 
 
 
 def test_a_claim_by_hand() -> None:
-    """Claims 2 nats off, at scale 1, have density t(2) = .06804 if honest, and t(1) / 2 = .19245 / 2 if invented."""
+    """Claims 2 nats off, at scale 1, have density t(2) = .06804 if honest, and t(1) / 2 = .19245 / 2 if invented (t:
+    Student's, two degrees of freedom).
+    """
     place, invented = at_least(1.0), 0.1924501 / INVENTED
     honest = log((1 - OUTLIERS) * 0.0680414 + OUTLIERS * invented)
     curves = claim_curves(np.array([2.0]))
@@ -214,7 +216,6 @@ def test_claims_that_are_shifted_weigh_for_their_side_alone() -> None:
 
 @pytest.mark.parametrize("scale", [0.0078125, 0.0442, 0.25, 1.0])
 def test_the_scale_of_noisy_draws_is_recovered(scale: float) -> None:
-    """From draws and claims with noise of a known scale, the most likely scale must be the true one or a neighbour."""
     rng = np.random.default_rng(int(1_000 * scale))
     count = 3_000
     uniforms = rng.random(count)
@@ -231,8 +232,8 @@ def test_the_scale_of_noisy_draws_is_recovered(scale: float) -> None:
 
 
 def test_every_token_gives_finite_numbers() -> None:
-    """Extreme values must not give NaN or inf: tokens in the tail, of probability 0, too narrow or beyond the end, and
-    claims out of bounds.
+    """Extreme values must not give NaN or inf: tokens of probability 0, intervals that are too narrow or beyond the
+    end, and claims out of bounds.
     """
     below = [0.2, 1.0 - 1e-12, 1.0, 0.0, 0.999999, 0.5]
     logprobs = [-np.inf, -30.0, log(0.5), -1e4, 0.0, -0.1]
@@ -266,14 +267,16 @@ def test_a_scale_is_rounded_up_to_the_next_one() -> None:
 
 
 def edges_of(below: float, width: float, u: np.ndarray) -> np.ndarray:
-    """Return the edge curves [C, N] at the scale of 1/4 nat: near an edge or not, less its chance; and the variance."""
+    """Return the edge curves [C, N] at the scale of 1/4 nat: near an edge (1 or 0) minus the probability of that, and
+    its variance.
+    """
     curves = edge_curves(np.full(len(u), below), np.full(len(u), log(width)), u)
     return np.asarray(curves[:, at_least(0.25)])
 
 
 def test_counts_near_an_edge_equal_hand_computed_ones() -> None:
-    """Near means within .1875 nats of an edge. For [.3, .7) this is .3 to .3408 and .6592 to .7, a share of .204;
-    `TAIL` changes the fourth digit.
+    """Uniforms within .1875 nats of an edge count as near. For [.3, .7) this is .3 to .3408 and .6592 to .7, a share of
+    .204; `TAIL` changes the fourth digit.
     """
     near, variance = edges_of(0.3, 0.4, np.array([0.31, 0.5, 0.69, 0.34, 0.342, 0.2, 0.9]))
     share = 1.0 - near[0]
@@ -290,8 +293,8 @@ def test_an_exact_engine_is_near_edges_as_often_as_expected(below: float, width:
 
 @pytest.mark.parametrize(("below", "width"), [(0.3, 0.4), (0.0, 0.6), (0.45, 0.3)])
 def test_a_rounding_engine_is_near_edges_nearly_as_often(below: float, width: float) -> None:
-    """Honest rounding must not look like choosing near edges. The edges here have noise of .18 nats, as in engines of
-    the 1/4-nat class.
+    """Honest rounding must not look like choosing tokens near edges. The edges here have noise of .18 nats, as in
+    engines of the 1/4-nat class.
     """
     rng, count = np.random.default_rng(0), 200_000
     low, high = (

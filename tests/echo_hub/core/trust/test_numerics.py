@@ -1,4 +1,6 @@
-"""Rounding scales of classes of engines: assumed, measured, learned, and shown by several dissimilar nodes."""
+"""Rounding scales (in nats) of engine classes: assumed, measured, learned from nodes, and shown by several dissimilar
+nodes.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ nats.
 
 
 def known(numerics: NumericsClass = Q8, *, measured: Evidence | None = None) -> Numerics:
-    """Return numerics that know one class, and of it only this measurement."""
+    """Return numerics that know one class, and this measurement if given."""
     found = Numerics()
     found.known(numerics)
     if measured is not None:
@@ -51,8 +53,8 @@ def known(numerics: NumericsClass = Q8, *, measured: Evidence | None = None) -> 
 
 
 def most_likely(shown: Evidence) -> tuple[int, int]:
-    """Return the indices in `SCALES` of the most likely scales of draws and of claims; draws are at most one step
-    finer.
+    """Return the indices in `SCALES` of the most likely scales of draws and of claims; the scale of draws is at most
+    one step finer.
     """
     claims = int(shown.claims_CS[0].argmax())
     return max(int(shown.draws_CS[0].argmax()), claims - 1), claims
@@ -109,7 +111,7 @@ def test_where_nothing_was_measured_the_default_is_assumed() -> None:
 
 @pytest.mark.parametrize(("temperature", "steps"), [(1.0, 0), (0.5, 2), (0.25, 4), (2.0, -2)])
 def test_default_scales_grow_as_one_over_the_temperature(temperature: float, steps: int) -> None:
-    """Lower temperatures multiply logits, noise included. One step of scales is the square root of 2."""
+    """Lower temperatures multiply the logits, noise included. One step between scales is a factor of sqrt(2)."""
     assert Numerics(temperature).honest(TORCH).draws == DEFAULTS["bf16"].draws + steps
     assert default(TORCH, temperature).claims == DEFAULTS["bf16"].claims + steps
 
@@ -154,8 +156,8 @@ def test_a_measurement_holds_for_all_classes_of_its_rounding() -> None:
 
 
 def test_draws_are_no_finer_than_claims_allow() -> None:
-    """Few draws fall outside their interval, so they can make an engine seem too fine. Claims off by four more steps
-    show coarser edges.
+    """Few draws fall outside their intervals, so draws alone can make an engine seem too fine. Here claims show
+    rounding four steps coarser.
     """
     shown = replace(FINE, claim_curves=COARSE.claim_curves)
     assert known(measured=shown).honest(Q8).draws == known(measured=COARSE).honest(Q8).claims - 1
@@ -169,7 +171,7 @@ def test_the_coarsest_scale_is_the_last_one() -> None:
     "nothing", [NO_EVIDENCE, replace(FINE, draw_curves=np.full_like(FINE.draws_CS, np.nan).tobytes())]
 )
 def test_a_measurement_without_evidence_is_ignored(nothing: Evidence) -> None:
-    """Without tokens or numbers, the finest scale would seem most likely, and honest nodes would be convicted."""
+    """Without tokens or numbers the finest scale would seem most likely, and honest nodes would be convicted."""
     numerics = known()
     numerics.measured("q8_0", nothing)
     assert numerics.honest(Q8) == DEFAULTS["q8_0"]
@@ -252,15 +254,15 @@ def test_two_nodes_that_agree_do_not() -> None:
 
 
 def test_a_minority_that_agrees_does_not() -> None:
-    """Three of the class's seven nodes are too few to change its scale; three of six are enough."""
+    """Three of a class's seven nodes are too few to change the scale of the class; three of six are enough."""
     numerics = known(measured=FINE)
     assert numerics.class_wide(Q8, nodes(0.1, 0.1, 0.1, 0.02, 0.02, 0.02, 0.02)) == ()
     assert numerics.class_wide(Q8, nodes(0.1, 0.1, 0.1, 0.02, 0.02, 0.02)) == (0, 1, 2)
 
 
 def test_nodes_with_other_rounding_than_the_accused_do_not() -> None:
-    """Other nodes' coarse rounding excuses only a node that rounds alike; this one is sixteen times as coarse as they
-    are.
+    """Other nodes' coarse rounding excuses only a node that rounds alike. Here the accused node rounds sixteen times as
+    coarsely as the others.
     """
     numerics = known(measured=FINE)
     assert numerics.class_wide(Q8, nodes(0.8, 0.05, 0.05)) == ()
@@ -333,8 +335,8 @@ def test_a_class_has_a_name() -> None:
 
 
 def test_a_node_with_far_finer_claims_is_judged_by_finer_draws() -> None:
-    """Otherwise an exact node could report four bits and choose its tokens within the class's tolerance. Nodes near the
-    class's scale are judged by the class.
+    """If the class's scale applied, an exact node could report four bits and choose its tokens within the class's
+    tolerance. A node near the class's scale is judged by the class.
     """
     numerics = known(measured=COARSER)
     of_class = numerics.honest(Q8)
@@ -364,9 +366,7 @@ def test_few_tokens_and_classes_that_were_not_measured_tell_nothing() -> None:
 
 
 def test_an_exact_node_that_declares_four_bits_cannot_shop() -> None:
-    """Shoppers like this one take the neighbouring token in one of fifty cases, within what the class's scale would
-    excuse.
-    """
+    """This node shops: in one of fifty cases it takes the neighbouring token, which the class's scale would excuse."""
     numerics, enough = known(measured=COARSER), alarm(1e-6)
     of_class = numerics.honest(Q8)
     honest = rollouts(10, 400, 0.0005)

@@ -1,4 +1,4 @@
-"""How far two checkers' findings on one rollout contradict each other, computed by hand."""
+"""Contradiction between two checkers' findings on one rollout, computed by hand."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ def finding(below: list[float], logprobs: list[float]) -> PeerFinding:
 
 
 def weight(one: PeerFinding, other: PeerFinding, first: str, second: str) -> float:
-    """Return how strongly two findings contradict each other, in nats, if the checkers have these precisions."""
+    """Return how strongly two checkers' findings contradict each other, in nats; `first` and `second` are the checkers'
+    precisions.
+    """
     honest = DEFAULTS[first].together(DEFAULTS[second])
     return contradiction(one, other, honest)
 
 
 def test_two_findings_differ_by_two_claims_a_token() -> None:
-    """Each token gives two differences, in log-odds: of where its interval begins (.3 or .4: .4408), and of its
-    probability (50 or 60 %: .4055).
+    """Each token gives two differences in log-odds: where its interval begins (.3 or .4: .4408), and its probability
+    (50 or 60 %: .4055).
     """
     found = apart(finding([0.3], [np.log(0.5)]), finding([0.4], [np.log(0.6)]))
     assert (found.num_tokens, found.num_claims) == (0, 2)
@@ -48,7 +50,7 @@ def test_equal_findings_have_no_distance() -> None:
 
 @pytest.mark.parametrize(("first", "second"), [("f32", "f32"), ("bf16", "q8_0"), ("f32", "q4_k_m")])
 def test_an_invented_finding_contradicts_an_honest_one(first: str, second: str) -> None:
-    """Checkers that did not compute anything invent values: 40 tokens nine nats less likely than they are."""
+    """Checkers that compute nothing must invent values: here 40 tokens, each nine nats less likely than it is."""
     honest, liar = finding([0.2] * 40, [-0.5] * 40), finding([0.7] * 40, [-9.5] * 40)
     assert weight(honest, liar, first, second) > alarm(1e-6)
 
@@ -57,7 +59,6 @@ def test_an_invented_finding_contradicts_an_honest_one(first: str, second: str) 
     ("first", "second", "noise"), [("f32", "f32", 0.004), ("bf16", "f32", 0.04), ("q8_0", "bf16", 0.1)]
 )
 def test_findings_of_two_honest_engines_agree(first: str, second: str, noise: float) -> None:
-    """Two honest checkers that round, the second one a quarter as coarsely, must not seem to contradict each other."""
     rng = np.random.default_rng(3)
     true, one = logits(rng, 2_000, noise)
     other = true + noise / 4 * rng.normal(size=true.shape)
@@ -75,6 +76,6 @@ def test_how_unlikely_an_undrawn_token_is_does_not_matter() -> None:
 
 
 def test_two_engines_are_as_coarse_as_both_together() -> None:
-    """0.0055 + 0.0055 = 0.011 is twice the scale, so two steps up."""
+    """Scales add up: 0.0055 + 0.0055 = 0.011 is twice the scale, and so two steps of sqrt(2) up."""
     both = F32.together(F32)
     assert (both.draws, both.claims) == (F32.draws + 2, F32.claims + 2)

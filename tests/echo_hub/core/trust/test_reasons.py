@@ -54,8 +54,8 @@ def test_a_reason_names_the_heaviest_sum_and_its_evidence(heaviest: Alternative,
 
 
 def test_the_reported_evidence_begins_where_the_sum_left_zero() -> None:
-    """Sums count from their last zero; the reported evidence must begin at the same rollout, separately
-    for each sum.
+    """Sums count from their last zero, so the reported evidence must begin at the same rollout, separately for each
+    sum.
     """
     standing = Standing("a")
     standing.weigh((5.0, 0.0, 3.0, *NOTHING[3:]), SHOWN)

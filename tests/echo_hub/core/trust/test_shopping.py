@@ -51,7 +51,7 @@ def test_edges_are_read_at_the_scale_of_the_class() -> None:
 
 
 def test_a_rollouts_weight_follows_the_inequality() -> None:
-    """Given excess .5, variance .2 and the second tilt, x = .4 * .5 / sqrt(.2 + .05) = .4."""
+    """Reward excess .5, variance .2 and the second tilt, .4, give x = .4 * .5 / sqrt(.2 + .05) = .4."""
     x = TILTS[1] * 0.5 / sqrt(0.2 + LEAST_VARIANCE)
     allowed = 0.2 * (exp(x) - 1 - x) + TOLERANCE * x * sqrt(0.2)
     weighed = weigh(ONE, 0.5)
@@ -64,7 +64,7 @@ def test_a_rollouts_weight_follows_the_inequality() -> None:
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.9])
 @pytest.mark.parametrize("excess", [-1.0, 0.3, 1.0])
 def test_an_exact_token_weighs_nothing_on_average(share: float, excess: float) -> None:
-    """Given u near an edge in a `share` of tokens, E exp(weight) must be at most 1: this bounds the rate of false
+    """If u is near an edge in a `share` of tokens, E exp(weight) must be at most 1: this bounds the rate of false
     alarms.
     """
     variance = share * (1.0 - share)
@@ -135,7 +135,9 @@ def world() -> World:
 
 @pytest.mark.parametrize("precision", NOISES)
 def test_an_honest_node_is_not_convicted_in_50_000_rollouts(world: World, precision: str) -> None:
-    """The policy learns meanwhile, and rewards depend on the length. Neither may look like shopping."""
+    """During the run the policy learns, and rewards depend on the length. Neither may look like shopping (taking a
+    neighbouring token for its reward).
+    """
     known, drawn = scale_of(world, precision), honest(world, precision, 50_000)
     found = shown(drawn, NOISES[precision])
     assert drawn[-1].solved_R.mean() > drawn[0].solved_R.mean() + 0.1
@@ -147,8 +149,8 @@ def test_an_honest_node_is_not_convicted_in_50_000_rollouts(world: World, precis
 
 @pytest.mark.parametrize("precision", NOISES)
 def test_an_honest_node_may_earn_by_how_unsure_it_is(world: World, precision: str) -> None:
-    """A reward that grows with the number of near edges is the worst honest case, because it depends on what the test
-    measures.
+    """Rewards that grow with the number of tokens with u near an edge are the worst honest case, because the test for
+    shopping measures just that number.
     """
     known, drawn = scale_of(world, precision), honest(world, precision, 10_000, seed=1)
     found = shown(drawn, NOISES[precision])
@@ -160,8 +162,8 @@ def test_an_honest_node_may_earn_by_how_unsure_it_is(world: World, precision: st
 @pytest.mark.parametrize("precision", NOISES)
 @pytest.mark.parametrize("diluted", [0.0, 0.3])
 def test_a_shopper_that_hides_its_choices_is_convicted(world: World, precision: str, diluted: float) -> None:
-    """Shoppers can take neighbours of equal reward as well, to hide those of higher reward. They must be convicted all
-    the same.
+    """Shoppers can also take neighbours of equal reward, to hide those of higher reward. They must be convicted all the
+    same.
     """
     known = scale_of(world, precision)
     drawn = shopper(world, 8_000, farthest=3.0 * nats(known), diluted=diluted)

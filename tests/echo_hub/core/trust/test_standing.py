@@ -53,7 +53,6 @@ def test_checks_and_rewards_each_change_their_own_sums() -> None:
 
 
 def test_only_the_last_tokens_are_kept() -> None:
-    """Memory must stay bounded: one to two windows of tokens are kept."""
     standing, part = Standing("a"), evidence(WINDOW // 4)
     held = []
     for _ in range(12):
@@ -74,7 +73,6 @@ Q4 = NumericsClass("llama_cpp", "q4_k_m", "cpu")
 
 @pytest.fixture
 def books(monkeypatch: pytest.MonkeyPatch) -> Standings:
-    """Return standings that remember at most two disconnected nodes."""
     monkeypatch.setattr(module, "REMEMBERED", 2)
     return Standings(Numerics())
 

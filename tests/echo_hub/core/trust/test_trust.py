@@ -1,4 +1,6 @@
-"""Trust in a coordinator: which rollouts are checked, which nodes are convicted, and how their work is dropped."""
+"""Trust in nodes: which rollouts are checked, which nodes are convicted, and how a convicted node's rollouts are
+dropped.
+"""
 
 from __future__ import annotations
 
@@ -63,13 +65,13 @@ F32 = NumericsClass("torch", "f32", "cpu")
 HONEST = evidence(40)
 FORGED = evidence(forged=4)
 DOUBTFUL = evidence(forged=1)
-"""Makes a proven node watched; twice as much makes it suspect."""
+"""One forged token: makes a proven node watched, and twice as much makes it suspect."""
 
 
 @pytest.fixture
 def world(bench):
-    """Return a run with groups of one, in which rollouts are checked; `standings` are what the hub
-    knows of its nodes.
+    """Return a function that makes a run with groups of one, in which rollouts are checked; `standings`: what the hub
+    already knows of its nodes.
     """
 
     def make(*standings: StandingRow, **settings: Any):
@@ -96,7 +98,7 @@ def join(bench, node_id: str, numerics: NumericsClass = F32, *, capacity: int = 
 
 
 def arrive(bench, lease: SendLease) -> list[str]:
-    """Deliver all rollouts of a lease, and return rollout ids to check."""
+    """Deliver all rollouts of a lease, and return the ids of those that the verifier must check."""
     bench.tell(*(bench.arrival(lease, index) for index in lease.indices))
     return [effect.rollout_id for effect in bench.of(CheckRollout)]
 
@@ -141,7 +143,9 @@ def test_a_new_nodes_work_waits_for_its_check(world) -> None:
 
 
 def evaluated(world, **settings: Any):
-    """Return a bench with a new node, and its leases of the greedy and the sampled completion of a held-out problem."""
+    """Return a bench with a new node, and the node's leases of the greedy and the sampled completion of a held-out
+    problem.
+    """
     bench = world(evaluation_problems=1, evaluation_samples=1, run_seed=5, **settings)
     bench.tell(EvaluationWanted(policy_version=0))
     greedy, sampled = (lease for lease in join(bench, "a") if EvaluationGroup.of(lease.group_id) is not None)
@@ -169,7 +173,7 @@ def test_nodes_that_check_are_not_asked_for_the_most_likely_ids(world) -> None:
 
 
 def test_a_class_learns_nothing_from_greedy_choices(world) -> None:
-    """Greedy choices deviate only where two tokens are equally likely. A class that learned from them would seem so
+    """Greedy choices deviate only where two tokens are equally likely. If a class learned from them, it would seem so
     fine that sampled tokens convict its nodes.
     """
     for shown, learned in ((greedy([0.0] * 40), 0), (HONEST, HONEST.num_tokens)):
@@ -366,7 +370,7 @@ def test_of_a_suspect_all_is_checked_that_no_step_has_consumed(world) -> None:
 
 
 def test_a_biased_claim_convicts_in_every_class(world) -> None:
-    """Errors of almost half a nat are common in 8-bit engines, but not always in one direction."""
+    """In 8-bit engines, errors of almost half a nat are common, but not always in one direction."""
     bench = world(groups_per_step=64)
     bench.tell(NumericsMeasured(rounding="q8_0", policy_version=0, evidence=engine(7, 0.1)))
     biased = rollouts(8, 20, 0.1, shift=0.45)
@@ -390,7 +394,7 @@ def test_rounding_to_both_sides_convicts_no_node(world) -> None:
 
 
 def test_small_forgeries_add_up(world) -> None:
-    """One token in forty is forged: no rollout convicts alone, but the sum over rollouts does."""
+    """One forged token in forty does not convict by a single rollout, but by the sum over rollouts."""
     bench = world(proven("a"), groups_per_step=64)
     few = evidence(39, forged=1)
     verdicts = 0
@@ -736,8 +740,8 @@ def test_a_class_is_measured_before_its_first_check(world) -> None:
 
 @pytest.mark.parametrize("said", [0, 10**9])
 def test_a_class_is_measured_once_its_node_reports(world, said: int) -> None:
-    """Measurements must precede the first rollout and use a published version, even if nodes report
-    unknown versions.
+    """Measurements must precede the class's first rollout and use a published version, even if the node reports an
+    unknown version.
     """
     bench = world()
     bench.tell(
@@ -758,7 +762,9 @@ def test_each_rounding_is_measured_and_not_each_name(world) -> None:
 
 
 def test_a_class_is_measured_again_as_the_policy_changes(world) -> None:
-    """Policy changes make a scale outdated: measure again whenever the version number has grown by a quarter."""
+    """Scales become outdated as the policy changes, so they are measured again whenever the version number has grown by
+    a quarter.
+    """
     bench = world()
     trust, found = bench.coordinator._trust, []
     for version in range(40):
@@ -776,7 +782,7 @@ def test_an_older_version_is_not_measured_again(world) -> None:
 
 
 def test_a_measurement_that_failed_is_tried_again(world) -> None:
-    """Failed measurements are repeated with the next version, without waiting for a quarter more versions."""
+    """Failed measurements are repeated with the next version, not only after a quarter more versions."""
     trust = world().coordinator._trust
     for version in (40, 41, 42):
         trust._measure(F32, version)
@@ -785,7 +791,9 @@ def test_a_measurement_that_failed_is_tried_again(world) -> None:
 
 
 def test_the_class_of_each_node_that_sampled_a_part_is_measured(world) -> None:
-    """Node b continues node a's prefix. The evidence about node a's tokens is judged at the scale of its own class."""
+    """Node b continues node a's prefix. Evidence about node a's tokens is judged at the scale of node a's class, so
+    that class is measured too.
+    """
     bench = world(proven("a", numerics=F32._replace(precision="q8_0")), proven("b"), groups_per_step=32)
     lease = next(each for each in join(bench, "b") if is_drawn(SETTINGS.secret, name(each), SETTINGS.least_checked))
     payload = RolloutPayload(
@@ -812,7 +820,9 @@ def test_without_a_verifier_nothing_is_measured(world, trust: TrustSettings) -> 
 
 
 def test_a_measurement_overrides_the_assumed_scales(world) -> None:
-    """The engine rounds more coarsely than is assumed for f32: without the measurement it would be convicted."""
+    """The engine rounds more coarsely than is assumed for f32, so without the measurement the node would be
+    convicted.
+    """
     for shown, state in ((engine(7, 0.4), StandingState.PROVEN), (None, StandingState.QUARANTINED)):
         bench = world(groups_per_step=8)
         leases = join(bench, "a")
@@ -827,7 +837,7 @@ def test_a_measurement_overrides_the_assumed_scales(world) -> None:
 
 def check_each(world, shown: dict[str, Evidence], *, origin: str = ""):
     """Check one rollout of each node, all of one class but of different groups; return the bench and the decisions.
-    Nodes named `coarse ...` share the address `origin`; all others have their own.
+    Nodes named `coarse ...` share the address `origin`, if given; all others have their own.
     """
     bench, groups = world(groups_per_step=64, trust=CHECKS_ALL), set()
     decided: list[tuple[str, Decision]] = []
@@ -854,8 +864,8 @@ def coarse_class(world, number: int, *, origin: str = ""):
 
 
 def test_a_fault_of_a_whole_class_quarantines_no_node(world) -> None:
-    """Two nodes are quarantined for coarse rounding. One dissimilar node with equal rounding shows a fault of the
-    class, which releases both.
+    """Two nodes are quarantined for coarse rounding. A third node that rounds as coarsely shows that the class is at
+    fault, which releases both.
     """
     bench, decided = coarse_class(world, 3)
     assert decided == [
@@ -915,12 +925,12 @@ def test_three_nodes_that_forge_everything_are_no_class(world) -> None:
 
 
 def watched_sums(nats: float) -> tuple[float, ...]:
-    """Return sums in which forging one token in fifty weighs this many nats."""
+    """Return sums of evidence, in which the sum for "one token in fifty is forged" is `nats`."""
     return (0.0, nats, *NOTHING[2:])
 
 
 def test_after_a_restart_a_nodes_sums_still_count(world) -> None:
-    """Watched nodes stay watched after a restart: every rollout is checked, and scores are held."""
+    """Watched nodes stay watched after a restart: every rollout is checked, and scores are held until the check."""
     bench = world(proven("a", sums=watched_sums(3.0)), groups_per_step=32)
     leases = join(bench, "a")
     assert all(arrive(bench, lease) == [name(lease)] for lease in leases[:10])
@@ -971,7 +981,7 @@ def test_a_node_that_earns_without_edges_is_not_convicted(world, shown: Evidence
 
 
 def test_a_reward_before_the_check_counts_too(world) -> None:
-    """Proven nodes' rewards are not held until their checks, so reward and check must be matched in either order."""
+    """Rewards of a proven node do not wait for checks, so the hub must match reward and check in either order."""
     bench = world(proven("a"), trust=CHECKS_ALL, groups_per_step=4)
     earn(bench, leases := join(bench, "a"), "a", near_edges(2.0))
     last = leases[2]
@@ -994,8 +1004,8 @@ def test_rewards_have_a_node_watched_later_than_tokens(world, nats: float, is_wa
 
 
 def test_a_class_whose_rewards_follow_edges_is_spared(world) -> None:
-    """If all nodes of a class earn more near edges, the class's rounding probably makes a better policy, and no node
-    shops.
+    """If all nodes of a class earn more when u is near edges, probably the class's rounding makes a better policy, so
+    no node is convicted of shopping.
     """
     nodes = ("a", "b", "c")
     bench = world(*(proven(node_id, sums=shopped_sums(16.0)) for node_id in nodes), groups_per_step=16)

@@ -10,7 +10,7 @@ from echo_hub.core.trust.under_check import UnderCheck
 
 
 class Desk:
-    """A node whose rollouts have all arrived; those of its last lease have no scores yet."""
+    """A run with one node whose rollouts have all arrived; those of the last lease have no scores yet."""
 
     def __init__(self, bench) -> None:
         self.bench = bench(groups_per_step=4)

@@ -141,8 +141,8 @@ def test_scheme_host_and_port_are_compared(
 
 
 async def test_a_session_alone_changes_nothing(open_hub: Any, source: Any, desk: Any, guard: Guard) -> None:
-    """A server on another port of the hub's host gets the session's cookie, and can send any headers. Without the
-    session's key it must not change anything.
+    """Another server on the hub's host, at another port, gets the session's cookie and can send any headers. Without
+    the session's key it must not change anything.
     """
     hub = await open_hub(source, token="", desk=desk)
     cookie = await cookie_of(hub, guard)
@@ -171,7 +171,9 @@ async def test_no_answer_holds_a_key(hub: ClientSession, guard: Guard, stranger:
 async def test_the_key_or_the_hubs_token_is_good_for_a_form(
     open_hub: Any, source: Any, desk: Any, guard: Guard
 ) -> None:
-    """Pages without JavaScript cannot insert the session's key, so a form may contain the operator's token instead."""
+    """Pages without JavaScript cannot insert the session's key, so their forms may contain the operator's token
+    instead.
+    """
     hub = await open_hub(source, token="", desk=desk)
     cookie, key = await logged_in(hub, guard)
     own = {"Cookie": cookie, "Sec-Fetch-Site": "same-origin", "Accept": "text/html"}

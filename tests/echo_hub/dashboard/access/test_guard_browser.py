@@ -42,7 +42,7 @@ async function attack() {{
 
 @dataclass
 class Evil:
-    """A hostile server on the hub's host. It keeps the request headers of browsers that visit it."""
+    """A hostile server on the hub's host, which keeps the request headers of browsers that visit it."""
 
     url: str = ""
     cookies: list[str] = field(default_factory=list)

@@ -25,7 +25,7 @@ RATIOS = [0.1, 0.6, 1.0, 1.9, 3.0]
 def test_weights_by_hand(
     make_tokens: Callable[..., ObjectiveTokens], settings: dict[str, Any], weights: list[float], bounded: list[bool]
 ) -> None:
-    # The learner has moved since the start of the step, which the correction must ignore.
+    # The learner has moved away from the proximal policy (ratio 9), which the correction must ignore.
     tokens = make_tokens([9.0] * 5, [1.0] * 5, proximal=RATIOS)
     found = correct(tokens, ObjectiveConfig(old_policy="proximal", **settings))
     assert found.weights_N.tolist() == pytest.approx(weights)
@@ -42,8 +42,8 @@ def test_one_token_vetoes_its_rollout(make_tokens: Callable[..., ObjectiveTokens
 
 
 def test_the_sequence_mask_by_hand(make_tokens: Callable[..., ObjectiveTokens]) -> None:
-    """With μ the behaviour and π the learner's policy, mean log(μ / π) of the three rollouts is log 4 / 2 = 0.69, -0.69
-    and 0.69. Tokens of positive advantage are never masked.
+    """With μ the behaviour and π the learner's policy, the mean of log(μ / π) is log 4 / 2 = 0.69, -0.69 and 0.69 for
+    the three rollouts. Tokens of positive advantage are never masked.
     """
     ratios = [0.25, 1.0, 4.0, 1.0, 0.25, 1.0]
     tokens = make_tokens(ratios, [-1.0, -1.0, -1.0, -1.0, 2.0, -1.0], rollouts=[0, 0, 1, 1, 2, 2])

@@ -15,8 +15,8 @@ GRPO = Grpo(clip_low=0.2, clip_high=0.2)
     [
         (1.0, 2.0, -2.0),
         (1.1, 2.0, -2.2),
-        (1.5, 2.0, -2.4),  # Clipped: a good token earns nothing beyond a ratio of 1 + ε.
-        (0.5, 2.0, -1.0),  # Not clipped: of the clipped and the plain value, the smaller one counts.
+        (1.5, 2.0, -2.4),  # Clipped: no reward beyond a ratio of 1 + ε for a good token.
+        (0.5, 2.0, -1.0),  # Not clipped: the smaller of the clipped and the plain value counts.
         (1.5, -2.0, 3.0),
         (0.5, -2.0, 1.6),
     ],

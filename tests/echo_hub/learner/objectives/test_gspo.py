@@ -14,7 +14,7 @@ WIDE = Gspo(clip_low=0.2, clip_high=0.3)
 
 
 def test_loss_by_hand(make_tokens: Callable[..., ObjectiveTokens]) -> None:
-    # Ratio s of each rollout, a geometric mean: sqrt(0.8 * 1.25) = 1, sqrt(4 * 1) = 2, and 0.25.
+    # The ratio s of a rollout is a geometric mean: sqrt(0.8 * 1.25) = 1, sqrt(4 * 1) = 2, and 0.25.
     tokens = make_tokens([0.8, 1.25, 4.0, 1.0, 0.25], [1.0, 1.0, 2.0, 2.0, -1.0], rollouts=[0, 0, 1, 1, 2])
     result = WIDE.losses(tokens)
     assert result.losses_N.tolist() == pytest.approx([-1, -1, -2.6, -2.6, 0.8])
@@ -27,8 +27,8 @@ def test_its_published_range_is_narrow(make_tokens: Callable[..., ObjectiveToken
 
 
 def test_gradient_by_finite_differences(make_tokens: Callable[..., ObjectiveTokens]) -> None:
-    """Tokens of a rollout share the ratio s. Only the sum of their losses has a gradient that finite differences can
-    check.
+    """Finite differences can check only the gradient of the sum of a rollout's losses, because its tokens share the
+    ratio s.
     """
     start = torch.tensor([0.8, 1.3, 4.0, 1.0, 0.9], dtype=torch.float64).log().requires_grad_()
 

@@ -15,8 +15,8 @@ from echo_hub.learner.weighting import WeightedGroup, WeightedRollout
 
 
 def one_batch() -> MicroBatch:
-    """Return a batch of two rollouts: three tokens of advantage 1 and weight 0.25, and two of -2 and 0.125. All have
-    the behaviour probability μ = e^-1.
+    """Return a batch of two rollouts: three tokens of advantage 1 and weight 0.25, and two of advantage -2 and weight
+    0.125. All have the behaviour probability μ = e^-1.
     """
     rollouts = tuple(
         WeightedRollout(
@@ -73,7 +73,6 @@ def test_the_naive_objective_knows_no_ratio_to_the_behavior_policy() -> None:
 def test_a_masked_token_loses_its_gradient_and_keeps_its_weight_in_the_denominator() -> None:
     settings = {"old_policy": "proximal", "correction": "masked_is"}
     _, gradient, statistics = outcome(settings, logs(1.0, 3.0, 0.5, 2.0, 0.1))
-    # Unmasked tokens keep their weights.
     assert gradient == pytest.approx([-0.25, 0, -0.125, 0.5, 0])
     assert statistics["corrected"] == 2 and statistics["correction_weight"] == pytest.approx(3.5)
 
@@ -97,7 +96,7 @@ def test_a_veto_takes_the_whole_rollout_out_of_every_objective(name: str, kl: fl
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_the_sequence_mask_applies_to_every_objective(name: str) -> None:
-    """Masked are tokens of negative advantage in a rollout that is too far off-policy; they keep their KL term
+    """Tokens of negative advantage are masked in a rollout that is too far off-policy; they keep their KL term
     (DeepSeek-V3.2).
     """
     settings = {"name": name, "kl_coefficient": 0.1}
@@ -108,7 +107,7 @@ def test_the_sequence_mask_applies_to_every_objective(name: str) -> None:
     assert gradient[:3] == plain[:3]
     assert gradient[3:] == pytest.approx((0.1 * 0.125 * (1 - 1.3 / ratios)).tolist())
     assert (before["vetoed_rollouts"], statistics["vetoed_rollouts"]) == (0, 1)
-    # Below this limit: mean log(μ / π) of the second rollout is 0.16.
+    # The limit is not reached: the mean of log(μ / π) is 0.16 in the second rollout.
     assert outcome({**settings, "sequence_mask": 0.2}, now, reference=1.3)[1] == plain
 
 
@@ -133,8 +132,8 @@ def test_the_kl_term_by_hand_and_by_finite_differences() -> None:
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_the_entropy_bonus_has_the_losss_weights_and_vetoes(name: str) -> None:
-    """Vetoed rollouts lose their entropy bonus as well. Masked tokens keep it, like the KL term, because it needs no
-    correction.
+    """Vetoed rollouts lose their entropy bonus as well. Masked tokens keep it, like the KL term, because the bonus
+    needs no off-policy correction.
     """
     entropies = torch.arange(5.0).requires_grad_()
     now = logs(0.5, 5e-5, 0.5, 0.9, 0.8)
@@ -160,7 +159,9 @@ def test_a_steps_entropy_coefficient_overrides_the_settings() -> None:
 
 @pytest.mark.parametrize("veto", [0.0, 1e-4])
 def test_impossible_tokens_leave_loss_gradient_and_statistics_finite(veto: float) -> None:
-    """The reference policy gives token 2 probability 0, the learner token 4. Neither may cause NaN or inf."""
+    """Token 2 has probability 0 (e^-201) under the reference policy, token 4 under the learner's. Neither may cause NaN
+    or inf.
+    """
     learner = torch.tensor([-1.0, -1.0, -1.0, -201.0, -1.0], requires_grad=True)
     reference = torch.tensor([-1.0, -201.0, -1.0, -1.0, -1.0])
     step_loss = StepLoss(ObjectiveConfig(kl_coefficient=0.1, sequence_veto=veto))
@@ -177,7 +178,7 @@ def test_impossible_tokens_leave_loss_gradient_and_statistics_finite(veto: float
 
 @pytest.mark.parametrize(("correction", "third"), [("masked_is", 0.0), ("tis", -2 / 3)])
 def test_a_correction_acts_on_its_own_tokens_gradient(correction: str, third: float) -> None:
-    """This holds even for GSPO, although its ratio belongs to the whole rollout."""
+    """This holds even for GSPO, whose ratio belongs to the whole rollout."""
     rollout = WeightedRollout(
         completion_ids=np.arange(3, dtype=np.int32),
         loss_mask=np.ones(3, dtype=bool),

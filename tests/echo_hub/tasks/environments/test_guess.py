@@ -55,8 +55,8 @@ def test_a_reply_without_a_number_in_range_wastes_a_turn(reply: str) -> None:
     ],
 )
 def test_a_turn_earns_its_change_of_the_chance_of_winning(replies: list[str], left: float) -> None:
-    """Given g guesses left, 2**g - 1 numbers can be told apart, so of n possible numbers the chance of winning is (2**g
-    - 1) / n: at first 7 / 7. A turn earns the change of this chance.
+    """With g guesses left, 2**g - 1 numbers can be told apart, so with n possible numbers the chance of winning is
+    (2**g - 1) / n, at first 7 / 7. A turn earns the change of this chance.
     """
     environment, problem = make_guess({}), game(2, 8, hidden=6)
     earned = [environment.respond(problem, replies[:count]) for count in range(1, len(replies) + 1)]

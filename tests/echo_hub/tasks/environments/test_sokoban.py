@@ -13,7 +13,6 @@ from echo_shared.errors import ConfigError
 
 
 def board(*rows: str) -> SokobanBoard:
-    """Return a board from its rows as drawn in text."""
     places = {(row, column): mark for row, line in enumerate(rows) for column, mark in enumerate(line)}
     at = {marks: frozenset(place for place, mark in places.items() if mark in marks) for marks in ("#", ".*+", "$*")}
     (player,) = (place for place, mark in places.items() if mark in "@+")
