@@ -43,7 +43,9 @@ _ALTERNATIVES: Final = ("anyOf", "oneOf", "allOf")
 
 @cache
 def form_of(kind: type[Message]) -> MapForm:
-    """Return the form of a message class. Raises LocalProtocolError if its schema is not understood."""
+    """Return the form of a message class. Raises LocalProtocolError for a schema that this module does not
+    understand.
+    """
     schema = kind.model_json_schema(by_alias=False, mode="validation")
     form = _form(schema, schema.get("$defs", {}), kind.__name__)
     if not isinstance(form, MapForm) or form.fields.keys() != kind.model_fields.keys():
