@@ -43,7 +43,7 @@ class KvLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvPlanner:
-    """Limits of the model and the machine."""
+    """Limits of the model and the machine, from which layouts are planned."""
 
     width: int
     max_positions: int

@@ -68,7 +68,7 @@ parameters.
 
 @dataclass(frozen=True, kw_only=True)
 class _Leased:
-    """Fields of a rollout's frame before its completion."""
+    """Fields that precede the completion in a rollout's frame."""
 
     type: Literal["rollout"] = "rollout"
     rollout_id: RolloutId
