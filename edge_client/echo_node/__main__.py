@@ -10,7 +10,7 @@ import signal
 
 
 def run() -> None:
-    """Run `echo_node.main.run`. It is imported here, because its imports take most of the first second."""
+    """Run `echo_node.main.run`. The import is delayed to here: it takes most of the first second."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # Shells start background jobs with SIGINT ignored.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from echo_node import main

@@ -150,7 +150,7 @@ def _content_of(model: Path) -> str:
 
 
 class Bench:
-    """Measures engines one after another, each in its own process, and stores the results."""
+    """Measures engines in sequence, in separate processes, and stores the results."""
 
     def __init__(self, paths: NodePaths, config: NodeConfig, hardware: Hardware, base: Base) -> None:
         self._log = paths.logs / "bench.log"

@@ -64,8 +64,8 @@ class NodeConfig(BaseSettings):
     machine's memory.
     """
     capacity_factor: Annotated[int, Field(ge=1, le=64)] = 2
-    """Number of rollouts that the node asks for, as a multiple of its width, so that it has work during the round trip
-    to the hub.
+    """Number of rollouts that the node asks for, as a multiple of its width; a multiple covers the round trip to the
+    hub.
     """
     stream_s: Annotated[float, Field(ge=0, le=600)] = 5.0
     """Seconds of sampling between reports of unfinished completions to the hub, so that another node can continue them
@@ -107,9 +107,9 @@ class NodeConfig(BaseSettings):
     manners: MannersConfig = MannersConfig()
     """Conditions under which the node leaves the machine to its owner."""
     update: UpdateMode = "tell"
-    """tell: report a newer release that the hub names, with the upgrade command; never: do not. A node that is too old
-    to join reports that in any case. auto: such a node then runs the installer that it came with, with that installer's
-    own source, at most once a day. It runs nothing from a hub.
+    """tell: report a newer release that the hub names, with the upgrade command; never: do not. A node too old to join
+    always reports that. auto: an outdated node runs its own installer with the installer's own source, at most once a
+    day. It runs nothing from a hub.
     """
     exit_with_stdin: bool = False
     """Stop when standard input ends, for a program that starts a node and must not leave it behind."""

@@ -52,8 +52,8 @@ class NodeTurns:
         self._make = make
         self._paces = paces or Paces()
         self._away_until: dict[str, float] = {}
-        """Monotonic time from which a hub without work is asked again; inf = never, because the hub refuses this node
-        or its run is over.
+        """Monotonic time from which a hub without work is asked again; inf = never: the hub refuses this node, or the
+        run has ended.
         """
         self._refused: EchoError | None = None
 
@@ -127,7 +127,7 @@ class NodeTurns:
             self._keep(hub, had_s)
 
     def _keep(self, hub: str, seconds: float) -> None:
-        """Add seconds of work to the hub's stored record. The file is small, so it may be written on the event loop."""
+        """Add seconds of work to the hub's stored record. Writing this small file may run on the event loop."""
         try:
             self._shares.worked(hub, seconds, time.time())
         except StorageError as error:

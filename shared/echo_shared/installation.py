@@ -108,9 +108,7 @@ def _requirements(extra: str) -> list[str]:
 
 
 def _direct_url() -> Mapping[str, Any]:
-    """Return the origin that pip recorded, {} if unknown. For a copy that was not installed, the origin is its
-    checkout.
-    """
+    """Return the origin that pip recorded, {} if unknown. An uninstalled copy's origin is its checkout."""
     try:
         noted = metadata.distribution(NAME).read_text("direct_url.json")
     except metadata.PackageNotFoundError:

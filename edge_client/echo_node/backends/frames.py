@@ -49,7 +49,7 @@ def rollouts_from_frame(frame: dict[str, Any]) -> Iterator[FinishedRollout]:
 
 
 def _columns(values: Sequence[DrawnPart] | Sequence[FinishedRollout], arrays: frozenset[str]) -> dict[str, Any]:
-    """Return each field of all `values`: as one concatenated array for the fields in `arrays`, else as a list."""
+    """Return each field of all `values`: fields in `arrays` as one concatenated array, other fields as a list."""
     columns = {field.name: [getattr(value, field.name) for value in values] for field in fields(values[0])}
     return {name: np.concatenate(column) if name in arrays else column for name, column in columns.items()}
 

@@ -179,4 +179,4 @@ def _version(module: str) -> str:
     try:
         return (_MODULES / module / "version").read_text().strip()
     except OSError:
-        return ""  # The driver is not loaded, or it is part of the kernel, whose release is in the cache key.
+        return ""  # Driver not loaded, or part of the kernel, whose release is in the cache key.

@@ -250,8 +250,8 @@ class LlamaCppEngine:
         )
 
     def _next_request(self, groups: Iterator[GroupRequest], events: list[EngineEvent]) -> GroupRequest | None:
-        """Return the next valid request that the layout fits; keep a request that it does not fit until the batch has
-        drained.
+        """Return the next valid request that the layout fits; hold back a misfit request until the batch
+        has drained.
         """
         request, self._held = self._held or next(groups, None), None
         while request is not None:

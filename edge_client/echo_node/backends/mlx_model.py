@@ -1,4 +1,4 @@
-"""A causal LM of mlx-lm with one row per rollout. All rows share one array of keys, but each has its own position.
+"""A causal LM of mlx-lm with one row per rollout. Rows share one array of keys and have separate positions.
 
 A prompt is prefilled once; its keys and values are copied into the rows of its rollouts. Rows 0 .. n-1 are in use. A
 mask hides everything beyond a row's position, so rows start, move and end without touching the others. MLX ties arrays

@@ -37,7 +37,7 @@ class BackendChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Possibility:
-    """An engine on a device, with the requirement that it lacks, if any."""
+    """An engine on a device, and its missing requirement."""
 
     choice: BackendChoice
     missing: BackendError | None
@@ -177,7 +177,7 @@ def choose(
     """Return the best usable backend, or the best device for the requested one. Raises BackendError if none is usable.
 
     `measured`: tokens per second by (name, device); 0 = failed. If all usable backends are measured, the fastest one is
-    the best. `failures`: error texts by (name, device). A failed backend is chosen only if no other one is usable.
+    the best. `failures`: error texts by (name, device). Failed backends are the last choice.
     """
     if requested != "auto" and requested not in _BACKENDS:
         raise BackendError("There is no such backend.", got=requested, do=f"Use auto, {' or '.join(NAMES)}.")
@@ -202,7 +202,7 @@ def choose(
 
 
 def _unused_gpu(hardware: Hardware, wanted: Sequence[Possibility], failures: Mapping[tuple[str, str], str]) -> str:
-    """Return `BackendChoice.unused_gpu`: "" also for a GPU that works but was measured slower than the processor."""
+    """Return `BackendChoice.unused_gpu`: A working GPU that measured slower than the processor gives ""."""
     if hardware.silent_gpu:
         return (
             "The NVIDIA GPU is not used, only the processor: its driver does not answer. Repair the driver until"

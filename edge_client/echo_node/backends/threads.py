@@ -2,8 +2,8 @@
 
 The threads of one operation wait for each other. If other programs use the cores, one thread that gets no core delays
 all others: two threads of llama.cpp or PyTorch then drew a tenth to a fortieth of what one thread drew (SmolLM2-135M,
-two busy cores). So the number follows the cores that the engine gets. Another number is tried for a while, and kept
-only if it is faster.
+two busy cores). So the number follows the cores that the engine gets. A trial of another number lasts some steps; only
+a faster number is kept.
 """
 
 from __future__ import annotations

@@ -328,8 +328,8 @@ def check_adapter(adapter: Adapter, shapes: Mapping[str, tuple[int, ...]]) -> No
 
 
 def write_adapter(adapter: Adapter, directory: Path) -> None:
-    """Write the adapter in PEFT's layout: all layers with one rank, and a scaling of 1, because the tensors
-    include it.
+    """Write the adapter in PEFT's layout: one rank for all layers, and scaling 1, because the tensors are already
+    scaled.
     """
     tensors = {}
     for module in adapter.modules:

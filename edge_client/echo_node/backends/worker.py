@@ -151,8 +151,8 @@ class EngineWorker:
             self._tell_news(for_hub=for_hub)
 
     def _tell_news(self, *, for_hub: bool) -> None:
-        """Report the tokens of unfinished rollouts drawn since the last report. `for_hub`: the node must send these,
-        and those of earlier reports, to the hub.
+        """Report the tokens of unfinished rollouts drawn since the last report. `for_hub`: the node must send these and
+        earlier reported tokens to the hub.
         """
         if not self._stream_s:
             return

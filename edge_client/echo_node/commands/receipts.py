@@ -219,7 +219,7 @@ def _check_id(rollout_id: str) -> None:
 
 
 def _row(rollout_id: str, entry: SpoolEntry | None, hubs: Receipt | None) -> dict[str, Any]:
-    """Return one rollout's fields for JSON. `hub` is None if the hub was not asked or does not know the rollout."""
+    """Return one rollout's fields for JSON. `hub` is None without an answer of the hub."""
     mine = {"rollout_id": rollout_id, "state": None, "drop_reason": None, "checked": None, "changed_at": None}
     row: dict[str, Any] = mine if entry is None else asdict(entry)
     row |= {"hub": None, "agreement": None, "sentence": ""}

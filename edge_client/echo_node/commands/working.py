@@ -204,7 +204,7 @@ def leave(
 
 
 def _rejoining(paths: NodePaths, record: HubRecord, flags: Mapping[str, Flag]) -> tuple[NodeConfig, Joining]:
-    """Return the settings and the parameters for a hub that was joined before."""
+    """Return settings and parameters for a previously joined hub."""
     config = settings(paths, {**record.flags, **flags})
     joining = Joining(
         address=HubAddress(origin=record.url),  # `join` has checked the address.

@@ -26,7 +26,7 @@ class Agreement(StrEnum):
 
     SAME = "same"
     ON_ITS_WAY = "on_its_way"
-    """The node has finished the rollout, and the hub has not received it yet."""
+    """The rollout is finished on the node but not received by the hub."""
     HUB_AHEAD = "hub_ahead"
     """The hub has a newer state than this node."""
     DIFFERENT = "different"

@@ -74,7 +74,7 @@ class HubClock:
 
 
 def in_words(seconds: float) -> str:
-    """Format seconds in the largest unit in which they are about 2 or more: "47 s", "2 min", "3 h" or "4 days"."""
+    """Format seconds in the largest unit that gives a value of about 2 or more: "47 s", "2 min", "3 h" or "4 days"."""
     for unit_s, name in ((86_400, "days"), (3_600, "h"), (60, "min")):
         if seconds >= 1.9 * unit_s:
             return f"{seconds / unit_s:.0f} {name}"

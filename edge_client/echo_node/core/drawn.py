@@ -1,8 +1,8 @@
 """Tokens of unfinished rollouts, with the number of tokens that were sent to the hub on this connection.
 
 A rollout starts with its lease's prefix, which the hub already has, and grows with the engine's reports. The tokens
-stay until the rollout is finished or given up, so that a new engine or a newer version continues from them. After a
-reconnect all tokens are sent again, because the hub may have lost them. On each connection every token is sent once, in
+stay until the rollout is finished or given up, so that a new engine or a newer version continues from them. A
+reconnected node sends all tokens again: the hub may have lost some. On each connection every token is sent once, in
 order, in messages within the protocol's limits.
 """
 

@@ -2,8 +2,8 @@
 rest, a pause after failures, the node asks for no work.
 
 Rules:
-- An engine that was stopped on purpose restarts at once, and this counts as no failure. The same holds for an engine
-  that lacks weights, once the base model is fetched again.
+- An engine stopped on purpose restarts at once without counting as failed. The same holds for an engine that lacks
+  weights, once the base model is fetched again.
 - An engine that ran out of memory restarts at once with half the width. At width 1 it counts as dead. If it had worked
   for `STEADY_S` seconds, the cause is taken to be a leak, and the width stays.
 - An engine that died restarts at once the first time. After further deaths without a finished rollout it waits, longer

@@ -60,7 +60,7 @@ class ArtefactReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchFailed:
-    """The artefact did not arrive, or differs from what the hub has signed."""
+    """The artefact is missing, or differs from the signed manifest."""
 
     policy_version: int | None
     what: str

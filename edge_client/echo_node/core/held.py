@@ -1,4 +1,4 @@
-"""The leases of this node, until all their rollouts are finished or given up.
+"""Records of this node's leases, until all rollouts of a lease are finished or given up.
 
 This module only keeps records, and knows neither engine nor hub. Methods return the rollouts that were given up; the
 caller must cancel and report them.
@@ -32,7 +32,7 @@ class Unfinished:
     """At least one."""
     reason: str
     was_running: bool
-    """True if the engine still samples the lease, so that the caller must cancel it there."""
+    """True if the engine still samples the lease; the caller must then cancel the sampling."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -135,7 +135,7 @@ class HeldLeases:
         ]
 
     def move(self, lease_id: int) -> None:
-        """Mark a running lease as moving: the engine was told to stop it, and after `stopped` it may start again."""
+        """Mark a running lease as moving: the engine is stopping the lease, which may start again after `stopped`."""
         self._held[lease_id].moving = True
 
     def is_moving(self, lease_id: int) -> bool:

@@ -49,7 +49,7 @@ class HubTalk:
         return [*sent, ForgetLease(lease_id=message.lease_id)] if isinstance(message, LeaseReturned) else sent
 
     def report(self, status: NodeStatus, now: float) -> list[Effect]:
-        """Send the status if it has changed, or if a heartbeat is due."""
+        """Send a changed status, or a due heartbeat."""
         news = (status.activity, status.capacity, status.policy_version, status.precision, status.checks)
         if not self.connected or (news == self._reported and now - self._reported_at < self._heartbeat_s):
             return []

@@ -118,7 +118,7 @@ class Leases:
         return effects
 
     def connected(self) -> list[Effect]:
-        """Send all tokens again after a reconnect, because the hub may have lost them."""
+        """Send all tokens again: a disconnected hub may have lost some."""
         self._drawn.connected()
         return self._send_drawn()
 

@@ -1,5 +1,5 @@
 """Rules for using the owner's machine: they turn sensor readings and the time into holds. A hold is a reason to pause,
-with a sentence for the user.
+explained by one sentence.
 
 A hold begins with the first reading that calls for it. A hold from a measured figure ends only after the figure was
 well within its limit for CALM_S seconds, so that the node does not stop and start in quick alternation. Values that the
@@ -170,7 +170,7 @@ class Hold:
 
     @property
     def keeps_offline(self) -> bool:
-        """True if the node must also stay off the network during this hold."""
+        """True if this hold also forbids network use."""
         return self.reason in (HoldReason.METERED, HoldReason.TRAFFIC)
 
 

@@ -33,7 +33,7 @@ SHARE: Final = 0.87
 received data.
 """
 GROWTH: Final = 1.02
-"""Factor by which the rate grows at a measurement, if most of the rate is used and no queue is seen."""
+"""Growth factor of the rate per measurement without a queue, while links use most of the rate."""
 USED_SHARE: Final = 0.7
 """Fraction of the rate that must be used before the rate grows, because less traffic proves nothing about the line."""
 LEAST_SHARE: Final = 0.25

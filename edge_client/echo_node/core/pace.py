@@ -13,7 +13,7 @@ _SLACK: Final = 0.25
 class OwnPace:
     """Estimate of how many rollouts this node finishes in time, from its speed and the length of its completions.
 
-    A rollout should finish in half of its deadline, so that it is not late even if the node becomes half as fast.
+    Rollouts should finish in half of their deadline: a node that halves its speed is then still on time.
     """
 
     def __init__(self) -> None:

@@ -5,8 +5,8 @@ These rules are applied again after every change:
   first;
 - the fetch of an unwanted version continues if it misses no more bytes than the fetch of the newest version, or if the
   newest version is a delta against it; otherwise it is abandoned;
-- a delta is fetched once its parent is on disk, or while the parent is being fetched. An unreadable delta is not
-  fetched again: the node asks the hub for the keyframe, with growing waits, until the hub offers something else;
+- a delta's fetch needs its parent on disk or in an ongoing fetch. An unreadable delta is not fetched again: the node
+  asks the hub for the keyframe, with growing waits, until the hub offers something else;
 - a push (pieces that the hub sends unasked) is declined if no fetch of its version runs, because the version is
   unwanted, already on disk, or waits for a retry;
 - loaded = the newest version on disk, and every version that a held lease needs. The engine drops other versions older
@@ -67,7 +67,7 @@ class PolicyVersions:
         self._on_disk: dict[int, Fetched | None] = {0: None, **{v: one.fetched for v, one in on_disk.items()}}
         self._fetching: dict[int, ArtefactOffer] = {}
         self._open: list[ArtefactOffer] = []
-        """Offers that `declined` must look at: new ones, and those whose fetch has just failed or been abandoned."""
+        """Offers that `declined` must look at: new offers, and offers whose fetch has just failed or ended."""
         self._missing_bytes: dict[int, int] = {}
         """Bytes that each running fetch still misses, as last reported."""
         self._unreadable: dict[int, bytes] = {}
@@ -169,7 +169,7 @@ class PolicyVersions:
         self._missing_bytes = {v: total - here for v, (here, total) in progress.items() if v is not None}
 
     def fetched(self, version: int, fetched: Fetched) -> bool:
-        """Record a successful fetch. Return False if it was abandoned, so that its files are being deleted."""
+        """Record a successful fetch. Return False for an abandoned fetch, whose files are being deleted."""
         if self._fetching.pop(version, None) is None:
             return False
         self._on_disk[version] = fetched

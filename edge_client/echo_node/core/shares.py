@@ -2,8 +2,8 @@
 
     worked for: A 40 min of share 2 = 20, B 15 min of share 1 = 15   ->   B is next
 
-Only time with work counts, and older time counts less and less. Thus, after a hub was absent for a month, it does not
-get the node for a month.
+Only time with work counts, and older time counts less and less. Thus a hub that was absent for a month does not get the
+node for a month.
 """
 
 from __future__ import annotations

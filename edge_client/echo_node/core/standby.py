@@ -29,7 +29,7 @@ WORKS_AGAIN: Final = "The hub has work for this node again."
 def sentence(news: Standby) -> str:
     """Return the sentence for the reason, with the hub's detail.
 
-    If the reason is NO_WORK_NOW, return only the detail, such as that the run is finished.
+    If the reason is NO_WORK_NOW, return only the detail, for example "the run is finished".
     """
     if news.reason is None:
         return WORKS_AGAIN

@@ -1,7 +1,7 @@
 """Decides whether a node that a hub calls too old installs the next release by itself.
 
-A hub can send any number of refusals, with any text and under any name. A refusal can only start the local installer
-with the owner's own source: once per distinct refusal, and at most once a day.
+A hub can send many refusals, with arbitrary texts and names. A refusal can only start the local installer with the
+owner's own source: once per distinct refusal, and at most once a day.
 """
 
 from __future__ import annotations

@@ -238,7 +238,7 @@ class WorkLoop:
         self._effects += self._leases.connected()
 
     def _published(self, event: PolicyPublished, now: float) -> None:
-        # An older version than the newest is a keyframe that this node has asked for.
+        # An older version is a keyframe that this node has requested.
         if event.policy_version < self._policies.newest_published:
             self._offered(self._policies.offered(event.policy_version, event.offer))
         else:
@@ -270,7 +270,7 @@ class WorkLoop:
         self._effects += self._leases.take(event, pending, now)
 
     def _refusal(self, num_rollouts: int) -> str | None:
-        """Return the reason for refusing a lease of this many rollouts, or None."""
+        """Return the reason for refusing a lease of `num_rollouts` rollouts, or None."""
         if self._is_leaving:
             return "the node is leaving"
         if self._yielding.holds:

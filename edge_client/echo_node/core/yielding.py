@@ -62,8 +62,8 @@ class Yielding:
         return begins
 
     def renew(self, by: float) -> bool:
-        """Replace the engine, at the time `by` at the latest. Return False if there is no engine, or it is ending
-        already.
+        """Replace the engine, at the time `by` at the latest. Return False without an engine, or with one that is
+        ending.
         """
         if self._exists and not self._is_ending:
             self._renewed_by = by

@@ -169,8 +169,8 @@ class EngineSupervisor:
         """Run one process from start to end. Its reports go to the inbox: EngineReady, results, and EngineLost at the
         end.
 
-        A `max_width` above 0 is a new limit, learnt when memory ran out. It is stored only after the engine has started
-        with it, because an engine that fails at any width fails for another reason.
+        A `max_width` above 0 is a new limit, learnt when memory ran out. The limit is stored once an engine has started
+        with it: an engine that fails at every width has another fault.
         """
         self._opening = asyncio.create_task(self._open(after_s, max_width), name="engine's start")
         if self._is_ended:

@@ -5,8 +5,8 @@ time of each file must match those recorded when the file was hashed. The marker
 marker may name a file outside the directory that replaces some files (`echo_node.host.base_forms`).
 
 A power cut may leave a marker without its files. A base model is too large to be hashed at each start, so its files are
-synced to disk before its marker is written. A policy version must not wait for the disk, so it is hashed again after a
-restart.
+synced to disk before its marker is written. A policy version must not wait for the disk; a restarted node hashes the
+files again.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ _EXACT_BYTES: Final = 128 * 2**20
 def keep_one_form(base_dir: Path, derived_dir: Path, converted: Path | None) -> None:
     """Delete all files of the base model that the running engine does not read. Blocks.
 
-    `converted`: file in `derived_dir` that the engine reads instead of the weights, or None. A base model without a
-    marker keeps its weights. Raises StorageError; even then, the files that the engine reads are complete.
+    `converted`: file in `derived_dir` that replaces the weights for this engine, or None. A base model without a marker
+    keeps its weights. Raises StorageError; even then, the files that the engine reads are complete.
     """
     with on_disk(base_dir):
         if converted is not None:

@@ -1,8 +1,7 @@
-"""The running copy of Echo, if an installer made it: its note about the source, and the version that has replaced it.
+"""The running copy of Echo, if an installer made it: the note about its source, and its successor.
 
-<home>/versions/<name>/             an installation, with a copy of `installers`
-<home>/versions/<name>/source.json  arguments of the installer
-<home>/current                      link to the version in use
+<home>/versions/<name>/             an installation, with a copy of `installers` <home>/versions/<name>/source.json
+arguments of the installer <home>/current                      link to the version in use
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def _without_python(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 async def _end_of(process: subprocess.Popen[bytes]) -> int:
-    """Return the installer's exit status. It is polled, because a node that stops would have to wait for a blocked
+    """Return the installer's exit status. The process is polled: a stopping node would have to wait for a blocked
     thread.
     """
     loop = asyncio.get_running_loop()

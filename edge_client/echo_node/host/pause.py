@@ -55,7 +55,7 @@ def pause_for(length: str | None) -> OwnerPause:
 
 
 def seconds_of(length: str) -> float:
-    """Return the seconds in "90m" or "1h30m". Raises ConfigError for any other text, and for more than a year."""
+    """Return the seconds in "90m" or "1h30m". Raises ConfigError for other texts and for lengths over a year."""
     text = length.strip().lower().replace(" ", "")
     parts = re.findall(_PART, text) if re.fullmatch(f"(?:{_PART})+", text) else []
     seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)

@@ -1,9 +1,8 @@
 """Passes Ctrl-C and the service manager's stop request to a handler, which ends the work in good order.
 
-The signals never raise KeyboardInterrupt: it may come between any two instructions, and Python may wrap it into other
-errors, or print and ignore it. A command without cleanup leaves SIGINT to the system instead (`__main__`). Other
-commands run their main coroutine with `run_until_stopped`; `stop_signals` passes the signals to another handler for a
-while.
+The signals never raise KeyboardInterrupt: that exception can interrupt any instruction, and Python may wrap, print or
+ignore it. A command without cleanup leaves SIGINT to the system instead (`__main__`). Other commands run their main
+coroutine with `run_until_stopped`; `stop_signals` passes the signals to another handler for a while.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ HANDSHAKE_S: Final = 10.0
 START_S: Final = 120.0
 """Seconds within which a helper's device server must start."""
 LEAVING_S: Final = 5.0
-"""Seconds for which a new connection waits for the end of the previous one, which may be from the same node."""
+"""Seconds that a new connection waits for the previous connection's end; both may come from one node."""
 REPORT_S: Final = 60.0
 _LINE_BYTES: Final = 4_096
 _TEXT: Final = 512
@@ -82,8 +82,8 @@ _L = TypeVar("_L", bound=_Line)
 
 
 class _Leg(asyncio.Protocol):
-    """One of two connections that are joined. It passes received bytes to the other one, and closes the other one at
-    its end.
+    """One of two connections that are joined. Received bytes go to the other connection, and the end of either closes
+    both.
     """
 
     def __init__(self, own: asyncio.Transport, other: asyncio.Transport) -> None:

@@ -39,9 +39,7 @@ class Carriers:
         return self.directory / manifest.carrier_name
 
     async def begin(self, layout: TorrentLayout) -> None:
-        """Prepare for the pieces of this carrier. An existing carrier of the same name but from another torrent is
-        deleted.
-        """
+        """Prepare for the pieces of this carrier. Deletes a carrier of the same name from another torrent."""
         if self._info_hashes.get(layout.name, layout.info_hash) != layout.info_hash:
             await self.discard(layout.name)
         self._info_hashes[layout.name] = layout.info_hash

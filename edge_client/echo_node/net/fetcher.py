@@ -8,7 +8,7 @@ the swarm with the pieces that have arrived. The swarm uses the web seed by itse
 
 The carrier is unpacked into the artefact's files, which count once their marker is written
 (`echo_node.host.artefact_files`). The carrier of a policy version is kept, to serve other nodes. The carrier of a base
-model is as large as the model: it is served only during the download, and deleted once the marker is written.
+model is as large as the model: other nodes get it only during the download, and the written marker ends its use.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """One artefact to fetch, with its manifest and the layout of its carrier."""
+    """One artefact to fetch: offer, manifest, and layout of the carrier's torrent."""
 
     offer: ArtefactOffer
     manifest: Manifest
@@ -262,7 +262,7 @@ class Fetcher:
         return job.fetched(seconds=time.monotonic() - started_at, model_hub_bytes=manifest.total_bytes)
 
     async def _through_network(self, job: _Job, carrier: Path) -> Fetched:
-        """Fetch the carrier by the offered transport, or by another one after a failure, and unpack it."""
+        """Fetch the carrier by the offered transport, or through the swarm after a failure, and unpack it."""
         manifest, offer = job.manifest, job.offer
         job.on_progress(0, job.layout.total_bytes)
         received, unpacked, swarm_bytes, web_seed_bytes, seconds = NOTHING, False, 0, 0, 0.0

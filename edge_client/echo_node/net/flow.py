@@ -9,7 +9,7 @@ from echo_node.host.traffic import TrafficMeter
 from echo_shared.wire.rate_cap import RateCap
 
 SMALL_BYTES: Final = 4_096
-"""Maximum size of a message that counts but never waits for the limit, such as a lease or a receipt."""
+"""Size up to which a message counts but never waits, such as a lease or a receipt."""
 
 
 class Flow:

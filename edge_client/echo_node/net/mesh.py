@@ -59,7 +59,7 @@ _PONG_S: Final = 60.0
 links.
 """
 _RETRY_FIRST_S: Final = 0.3
-"""Seconds before the first retry. The hub may tell the other node of this one up to a second later."""
+"""Seconds before the first retry. The other node may hear about this node up to a second later."""
 _RETRY_LIMIT_S: Final = 30.0
 _FRAME_BYTES: Final = MAX_PIECE_BYTES + MAX_HAND_ON_BYTES + 256
 _FRAMES_READ_AHEAD: Final = 4
@@ -90,7 +90,7 @@ class MeshLinks:
         self._run_key: RunKey | None = None
         self._peers: dict[str, MeshPeer] = {}
         self._named: dict[int, str] = {}
-        """Id of each peer, by the number that the hub gave to it."""
+        """Peer ids by hub-assigned number."""
         self._connectors: dict[str, asyncio.Task[None]] = {}
         self._links: dict[str, Link] = {}
         self._bars: dict[str, tuple[float, float]] = {}
@@ -139,7 +139,7 @@ class MeshLinks:
             self._connect_to_all()
 
     def set_peers(self, peers: Iterable[MeshPeer]) -> None:
-        """Set the peers that the hub has named: connect to those with a port, and end the links with other nodes."""
+        """Set the peers that the hub has named: connect to peers with a port, end links with other nodes."""
         wanted = {peer.node_id: peer for peer in peers if peer.node_id != self._me.node_id}
         self._stop_connecting([name for name, peer in self._peers.items() if wanted.get(name) != peer])
         self._peers = wanted
@@ -150,7 +150,7 @@ class MeshLinks:
         self._connect_to_all()
 
     def hand_on(self, piece: Piece, branches: Iterable[tuple[int, bytes]]) -> None:
-        """Send the piece to the nodes with these numbers, each with the rest of its route. Nodes without a link, and
+        """Send the piece to the nodes with these numbers, adding each node's further route. Nodes without a link, and
         nodes whose queue is full, are skipped.
         """
         frames: dict[bytes, bytes] = {}
@@ -223,7 +223,7 @@ class MeshLinks:
             attempt = max(1, first) if linked else attempt + 1
 
     async def _until_free(self, node_id: str) -> None:
-        """Wait until there is neither a link with this node nor a bar on it."""
+        """Wait for the end of the node's link and of the node's bar."""
         while True:
             wait_s = self._barred_for(node_id)
             if (link := self._links.get(node_id)) is not None:

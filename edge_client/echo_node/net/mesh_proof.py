@@ -1,6 +1,6 @@
 """Mutual proof of two nodes: of their identities, and that both hold the run's current key. No I/O.
 
-The connecting node sends a hello, and the other answers with its own. Then each sends a proof, the connecting node
+The connecting node sends a hello, the listening node answers with a hello. Then each sends a proof, the connecting node
 first. A hello is a nonce and a public key. A proof is an HMAC-SHA256 under a key derived from the run key, and the
 node's Ed25519 signature. Both cover the role, both nonces and both public keys, so a proof cannot be replayed,
 reflected, or made in another node's name. The connection then needs no encryption: it carries encrypted pieces that

@@ -155,7 +155,7 @@ class Receiver:
             self._count(expected, piece, sender)
 
     def _hand_on(self, expected: _Expected, piece: Piece, sender: str | None) -> None:
-        """Forward a verified piece along its route. A piece from a node goes at most once to each further node."""
+        """Forward a verified piece along its route. Each further node gets a node's piece at most once."""
         if not piece.hand_on:
             return
         try:
@@ -180,7 +180,7 @@ class Receiver:
             self._blame(sender, f"piece {piece.index} does not match its hash")
 
     def _take_over(self, expected: _Expected | None, piece: Piece, sender: str | None) -> None:
-        """Forward a piece that is stored here already, because the hub has asked for it."""
+        """Forward a stored piece at the hub's request."""
         if sender is not None:
             self._blame(sender, "a piece without data")
         elif expected is not None and expected.file.has(piece.index):

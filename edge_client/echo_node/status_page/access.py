@@ -1,10 +1,10 @@
-"""Access to the status page: with a one-time code that the node's owner requests, and from then on with a cookie.
+"""Access to the status page: a one-time code, which the node's owner requests, is exchanged for a cookie.
 
 Any user of this machine can reach the port, and any web page can send requests to it. Therefore:
 - a code is given only to a program that can read the control file, works once, and expires after `CODE_S` seconds;
 - it is exchanged for a cookie, which is valid for `SESSION_S` seconds, or until the process ends;
-- the cookie's path cannot be guessed: browsers send a cookie to every port of a host, and other servers of this machine
-  must not receive this one.
+- the cookie's path cannot be guessed: browsers send cookies to every port of a host, so other local servers could
+  otherwise receive this cookie.
 """
 
 from __future__ import annotations

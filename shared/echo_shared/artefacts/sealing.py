@@ -119,7 +119,7 @@ def _cipher(key: bytes, salt: bytes) -> AESGCM:
 
 
 def _chunks(file: Readable, chunk_bytes: int) -> Iterator[tuple[bytes, bytes]]:
-    """Yield (nonce, chunk) up to the end of the file, at least once. Only the last chunk may be shorter or empty."""
+    """Yield (nonce, chunk) to the file's end, at least once. Only the last chunk may be shorter or empty."""
     counter, chunk, last = 0, file.read(chunk_bytes), False
     while not last:
         following = file.read(chunk_bytes)

@@ -230,7 +230,7 @@ def _parts(size_bytes: int) -> Iterator[tuple[int, int]]:
 
 @dataclass(slots=True, kw_only=True)
 class _Chunk:
-    """The bytes from `begin` up to `end` of a file, all of one dtype.
+    """Part of a file, bytes `begin` to `end` (exclusive), with one dtype.
 
     A chunk is large enough to amortize the code tables and small enough to stay in the CPU cache.
     """

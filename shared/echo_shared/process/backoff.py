@@ -6,7 +6,7 @@ from __future__ import annotations
 def backoff_s(attempt: int, jitter: float, *, first_s: float = 1.0, limit_s: float = 60.0) -> float:
     """Return the wait before retry number `attempt` (0 = first retry) in seconds: doubled each time, up to `limit_s`.
 
-    `jitter` in [0, 1) shortens the wait by up to half, so that nodes do not reconnect at the same time.
+    `jitter` in [0, 1) shortens the wait by up to half, which spreads reconnects of many nodes.
     """
     return min(limit_s, first_s * 2.0 ** min(attempt, 30)) * (1.0 - jitter / 2.0)
 
@@ -17,7 +17,7 @@ class Restarts:
     """
 
     def __init__(self, *, most: int, first_s: float, limit_s: float) -> None:
-        """`most`: number of deaths in a row after which the process is not restarted."""
+        """`most`: number of consecutive deaths after which restarts end."""
         self.deaths = 0
         """Deaths since the process last succeeded."""
         self._most = most

@@ -261,7 +261,7 @@ class Child:
         except asyncio.IncompleteReadError as error:
             raise await self.exited() from error
         except TimeoutError:
-            if self._seen_ended:  # The child had exited before this wait, so all its frames have been read.
+            if self._seen_ended:  # The child exited before this wait: no frame is left unread.
                 raise await self.exited() from None
             self._seen_ended = self._process.returncode is not None
             return None

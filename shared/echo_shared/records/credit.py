@@ -45,7 +45,7 @@ class WorkKinds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreditStanding:
-    """Credit of one node or team. A rollout counts once the run has trained on it or used it in an evaluation."""
+    """Credit of one node or team. A rollout counts once a training step or an evaluation has used it."""
 
     kind: BoardKind
     rank: int

@@ -17,7 +17,7 @@ from echo_shared.errors import BackendError
 from echo_shared.wire.messages import Completion
 
 BAD_PREFIX: Final = "bad_prefix"
-"""Code of the BackendError for a prefix that is not the start of an unfinished completion."""
+"""Code of the BackendError for a prefix that no unfinished completion can start with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 An engine starts rollouts in rows (`start`). In each step it feeds every row's last token (`next_inputs`), draws with
 every row's next uniform (`next_draws`) and stores the drawn tokens (`record`), which frees the rows of finished
 rollouts. `news` returns each drawn token once, while its rollout is unfinished. A free row takes another rollout, or
-one of the last rows (`close_gaps`); the engine must then also move its own data of that row.
+one of the last rows (`close_gaps`); the engine must then move its own data of that row, such as keys and values.
 
 Dimensions: W rows of the table, R rows of a call, T tokens, S stop tokens.
 """

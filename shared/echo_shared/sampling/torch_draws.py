@@ -36,14 +36,14 @@ def interval(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> tupl
     """Return the start of each token's interval in cumulative probability and the log-probabilities of `tokens_R`
     (int64).
 
-    Both are [R], float64, on the device of `temperature_R`, where `tokens_R` must be too. NaN where logits are not
+    Both are [R], float64, on the device of `temperature_R`, the required device of `tokens_R`. NaN where logits are not
     finite.
     """
     return _in_chunks(_interval, logits_RV, tokens_R, temperature_R)
 
 
 def shortfall(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> Tensor:
-    """Return by how many nats each token is less likely than the most likely one, [R]; 0 for a greedy choice.
+    """Return each token's log-probability deficit to the most likely token, in nats [R]; 0 for a greedy choice.
 
     Devices and types are those of `interval`.
     """

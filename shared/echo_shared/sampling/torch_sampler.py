@@ -98,7 +98,7 @@ def greedy(
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """Rollouts of a group that have not started and have the same tokens to prefill."""
+    """Unstarted rollouts of a group with the same tokens to prefill."""
 
     group: GroupRequest
     ids: NDArray[np.int32]
@@ -199,7 +199,7 @@ class Batch:
         return finished
 
     def _take(self, groups: Iterator[GroupRequest]) -> list[tuple[_Waiting, tuple[int, ...]]]:
-        """Return the rollouts to start next: as many as there are rows for, and as many prompts as fit one prefill."""
+        """Return the rollouts to start next: limited by free rows and by the size of one prefill."""
         taken: list[tuple[_Waiting, tuple[int, ...]]] = []
         running = len(self._table) - len(self._table.free())
         longest = self._table.longest()
@@ -249,8 +249,8 @@ class Batch:
         return self._waiting.popleft() if self._waiting else None
 
     def _rows_of(self, length: int) -> int:
-        """Return how many rows of up to `length` tokens fit; at least 1, because only the device can tell whether one
-        row fits.
+        """Return how many rows of up to `length` tokens fit; at least 1, because the device itself reports a lack of
+        memory.
         """
         if self._max_cells is None:
             return self._width

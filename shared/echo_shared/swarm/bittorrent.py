@@ -136,7 +136,7 @@ class BitTorrentSwarm(Swarm):
             await self._loop.sock_recv(self._bell, 64)
             try:
                 self._take_alerts()
-            except Exception:  # An error in one transfer's callback must not stop the alerts of all others.
+            except Exception:  # One transfer's failing callback must not stop other transfers' alerts.
                 log.exception("A libtorrent alert could not be handled.")
 
     def _take_alerts(self) -> None:
@@ -223,7 +223,7 @@ class BitTorrentSwarm(Swarm):
         stall_s = self._settings.stall_timeout_s
         asked_web_seed_at = -math.inf
         if patience_s:
-            # Wait for libtorrent's check of the files: a web seed that is added after the check is connected at once.
+            # Wait for libtorrent's check of the files: libtorrent connects at once to a web seed added after the check.
             await transfer.checked.wait()
         while not transfer.finished.is_set():
             now = self._loop.time()

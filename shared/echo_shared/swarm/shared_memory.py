@@ -20,7 +20,7 @@ from echo_shared.artefacts.manifest import Manifest
 from echo_shared.wire.messages import SharedMemory
 
 AVAILABLE: Final = sys.platform == "linux" and hasattr(os, "memfd_create")
-"""True if this system supports `MemorySegment`. It needs Linux and a Python that was built for a recent one."""
+"""True if this system supports `MemorySegment`. Requires Linux and a Python built for a recent kernel."""
 
 
 class MemorySegment:

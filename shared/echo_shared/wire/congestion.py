@@ -35,8 +35,8 @@ ENOUGH: Final = 4.0
 """Log-likelihood ratio of lossy to clean at which a line counts as lossy. Two losses among 500 packets reach it."""
 FEWEST_PLACES: Final = 3
 BYTES_A_LOSS: Final = 2_000_000
-"""A pool of lines counts as lossy if it loses more than one packet in this many delivered bytes. At a loss of 0.2 %,
-about three packets are lost in as many bytes.
+"""A pool of lines counts as lossy if it loses more than one packet in this many delivered bytes. A loss rate of 0.2 %
+costs about three packets in this amount.
 """
 LOOK_BYTES: Final = 16_384
 CAN_LOOK: Final = hasattr(socket, "TCP_INFO") and hasattr(socket, "TCP_CONGESTION")
@@ -147,7 +147,7 @@ def _use_bbr(connection: socket.socket) -> None:
 
 
 def sent_by(connection: socket.socket) -> Sent | None:
-    """Return the connection's counters, or None if the kernel does not report them. Raises OSError."""
+    """Return the connection's counters, None if the kernel reports none. Raises OSError."""
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
     if len(info) < _INFO_BYTES:
         return None

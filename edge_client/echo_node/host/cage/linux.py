@@ -68,7 +68,7 @@ def _filter_calls(cage: Cage, by: list[str], lacks: dict[Guard, str]) -> None:
 
 
 def _lock_files(cage: Cage, by: list[str], lacks: dict[Guard, str]) -> int:
-    """Apply Landlock. Return the version of its interface (ABI), or 0 if it is not in force."""
+    """Apply Landlock. Return Landlock's interface version (ABI), 0 if Landlock failed."""
     threads = len(list(_TASKS.iterdir()))
     try:
         version = landlock.abi()

@@ -16,7 +16,7 @@ from echo_node.host.sensors.sysfs import number_of, text_of
 _ENGINES: Final = ("drm-engine-gfx", "drm-engine-compute", "drm-engine-render")
 _NANOSECONDS: Final = 1e9
 SHORTEST_S: Final = 0.5
-"""Minimum seconds between two readings. A process's share of the GPU is measured over the time between them."""
+"""Minimum seconds between two readings. Shares of the GPU are measured between two readings."""
 
 
 @dataclass(frozen=True, slots=True)

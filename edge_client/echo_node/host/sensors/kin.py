@@ -1,7 +1,7 @@
 """Recognises this user's processes that belong to Echo: this node, other nodes, and a hub with its learner.
 
 Example: a hub's learner trains on this machine's GPU, and a node samples on the same GPU. The owner did not cause the
-learner's load, so the node must not stop for it.
+learner's load, so the node must keep working.
 """
 
 from __future__ import annotations

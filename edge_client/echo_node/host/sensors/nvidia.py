@@ -1,7 +1,7 @@
 """GPU readings of NVIDIA's driver: load by other programs, temperature, power.
 
-NVIDIA's driver reports the machine's process ids. A container has ids of its own and cannot translate them, so in a
-container the load of other programs is unknown.
+NVIDIA's driver reports the machine's process ids. A container has different process ids and cannot translate them, so
+other programs' load stays unknown there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Names of the engines and precisions that a node may report.
 
-The hub refuses other names, because it has no error limits for them. A new engine needs its name here and its limits in
-`echo_hub.core.trust.numerics`.
+The hub refuses other names: their engines have no defined error limits. A new engine needs its name here and its limits
+in `echo_hub.core.trust.numerics`.
 """
 
 from __future__ import annotations

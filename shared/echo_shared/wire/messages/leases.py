@@ -111,7 +111,7 @@ class Lease(Message):
     deadline_s: Annotated[float, Field(gt=0)]
     """Seconds from sending until the hub leases the work to another node."""
     offer: ArtefactOffer | None = None
-    """Offer of the lease's version. It is set in evaluation leases, whose version may not be the newest."""
+    """Offer of the lease's version. Set in evaluation leases, whose version may be old."""
     prefixes: Annotated[
         tuple[LeasedPrefix, ...], Field(max_length=MAX_GROUP_SIZE, strict=False), AfterValidator(_prefixes_in_bounds)
     ] = ()

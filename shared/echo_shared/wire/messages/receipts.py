@@ -34,7 +34,7 @@ class DropReason(StrEnum):
     STALE = "stale"
     """The oldest token of the rollout's group was staler than the limit when the group was due for training."""
     EXPIRED = "expired"
-    """The rollout came too late: its work was leased again, and its group was completed without it."""
+    """The rollout came too late: other nodes had completed its group by then."""
     DUPLICATE = "duplicate"
     """Another node's result for the same work arrived first."""
     RETURNED = "returned"

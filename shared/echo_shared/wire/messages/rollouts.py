@@ -114,8 +114,8 @@ def _parts_in_bounds(parts: tuple[RolloutPart, ...]) -> tuple[RolloutPart, ...]:
 class RolloutParts(Message):
     """New tokens of rollouts that the node is still drawing.
 
-    The node does not store these messages: after a reconnect it sends the tokens again, and after a restart they are
-    drawn again.
+    The node does not store these messages: a reconnected node sends the tokens again, a restarted node draws them
+    again.
     """
 
     type: Literal["rollout_parts"] = "rollout_parts"

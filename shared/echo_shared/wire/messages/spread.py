@@ -75,7 +75,7 @@ class ArtefactOffer(Message):
     way: Annotated[Way, Lax] = Way.SWARM
     """Transport that the hub uses. If it fails, the node falls back to BitTorrent, then to the web seed."""
     delta_parent: PolicyVersion | None = None
-    """Version that the node must hold to decode this one, as in the manifest; None = it needs none."""
+    """Version that the delta's decoder needs, equal to the manifest's; None = it needs none."""
     peers: Annotated[tuple[Peer, ...], Field(max_length=64, strict=False)] = ()
     shared_memory: SharedMemory | None = None
     """Set for a node that connects from the hub's own host."""
@@ -122,8 +122,8 @@ class Piece(Message):
     index: PieceIndex
     data: Annotated[bytes, Field(max_length=MAX_PIECE_BYTES)]
     hand_on: Annotated[bytes, Field(max_length=MAX_HAND_ON_BYTES)] = b""
-    """Forwarding route: the nodes to forward the piece to, each with the nodes that it must forward to in turn; encoded
-    by `echo_shared.wire.relay_tree`.
+    """Forwarding route: tree of the nodes that must forward the piece, starting with this node's receivers; encoded by
+    `echo_shared.wire.relay_tree`.
     """
 
 
@@ -154,7 +154,7 @@ class Fetched(Message):
 
 
 class Have(Message):
-    """Pieces that have arrived and match their hash, whether from the hub or from other nodes."""
+    """Pieces that arrived, from hub or nodes, and match their hash."""
 
     type: Literal["have"] = "have"
     info_hash: InfoHash
