@@ -147,7 +147,6 @@ def _since(before: Mapping[str, int], counts: Mapping[str, int]) -> dict[str, in
 
 
 def _as_fields(totals: Totals) -> dict[str, Any]:
-    """Return the hub's totals in the form of `NodeSnapshot.totals`."""
     return {
         "trained": totals.trained_rollouts,
         "trained_tokens": totals.trained_tokens,
@@ -179,7 +178,6 @@ def arrival(fetched: Fetched) -> str:
 
 
 def amount(num_bytes: int) -> str:
-    """Return the number of bytes with a suitable unit."""
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if num_bytes >= size:
             return f"{num_bytes / size:.1f} {unit}"

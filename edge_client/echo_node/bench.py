@@ -143,7 +143,6 @@ def base_for(paths: NodePaths, hub: HubRecord | None, model: Path | None) -> Ite
 
 
 def _content_of(model: Path) -> str:
-    """Return a hash of the directory's file names, sizes and modification times."""
     stats = [(path.name, path.stat()) for path in sorted(model.iterdir())]
     described = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
     return hashlib.blake2b(repr(described).encode(), digest_size=16).hexdigest()

@@ -69,12 +69,10 @@ class CurrentRun:
 
     @property
     def owes_the_hub(self) -> bool:
-        """True if the node has leases, or rollouts without a receipt."""
         return self.shell is not None and self.shell.work.owes_the_hub
 
     @property
     def rests(self) -> bool:
-        """True while the node pauses for its owner and no work runs any more."""
         return self.shell is not None and self.shell.work.rests
 
     @property
@@ -104,12 +102,10 @@ class CurrentRun:
         return True
 
     def hear(self, totals: Totals) -> None:
-        """Store the hub's totals of this node's key."""
         if self.welcomed is not None:
             self.welcomed = replace(self.welcomed, totals=totals)
 
     async def count(self) -> None:
-        """Update the counts that the owner sees."""
         if (shell := self.shell) is not None:
             await shell.writer.refresh()
             self._history.note(shell.work.progress.drawn_tokens, asyncio.get_running_loop().time())

@@ -155,7 +155,6 @@ def _engines(patient: _Patient) -> Iterator[Finding]:
 
 
 def _missing(one: Possibility, missing: BackendError, *, level: Level) -> Finding:
-    """Report an engine that lacks a requirement, at `level`."""
     subject = f"{one.choice.name} on {one.choice.device}"
     if missing.code == registry.NO_DEVICE:
         return Finding(subject=subject, level="note", what="not for this machine")

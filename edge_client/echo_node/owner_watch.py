@@ -106,7 +106,6 @@ class OwnerWatch:
         self._save()
 
     def use(self, settings: MannersConfig) -> None:
-        """Use these settings from now on."""
         self._manners.settings = settings
         self._told = None  # Report again: the time for keeping memory may have changed.
         self._wake.set()

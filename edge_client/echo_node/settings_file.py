@@ -54,7 +54,6 @@ class SettingValue:
 
 
 def keys_of(model: type[BaseModel] = NodeConfig, prefix: str = "") -> Iterator[str]:
-    """Yield all keys, in the order of their definition."""
     for name, field in model.model_fields.items():
         table = _table(field.annotation)
         if table is None:

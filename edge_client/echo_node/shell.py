@@ -283,7 +283,6 @@ class RunShell:
 
 
 def artefact_title(version: int | None) -> str:
-    """Return the artefact's name for texts."""
     return "The base model" if version is None else f"Policy version {version}"
 
 

@@ -250,8 +250,8 @@ class LlamaCppEngine:
         )
 
     def _next_request(self, groups: Iterator[GroupRequest], events: list[EngineEvent]) -> GroupRequest | None:
-        """Return the next valid request that the layout fits; hold back a misfit request until the batch
-        has drained.
+        """Return the next valid request that the layout fits; hold back a request that needs another layout until the
+        batch has drained.
         """
         request, self._held = self._held or next(groups, None), None
         while request is not None:
@@ -295,7 +295,6 @@ class LlamaCppEngine:
         return True
 
     def _release(self, slots: Iterable[int]) -> None:
-        """Free the slots of finished or cancelled rollouts."""
         for slot in slots:
             bisect.insort(self._free, slot)
             if self._current is None or self._current.home != slot:

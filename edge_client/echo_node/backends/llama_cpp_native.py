@@ -97,7 +97,6 @@ class LlamaContext:
 
     @property
     def batch_tokens(self) -> int:
-        """Maximum tokens that one call may feed."""
         return self._options.batch_tokens
 
     def reserve(self, layout: KvLayout) -> None:

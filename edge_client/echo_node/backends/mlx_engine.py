@@ -185,7 +185,6 @@ class MlxEngine:
                 group.prompt = None
 
     def _prefix_of(self, row: int) -> Prefix | None:
-        """Return the prefix of a rollout that starts, or None."""
         rollout = self._table.rollouts[row]
         assert rollout is not None
         return next((one for one in rollout.group.prefixes if one.index == rollout.index), None)
@@ -214,7 +213,6 @@ class MlxEngine:
 
 @contextmanager
 def _mlx_errors() -> Iterator[None]:
-    """Convert MLX's exceptions to BackendError."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:

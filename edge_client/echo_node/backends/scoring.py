@@ -47,5 +47,4 @@ def intervals(logits_RV: NDArray[np.float32], tokens_R: NDArray[np.int32], tempe
 
 
 def joined(parts: list[Intervals]) -> Intervals:
-    """Concatenate the pieces of one completion."""
     return np.concatenate([below for below, _ in parts]), np.concatenate([logprobs for _, logprobs in parts])

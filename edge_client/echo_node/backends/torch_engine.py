@@ -210,7 +210,6 @@ class _Checked:
 
 @contextlib.contextmanager
 def _memory_errors() -> Iterator[None]:
-    """Convert PyTorch's out-of-memory errors to a BackendError with the code OUT_OF_MEMORY."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:

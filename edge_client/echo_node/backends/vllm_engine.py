@@ -395,7 +395,6 @@ def _processor_class() -> type:
 
 @contextmanager
 def _vllm_errors(what: str) -> Iterator[None]:
-    """Convert vLLM's exceptions to BackendError."""
     try:
         yield
     except torch.OutOfMemoryError as error:

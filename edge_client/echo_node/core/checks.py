@@ -58,7 +58,6 @@ class Checks:
         return []
 
     def start(self, loaded: frozenset[int]) -> list[Effect]:
-        """Return the completions to recompute now: those whose versions are all loaded."""
         effects: list[Effect] = []
         for rollout_id, held in self._held.items() if self.can_score else ():
             if rollout_id not in self._in_hand and held.versions <= loaded:
@@ -67,7 +66,6 @@ class Checks:
         return effects
 
     def scored(self, scored: Scored) -> list[Effect]:
-        """Convert the engine's result to an answer to the hub."""
         self._in_hand.discard(scored.rollout_id)
         if self._held.pop(scored.rollout_id, None) is None:
             return []
@@ -75,7 +73,6 @@ class Checks:
         return [SendMessage(message=result)]
 
     def give_up(self) -> list[Effect]:
-        """Decline all accepted checks."""
         return self._decline(list(self._held))
 
     def engine_lost(self) -> list[Effect]:

@@ -79,7 +79,6 @@ class HeldLeases:
 
     @property
     def any_running(self) -> bool:
-        """True if the engine samples for any lease."""
         return any(held.running for held in self._held.values())
 
     def holds(self, lease_id: int) -> bool:
@@ -148,7 +147,6 @@ class HeldLeases:
         return held.version if held is not None and held.running else None
 
     def stopped(self, lease_id: int) -> None:
-        """Record that the engine no longer samples the lease."""
         if lease_id in self._held:
             self._held[lease_id].running = self._held[lease_id].moving = False
 

@@ -44,7 +44,6 @@ class Leases:
 
     @property
     def held(self) -> tuple[Lease, ...]:
-        """Held leases, oldest first."""
         return self._held.leases
 
     @property
@@ -53,12 +52,10 @@ class Leases:
 
     @property
     def most_tokens(self) -> int:
-        """Sum of the maximum lengths of all unfinished rollouts, in tokens."""
         return self._held.most_tokens
 
     @property
     def num_held_tokens(self) -> int:
-        """Tokens of the unfinished rollouts so far."""
         return self._drawn.num_held_tokens
 
     @property
@@ -72,12 +69,10 @@ class Leases:
 
     @property
     def versions(self) -> frozenset[int]:
-        """Policy versions that the leases need."""
         return self._held.versions
 
     @property
     def any_running(self) -> bool:
-        """True if the engine samples for any lease."""
         return self._held.any_running
 
     @property
@@ -86,17 +81,14 @@ class Leases:
         return bool(self._leaving)
 
     def renew(self, lease: Lease, now: float) -> bool:
-        """Restart the deadline of a held lease. Return False if the lease is not held."""
         return self._held.renew(lease, now)
 
     def take(self, lease: Lease, pending: Set[int], now: float) -> list[Effect]:
-        """Add a new lease with the unfinished rollouts `pending`, at least one."""
         self._held.take(lease, pending, now)
         self._drawn.begin(lease, pending)
         return [SpoolLease(lease_id=lease.lease_id, indices=tuple(sorted(pending)))]
 
     def revoked(self, lease_id: int) -> list[Effect]:
-        """Drop a lease that the hub has revoked."""
         if self._leaving.pop(lease_id, None) is not None:
             self._held.stopped(lease_id)
         effects: list[Effect] = []

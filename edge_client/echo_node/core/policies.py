@@ -81,7 +81,6 @@ class PolicyVersions:
 
     @property
     def newest_loaded(self) -> int | None:
-        """Newest version with which the engine can sample."""
         return max(self._loaded, default=None)
 
     @property

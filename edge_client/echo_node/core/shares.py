@@ -35,7 +35,6 @@ class HubShare(BaseModel):
         return self.worked_s * math.exp2(-max(0.0, now - self.at) / HALF_LIFE_S)
 
     def worked(self, seconds: float, now: float) -> HubShare:
-        """Return a copy with `seconds` of work added at `now`."""
         return self.model_copy(update={"worked_s": self.counted_s(now) + seconds, "at": now})
 
 

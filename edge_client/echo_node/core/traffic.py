@@ -40,7 +40,6 @@ class TrafficByDate:
 
     @property
     def days(self) -> Mapping[date, Amount]:
-        """The newest `DAYS_KEPT` days."""
         return dict(sorted(self._days.items())[-DAYS_KEPT:])
 
     def add(self, more: Amount, today: date) -> None:

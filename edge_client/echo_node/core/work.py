@@ -204,7 +204,6 @@ class WorkLoop:
 
     @property
     def engine_problem(self) -> Trouble | None:
-        """Current problem of the engine, or None."""
         return self._engine.problem
 
     @property
@@ -222,7 +221,6 @@ class WorkLoop:
 
     @property
     def newest_published(self) -> int:
-        """Newest policy version that the hub has published."""
         return self._policies.newest_published
 
     def _welcome(self, event: Welcome, now: float) -> None:

@@ -50,12 +50,10 @@ class HubAddress:
 
     @property
     def websocket(self) -> str:
-        """URL of the websocket for nodes."""
         return "ws" + self.origin.removeprefix("http") + "/node"
 
     @property
     def is_loopback(self) -> bool:
-        """True if the hub is on this machine."""
         return is_loopback(urlsplit(self.origin).hostname or "")
 
     def url(self, path: str) -> str:

@@ -65,7 +65,6 @@ class InstalledCopy:
 
     @property
     def newest(self) -> Path:
-        """Environment to which the link `current` leads now."""
         return self._current.resolve()
 
     @property

@@ -206,7 +206,6 @@ def uninstall(service: Service) -> bool:
 
 
 def status(service: Service) -> str:
-    """Return the platform's report on the service."""
     if not service.path.exists():
         return "not installed"
     _check(service)

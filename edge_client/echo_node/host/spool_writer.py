@@ -45,7 +45,6 @@ class SpoolWriter:
         self._news.set()
 
     def retry_now(self) -> None:
-        """Retry a failed write now instead of after its wait."""
         self._retry.set()
 
     async def run(self) -> None:

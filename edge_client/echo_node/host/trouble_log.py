@@ -27,7 +27,6 @@ class TroubleLog:
             log.warning("%s", news)
 
     def met(self, part: str, error: EchoError, *, otherwise: TroubleCode = TroubleCode.STORAGE) -> None:
-        """Record the trouble that a raised error stands for."""
         self.begin(part, trouble_of(error, otherwise=otherwise))
 
     def end(self, part: str) -> None:

@@ -90,7 +90,6 @@ class Carriers:
         await asyncio.to_thread(try_to_delete, self.directory / name)
 
     async def discard_of(self, artefact: str) -> None:
-        """Discard all carriers of one artefact."""
         for name in [name for name in self._info_hashes if _artefact_of(name) == artefact]:
             await self.discard(name)
 

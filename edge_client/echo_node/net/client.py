@@ -241,7 +241,6 @@ class HubClient:
             await self._open[0].close()
 
     async def introduce(self, introduction: Introduction) -> None:
-        """Set a new introduction, and reconnect to send it."""
         self._introduction = introduction
         await self.close()
 

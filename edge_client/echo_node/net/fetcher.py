@@ -139,7 +139,6 @@ class Fetcher:
         self._base: Manifest | None = None
 
     def set_keys(self, run_keys: RunKeys) -> None:
-        """Replace the keys that decrypt the run's artefacts."""
         self._keys = {one.key_id: one.key for one in run_keys}
 
     def directory(self, policy_version: int | None) -> Path:

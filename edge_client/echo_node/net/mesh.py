@@ -348,7 +348,6 @@ class MeshLinks:
 
 
 def _options() -> dict[str, Any]:
-    """Return the options for both ends of a connection."""
     return {
         "compression": None,  # Pieces are encrypted, so they do not compress.
         "max_size": _FRAME_BYTES,

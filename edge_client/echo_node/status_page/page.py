@@ -62,7 +62,6 @@ class StatusPage:
         self._host = ""
 
     def listens(self, host: str, port: int) -> None:
-        """Tell the page its own address."""
         self._host = f"{host}:{port}"
 
     def invite(self) -> str:
@@ -70,7 +69,6 @@ class StatusPage:
         return f"http://{self._host}{self._access.path}enter?code={self._access.invite()}"
 
     def owns(self, request: Request) -> bool:
-        """Return True if the request is for the page."""
         return request.path.startswith(self._access.path)
 
     def respond(self, request: Request) -> Response | None:

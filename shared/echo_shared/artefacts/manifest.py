@@ -92,7 +92,6 @@ class Manifest(BaseModel):
 
     @property
     def carrier_name(self) -> str:
-        """Name of the carrier's directory."""
         suffixes = {"files": ".s", "keyframe": ".k", "delta": f".d{self.delta_parent}"}
         return self.name + suffixes[self.carrier]
 
@@ -108,7 +107,6 @@ class Manifest(BaseModel):
         return content_of(self.name, self.files)
 
     def encode(self) -> bytes:
-        """Return the bytes to sign."""
         return self.model_dump_json().encode()
 
 
@@ -119,7 +117,6 @@ def artefact_name(kind: Literal["base", "policy"], run_id: str, policy_version: 
 
 
 def content_of(name: str, files: Iterable[ManifestFile]) -> str:
-    """Return the hash that `Manifest.content` describes."""
     parts = [name, *(f"{file.path}\n{file.size_bytes}\n{file.sha256}" for file in files)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 

@@ -97,7 +97,6 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _cut(data: bytes) -> tuple[bytes, bytes]:
-    """Split into complete lines and an incomplete last line."""
     end = data.rfind(b"\n") + 1
     return data[:end], data[end:]
 

@@ -17,7 +17,6 @@ def num_tokens(spans: Sequence[VersionSpan]) -> int:
 
 
 def grown(spans: Spans, policy_version: int, more_tokens: int) -> Spans:
-    """Return `spans` extended by `more_tokens` tokens of one version."""
     if more_tokens == 0:
         return spans
     if spans and spans[-1].policy_version == policy_version:

@@ -44,7 +44,6 @@ def encode(message: FromHub | FromNode) -> bytes:
 
 
 def _plain(value: object) -> dict[str, Any]:
-    """Convert nested messages and arrays to types that MessagePack can encode."""
     if isinstance(value, Message):
         return value.__dict__
     if isinstance(value, np.ndarray):

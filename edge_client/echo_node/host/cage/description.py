@@ -53,7 +53,6 @@ class Held:
 
     @property
     def sentence(self) -> str:
-        """Summary in one line."""
         if not self.holds:
             return f"none: {'; '.join(dict.fromkeys(self.lacks.values()))}"
         kept = f"{', '.join(self.holds)} (by {' and '.join(self.by)})"

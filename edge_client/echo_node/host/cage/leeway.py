@@ -47,7 +47,6 @@ class Leeway:
 
     @property
     def why(self) -> str:
-        """Reason for the missing guards, as a sentence for the user."""
         return f'the GPU does not start without this (step "{self.name}"): its driver may {self.what}'
 
 
