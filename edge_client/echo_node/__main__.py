@@ -1,4 +1,5 @@
-"""The command `echo-node`, and `python -m echo_node`. Ctrl-C ends it at once and silently, also during the imports.
+"""The command `echo-node`, and `python -m echo_node`. Ctrl-C ends the process at once and silently, even during
+imports.
 
 The shell then sees status 130. Commands that need an orderly end install handlers: `echo_node.host.signals`.
 """
@@ -9,7 +10,7 @@ import signal
 
 
 def run() -> None:
-    """Run `echo_node.main.run`, whose imports take most of the first second."""
+    """Run `echo_node.main.run`. The import is delayed to here: it takes most of the first second."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # Shells start background jobs with SIGINT ignored.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from echo_node import main

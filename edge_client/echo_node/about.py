@@ -1,4 +1,4 @@
-"""A node's description of itself: Introduction for the hub, snapshot for the user."""
+"""A node's description of itself: an Introduction for the hub, a snapshot for the user."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from echo_shared.wire.messages import Fetched, Totals, Welcome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcomed:
-    """What the node knows since a hub admitted it with a Welcome; it survives reconnects."""
+    """State of the node since a hub first admitted it with a Welcome. It survives reconnects."""
 
     hub_key: bytes
     welcome: Welcome
-    """The hub's newest Welcome, which every connection brings."""
+    """The hub's newest Welcome. Every connection brings one."""
     shell: RunShell
     counts_before: Mapping[str, int] = field(default_factory=dict)
-    """Rollouts by state when the run was opened; the growth since then is shown as `since_start`."""
+    """Number of rollouts by state when the run was opened. The snapshot shows the growth since then as
+    `since_start`.
+    """
     totals: Totals | None = None
-    """Latest totals of this node's key, from the hub."""
+    """Newest totals of this node's key, from the hub."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """Identity and settings of this node, for its introduction to the hub and for the user's snapshot. The chooser
-    gives the current engine.
-    """
+    """Identity and settings of this node. `chooser` knows the engine in use."""
 
     me: Identity
     name: str
@@ -52,11 +52,9 @@ class About:
 
     @classmethod
     def of(cls, config: NodeConfig, *, me: Identity, joining: Joining, chooser: EngineChooser) -> Self:
-        """Build the description from the settings."""
         return cls(me=me, name="", joining=joining, chooser=chooser).with_settings(config)
 
     def with_settings(self, config: NodeConfig) -> Self:
-        """Return the description with changed settings."""
         return replace(
             self,
             name=config.name or f"node-{self.me.node_id[:8]}",
@@ -65,7 +63,6 @@ class About:
         )
 
     def introduction(self, *, swarm_port: int, mesh_port: int) -> Introduction:
-        """Return the introduction for the hub."""
         return Introduction(
             name=self.name,
             invite_token=self.joining.invite_token,
@@ -87,8 +84,8 @@ class About:
         now: float,
         token_rates: Sequence[float] = (),
     ) -> NodeSnapshot:
-        """Return the snapshot for the user. `now` comes from `running_s`, the clock for intervals; `token_rates` from
-        `TokenHistory`.
+        """Return the snapshot for the user. `now`: time of `running_s`, the node's clock for intervals; `token_rates`:
+        see `TokenHistory`.
         """
         about: dict[str, Any] = {
             "pid": os.getpid(),
@@ -140,7 +137,7 @@ class About:
 
 
 def _since(before: Mapping[str, int], counts: Mapping[str, int]) -> dict[str, int]:
-    """Return by how much the count of each final state has grown since `before`."""
+    """Return by how much the count of each final rollout state has grown since `before`."""
     final = ("trained", "evaluated", "dropped", "dropped:")
     return {
         key: count - before.get(key, 0)
@@ -150,7 +147,6 @@ def _since(before: Mapping[str, int], counts: Mapping[str, int]) -> dict[str, in
 
 
 def _as_fields(totals: Totals) -> dict[str, Any]:
-    """Return the hub's totals in the form of `NodeSnapshot.totals`."""
     return {
         "trained": totals.trained_rollouts,
         "trained_tokens": totals.trained_tokens,
@@ -164,7 +160,7 @@ def _as_fields(totals: Totals) -> dict[str, Any]:
 
 
 def arrival(fetched: Fetched) -> str:
-    """Return the way that carried most bytes, the total size and the duration."""
+    """Describe the arrival of an artefact: the transport of most bytes, the total size and the duration."""
     sent = fetched.pushed_bytes + fetched.mesh_bytes
     amounts = {
         "through the host's shared memory": fetched.shared_memory_bytes,
@@ -182,7 +178,6 @@ def arrival(fetched: Fetched) -> str:
 
 
 def amount(num_bytes: int) -> str:
-    """Return the number of bytes with a suitable unit."""
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if num_bytes >= size:
             return f"{num_bytes / size:.1f} {unit}"

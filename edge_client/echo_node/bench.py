@@ -1,4 +1,4 @@
-"""`echo-node bench`: measure each engine that this machine can run, and show the node's resulting choice."""
+"""`echo-node bench`: measures each engine that this machine can run, and shows which one the node chooses."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ log = logging.getLogger(__name__)
 
 CPU_WIDTH: Final = 64
 GPU_WIDTH: Final = 256
-"""Largest width to measure, unless the settings name a width."""
+"""Largest width (rollouts at the same time) to measure, unless the settings name a width."""
 BUSY_SHARE: Final = 0.5
-"""Share of the machine's cores. If other programs want this many cores, the machine counts as busy."""
+"""Fraction of the machine's cores. If other programs want this many cores, the machine counts as busy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Base:
-    """The model that engines are measured on."""
+    """The model on which engines are measured."""
 
     title: str
     directory: Path
@@ -57,7 +57,7 @@ class Base:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOutcome:
-    """One engine on one device: its speeds, or the reason for none."""
+    """Result of one engine on one device: its speeds, or why there are none."""
 
     choice: BackendChoice
     precision: str
@@ -66,24 +66,24 @@ class BenchOutcome:
 
     @property
     def works(self) -> bool:
-        """Return True if the engine drew all requested tokens, even if too slowly for a measurement."""
+        """True if the engine drew all requested tokens, even if too slowly for a measurement."""
         return self.speeds is not None and not self.speeds.failure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchReport:
-    """All outcomes, and the choice of a node on this machine."""
+    """All results, and the choice of a node on this machine."""
 
     base: str
     machine: str
     outcomes: tuple[BenchOutcome, ...]
     chosen: BackendChoice | None
     width: int
-    """Number of rollouts sampled at once; 0 = the engine chooses."""
+    """Maximum number of rollouts sampled at the same time; 0 = the engine chooses."""
     seconds: float
-    """Budget for each engine."""
+    """Time budget for each engine."""
     busy_cores: float
-    """Load average of the last minute, in cores, before the measurement."""
+    """Load average of the minute before the measurement, in cores."""
 
     def as_json(self) -> dict[str, Any]:
         engines = [
@@ -114,7 +114,7 @@ class BenchReport:
 
 @contextmanager
 def base_for(paths: NodePaths, hub: HubRecord | None, model: Path | None) -> Iterator[Base]:
-    """Yield the model to measure on: `model`, else the stored base of `hub`, else a temporary random model.
+    """Yield the model to measure on: `model`, else the stored base model of `hub`, else a temporary random model.
 
     Raises ConfigError if `model` holds no model.
     """
@@ -143,14 +143,13 @@ def base_for(paths: NodePaths, hub: HubRecord | None, model: Path | None) -> Ite
 
 
 def _content_of(model: Path) -> str:
-    """Return a digest of the directory's file names, sizes and times."""
     stats = [(path.name, path.stat()) for path in sorted(model.iterdir())]
     described = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
     return hashlib.blake2b(repr(described).encode(), digest_size=16).hexdigest()
 
 
 class Bench:
-    """Measure engines in sequence, in separate processes, and store the results."""
+    """Measures engines in sequence, in separate processes, and stores the results."""
 
     def __init__(self, paths: NodePaths, config: NodeConfig, hardware: Hardware, base: Base) -> None:
         self._log = paths.logs / "bench.log"
@@ -164,8 +163,8 @@ class Bench:
     async def run(self, *, backend: str, seconds: float, begin: Callable[[BackendChoice], None]) -> BenchReport:
         """Measure every usable engine for `seconds`, or only `backend` unless it is "auto". Call `begin` before each.
 
-        Stored memory limits are deleted first, because memory may be free now. Raises ConfigError for an unknown
-        backend.
+        Stored limits on widths are deleted first, because more memory may be free now. Raises ConfigError for an
+        unknown backend.
         """
         if backend not in ("auto", *registry.NAMES):
             raise ConfigError("There is no such backend.", got=backend, do=f"One of auto, {', '.join(registry.NAMES)}")
@@ -201,7 +200,7 @@ class Bench:
         return self._outcome(choice, speeds=speeds, problem=problem)
 
     async def _rows(self, choice: BackendChoice, seconds: float) -> list[dict[str, Any]]:
-        """Measure, and halve the width after each lack of memory. Raises BackendError."""
+        """Measure the engine, with half the width after each lack of memory. Raises BackendError."""
         width = self._config.width or (CPU_WIDTH if choice.device == "cpu" else GPU_WIDTH)
         while True:
             try:
@@ -253,7 +252,6 @@ class Bench:
 
 
 def table_of(report: BenchReport) -> Table:
-    """Return a table with a row for each engine on each device."""
     measured = [outcome.speeds for outcome in report.outcomes if outcome.speeds is not None]
     widths = sorted({width for speeds in measured for width in speeds.decode})
     table = Table(
@@ -275,14 +273,13 @@ def table_of(report: BenchReport) -> Table:
         prefill = outcome.speeds.prefill if outcome.speeds is not None else 0.0
         cells = [_number(prefill), *(_number(rates.get(width, 0.0)) for width in widths)]
         best = f"w{outcome.speeds.width}" if rates and outcome.speeds is not None else "-"
-        # A plain Text: "[cpu]" must not be read as markup.
+        # Use Text: a plain string "[cpu]" would be read as markup.
         problem = [Text(outcome.problem)] if outcome.problem else []
         table.add_row(outcome.choice.name, outcome.choice.device, outcome.precision, *cells, best, *problem)
     return table
 
 
 def verdict(report: BenchReport) -> str:
-    """Return a sentence with the choice and its reason."""
     if report.chosen is None and any(outcome.works for outcome in report.outcomes):
         return _too_slow(report)
     if report.chosen is None:

@@ -1,4 +1,4 @@
-"""Draw a certificate of contribution as SVG, from its signed content. Only the signed file is a proof."""
+"""Draws a certificate of contribution as SVG, from its signed contents. Only the signed file is a proof."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _INK, _FAINT, _ACCENT, _PAPER, _LINE = "#14213d", "#5b6782", "#0b7a75", "#fdfcf8
 
 
 def picture(said: Contribution) -> str:
-    """Return the whole SVG file. Names chosen by the node and the hub are escaped and made to fit."""
+    """Return the SVG file. Names that node and hub chose are escaped, and their font is made small enough to fit."""
     period = f"{said.first_seen[:10]} to {said.last_seen[:10]}"
     amounts = [
         (said.trained_tokens, "tokens trained on", said.trained_rollouts),
@@ -80,7 +80,7 @@ def _fitting(text: str, size: int, width: int = 856) -> int:
 
 
 def _ems(character: str) -> float:
-    """Return an upper bound of the bold character's width, in em."""
+    """Return an upper bound on the width of the character in bold, in em."""
     if ord(character) >= 0x1100 or character in "MWmw@%":
         return 1.15
     return 0.9 if character.isupper() else 0.74

@@ -1,4 +1,4 @@
-"""A node's state in one word, and its reason in one sentence: the first line of each view."""
+"""A node's state in one word, and its reason in one sentence. Each view of the node shows them first."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ State = Literal[
 
 
 def described(snapshot: NodeSnapshot, *, is_finishing: bool) -> NodeSnapshot:
-    """Return the snapshot with its state and reason. `is_finishing`: the node accepts no new leases."""
+    """Return the snapshot with its state and reason. `is_finishing`: True if the node accepts no new leases."""
     state, reason = _condition(snapshot, is_finishing=is_finishing)
     return replace(snapshot, state=state, reason=reason)
 
 
 def _condition(snapshot: NodeSnapshot, *, is_finishing: bool) -> tuple[State, str]:
-    """Return the state that matters most to the user, with its reason."""
     activity, held = snapshot.activity, snapshot.held_rollouts
     if activity == "draining":
         return "finishing", "The node returns its leases to the hub, then stops."

@@ -25,7 +25,7 @@ PrecisionName = Literal["auto", "f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", 
 
 
 class NodeConfig(BaseSettings):
-    """All settings; config.toml holds them at its top level, but for the table [manners]."""
+    """All settings of a node. config.toml holds them at its top level, except for the table [manners]."""
 
     model_config = SettingsConfigDict(
         frozen=True,
@@ -37,66 +37,82 @@ class NodeConfig(BaseSettings):
     )
 
     name: Annotated[str, Field(max_length=64), AfterValidator(lambda name: name and checked_name(name))] = ""
-    """Name on the hub's pages, unlike other nodes' names; empty = a name made from the node's id."""
+    """Name on the hub's pages, which must not look like another node's name; empty = a name made from the node's id."""
     invite_token: Annotated[SecretText, Field(max_length=256)] = ""
-    """Token for hubs that admit invited nodes only; kept for later runs once a hub has accepted it."""
+    """Token for hubs that admit only invited nodes; stored for later runs once a hub has accepted it."""
     backend: BackendName = "auto"
-    """The sampling engine; auto = the best that this machine can run."""
+    """The sampling engine; auto = the best one that this machine can run."""
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Most CPU threads of the engine; it uses fewer while other programs use the cores. 0 = one for each core."""
+    """Maximum CPU threads of the engine, which uses fewer while other programs use the cores. 0 = one for each core."""
     helpers: Annotated[tuple[str, ...], Field(repr=False), SECRET] = ()
-    """HOST:PORT#CODE of other machines that each hold a part of the model, as printed by `echo-node lend` there."""
+    """HOST:PORT#CODE of other machines that each hold a part of the model, as `echo-node lend` prints it there."""
     precision: PrecisionName = "auto"
     """Precision of the engine's weights; auto = float32 for small models, else 16 bits, or 8 if these need too much
     memory."""
     kv_cache_bytes: Annotated[int, Field(ge=0)] = 0
-    """Memory for the keys and values of all rollouts in progress; 0 = a quarter of the machine's, half of a GPU's."""
+    """Bytes of memory for the keys and values of all unfinished rollouts; 0 = a quarter of the machine's memory, or
+    half of a GPU's.
+    """
     width: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Rollouts sampled at once; 0 = chosen for the device."""
+    """Maximum number of rollouts sampled at the same time; 0 = chosen for the device."""
     bench_seconds: Annotated[float, Field(ge=0, le=600)] = 5.0
-    """Seconds of measuring the engine before its first work on a base model, unless `width` is set; 0 = off."""
+    """Seconds of measuring the engine before its first work on a base model, unless `width` is set; 0 = no
+    measurement.
+    """
     memory_limit_bytes: Annotated[int, Field(ge=0)] = 0
-    """Most memory of the engine; beyond it the engine restarts with a smaller width. 0 = 80 % of the machine's."""
+    """Maximum memory of the engine in bytes; beyond it the engine restarts with a smaller width. 0 = 80 % of the
+    machine's memory.
+    """
     capacity_factor: Annotated[int, Field(ge=1, le=64)] = 2
-    """Rollouts that the node asks for, as a multiple of its width, to cover the time of a round trip."""
+    """Number of rollouts that the node asks for, as a multiple of its width; a multiple covers the round trip to the
+    hub.
+    """
     stream_s: Annotated[float, Field(ge=0, le=600)] = 5.0
     """Seconds of sampling between reports of unfinished completions to the hub, so that another node can continue them
-    after a failure; 0 = never, which also prevents interruption for a newer version."""
+    after a failure; 0 = no reports, and no switch to a newer version in mid-completion.
+    """
     cost_per_hour: Annotated[float, Field(ge=0, le=MAX_COST_PER_HOUR)] = 0.0
-    """US dollars an hour that the hub's operator is to pay while this machine is active; 0 = a gift, which works before
-    paid nodes. The hub keeps the account; you settle it with the operator."""
+    """US dollars per hour that the hub's operator is to pay while this machine is active; 0 = a gift. Gifts work before
+    paid nodes. The hub keeps the account; you settle it with the operator.
+    """
     power_watts: Annotated[float, Field(ge=0, le=MAX_POWER_WATTS)] = 0.0
-    """Power of the machine at work; hubs may charge it at their price of electricity. 0 = not stated."""
+    """Power of the machine at work, in watts; hubs may charge it at their price of electricity. 0 = not stated."""
     swarm_host: str = "0.0.0.0"
     """Address on which other nodes may connect to fetch from this node; 127.0.0.1 refuses other machines."""
     swarm_port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """TCP port for these connections; 0 = any free port."""
+    """TCP port for connections of other nodes that fetch from this node; 0 = any free port."""
     mesh_port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """TCP port, also at `swarm_host`, on which other nodes pass on pieces from the hub; 0 = any free port."""
+    """TCP port, also at `swarm_host`, on which other nodes forward pieces from the hub; 0 = any free port."""
     upload_limit_bytes_s: Annotated[int, Field(ge=0)] = 0
-    """Upload rate to other nodes: at most half of it for passing on pieces, and half for BitTorrent, which does not
-    count nodes of the local network; 0 = unlimited."""
+    """Upload rate to other nodes in bytes per second: at most half of it for forwarding pieces, and half for
+    BitTorrent, which does not count nodes of the local network; 0 = unlimited.
+    """
     download_limit_bytes_s: Annotated[int, Field(ge=0)] = 0
-    """Download rate: at most half of it for pieces from the hub and other nodes, and half for BitTorrent and the hub's
-    web seed, which do not count nodes of the local network; 0 = unlimited."""
+    """Download rate in bytes per second: at most half of it for pieces from the hub and other nodes, and half for
+    BitTorrent and the hub's web seed, which do not count nodes of the local network; 0 = unlimited.
+    """
     cage: CageMode = "auto"
-    """Cage of the engine, which loads files from a hub: no access to your files, the network and other programs. auto =
-    as far as the system can; required = the engine does not start if a guard is missing; off = no cage."""
+    """Cage (sandbox) of the engine, which loads files from a hub: no access to your files, the network and other
+    programs. auto = as far as the system allows; required = the engine does not start if a protection is missing; off =
+    no cage.
+    """
     insecure: bool = False
     """Allow an unencrypted connection to a hub on another machine."""
     reconnect_first_s: Annotated[float, Field(gt=0, le=60)] = 1.0
-    """Pause before the first attempt to reconnect; later pauses grow, up to a minute."""
+    """Seconds before the first attempt to reconnect; later pauses grow, up to a minute."""
     stay: bool = False
     """After a finished run, wait for the hub, whose operator may extend the run, and continue then. Otherwise the node
-    ends with the run."""
+    stops when the run ends.
+    """
     manners: MannersConfig = MannersConfig()
-    """When the node leaves the machine to its owner."""
+    """Conditions under which the node leaves the machine to its owner."""
     update: UpdateMode = "tell"
-    """tell: report a newer release on the hub, with the upgrade command; never: do not. A node that is too old to join
-    reports that in any case. auto: such a node then runs the installer that it came with, with that installer's own
-    source, at most once a day. It runs nothing from a hub."""
+    """tell: report a newer release that the hub names, with the upgrade command; never: do not. A node too old to join
+    always reports that. auto: an outdated node runs its own installer with the installer's own source, at most once a
+    day. It runs nothing from a hub.
+    """
     exit_with_stdin: bool = False
-    """Stop when standard input ends: for a program that starts a node and must not leave it behind."""
+    """Stop when standard input ends, for a program that starts a node and must not leave it behind."""
 
     @model_validator(mode="after")
     def _check_helpers(self) -> Self:
@@ -112,22 +128,22 @@ class NodeConfig(BaseSettings):
 
     @property
     def upload_share_bytes_s(self) -> int:
-        """Limit for each of the two ways of sending, from `upload_limit_bytes_s`; 0 = unlimited."""
+        """Limit in bytes per second for each of the two ways of sending (forwarding, BitTorrent); 0 = unlimited."""
         return (self.upload_limit_bytes_s + 1) // 2
 
     @property
     def download_share_bytes_s(self) -> int:
-        """Limit for each of the two ways of receiving, from `download_limit_bytes_s`; 0 = unlimited."""
+        """Limit in bytes per second for each of the two ways of receiving (pieces, BitTorrent); 0 = unlimited."""
         return (self.download_limit_bytes_s + 1) // 2
 
     @property
     def wanted_backend(self) -> BackendName:
-        """The requested engine; helpers need llama.cpp."""
+        """The requested engine, or llama.cpp if the model is spread over helpers."""
         return "llama_cpp" if self.helpers else self.backend
 
 
 def load_config(path: Path | None, overrides: Mapping[str, Any]) -> NodeConfig:
-    """Load the settings in force. `path` None = no file; `overrides` are flags, None = not given.
+    """Load the settings. `path` None = no file; `overrides` are flags, None = not given.
 
     Raises ConfigError, which names the setting, its value, and the line, variable or flag that set it.
     """

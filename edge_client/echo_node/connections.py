@@ -22,7 +22,7 @@ from echo_shared.wire.messages import Links, MeshPeer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connections:
-    """The connections of one daemon. `client.run` makes the hub's connection, and reconnects."""
+    """The connections of one daemon. `client.run` opens the hub's connection, and reconnects."""
 
     swarm: Swarm
     mesh: MeshLinks
@@ -30,21 +30,21 @@ class Connections:
     receiver: Receiver
     meter: TrafficMeter
     bulk: Online = field(default_factory=Online)
-    """Switch for fetching and serving artefacts. `client.line` is the switch of the hub's connection."""
+    """Switch for fetching and serving artefacts. The switch of the hub's connection is `client.line`."""
     links_are_news: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set whenever this node's links with other nodes have changed."""
+    """Set at each change of this node's connections to other nodes."""
 
     async def introduce(self, about: About) -> None:
-        """Introduce the node to the hub again, after a change of engine, device or name."""
+        """Introduce the node to the hub again, after its engine, device or name has changed."""
         introduction = about.introduction(swarm_port=self.swarm.port, mesh_port=self.mesh.port)
         await self.client.introduce(introduction)
 
     def use_mesh(self, peers: Iterable[MeshPeer]) -> None:
-        """Link with these nodes, unless the node is offline."""
+        """Connect to these nodes, unless this node is offline."""
         self.mesh.set_peers(peers if self.bulk.is_on else ())
 
     def set_online(self, is_online: bool) -> None:
-        """Go on- or offline. Offline stops fetching and serving at once; the hub's connection stays for unsent
+        """Go online or offline. Offline stops fetching and serving at once; the hub's connection stays open for unsent
         results.
         """
         self.bulk.turn(on=is_online)
@@ -55,7 +55,7 @@ class Connections:
             self.mesh.set_peers(())
 
     async def hang_up(self) -> None:
-        """Close the hub's connection too, until `set_online(True)`."""
+        """Close the hub's connection as well, until `set_online(True)`."""
         self.client.line.turn(on=False)
         await self.client.close()
 
@@ -69,7 +69,7 @@ class Connections:
             self.receiver.close()
 
     async def tell_links(self) -> None:
-        """Send this node's links to the hub after each change. Runs until cancelled."""
+        """Tell the hub the nodes to which this node is connected, after each change. Runs until cancelled."""
         while True:
             await self.links_are_news.wait()
             self.links_are_news.clear()

@@ -30,11 +30,11 @@ from echo_shared.wire.messages import Totals, Welcome
 log = logging.getLogger(__name__)
 
 OPENING: Final = "opening the run"
-"""Name of the node's part that has a trouble when a run cannot be opened."""
+"""Name of this part of the node in its troubles."""
 
 
 class CurrentRun:
-    """Call `take_up` at each Welcome, and `close` at the end."""
+    """The node's current run. Call `take_up` at each Welcome, and `close` at the end."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class CurrentRun:
         troubles: TroubleLog,
     ) -> None:
         self.welcomed: Welcomed | None = None
-        """The run, once a hub has admitted the node; None before."""
+        """State since a hub admitted the node; None before."""
         self._paths = paths
         self._joining = joining
         self._engines = engines
@@ -60,33 +60,30 @@ class CurrentRun:
 
     @property
     def engine_pid(self) -> int | None:
-        """Process id of the engine; None = no engine runs."""
+        """Process id of the engine, or None."""
         return None if self.shell is None else self.shell.engine_pid
 
     @property
     def held_rollouts(self) -> int:
-        """Number of unfinished leased rollouts."""
         return 0 if self.shell is None else self.shell.work.held_rollouts
 
     @property
     def owes_the_hub(self) -> bool:
-        """True if the node has leases or rollouts without a receipt."""
         return self.shell is not None and self.shell.work.owes_the_hub
 
     @property
     def rests(self) -> bool:
-        """True while the node has completed a pause for its owner."""
         return self.shell is not None and self.shell.work.rests
 
     @property
     def token_rates(self) -> tuple[float, ...]:
-        """See `TokenHistory.rates`, for this run."""
+        """See `TokenHistory.rates`; only tokens of this run count."""
         return self._history.rates
 
     async def take_up(self, welcome: Welcome, connections: Connections) -> bool:
-        """Open or update the run. Return False if the disk is full and the node may wait. Raises StorageError.
+        """Open or update the run; files of another run are deleted first.
 
-        Files of another run are deleted first.
+        Return False if the disk is full and the node may wait for space. Raises StorageError.
         """
         hub_key = connections.client.hub_key
         assert hub_key is not None, "the handshake pins the hub's key"
@@ -105,12 +102,10 @@ class CurrentRun:
         return True
 
     def hear(self, totals: Totals) -> None:
-        """Store the hub's totals of this node's key."""
         if self.welcomed is not None:
             self.welcomed = replace(self.welcomed, totals=totals)
 
     async def count(self) -> None:
-        """Update the counts that the owner sees."""
         if (shell := self.shell) is not None:
             await shell.writer.refresh()
             self._history.note(shell.work.progress.drawn_tokens, asyncio.get_running_loop().time())
@@ -122,7 +117,7 @@ class CurrentRun:
 
     def _log(self, welcome: Welcome, hub_key: bytes) -> None:
         if self.welcomed is not None:
-            return  # The client logs when it reconnects.
+            return  # The client logs reconnects itself.
         known = self._joining.pinned is not None and self._joining.pinned.hub_key == hub_key
         log.info("Connected to %s at %s.", welcome.run_name, self._joining.address.origin)
         log.info("The hub's key: %s (%s).", fingerprint(hub_key), "as before" if known else "pinned now")

@@ -1,4 +1,4 @@
-"""The node's daemon: it opens a node's connections and runs its tasks until the node ends."""
+"""The node's daemon: opens a node's connections and runs its tasks until the node ends."""
 
 from __future__ import annotations
 
@@ -23,16 +23,20 @@ log = logging.getLogger(__name__)
 
 TICK_S: Final = 0.25
 RESTING_TICK_S: Final = 1.0
-"""Tick interval while the owner uses the machine and no work runs, to leave computing time to the owner."""
+"""Seconds between two ticks while the owner uses the machine and no work runs, so that the owner has the computing
+time.
+"""
 COUNT_EVERY_TICKS: Final = 4
 
 
 class Daemon(Node):
-    """A node that runs. `run` ends after a drain, which a signal, the control socket or the hub's refusal starts."""
+    """A running node. A signal, the control socket or the hub's refusal ends it: it returns its work, then `run`
+    returns.
+    """
 
     async def run(self) -> None:
-        """Run until the node ends. Raises the EchoError that ended it, if any; CancelledError after a second stop
-        request.
+        """Run until the node ends. Raises the EchoError that ended it, if any; CancelledError after a second request to
+        stop.
         """
         check_codec()
         self._running = asyncio.current_task()
@@ -114,6 +118,6 @@ class Daemon(Node):
 
 
 def _first_cause(group: ExceptionGroup[Exception]) -> Exception:
-    """Return the first error of a task group, which ended the others."""
+    """Return the first error of a task group; it has ended the other tasks."""
     first = group.exceptions[0]
     return _first_cause(first) if isinstance(first, ExceptionGroup) else first

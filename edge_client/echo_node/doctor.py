@@ -1,4 +1,4 @@
-"""`echo-node doctor`: show the machine's parts, the obstacles to joining, and the commands that remove them.
+"""`echo-node doctor`: shows the machine's parts, the obstacles to joining a hub, and the commands that remove them.
 
 Engines are tried as far as that is cheap: child processes import their libraries and end at once, so a crash or a hang
 is a finding like any other.
@@ -51,7 +51,7 @@ HUB_S: Final = 10.0
 LITTLE_DISK_BYTES: Final = 4 * 2**30
 LITTLE_MEMORY_BYTES: Final = 2 * 2**30
 LIBTORRENT_MACOS: Final = 14
-"""Oldest macOS with a build of libtorrent for Apple Silicon."""
+"""Oldest macOS with a build of libtorrent for Apple silicon."""
 _GIB: Final = 2**30
 _MOST_SAID: Final = 200
 UNCAGED_WORKS: Final = "; it works without its cage"
@@ -65,8 +65,6 @@ raise SystemExit(not llama_cpp.llama_supports_rpc())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """All findings of `examine`."""
-
     findings: tuple[Finding, ...]
 
     @property
@@ -85,9 +83,9 @@ class _Patient:
     config: NodeConfig
     hardware: Hardware
     hub: HubRecord | None
-    """The hub that was joined last; None = none was joined."""
+    """The hub that was joined last, or None."""
     url: str | None
-    """Address of a hub to examine instead; None = examine the last joined one."""
+    """Address of a hub to examine; None = examine the last joined one."""
 
 
 def examine(paths: NodePaths, url: str | None) -> Diagnosis:
@@ -134,7 +132,6 @@ def _machine(hardware: Hardware) -> Iterator[Finding]:
 
 
 def _engines(patient: _Patient) -> Iterator[Finding]:
-    """Yield findings on each engine on each device, the chosen engine, and its speed."""
     wanted = patient.config.wanted_backend
     survey = [one for one in registry.survey(patient.hardware) if not one.on_request or one.choice.name == wanted]
     cages = GpuCages(patient.paths.gpu_cages, probe=_probe_gpu)
@@ -158,7 +155,6 @@ def _engines(patient: _Patient) -> Iterator[Finding]:
 
 
 def _missing(one: Possibility, missing: BackendError, *, level: Level) -> Finding:
-    """Report a missing engine at `level`: only a note if a better engine works."""
     subject = f"{one.choice.name} on {one.choice.device}"
     if missing.code == registry.NO_DEVICE:
         return Finding(subject=subject, level="note", what="not for this machine")
@@ -184,7 +180,7 @@ def _engine(choice: BackendChoice, failure: str | None, leeway: Leeway, *, confi
 
 
 def _try(choice: BackendChoice, cage: CageMode, cages: GpuCages) -> tuple[str | None, Leeway]:
-    """Load the engine's library for this device. Return the error or None, and the cage's step."""
+    """Load the engine's library for this device. Return the error or None, and the step of the cage (`Leeway`)."""
     fit = cages.find(choice, cage)
     if fit.failure:
         return fit.failure, fit.leeway
@@ -206,7 +202,7 @@ def _probe_gpu(code: str) -> str | None:
 
 
 def _cage(mode: CageMode) -> Finding:
-    """Report the guards of the engine's cage, tested by a process that tries to break out."""
+    """Report the protections of the engine's cage, tested by a process that tries to break out of it."""
     subject = "engine's cage"
     if mode == "off":
         do = 'Set cage to "auto": the engine then reads what hubs send without your rights.'
@@ -227,7 +223,7 @@ def _cage(mode: CageMode) -> Finding:
 
 
 def _tried(private: Path) -> Held:
-    """Run the trial. Raises OSError, ValueError, KeyError or SubprocessError if the trial itself fails."""
+    """Run the test process. Raises OSError, ValueError, KeyError or SubprocessError if the test itself fails."""
     command = [sys.executable, "-m", "echo_node.host.cage.trial", str(private)]
     said = subprocess.run(
         command, capture_output=True, text=True, timeout=PROBE_S, check=True, stdin=subprocess.DEVNULL
@@ -272,7 +268,7 @@ def _choice(patient: _Patient, working: list[tuple[str, str]]) -> Iterator[Findi
 
 
 def _first_remedy(hardware: Hardware) -> str:
-    """Return the command that installs the best installable engine."""
+    """Return the command that installs the best engine that can be installed here."""
     missing = [one.missing for one in registry.survey(hardware) if one.missing is not None]
     return next((error.do for error in missing if error.do and error.code != registry.NO_DEVICE), "")
 
@@ -282,11 +278,11 @@ def _said(error: EchoError) -> str:
 
 
 def cage_lines() -> Iterator[str]:
-    """Yield the working cage step and the refused calls of each engine on a GPU."""
+    """Yield, for each engine on a GPU, the working step of its cage and the calls that narrower steps refuse."""
     if sys.platform != "linux":
         yield "Only Linux has a cage with steps."
         return
-    # Imported here, because systems other than Linux lack what the module imports.
+    # Imported here, because other systems lack what this module imports.
     from echo_node.backends.cage_report import report
 
     usable = [one.choice for one in registry.survey(hardware.detect()) if one.missing is None]
@@ -318,7 +314,6 @@ def _swarm() -> Finding:
 
 
 def _has_libtorrent(machine: str, macos: str) -> bool:
-    """Return True if libtorrent has a build for this macOS."""
     return machine == "arm64" and int(macos.partition(".")[0] or 0) >= LIBTORRENT_MACOS
 
 
@@ -363,7 +358,7 @@ def _hub(patient: _Patient) -> Iterator[Finding]:
         what = "no hub joined yet"
         yield Finding(subject="hub", level="note", what=what, do="echo-node doctor URL, then echo-node join URL")
         return
-    insecure = patient.config.insecure or patient.url is None  # `join` has accepted the stored address.
+    insecure = patient.config.insecure or patient.url is None  # `join` has accepted a stored address before.
     try:
         address = HubAddress.parse(patient.url or (joined.url if joined else ""), insecure=insecure)
     except ConfigError as error:
@@ -373,7 +368,6 @@ def _hub(patient: _Patient) -> Iterator[Finding]:
 
 
 def _answer(address: HubAddress) -> Finding:
-    """Ask the hub for its state."""
     try:
         with _open(address) as answer:
             status, body = answer.status, answer.read(65_536)

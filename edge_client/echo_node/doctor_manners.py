@@ -1,4 +1,4 @@
-"""Show the sensors that this machine offers, and the conditions that would pause a node now."""
+"""Shows the sensors that this machine offers, and the conditions under which a node would pause now."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ from echo_shared.errors import ConnectError
 def examine_manners(
     paths: NodePaths, config: NodeConfig, *, on_gpu: bool, sensors: Sensors | None = None
 ) -> Iterator[Finding]:
-    """Yield findings. `on_gpu`: the engine would use a GPU. `sensors`: this machine's by default. Blocks for a
-    second.
-    """
+    """Yield findings. `on_gpu`: the engine would use a GPU. `sensors`: None = this machine's. Blocks for a second."""
     found = sensors or MachineSensors(paths.data_dir)
     try:
         yield from _sensors(found.read(_with_every_sensor(config.manners), engines=(), on_gpu=True))
@@ -39,7 +37,7 @@ def examine_manners(
 
 
 def _with_every_sensor(settings: MannersConfig) -> MannersConfig:
-    """Return settings that need every sensor."""
+    """Return settings under which every sensor is read."""
     asks = MannersConfig()
     return settings.model_copy(
         update={
@@ -56,7 +54,6 @@ def _with_every_sensor(settings: MannersConfig) -> MannersConfig:
 
 
 def _sensors(reading: SensorReading) -> Iterator[Finding]:
-    """Report available and missing sensors."""
     said = {
         "the owner's keyboard and mouse": _idle(reading.idle_s),
         "battery": None if reading.on_battery is None else ("in use" if reading.on_battery else "not in use"),
@@ -86,7 +83,6 @@ def _celsius(value: float | None) -> str | None:
 
 
 def _running(paths: NodePaths) -> Mapping[str, Any] | None:
-    """Return the status of the node that runs here, or None."""
     try:
         return asyncio.run(control.ask(paths.control_file, "status"))
     except ConnectError:
@@ -94,7 +90,7 @@ def _running(paths: NodePaths) -> Mapping[str, Any] | None:
 
 
 def _of_the_running_node(status: Mapping[str, Any]) -> Iterator[Finding]:
-    """Report holds and problems of the running node."""
+    """Report the running node's holds (reasons to pause) and problems."""
     for sentence in status["holds"].values():
         yield Finding(subject="held back", level="note", what=sentence)
     problems = status.get("problems", {})  # Nodes of older releases send no problems.
@@ -105,7 +101,7 @@ def _of_the_running_node(status: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _of_a_new_node(paths: NodePaths, settings: MannersConfig, sensors: Sensors, *, on_gpu: bool) -> Iterator[Finding]:
-    """Report the holds of a node that would start now."""
+    """Report the holds (reasons to pause) of a node that would start now."""
     holds = Manners(settings).holds(
         sensors.read(settings, engines=(), on_gpu=on_gpu),
         pause=PauseFile(paths.pause_file).load(),

@@ -1,4 +1,4 @@
-"""The node's last lines: its running time, its tokens, their fate, where to look, and how to continue."""
+"""The last lines that a node prints: running time, tokens, what became of them, and how to continue."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from echo_shared.wire.messages.fields import printable_line
 
 
 def farewell(snapshot: NodeSnapshot, now: float, *, leaves: bool = False) -> list[str]:
-    """Return the lines. `now` is in seconds since the epoch; `leaves`: the hub is forgotten with all its files."""
+    """Return the lines. `now`: seconds since the epoch; `leaves`: True if the node forgets the hub with all
+    its files.
+    """
     lines = [
         f"Ran for {length(now - snapshot.started_at)}: {snapshot.drawn_rollouts:,} rollouts, "
         f"{snapshot.drawn_tokens:,} tokens drawn.",

@@ -1,4 +1,4 @@
-"""The result type of a diagnosis."""
+"""Result type of `echo-node doctor`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ Level = Literal["ok", "note", "warning", "problem"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One examined thing. A problem prevents joining. A warning costs speed, comfort or time. A note is an absent part
-    that the node does not need.
+    """Result for one examined part. A problem prevents joining; a warning costs speed or comfort; a note reports a
+    missing part that the node does not need.
     """
 
     subject: str

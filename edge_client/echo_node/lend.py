@@ -1,7 +1,7 @@
-"""`echo-node lend`: hold and compute a part of a model for a node on another machine.
+"""`echo-node lend`: holds and computes a part of a model for a node on another machine.
 
-The device server is a child process, started for each node and ended with it, so an idle helper uses no memory. It
-listens only on loopback, behind `lending.tunnel`.
+The device server is a child process that is started for each node and ends with it, so an idle helper uses no memory.
+It listens only on loopback, behind `lending.tunnel`.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class Lending:
 
 
 class Helper:
-    """A helper machine, which lends its device to one node at a time. `run` lends until a signal arrives."""
+    """A helper: a machine that lends its device to one node at a time."""
 
     def __init__(self, paths: NodePaths, lending: Lending) -> None:
         self._paths = paths
         self._lending = lending
 
     async def run(self) -> None:
-        """Lend until a signal. Raises EchoError if this machine cannot lend."""
+        """Lend until a signal arrives. Raises EchoError if this machine cannot lend."""
         registry.choose(await asyncio.to_thread(hardware.detect), "llama_cpp")  # Raises BackendError without llama.cpp.
         async with self._lend() as lent:
             log.info("llama.cpp %s is ready; %.1f GiB can be lent.", lent.release, sum(lent.free_bytes) / _GIB)
@@ -105,7 +105,9 @@ class Helper:
         return tuple(int(share * amount) for amount in free_bytes)
 
     async def _watch(self, child: Child) -> None:
-        """Kill the device server if a node exceeds its limit. Honest nodes stay within the reported free memory."""
+        """Kill the device server if a node exceeds the memory limit. Honest nodes stay within the reported
+        free memory.
+        """
         while True:
             await asyncio.sleep(_LOOK_S)
             used = await asyncio.to_thread(process_memory.own_bytes, child.pid)
@@ -116,10 +118,10 @@ class Helper:
 
 
 def _own_address() -> str:
-    """Return this machine's address in its network, as far as known."""
+    """Return this machine's address in its network, or its host name if the address is unknown."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            # Connecting a datagram socket sends nothing; it only selects the own address.
+            # Connecting a datagram socket sends nothing. It only selects the own address.
             probe.connect(("192.0.2.1", 9))
             address: str = probe.getsockname()[0]
         except OSError:

@@ -1,4 +1,4 @@
-"""The live view on a terminal: the snapshot, redrawn in place, cut to the terminal's size."""
+"""The live view on a terminal: the node's snapshot, redrawn in place, cut to the terminal's size."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from echo_node.panel import NodeSnapshot, Panel, PlainPanel, rows
 
 LIVE_PER_S: Final = 4
 NARROW: Final = 60
-"""Terminal width in columns below which values stand under their names."""
+"""Terminal width, in columns, below which values stand under their names."""
 BAR: Final = 40
 """Maximum width of a bar, in columns."""
 MOST_SHOWN: Final = 400
-"""Most characters shown of one value: some values come from other machines."""
+"""Maximum characters of one value, because some values come from other machines."""
 KEYS: Final = "Ctrl-C ends it. Elsewhere: echo-node pause, status, page, finish"
-"""Kept shorter than 80 columns with its name: the terminal itself writes ^C behind it."""
+"""Text of the row "keys". The row must stay below 80 columns, because the terminal itself writes ^C behind it."""
 RISING: Final = "▁▂▃▄▅▆▇█"
 RISING_ASCII: Final = "_.-=+*%#"
 COLOURS: Final = {
@@ -36,9 +36,9 @@ COLOURS: Final = {
     "finishing": "yellow",
     "not connected": "red",
 }
-"""Colours of the states. The state is always in words too."""
+"""Colours of the states. The state is always shown in words as well."""
 GOES_FIRST: Final = ("hub's key", "asks for", "checked", "keys", "node", "policy", "hub", "page", "lease", "credit")
-"""Rows left out on a small terminal, the first one first; rows that are not named here always stay."""
+"""Rows to leave out on a small terminal, in this order. Rows that are not named here always stay."""
 
 
 class LivePanel:
@@ -62,7 +62,7 @@ def open_panel(console: Console, *, quiet: bool) -> Iterator[Panel]:
 
 
 class View:
-    """A snapshot that is laid out for the terminal's current size."""
+    """A snapshot, laid out for the terminal's current size."""
 
     def __init__(self, snapshot: NodeSnapshot) -> None:
         self._snapshot = snapshot
@@ -81,7 +81,7 @@ class View:
         """Return the parts by name, in display order. Values with the same name form one part."""
         values: dict[str, list[Text]] = {}
         for name, value in (*rows(self._snapshot), ("keys", KEYS)):
-            # A plain Text: values must not be read as markup.
+            # Use Text: a plain string could be read as markup.
             values.setdefault(name, []).append(Text(value[:MOST_SHOWN], overflow="fold"))
         parts: dict[str, RenderableType] = {"state": self._state(options)}
         for name, texts in values.items():
@@ -100,7 +100,7 @@ class View:
         return text
 
     def _beside(self, name: str, options: ConsoleOptions) -> list[RenderableType]:
-        """Return the graphic that is shown next to a value: a bar or a sparkline."""
+        """Return what is drawn under a value: a bar, a sparkline, or nothing."""
         snapshot = self._snapshot
         if name == "lease" and snapshot.held_rollouts:
             return [_bar(snapshot.lease_tokens, snapshot.lease_most_tokens, options)]
@@ -119,7 +119,7 @@ class View:
 
 
 def sparkline(values: Sequence[float], rising: str = RISING) -> str:
-    """Return one character per value, scaled to the maximum; the lowest character means 0."""
+    """Return one character per value, scaled to the maximum. The lowest character means 0."""
     most = max(values, default=0.0)
     if most <= 0:
         return rising[0] * len(values)

@@ -1,7 +1,7 @@
-"""Watch the machine for sleep, a wrong clock, and a changed network.
+"""Watches the machine for sleep, a wrong clock, and a changed network.
 
-After sleep or a network change the hub's connection is dead without any error. Reconnect at once instead of waiting for
-the hub's timeout.
+After sleep or a network change the hub's connection is dead without any error, so the node reconnects at once instead
+of waiting for the timeout.
 """
 
 from __future__ import annotations
@@ -24,14 +24,12 @@ from echo_shared.installation import installed_version
 
 LOOK_S: Final = 1.0
 _RELEASE_EVERY: Final = 30
-"""Number of `run`'s rounds from one search for a newly installed release to the next."""
+"""Number of checks between two searches for a newly installed release."""
 _CLOCK: Final = "the clock"
 _ANOTHER_NETWORK: Final = Trouble(TroubleCode.NETWORK_CHANGED, "This machine has changed its network; reconnecting.")
 
 
 class MachineWatch:
-    """Watch of the machine: `run` checks it every second."""
-
     def __init__(
         self,
         client: HubClient,
@@ -54,8 +52,8 @@ class MachineWatch:
             await asyncio.sleep(LOOK_S)
 
     def look(self) -> None:
-        """Check once for sleep, a wrong clock, a changed network, and now and then for a new release that replaces one
-        which the hub refuses.
+        """Check once for sleep, a wrong clock and a changed network. While the hub refuses this release as too old,
+        check from time to time whether another one was installed.
         """
         reading = read_clocks()
         slept_s = self._sleep.slept_s(reading)
@@ -84,7 +82,7 @@ class MachineWatch:
 
 
 def own_addresses() -> frozenset[str]:
-    """Return the addresses of all interfaces, with loopback. Blocks for a fraction of a millisecond."""
+    """Return the addresses of all interfaces, including loopback. Blocks for a fraction of a millisecond."""
     return frozenset(
         address.address.partition("%")[0]
         for addresses in psutil.net_if_addrs().values()

@@ -57,7 +57,7 @@ app.add_typer(autostart.app, name="service")
 
 
 def run() -> None:
-    """Run the command. Errors go to standard error with exit status 1; wrong usage exits with 2."""
+    """Run the command. Errors go to standard error, with exit status 1; wrong usage exits with 2."""
     use_utf8()
     try:
         with utf8_names():

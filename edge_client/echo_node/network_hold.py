@@ -1,7 +1,7 @@
-"""Keep a node off the network while a metered connection or a traffic cap pauses it.
+"""Keeps a node off the network while a metered connection or a traffic limit pauses it.
 
 Fetching and serving stop at once. The hub's connection stays until unsent results are delivered, for a limited time,
-and is made again after the hold.
+and is opened again after the pause.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ from echo_node.current_run import CurrentRun
 from echo_node.host.clock import running_s
 
 OWED_S: Final = 10.0
-"""Seconds that a node stays connected at most to deliver unsent results."""
+"""Maximum seconds for which a node stays connected to deliver unsent results."""
 _LOOK_S: Final = 0.1
 
 
 class NetworkHold:
-    """Takes the node off the network and back."""
-
     def __init__(self, connections: Connections, run: CurrentRun) -> None:
         self._connections = connections
         self._run = run
@@ -32,7 +30,7 @@ class NetworkHold:
         await self._connections.hang_up()
 
     def turn(self, *, online: bool) -> None:
-        """Go offline or online. Repeating has no effect."""
+        """Go offline or online. No effect if that is already so."""
         if online == self._connections.bulk.is_on:
             return
         self._connections.set_online(online)

@@ -1,7 +1,7 @@
-"""A node: its parts, what it hears, and what its owner asks of it. `echo_node.daemon` runs it.
+"""A node: its parts, the messages that it handles, and its owner's commands. `echo_node.daemon` runs it.
 
 The hub's messages and the parts' reports come through one bounded inbox, and are handled one at a time. When the inbox
-is full, all senders wait: the hub's socket, the engine's pipe, a fetch. Ticks are skipped then.
+is full, all senders wait: the hub's connection, the engine's pipe, a fetch. Ticks are then skipped.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ INBOX_EVENTS: Final = 1_024
 
 
 class Node:
-    """The node of one hub. `handle` takes the inbox's content until `is_over`."""
+    """The node of one hub. Call `handle` with each entry of the inbox until `is_over`."""
 
     def __init__(
         self,
@@ -86,13 +86,13 @@ class Node:
         probe_s: float = PROBE_S,
         sensors: Sensors | None = None,
     ) -> None:
-        """`probe_s`: see `EngineChooser`. `sensors`: this machine's by default."""
+        """`probe_s`: see `EngineChooser`. `sensors`: None = this machine's."""
         self.is_over = False
         self.ended_by: EchoError | None = None
         self.is_told_to_end = False
-        """True after a stop by the owner or the system. False at the end of a turn."""
+        """True if the owner or the system has stopped the node; False if only its turn for this hub has ended."""
         self.leaves = False
-        """True if the owner wants to forget the hub."""
+        """True if the owner wants the node to forget the hub."""
         self._paths = paths
         self._config = config
         self._joining = joining
@@ -115,7 +115,7 @@ class Node:
         )
         self._last_word = LastWord(paths.last_word_file)
         self._holding: Holding | None = None
-        """Newest report of the owner's watch: the current holds."""
+        """Newest report of the owner's watch: the current holds (reasons to pause)."""
         self._is_connected = False
         self._newer_release = ""
         self._running: asyncio.Task[Any] | None = None
@@ -128,12 +128,11 @@ class Node:
 
     @property
     def hub(self) -> str:
-        """The hub's address."""
         return self._joining.address.origin
 
     @property
     def has_worked(self) -> bool:
-        """True if a hub has admitted the node."""
+        """True if the hub has admitted the node at least once."""
         return self._run.welcomed is not None
 
     @property
@@ -143,12 +142,10 @@ class Node:
 
     @property
     def connections(self) -> Connections:
-        """The connections of the running node."""
         assert self._connections is not None, "the daemon does not run"
         return self._connections
 
     def snapshot(self) -> NodeSnapshot:
-        """Return the node's current snapshot."""
         snapshot = self._about.snapshot(
             self._run.welcomed,
             self._watch.holds,
@@ -160,7 +157,7 @@ class Node:
         return replace(snapshot, update=(self._updater and self._updater.said) or self._newer_release)
 
     def request_stop(self, reason: str) -> None:
-        """Stop. The first call returns the leases to the hub; the second cancels at once."""
+        """Stop the node. The first call returns its leases to the hub; the second one cancels at once."""
         self.is_told_to_end = True
         if self._stopping is None:
             log.info("Stopping: %s.", reason)
@@ -170,7 +167,9 @@ class Node:
             self._running.cancel()
 
     def stop_once(self, *, leaves: str) -> None:
-        """Stop for the owner; further calls change nothing. `leaves`: address of the hub to forget; empty = none."""
+        """Stop the node for its owner. Further calls change nothing. `leaves`: address of the hub to forget; empty =
+        none.
+        """
         self.leaves = self.leaves or leaves == self.hub
         if self._stopping is None:
             self.request_stop("asked to by echo-node")
@@ -182,13 +181,13 @@ class Node:
             self._finishing = asyncio.ensure_future(self._inbox.put(FinishRequested(reason=reason)))
 
     def finish_for_good(self) -> None:
-        """Finish for the owner, without further turns for other hubs."""
+        """Finish for the owner, who also wants no further turns for other hubs."""
         self.is_told_to_end = True
         self.finish("asked to by echo-node")
 
     def reload(self) -> Mapping[str, Any]:
-        """Load the settings again, and return the changes. Raises ConfigError and keeps the old settings if they are
-        invalid.
+        """Load the settings again, and return the changes. Raises ConfigError, and keeps the old settings, if the new
+        ones are invalid.
         """
         file = self._paths.config_file
         after = load_config(file if file.exists() else None, {**self._joining.flags, **self._joining.given})
@@ -213,7 +212,7 @@ class Node:
             self._engines.changed.set()
 
     async def handle(self, incoming: Incoming) -> None:
-        """Do what a message or report needs besides work, and pass the work loop's events on to it."""
+        """Handle an entry of the inbox, and pass on the events that the work loop needs."""
         match incoming:
             case Peers(info_hash=info_hash, peers=peers):
                 await self.connections.swarm.add_peers(info_hash, peers)
@@ -260,7 +259,7 @@ class Node:
         if self._config.update != "never":
             self._newer_release = newer_release(self.connections.client.hub_version)
         if not await self._run.take_up(welcome, self.connections):
-            await self.connections.client.close()  # The client reconnects, with growing waits.
+            await self.connections.client.close()  # The client then reconnects, with growing waits.
             return
         self._use_keys(welcome.run_keys)
         self.connections.use_mesh(welcome.mesh)
@@ -275,7 +274,7 @@ class Node:
         await self._tell_shell(event)
         if self._network is not None:
             self._network.turn(online=not self._is_kept_offline)
-        # Tick when the engine's time to report is over: the next regular tick would let the owner wait longer.
+        # Tick as soon as the engine's time to report is over: the owner would wait longer for the next regular tick.
         asyncio.get_running_loop().call_later(YIELD_S, self._tick)
 
     async def _end(self, error: EchoError) -> None:

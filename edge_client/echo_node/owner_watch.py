@@ -1,4 +1,6 @@
-"""Read the sensors once a second, and report holds to the work loop, so that the owner's programs come first."""
+"""Reads the sensors once a second, and reports holds (reasons to pause) to the work loop, so that the owner's programs
+come first.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,12 @@ log = logging.getLogger(__name__)
 LOOK_S: Final = 1.0
 _PAUSE: Final = "the pause"
 PAUSED_LOOK_S: Final = 5.0
-"""Seconds between two readings while the owner's own pause holds the node, and sensor values do not matter."""
+"""Seconds between two readings while the owner has paused the node, so that sensor values do not matter."""
 
 
 class OwnerWatch:
-    """Watch of the sensors and the owner's pause. `run` reads the sensors repeatedly; `change` and `use` take effect at
-    once. `holds` are the current reasons to pause.
+    """Watch of the sensors and of the owner's pause. `run` reads the sensors regularly; `change` and `use` take effect
+    at once.
     """
 
     def __init__(
@@ -67,7 +69,6 @@ class OwnerWatch:
         self._looking = asyncio.Lock()
 
     async def run(self) -> None:
-        """Read the sensors repeatedly until cancelled."""
         try:
             while True:
                 await self.look()
@@ -97,15 +98,14 @@ class OwnerWatch:
                 await self._inbox.put(Holding(holds=self.holds, keep_memory_s=self._manners.settings.keep_memory_s))
 
     def change(self, pause: OwnerPause | None) -> None:
-        """Pause or resume the node for its owner. Raises StorageError if the disk fails; the change still takes
-        effect.
+        """Pause or resume the node for its owner. Raises StorageError if the disk fails; the change still
+        takes effect.
         """
         self._pause = pause
         self._wake.set()
         self._save()
 
     def use(self, settings: MannersConfig) -> None:
-        """Use these settings from now on."""
         self._manners.settings = settings
         self._told = None  # Report again: the time for keeping memory may have changed.
         self._wake.set()

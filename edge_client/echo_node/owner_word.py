@@ -16,17 +16,15 @@ from echo_node.status_page.page import StatusPage, Verb
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerWord:
-    """Handlers of the owner's commands."""
-
     node: Node
     watch: OwnerWatch
 
     def page(self) -> StatusPage:
-        """Return the page for the browser, with all verbs except `page`."""
+        """Return the page for the browser, which can use all verbs except `page`."""
         return StatusPage(view=self._view, verbs=self._verbs())
 
     def verbs(self, page: StatusPage) -> dict[str, Verb]:
-        """Return the verbs of the control socket by name."""
+        """Return the verbs (commands) of the control socket by name."""
         return {**self._verbs(), "page": lambda _: {"url": page.invite()}}
 
     def _verbs(self) -> dict[str, Verb]:

@@ -1,4 +1,4 @@
-"""Views of a node: the snapshot, as log lines and as text for `status` and the live view (`live_view`)."""
+"""Views of a node: its snapshot, as log lines, and as text for `status` and the live view (`live_view`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLAIN_EVERY_S: Final = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSnapshot:
-    """A node at one moment, as `echo-node status --json` prints it."""
+    """State of a node at one moment, as `echo-node status --json` prints it."""
 
     pid: int
     node_id: str
@@ -31,31 +31,31 @@ class NodeSnapshot:
     hub_fingerprint: str = ""
     run_name: str = ""
     policy_version: int | None = None
-    """Newest version that the node can sample with."""
+    """Newest version with which the node can sample."""
     published_version: int = 0
     """Newest version that the hub has published."""
     capacity: int = 0
     held_rollouts: int = 0
     tokens_per_s: float = 0.0
-    """Speed of the engine under full load: from its benchmark, or observed since."""
+    """Speed of the engine under full load, from its measurement or from later work."""
     drawn_tokens_per_s: float | None = None
-    """Tokens drawn per second over the last minute; None during the first minute."""
+    """Tokens drawn per second over the last minute; None before the first ten seconds are over."""
     rollouts: Mapping[str, int] = field(default_factory=dict)
-    """Counts by state; dropped ones also by reason, as `dropped:reason`; checked ones as `checked:passed` and
+    """Number of rollouts by state. Dropped ones also count as `dropped:REASON`, checked ones as `checked:passed` or
     `checked:failed`.
     """
     fetching: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """(bytes received, total bytes) of each fetch."""
+    """(bytes received, total bytes) of each running fetch."""
     cost_per_hour: float = 0.0
     """Price in US dollars per hour while the node is active; 0 = a gift."""
     standby: str = ""
-    """Reason why the hub gives no work, as a sentence; empty = no known reason."""
+    """Sentence with the reason why the hub gives no work; empty = no known reason."""
     update: str = ""
     """Notice of a newer release, with the way to get it; empty = none known."""
     holds: Mapping[str, str] = field(default_factory=dict)
-    """Holds that pause the node, as sentences by `HoldReason`; empty = not paused."""
+    """Reasons for which the node pauses, as sentences by `HoldReason`; empty = it does not pause."""
     cage: Mapping[str, Any] = field(default_factory=dict)
-    """Guards of the running engine, from `Held.as_json`; empty = no engine runs."""
+    """Protections of the running engine's cage, from `Held.as_json`; empty = no engine runs."""
     problems: Mapping[str, str] = field(default_factory=dict)
     """Problems that should pass by themselves, as sentences by `TroubleCode`."""
     state: str = "connecting"
@@ -63,27 +63,28 @@ class NodeSnapshot:
     reason: str = ""
     """Reason of the state, in a sentence."""
     started_at: float = 0.0
-    """Start time, in seconds since the epoch."""
+    """Start of the node, in seconds since the epoch."""
     lease_tokens: int = 0
-    """Tokens drawn for the leased rollouts."""
+    """Tokens so far of the unfinished leased rollouts."""
     lease_most_tokens: int = 0
-    """Maximum tokens of the leased rollouts."""
+    """Maximum tokens of the unfinished leased rollouts, in total."""
     drawn_rollouts: int = 0
     """Rollouts finished since the start. `drawn_tokens` counts the tokens of all rollouts."""
     drawn_tokens: int = 0
     token_rates: Sequence[float] = ()
-    """Tokens per second in each of the last ten-second spans, the oldest first."""
+    """Tokens per second in each of the last ten-second spans, oldest first."""
     arrived_by: str = ""
-    """The way on which `policy_version` came, in words."""
+    """Transport by which `policy_version` came, in words."""
     since_start: Mapping[str, int] = field(default_factory=dict)
-    """Rollouts trained, evaluated or dropped since the start; dropped ones also as `dropped:reason`."""
+    """Rollouts trained on, evaluated or dropped since the start. Dropped ones also count as `dropped:REASON`."""
     totals: Mapping[str, Any] | None = None
-    """Totals of this node's key over all time, from the hub; None = not received. Counts of rollouts `trained`,
-    `evaluated`, `others_checked`, and `dropped` by reason; `trained_tokens`; the `share` of all useful work; `rank`
-    (None = unranked) among `num_ranked` nodes.
+    """Totals of this node's key in the run, from the hub; None = not received.
+
+    Numbers of rollouts: `trained`, `evaluated`, `others_checked`, and `dropped` by reason. Also `trained_tokens`, the
+    `share` of all useful work, and the `rank` (None = unranked) among `num_ranked` nodes.
     """
     page: str = ""
-    """Address of the node's own page on the hub's leaderboard."""
+    """Address of the node's own page on the hub."""
 
 
 class Panel(Protocol):
@@ -93,7 +94,9 @@ class Panel(Protocol):
 
 
 class PlainPanel:
-    """A panel that logs a line every `PLAIN_EVERY_S` when counts change or a long fetch runs."""
+    """A panel that logs a line when counts have changed or a fetch takes long, at most every
+    `PLAIN_EVERY_S` seconds.
+    """
 
     def __init__(self) -> None:
         self._shown: Mapping[str, int] = {}
@@ -113,7 +116,6 @@ class PlainPanel:
 
 
 def summary(snapshot: NodeSnapshot) -> str:
-    """Return the snapshot as one line."""
     counts = snapshot.rollouts
     on_hub = sum(counts.get(state, 0) for state in ("received", "scored", "trained", "evaluated", "dropped"))
     sampled = on_hub + counts.get("sent", 0)
@@ -126,7 +128,6 @@ def summary(snapshot: NodeSnapshot) -> str:
 
 
 def fetching(snapshot: NodeSnapshot) -> list[str]:
-    """Return the progress of each fetch."""
     return [
         f"{title}: {done / 1e6:.1f} of {total / 1e6:.1f} MB ({100 * done // max(1, total)} %)"
         for title, (done, total) in snapshot.fetching.items()
@@ -134,7 +135,7 @@ def fetching(snapshot: NodeSnapshot) -> list[str]:
 
 
 def rows(snapshot: NodeSnapshot) -> list[tuple[str, str]]:
-    """Return name and value of each row of `echo-node status` and the live view."""
+    """Return (name, value) of each row of `echo-node status` and the live view."""
     result = [
         ("state", f"{snapshot.state}. {snapshot.reason}".rstrip()),
         ("hub", f"{snapshot.run_name} at {snapshot.hub}" if snapshot.run_name else snapshot.hub),
@@ -172,9 +173,7 @@ def _policy(snapshot: NodeSnapshot) -> str:
 
 
 def _speed(snapshot: NodeSnapshot) -> str:
-    """Return the current speed. The speed drops below the engine's if the hub has little work or the machine is
-    busy.
-    """
+    """Return the current speed. It is lower than the engine's if the hub has little work or the machine is busy."""
     can = f"its engine can do {snapshot.tokens_per_s:,.0f}" if snapshot.tokens_per_s else "its engine is not measured"
     if snapshot.drawn_tokens_per_s is None:
         return f"not known yet; {can} tokens/s" if snapshot.tokens_per_s else f"not known yet; {can}"
@@ -189,7 +188,7 @@ def _lease(snapshot: NodeSnapshot) -> str:
 
 
 def _receipts(snapshot: NodeSnapshot) -> str:
-    """Return the counts by state since this computer joined."""
+    """Return the number of rollouts by state since this computer joined."""
     counts = snapshot.rollouts
     waiting = f"{counts.get('sent', 0):,} wait for the hub, " if counts.get("sent") else ""
     under_way = counts.get("received", 0) + counts.get("scored", 0)
@@ -197,7 +196,6 @@ def _receipts(snapshot: NodeSnapshot) -> str:
 
 
 def fates(counts: Mapping[str, int]) -> str:
-    """Return the counts of final states."""
     by_reason = {key.partition(":")[2]: count for key, count in counts.items() if key.startswith("dropped:")}
     return (
         f"{counts.get('trained', 0):,} trained, {counts.get('evaluated', 0):,} evaluated, "
@@ -206,7 +204,7 @@ def fates(counts: Mapping[str, int]) -> str:
 
 
 def credit(totals: Mapping[str, Any]) -> str:
-    """Return the credit of the node's key over all time."""
+    """Return the credit of the node's key, as the hub counts it."""
     dropped = sum(totals["dropped"].values())
     checked = f", {totals['others_checked']:,} of others checked" if totals["others_checked"] else ""
     return (
@@ -216,7 +214,7 @@ def credit(totals: Mapping[str, Any]) -> str:
 
 
 def rank(totals: Mapping[str, Any]) -> str:
-    """Return the node's rank among nodes with useful work."""
+    """Return the node's rank among the nodes with useful work."""
     if totals["rank"] is None:
         return f"none yet: the first useful rollout brings one ({totals['num_ranked']:,} nodes have one)"
     return f"{totals['rank']:,} of {totals['num_ranked']:,}"
@@ -230,5 +228,5 @@ def _reasons(by_reason: Mapping[str, int]) -> str:
 
 
 def from_json(fields: Mapping[str, Any]) -> NodeSnapshot:
-    """Rebuild a snapshot from a daemon of the same version."""
+    """Rebuild a snapshot that a daemon of the same version has sent."""
     return NodeSnapshot(**fields)

@@ -10,7 +10,7 @@ from echo_shared.errors import EchoError
 from echo_shared.installation import how_to_upgrade
 
 TAKES_OVER: Final = "takes_over"
-"""Error code that ends a node so that its process becomes another release."""
+"""Code of the error that ends a node whose process then becomes another release."""
 _NUMBERS: Final = re.compile(r"\d{1,9}(?:\.\d{1,9})*")
 
 
@@ -23,7 +23,7 @@ def newer_release(hub_version: str) -> str:
 
 def upgraded(release: str, *, takes_over: bool = False) -> EchoError:
     """Return the error that ends a refused node after another release was installed. A service then restarts with the
-    new release; with `takes_over` the process becomes the new release.
+    new release. `takes_over`: this process itself becomes the new release.
     """
     return EchoError(
         f"Release {release} is installed now. This process runs {echo_shared.__version__}, which the hub refuses.",

@@ -1,7 +1,7 @@
-"""Sort settings by their effect on a running node.
+"""Sorts changed settings by what a running node must do to use them.
 
-The owner's watch and the updates apply their settings at once. The engine is restarted for its settings. The
-introduction is sent again. All other settings wait for the next start of the node.
+The owner's watch and the updates use their settings at once. The engine is restarted for its settings. The introduction
+is sent again. All other settings wait for the next start of the node.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ ENGINE: Final = frozenset(
 INTRODUCTION: Final = frozenset({"name", "cost_per_hour", "power_watts"})
 """Settings that the introduction to the hub contains."""
 WATCH: Final = frozenset({key for key in keys_of() if key.startswith("manners.")} | {"update"}) - ENGINE
-"""Settings that the owner's watch and the updates read again and again."""
+"""Settings that the owner's watch and the updates use at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedSettings:
-    """Keys of changed settings, by the part that uses them."""
+    """Keys of changed settings, by the part of the node that uses them."""
 
     watch: tuple[str, ...] = ()
     engine: tuple[str, ...] = ()
@@ -55,13 +55,15 @@ class ChangedSettings:
 
 
 def in_force(before: NodeConfig, after: NodeConfig) -> NodeConfig:
-    """Return the settings in force after a reload to `after`: settings that need a restart keep their old values."""
+    """Return the settings in force after a reload to `after`. Settings that need a restart of the node keep their old
+    values.
+    """
     waiting = changes(before, after).restart
     return after.model_copy(update={key: value_of(before, key) for key in waiting})
 
 
 def changes(before: NodeConfig, after: NodeConfig) -> ChangedSettings:
-    """Return the differing keys, in the order of the settings."""
+    """Return the keys whose values differ, in the order of the settings."""
     differ = [key for key in keys_of() if value_of(before, key) != value_of(after, key)]
     live = WATCH | ENGINE | INTRODUCTION
     return ChangedSettings(

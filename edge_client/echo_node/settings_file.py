@@ -1,6 +1,6 @@
-"""Read and change config.toml for `echo-node config`, one setting at a time. Comments and order are kept.
+"""Reads and changes config.toml for `echo-node config`, one setting at a time. Comments and order are kept.
 
-A key is a setting's name, with its table's name in front: `width`, `manners.idle_after_s`. The docstring of a field
+A key is a setting's name, after the name of its table: `width`, `manners.idle_after_s`. The docstring of a field
 explains its setting. A value that `NodeConfig` refuses is never written.
 """
 
@@ -42,19 +42,18 @@ _KINDS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingValue:
-    """One setting, with its value for a node that starts now. A secret's value only says that it is set."""
+    """One setting, with the value for a node that starts now. A secret's value is masked."""
 
     key: str
     value: Any
     default: Any
     where: str
-    """Source: default, the file and its line, an environment variable, or `join`."""
+    """Source: `default`, the file with the line, an environment variable, or `join`."""
     meaning: str
     allowed: str
 
 
 def keys_of(model: type[BaseModel] = NodeConfig, prefix: str = "") -> Iterator[str]:
-    """Yield all keys, in the order of their definition."""
     for name, field in model.model_fields.items():
         table = _table(field.annotation)
         if table is None:
@@ -67,7 +66,7 @@ DECIDE_THE_ENGINE: Final = frozenset({"backend", "helpers"})
 
 
 class SettingsFile:
-    """The settings file. `joined` are the flags of `join`, which override the file."""
+    """The settings file. `joined`: the flags of `join`, which override the file."""
 
     def __init__(self, path: Path, joined: Mapping[str, Flag]) -> None:
         self.path = path
@@ -98,8 +97,10 @@ class SettingsFile:
         ]
 
     def set(self, key: str, values: Sequence[str]) -> Any:
-        """Write a setting as typed, and return its value. Raises ConfigError for an invalid value, and StorageError if
-        the file cannot be written; the file then stays unchanged.
+        """Write a setting as the user typed it, and return its value.
+
+        Raises ConfigError for an invalid value, and StorageError if the file cannot be written; the file then stays
+        unchanged.
         """
         _check_key(key)
         value = _plain(self._checked(key, _typed(key, values)))
@@ -162,7 +163,7 @@ class SettingsFile:
 
     def _write(self, document: tomlkit.TOMLDocument) -> None:
         try:
-            # Resolve a link first: a linked file stays a link.
+            # Resolve a link first, so that a linked file stays a link.
             write_private(self.path.resolve(), tomlkit.dumps(document).encode())
         except OSError as error:
             raise StorageError(
@@ -173,7 +174,6 @@ class SettingsFile:
 
 
 def value_of(config: NodeConfig, key: str) -> Any:
-    """Return the value of a known key."""
     found: Any = config
     for part in key.split("."):
         found = getattr(found, part)
@@ -181,7 +181,7 @@ def value_of(config: NodeConfig, key: str) -> Any:
 
 
 def allowed(key: str) -> str:
-    """Describe the allowed values of a setting in words."""
+    """Describe a setting's allowed values in words."""
     about = _about(key)
     if "enum" in about:
         return "one of " + ", ".join(about["enum"])
@@ -192,7 +192,6 @@ def allowed(key: str) -> str:
 
 
 def _about(key: str) -> dict[str, Any]:
-    """Return the JSON schema of a setting."""
     model: type[BaseModel] = NodeConfig
     *tables, name = key.split(".")
     for table in tables:
@@ -223,7 +222,7 @@ def _check_key(key: str) -> None:
 
 
 def _typed(key: str, values: Sequence[str]) -> Any:
-    """Return the typed values for `NodeConfig` to check: a list for a list setting, else one value."""
+    """Return the typed values in the form that `NodeConfig` checks: a list for a list setting, else one value."""
     if _about(key).get("type") != "array":
         if len(values) != 1:
             raise ConfigError(

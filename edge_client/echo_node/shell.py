@@ -1,4 +1,4 @@
-"""A run's shell: carry out the work loop's effects with the run's spool, fetcher and engine."""
+"""A run's shell: carries out the work loop's effects, with the run's spool (store of rollouts), fetcher and engine."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ log = logging.getLogger(__name__)
 
 _ENGINE: Final = "the engine"
 ASK_BATCH: Final = 512
-"""Most rollouts in one request for receipts."""
+"""Maximum number of rollouts in one request for receipts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunParts:
-    """What a run's shell works with; given at its construction."""
+    """The parts with which a run's shell works."""
 
     spool: Spool
     fetcher: Fetcher
@@ -83,9 +83,11 @@ class RunShell:
         self._fetches: dict[int | None, asyncio.Task[None]] = {}
         """Newest fetch task of each artefact, waiting or running."""
         self._files: WeakValueDictionary[int | None, asyncio.Lock] = WeakValueDictionary()
-        """Lock of each artefact's files. The running job holds the lock; waiting jobs keep it from being collected."""
+        """Lock of each artefact's files. The running job holds the lock; waiting jobs keep it from being
+        garbage-collected.
+        """
         self._answers: dict[int | None, ArtefactReady | FetchFailed] = {}
-        """Answers of fetches that the work loop has not handled yet; those of abandoned fetches are removed."""
+        """Answers of fetches that the work loop has not handled yet. Those of abandoned fetches are removed."""
         self._engine: EngineSupervisor | None = None
         self._work: WorkLoop | None = None
         self.writer = SpoolWriter(parts.spool, parts.inbox, parts.troubles)
@@ -93,7 +95,7 @@ class RunShell:
         """(bytes received, total bytes) of each running fetch."""
         self.stopped = False
         self.failure: BaseException | None = None
-        """Error that ended one of the shell's tasks, if any."""
+        """Error that ended one of the shell's tasks."""
 
     @property
     def work(self) -> WorkLoop:
@@ -126,7 +128,7 @@ class RunShell:
             self._parts.troubles.end(_ENGINE)
 
     def unwanted(self, info_hashes: Iterable[bytes]) -> None:
-        """Stop serving these carriers."""
+        """Stop serving these carriers, which no node fetches any more."""
         self._start(self.fetcher.unwanted(tuple(info_hashes)), name="unwanted carriers")
 
     async def close(self) -> None:
@@ -188,12 +190,12 @@ class RunShell:
 
     @property
     def engine_pid(self) -> int | None:
-        """Process id of the engine; None = no engine runs."""
+        """Process id of the engine, or None."""
         return None if self._engine is None else self._engine.pid
 
     @property
     def engine_held(self) -> Held | None:
-        """Guards of the engine's cage; None = no engine runs."""
+        """Protections of the engine's cage (sandbox); None = no engine runs."""
         return None if self._engine is None else self._engine.held
 
     @property
@@ -281,10 +283,9 @@ class RunShell:
 
 
 def artefact_title(version: int | None) -> str:
-    """Return the artefact's name for people."""
     return "The base model" if version is None else f"Policy version {version}"
 
 
 def _fetch_of(version: int | None) -> str:
-    """Return the fetch's name as a part of the node."""
+    """Return the fetch's name as a part of the node, for its troubles."""
     return f"the fetch of {artefact_title(version)}"

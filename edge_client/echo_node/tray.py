@@ -1,7 +1,7 @@
-"""An icon in the desktop's tray with the node's state, its reason, and buttons. It runs as a separate program.
+"""An icon in the desktop's tray with the node's state, its reason, and buttons. It is a separate program.
 
-It asks the daemon for its status every `LOOK_S`. Desktops without icon menus (plain X11) show only the state; the
-status page has the same buttons.
+It asks the daemon for its status every `LOOK_S` seconds. Desktops whose tray has no menus (plain X11) show only the
+state; the status page has the same buttons.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ if TYPE_CHECKING:
 
 LOOK_S: Final = 2.0
 SIZE: Final = 64
-"""Icon size in pixels; desktops scale it."""
+"""Icon size in pixels. Desktops scale it."""
 MOST_SHOWN: Final = 80
-"""Most characters of a menu line."""
+"""Maximum characters of a menu line."""
 
 
 class Tray:
-    """The tray icon. `run` shows it until it is closed. Call `run` on the main thread, which macOS requires."""
+    """The tray icon. Call `run` on the main thread, which macOS requires; it returns when the icon is closed."""
 
     def __init__(self, paths: NodePaths) -> None:
         self._paths = paths
         self._last_word = LastWord(paths.last_word_file)
         self._look = look_of(None)
         self._told: Notice | None = self._last_word.load()
-        """Message of which the owner was notified last. Messages older than this icon are not shown."""
+        """Notice that was shown last. The one that existed when this icon started is not shown."""
         self._said = ""
-        """Error of the last pressed button, if any."""
+        """Error of the last pressed button; empty = none."""
         self._closed = threading.Event()
 
     def run(self) -> None:
-        """Show the icon. Raises ConfigError without a tray or the packages for it."""
+        """Show the icon. Raises ConfigError if there is no tray, or a needed package is missing."""
         pystray = _pystray()
         try:
             icon = pystray.Icon("echo-node", picture(self._look), _for_x11(self._look.title), self._menu(pystray))
@@ -93,7 +93,7 @@ class Tray:
         icon.stop()
 
     def _follow(self, icon: Any) -> None:
-        """Update the icon repeatedly, on its own thread."""
+        """Update the icon regularly, on a thread of its own."""
         icon.visible = True
         while not self._closed.is_set():
             self._show(icon)
@@ -116,14 +116,14 @@ class Tray:
         icon.update_menu()
 
     def _notify(self, icon: Any, word: Notice | None) -> None:
-        """Show a notification. On Linux the daemon does this by D-Bus."""
+        """Show a notification. On Linux the daemon does this through D-Bus."""
         if word is not None and word != self._told and sys.platform != "linux" and icon.HAS_NOTIFICATION:
             icon.notify(word.text, word.title)
         self._told = word
 
 
 def picture(look: IconLook) -> Image.Image:
-    """Draw a disc in the state's colour, with two bars if the node is paused."""
+    """Draw a disc in the state's colour, with two bars if the node is paused, on standby or finishing."""
     from PIL import Image, ImageDraw
 
     image = Image.new("RGBA", (SIZE, SIZE), (0, 0, 0, 0))
@@ -136,7 +136,7 @@ def picture(look: IconLook) -> Image.Image:
 
 
 def _for_x11(text: str) -> str:
-    """Replace characters outside Latin-1: pystray fails on them in X11 window names."""
+    """Replace characters outside Latin-1, on which pystray fails in X11 window names."""
     return text.encode("latin-1", "replace").decode("latin-1")
 
 

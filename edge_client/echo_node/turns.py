@@ -1,7 +1,7 @@
-"""Work for several hubs in turns, one engine at a time, with time in proportion to the owner's shares.
+"""Works for several hubs in turns, one engine at a time, with time in proportion to the shares that the owner has set.
 
-A turn ends after TURN_S, or earlier if its hub is unreachable or idle for IDLE_S. Current leases are finished first. An
-idle hub is asked again after AGAIN_S.
+A turn ends after TURN_S seconds, or earlier if its hub is unreachable or gives no work for IDLE_S seconds. Current
+leases are finished first. A hub without work is asked again after AGAIN_S seconds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ IDLE_S: Final = 300.0
 AGAIN_S: Final = 900.0
 LOOK_S: Final = 2.0
 KEEP_S: Final = 60.0
-"""Seconds of working time after which the time is added to the hub's stored share."""
+"""Seconds of work after which they are added to the hub's stored record."""
 
 
 _IDLE: Final = ("connecting", "waiting")
@@ -47,12 +47,14 @@ class NodeTurns:
     """The sequence of turns. `run` ends when the owner stops it, or when no hub is left."""
 
     def __init__(self, shares: SharesFile, make: Callable[[str], Daemon], *, paces: Paces | None = None) -> None:
-        """`make`: make a daemon for the hub at an address."""
+        """`make`: creates a daemon for the hub at an address."""
         self._shares = shares
         self._make = make
         self._paces = paces or Paces()
         self._away_until: dict[str, float] = {}
-        """Monotonic time from which a hub without work is asked again; inf = the hub refuses this node."""
+        """Monotonic time from which a hub without work is asked again; inf = never: the hub refuses this node, or the
+        run has ended.
+        """
         self._refused: EchoError | None = None
 
     async def run(self, first: Daemon | None = None) -> None:
@@ -82,13 +84,13 @@ class NodeTurns:
             raise self._refused
 
     def _next(self, before: str | None = None) -> str | None:
-        """Return the hub for the turn after that of `before`. If all hubs lack work, return the one to ask first."""
+        """Return the hub for the turn after that of `before`. If no hub has work, return the one to ask first."""
         soonest = sorted(self._away_until.items(), key=lambda one: one[1])
         asked = next((hub for hub, until in soonest if until < math.inf), None)
         return self._with_work(besides=before) or asked
 
     def _with_work(self, *, besides: str | None = None) -> str | None:
-        """Return the next hub that may have work, but not `besides`. Raises StorageError."""
+        """Return the next hub that may have work, other than `besides`. Raises StorageError."""
         now = time.monotonic()
         away = {hub for hub, until in self._away_until.items() if until > now}
         return next_hub(self._shares.load(), away=away | {besides} if besides else away, now=time.time())
@@ -125,7 +127,7 @@ class NodeTurns:
             self._keep(hub, had_s)
 
     def _keep(self, hub: str, seconds: float) -> None:
-        """Add working time to the hub's stored share. The file is small, so the write may run on the event loop."""
+        """Add seconds of work to the hub's stored record. Writing this small file may run on the event loop."""
         try:
             self._shares.worked(hub, seconds, time.time())
         except StorageError as error:

@@ -1,9 +1,9 @@
-"""Carry out the decisions of `echo_node.core.updating`: update the node, if its owner allows that, after a hub refuses
-it as too old.
+"""Carries out the decisions of `echo_node.core.updating`: updates a node that a hub refuses as too old, if its owner
+allows that.
 
-Current leases are finished first, for at most ten minutes. Then the installer runs while the node keeps answering. The
-installer restarts a service, and restores the old version if the new one does not answer. Any other node ends in good
-order and becomes the new version.
+Current leases are finished first, for at most ten minutes. Then the installer runs while the node keeps answering. If
+the node is a service, the installer restarts it, and restores the old version if the new one does not answer. Any other
+node ends in good order and becomes the new version.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ _NOTHING_NEW: Final = "{source} had no other release."
 
 
 class Updater:
-    """The updater. `run` checks repeatedly; `said` is the updater's line in `status`, empty without news."""
+    """Updates the node. `run` checks regularly; `said` is the sentence that `status` shows about it, empty without
+    news.
+    """
 
     def __init__(
         self,
@@ -63,7 +65,7 @@ class Updater:
         copy: InstalledCopy | None = None,
         look_s: float = LOOK_S,
     ) -> None:
-        """`copy`: the running installation by default."""
+        """`copy`: None = the running installation."""
         self.said = ""
         self.mode = mode
         self._paths = paths
@@ -76,10 +78,10 @@ class Updater:
         self._log_file = paths.logs / "update.log"
         self._look_s = look_s
         self._is_unwritable = False
-        """True if an attempt could not be recorded. No further attempt runs until the next start."""
+        """True if an attempt could not be recorded. No further attempt is made until the next start."""
 
     async def run(self) -> None:
-        """Check repeatedly until another version takes over."""
+        """Check regularly until another version takes over."""
         while True:
             decision = self._decide()
             match decision:

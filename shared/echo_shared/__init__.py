@@ -1,4 +1,5 @@
-"""What hub and node agree on: messages, sessions, identity, draws, artefacts. Imports neither side, and no torch
-outside `torch_sampler`."""
+"""Code shared by hub and node: messages, sessions, identity, draws, artefacts. It imports neither side, and torch only
+in the modules `sampling.torch_*`.
+"""
 
 __version__ = "0.2.0"

@@ -1,9 +1,8 @@
-"""All errors of the project, as a class tree. Each has a stable wire `code` and a text that says what happened, what
-was found, and what to do.
+"""All errors of the project. Each has a `code`, stable in messages between hub and node, and a text for users.
 
 EchoError
 ├── ConfigError           a setting, file or argument that the user can correct
-├── LocalProtocolError    this end broke the protocol: a bug here
+├── LocalProtocolError    this end broke the protocol: a bug in this program
 ├── RemoteProtocolError   the peer broke the protocol, or sent data that no honest peer sends
 │   └── CodecError        bytes that do not decode into a known, valid message or adapter
 ├── RefusedError          the peer refused a valid request (its `code` gives the reason)
@@ -20,15 +19,15 @@ from __future__ import annotations
 from typing import ClassVar, Final
 
 DISK_FULL: Final = "disk_full"
-"""Code of a StorageError that ends when disk space is freed."""
+"""Code of a StorageError that is resolved when disk space is freed."""
 POLICY_UNUSABLE: Final = "policy_unusable"
-"""Code of an error in a policy version: its adapter cannot be applied, or gives values that are not finite."""
+"""Code of an error in a policy version: its adapter cannot be applied, or produces values that are not finite."""
 DATABASE_AWAY: Final = "database_away"
-"""Code of a StorageError that ends when the database server returns."""
+"""Code of a StorageError that is resolved when the database server is reachable again."""
 
 
 class EchoError(Exception):
-    """Base of all errors shown to users; `str()` is the complete text."""
+    """Base of all errors shown to users. `str()` is the complete text: what happened, what was found, what to do."""
 
     default_code: ClassVar[str] = "error"
 
@@ -49,7 +48,7 @@ class EchoError(Exception):
 
     @property
     def brief(self) -> str:
-        """The event and the value found, without the advice."""
+        """The error text without its advice, on one line."""
         return self.what if self.got is None else f"{self.what} ({self.got})"
 
 

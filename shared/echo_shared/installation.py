@@ -1,7 +1,7 @@
 """How this copy of Echo was installed, and the commands that extend or upgrade it.
 
 The commands never request Echo by name from a package index, where anyone could own the name. They use the origin that
-pip recorded (PEP 610: https://packaging.python.org/specifications/direct-url/): a checkout, a wheel, a folder of
+pip recorded (PEP 610: https://packaging.python.org/specifications/direct-url/): a checkout, a wheel, a directory of
 wheels, a repository or a download. If the origin is unknown or gone, they list the requirements of an extra instead.
 """
 
@@ -19,20 +19,21 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 NAME: Final = "echo-swarm"
-"""Name of the distribution."""
 
 _PINS: Final = "constraints.txt"
 _OF_WHEELHOUSE: Final = "wheelhouse"
-"""File in an environment that names the wheelhouse it was installed from."""
+"""Marker file in an environment. It names the directory of wheels ("wheelhouse") that the environment was installed
+from.
+"""
 _UNPINNED: Final = ("vllm",)
-"""Extras that need other versions than those in a checkout's constraints file."""
+"""Extras that need other package versions than a checkout's constraints file allows."""
 _OF_EXTRA: Final = re.compile(
     r"(?P<what>[^;]+);(?P<where>.*?)\s*(?:\band\s+)?extra\s*==\s*['\"](?P<extra>[^'\"]+)['\"]"
 )
 
 
 def how_to_install(extra: str) -> str:
-    """Return the command, for this platform's shell, that installs `extra`; a sentence of advice if there is none."""
+    """Return the shell command that installs `extra` on this platform, or a sentence of advice."""
     arguments = _from_source(extra) or _requirements(extra)
     if not arguments:
         return f"Reinstall Echo with its extra {extra}, from the source of this copy."
@@ -40,7 +41,7 @@ def how_to_install(extra: str) -> str:
 
 
 def how_to_upgrade() -> str:
-    """Return the advice or command that installs a newer release."""
+    """Return the command that installs a newer release, or advice."""
     if (Path(sys.prefix) / _OF_WHEELHOUSE).is_file():
         return f"Run the installer's command again, or use a newer wheelhouse: {_installer()}"
     direct_url = _direct_url()
@@ -54,7 +55,6 @@ def how_to_upgrade() -> str:
 
 
 def _installer() -> str:
-    """Return the command that runs the installer stored with this copy."""
     if sys.platform == "win32":
         script = Path(sys.prefix) / "installers" / "windows" / "install.ps1"
         return shell_line(["powershell", "-ExecutionPolicy", "Bypass", "-File", str(script), "-From", "ARCHIVE"])
@@ -63,7 +63,7 @@ def _installer() -> str:
 
 
 def installed_version() -> str | None:
-    """Return the release on disk, which may differ from the running one; None if there is none."""
+    """Return the version installed on disk, or None. It differs from the running version after an upgrade."""
     try:
         return metadata.version(NAME)
     except metadata.PackageNotFoundError:
@@ -71,7 +71,6 @@ def installed_version() -> str | None:
 
 
 def shell_line(arguments: Sequence[str], *, windows: bool = sys.platform == "win32") -> str:
-    """Quote the arguments as one line for a POSIX shell, or for PowerShell on Windows."""
     if not windows:
         return shlex.join(arguments)
     quoted = [one if re.fullmatch(r"[\w.:\\/=+-]+", one) else "'" + one.replace("'", "''") + "'" for one in arguments]
@@ -83,7 +82,7 @@ def _pip(arguments: Sequence[str]) -> str:
 
 
 def _from_source(extra: str) -> list[str]:
-    """Return pip's arguments for this copy's source with `extra`; empty if the source is unknown or gone."""
+    """Return pip's arguments that install `extra` from this copy's origin; [] if the origin is unknown or gone."""
     direct_url = _direct_url()
     place, suffix = _local(direct_url), f"[{extra}]" if extra else ""
     if place is not None and (place / "pyproject.toml").is_file():
@@ -98,7 +97,7 @@ def _from_source(extra: str) -> list[str]:
 
 
 def _requirements(extra: str) -> list[str]:
-    """Return the requirements of `extra` for pip; empty if they are unknown."""
+    """Return the requirements of `extra` for pip; [] if they are unknown."""
     try:
         requirements = metadata.requires(NAME) or []
     except metadata.PackageNotFoundError:
@@ -109,7 +108,7 @@ def _requirements(extra: str) -> list[str]:
 
 
 def _direct_url() -> Mapping[str, Any]:
-    """Return pip's record of the origin; for a copy that is not installed, its checkout; empty if unknown."""
+    """Return the origin that pip recorded, {} if unknown. An uninstalled copy's origin is its checkout."""
     try:
         noted = metadata.distribution(NAME).read_text("direct_url.json")
     except metadata.PackageNotFoundError:
@@ -123,7 +122,7 @@ def _direct_url() -> Mapping[str, Any]:
 
 
 def _local(direct_url: Mapping[str, Any]) -> Path | None:
-    """Return the recorded local file or directory, which may be gone; None for a remote origin."""
+    """Return the path of a local origin, even if it no longer exists; None for a remote origin."""
     parts = urlsplit(str(direct_url.get("url", "")))
     if parts.scheme != "file":
         return None
@@ -131,7 +130,7 @@ def _local(direct_url: Mapping[str, Any]) -> Path | None:
 
 
 def _whence(direct_url: Mapping[str, Any]) -> str:
-    """Return the origin in pip's notation; empty if unknown."""
+    """Return the origin in pip's notation; "" if unknown."""
     url = str(direct_url.get("url", ""))
     vcs: Mapping[str, str] = direct_url.get("vcs_info", {})
     place = f"{vcs['vcs']}+{url}@{vcs['commit_id']}" if vcs else url

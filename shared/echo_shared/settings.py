@@ -1,10 +1,9 @@
-"""Settings of hub and node: defaults < TOML file < environment < flags. An error names the setting and its source.
+"""Settings of hub and node. Priority: defaults < TOML file < environment < flags. An error names the setting and its
+source.
 
 A settings class is a pydantic-settings `BaseSettings` whose `env_prefix` and `env_nested_delimiter` define its
-environment variables.
-
-A field with a confidential value is declared with SECRET. Settings are shown, logged or passed on only as a copy from
-`without_secrets`; an error about such a field omits its value.
+environment variables. A field with a confidential value is declared with SECRET. Settings are shown, logged or passed
+on only as a copy from `without_secrets`; an error about such a field omits its value.
 """
 
 from __future__ import annotations
@@ -31,13 +30,12 @@ _Model = TypeVar("_Model", bound=BaseModel)
 _Location = tuple[int | str, ...]
 
 MASK: Final = "**********"
-"""Shown instead of a secret."""
 SECRET_WORDS: Final = frozenset({"password", "passphrase", "secret", "secrets", "token", "tokens", "key", "keys"})
-"""Words of names: a text under a key that contains one of them is a secret, unless its field is declared otherwise."""
+"""In a table of free keys, a text is a secret if its key contains one of these words."""
 
 
 class Secret:
-    """Marks a field as secret in its annotation, together with `Field(repr=False)`."""
+    """Mark in a field's annotation that makes the field a secret. Use it together with `Field(repr=False)`."""
 
 
 SECRET: Final = Secret()
@@ -45,17 +43,17 @@ SecretText = Annotated[str, Field(repr=False), SECRET]
 
 
 def is_secret(field: FieldInfo) -> bool:
-    """Return True if the field is declared as a secret."""
     return any(isinstance(mark, Secret) for mark in field.metadata)
 
 
 def says_secret(name: str) -> bool:
-    """Return True if a name, such as that of a task's option, contains one of SECRET_WORDS."""
+    """Return True if `name`, such as the name of a task's option, contains one of SECRET_WORDS."""
     return not SECRET_WORDS.isdisjoint(re.split(r"[^a-z]+", name.lower()))
 
 
 def without_secrets(settings: _Model) -> _Model:
-    """Return a copy with MASK for each secret that is set, and for each text in a table whose key sounds secret.
+    """Return a copy with MASK in place of each secret that is set, and of each text in a table whose key contains one
+    of SECRET_WORDS.
 
     The copy is for display; it need not be valid.
     """
@@ -67,7 +65,7 @@ def without_secrets(settings: _Model) -> _Model:
 
 
 def secrets_of(settings: BaseModel) -> Iterator[str]:
-    """Yield each secret that is set, and the password within a secret URL. No log may contain these texts."""
+    """Yield each secret that is set, and the password in a secret URL. Logs must not contain these texts."""
     for name, field in type(settings).model_fields.items():
         value = getattr(settings, name)
         if isinstance(value, BaseModel):
@@ -108,12 +106,12 @@ def load_settings(
 ) -> _Settings:
     """Load the settings from all sources.
 
-    `path` None = no file; `overrides` are the flags, nested like `cls`, None = not given. `instead` maps names of
-    settings that do not exist to their replacements. `other_variables` are environment variables with the prefix of
-    `cls` that are no settings.
+    `path`: the TOML file, None = no file. `overrides`: the flags, nested like `cls`; None = not given. `instead` maps
+    names of removed settings to a hint. `other_variables`: environment variables with the prefix of `cls` that are no
+    settings.
 
-    Raises ConfigError if the file cannot be read or is not TOML, and for every setting that is unknown or invalid. A
-    variable with the prefix of `cls` that names no setting also raises, because a typo would go unnoticed.
+    Raises ConfigError if the file cannot be read or is not TOML, and for unknown or invalid settings. Other environment
+    variables with the prefix of `cls` also raise it, because a typo would go unnoticed.
     """
     text = "" if path is None else _read(path)
     from_file = {} if path is None else _parse(text, path)
@@ -144,9 +142,10 @@ def place_of(cls: type[_Settings], path: Path | None, overrides: Mapping[str, An
 
 
 def line_of(text: str, location: _Location) -> int | None:
-    """Return the 1-based line of TOML `text` where the setting at `location`, or its nearest parent, begins.
+    """Return the line (from 1) of TOML `text` where the setting at `location`, or its nearest parent, begins.
 
-    None if the text has neither. Parses growing prefixes of the text: the setting begins after the last one without it.
+    Return None if the text has neither. Growing prefixes of the text are parsed: the setting begins after the last
+    prefix that is valid TOML without it.
     """
     while location and not _holds(tomllib.loads(text), location):
         location = location[:-1]
@@ -192,7 +191,7 @@ def _refuse_unknown_variables(cls: type[BaseSettings], others: Collection[str]) 
     for variable in sorted(os.environ):
         name = variable[len(prefix) :].upper()
         if variable.upper().startswith(prefix) and variable not in others and not _is_read(name.lower(), cls):
-            # The common prefix is left out, because it would make all names similar.
+            # Compare names without the common prefix, which would make all of them similar.
             in_a_section = [full for full in known if full.endswith(f"{_delimiter(cls)}{name}")]
             close = in_a_section or difflib.get_close_matches(name, known, n=1)
             unknown.append(f"{variable}; did you mean {known[close[0]]}?" if close else variable)
@@ -210,7 +209,7 @@ def _delimiter(cls: type[BaseSettings]) -> str | None:
 
 
 def _variables(model: type[BaseModel], delimiter: str | None) -> Iterator[str]:
-    """Yield the names of all variables that set something, without the prefix."""
+    """Yield the names of all environment variables that set something, without the prefix."""
     for name, field in model.model_fields.items():
         yield name
         if delimiter and isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
@@ -218,7 +217,7 @@ def _variables(model: type[BaseModel], delimiter: str | None) -> Iterator[str]:
 
 
 def _is_read(name: str, cls: type[BaseSettings]) -> bool:
-    """Return True if pydantic-settings reads the variable of this name (without the prefix) and validates it."""
+    """Return True if pydantic-settings reads and validates the variable of this name (without the prefix)."""
     model: type[BaseModel] = cls
     parts = name.split(delimiter) if (delimiter := _delimiter(cls)) else [name]
     for place, part in enumerate(parts):
@@ -275,7 +274,7 @@ def _place(
     sources: tuple[Mapping[str, Any], Mapping[str, Any]],
     cls: type[BaseSettings],
 ) -> str:
-    """Return the source with the highest priority that has the setting: flag, environment or file."""
+    """Return the highest-priority source that has the setting: flag, environment or file."""
     flags, environment = sources
     if not location:
         return "the settings together" if path is None else str(path)
@@ -322,7 +321,7 @@ def _is_secret_at(cls: type[BaseModel], location: _Location) -> bool:
 
 
 def _suggestion(location: _Location, cls: type[BaseModel]) -> str:
-    """Return `; did you mean ...?` for a misspelled name that resembles one of its siblings; otherwise ""."""
+    """Return `; did you mean ...?` if the misspelled name resembles a setting of its section; otherwise ""."""
     model: type[BaseModel] = cls
     for part in location[:-1]:
         field = model.model_fields.get(str(part))

@@ -1,4 +1,4 @@
-"""The interface of a sampling engine. An engine runs in a child process, see `worker`."""
+"""Interface of a sampling engine. Engines run in a child process, see `worker`."""
 
 from __future__ import annotations
 
@@ -22,21 +22,23 @@ class EngineSettings:
 
     device: str = "cpu"
     width: int = 0
-    """Number of rollouts sampled at once."""
+    """Maximum number of rollouts sampled at the same time."""
     threads: int = 0
-    """Most CPU threads."""
+    """Maximum number of CPU threads."""
     precision: str = "auto"
-    """auto, f32, f16, bf16, q8_0 or a K-quant such as q4_k_m. BackendError if the engine lacks the precision."""
+    """auto, f32, f16, bf16, q8_0 or a K-quant such as q4_k_m. An engine without the precision raises BackendError."""
     kv_cache_bytes: int = 0
-    """Memory for the keys and values of all rollouts in progress."""
+    """Memory for the keys and values of all unfinished rollouts, in bytes."""
     helpers: tuple[str, ...] = ()
-    """host:port of other machines' devices (`echo-node lend`) that each hold a part of the model; llama.cpp only."""
+    """host:port of helpers: other machines (`echo-node lend`) whose devices each hold a part of the model. llama.cpp
+    only.
+    """
     doors: tuple[int, ...] = ()
-    """File descriptors of sockets that listen on loopback, one for each entry of `helpers`, because a caged engine may
-    open no socket itself. Set by the worker.
+    """File descriptors of sockets that listen on loopback, one for each of `helpers`. The worker opens them, because an
+    engine in its cage (sandbox) may open no sockets.
     """
     stream_s: float = 0.0
-    """Seconds of sampling between two reports of partial completions and prepared versions to the hub. 0 = no reports:
+    """Seconds of sampling between two reports of unfinished rollouts' tokens and of prepared versions. 0 = no reports:
     a cancelled rollout then loses all its tokens. Set by the worker.
     """
 
@@ -57,79 +59,87 @@ class GroupFailed:
 EngineEvent = FinishedRollout | GroupFailed
 
 OUT_OF_MEMORY: Final = "out_of_memory"
-"""Code of a BackendError that a smaller width may avoid. The engine is unusable afterwards."""
+"""Code of a BackendError that a smaller width (rollouts at the same time) may avoid. The engine is unusable
+afterwards.
+"""
 
 NO_WEIGHTS: Final = "no_weights"
-"""Code of the BackendError for a base model whose safetensors files are not here."""
+"""Code of the BackendError for a base model without safetensors files."""
 
 TOO_LONG: Final = "too_long"
-"""Code of a BackendError for a group that exceeds the model's context or the machine's KV memory."""
+"""Code of a BackendError for a group that exceeds the model's context or the memory for keys and values."""
 
 
 class PreparedPolicy(Protocol):
-    """An adapter in its engine's own format, so that `set_policy` takes no time."""
+    """An adapter in its engine's own format, prepared in advance so that `set_policy` takes no time."""
 
     def free(self) -> None:
-        """Free the adapter's memory, on the engine's thread. The policy must not be in use."""
+        """Free the adapter's memory, on the engine's thread. The engine must not be using the adapter."""
 
 
 class Engine(Protocol):
-    """Sample from one base model under one adapter after another.
+    """Samples from one base model, under one adapter after another.
 
     Calls come from one thread: `open`, then `set_policy` and `sample` in turns, then `close`. Another thread may call
-    only `prepare`: one call at a time, also during `sample`. Any method that computes may raise BackendError with the
+    only `prepare`, one call at a time, even during `sample`. Any method that computes may raise BackendError with the
     code OUT_OF_MEMORY.
     """
 
     precision: str
     """Precision of the weights after `open`: f32, f16, bf16, q8_0 ...; empty = unknown."""
     scores: bool
-    """True if the engine can recompute other nodes' completions with `score`."""
+    """True if the engine can recompute other nodes' completions (`score`)."""
     converted: Path | None
-    """File in the derived directory that the open engine reads in place of the base model's weights; None: the engine
-    reads the base model's own files.
+    """Converted weights in the derived directory that the open engine reads; None: it reads the base
+    model's own files.
     """
 
     def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> int:
-        """Load the base model. Return the number of rollouts sampled at once. Raises BackendError if loading fails."""
+        """Load the base model. Return the number of rollouts sampled at the same time. Raises BackendError if loading
+        fails.
+        """
 
     def prepare(self, adapter_dir: Path) -> PreparedPolicy:
-        """Read, check and convert an adapter ahead of `set_policy`. Raises BackendError or CodecError."""
+        """Read, check and convert an adapter for `set_policy`. Raises BackendError or CodecError."""
 
     def set_policy(self, policy: PreparedPolicy | None) -> None:
-        """Sample with this policy from now on; None is the bare base. Not allowed between two steps of `sample`.
+        """Sample with this policy from now on; None is the base model without adapter. Not allowed while `sample` runs.
 
-        Raises BackendError on failure; the next `sample` then needs another `set_policy` first.
+        Raises BackendError on failure. Call `set_policy` again before the next `sample` then.
         """
 
     def sample(self, groups: Iterator[GroupRequest]) -> Iterator[list[EngineEvent]]:
         """Draw groups in one continuous batch. Yield the events of each step, often none.
 
-        The engine asks `groups` for work whenever it has free slots, even after `groups` had none. The iterator ends
-        when `groups` has no work and no rollout runs. Raises BackendError if the whole engine failed; `sample` may then
-        be called again.
+        The engine takes a group from `groups` whenever it has capacity, even after `groups` was exhausted before. The
+        iterator ends when `groups` is exhausted and no rollout runs. Raises BackendError if the whole engine failed;
+        `sample` may then be called again.
         """
 
     def cancel(self, lease_id: int) -> None:
-        """Drop the lease's rollouts in progress. Allowed only between two steps of `sample`."""
+        """Drop the lease's unfinished rollouts. Allowed only between two steps of `sample`."""
 
     def news(self) -> list[DrawnPart]:
-        """Return the tokens drawn since the last call, for rollouts in progress, without their prefixes. Allowed only
-        between two steps of `sample`. A rollout's last tokens come only with its FinishedRollout.
+        """Return the tokens of unfinished rollouts drawn since the last call, without prefixes. Allowed only between
+        two steps of `sample`.
+
+        A rollout's last tokens come only with its FinishedRollout.
         """
 
     def score(self, ids: NDArray[np.int32], first: int, temperature: float) -> Intervals:
-        """Compute the draw intervals of `ids[first:]`, each token after all tokens before it, under the current policy.
+        """Compute the interval of each token of `ids[first:]` in the cumulative distribution, under the current policy.
 
         Requires `first` >= 1 and no running `sample`. Raises BackendError; the engine stays usable, whatever the code.
         """
 
     def close(self) -> None:
-        """Free everything. Safe to call if nothing is open."""
+        """Free everything. Allowed even if nothing is open."""
 
 
 def weights_of(base_dir: Path) -> list[Path]:
-    """Return the base model's safetensors files, in order. Raises BackendError with NO_WEIGHTS where there are none."""
+    """Return the base model's safetensors files, in order. Raises BackendError with the code NO_WEIGHTS if there are
+    none.
+    """
     found = sorted(base_dir.glob("*.safetensors"))
     if not found:
         raise BackendError(
@@ -151,7 +161,7 @@ def unsupported_model(got: str) -> BackendError:
 
 
 def check_ids(ids: NDArray[np.int32], *, vocab_size: int, max_positions: int) -> None:
-    """Check that the model's vocabulary and context hold these ids. Raises BackendError."""
+    """Raise BackendError unless the ids are in the vocabulary and fit the context of `max_positions` tokens."""
     if len(ids) - 1 > max_positions:
         raise BackendError("The text does not fit into the model's context.", got=f"{len(ids)} tokens", code=TOO_LONG)
     if ids.min() < 0 or ids.max() >= vocab_size:
@@ -159,7 +169,7 @@ def check_ids(ids: NDArray[np.int32], *, vocab_size: int, max_positions: int) ->
 
 
 def check_request(request: GroupRequest, *, vocab_size: int, max_positions: int) -> None:
-    """Check that the model's vocabulary and context allow this group. Raises BackendError."""
+    """Raise BackendError unless the group fits the model's vocabulary and context."""
     length = len(request.prompt_ids) + request.max_tokens - 1
     if len(request.prompt_ids) == 0 or length > max_positions:
         raise BackendError(

@@ -1,8 +1,8 @@
-"""Report for `echo-node doctor --cage` which calls and files each step of the cage refuses to a GPU's driver.
+"""Report for `echo-node doctor --cage`: which system calls and files the cage refuses to a GPU's driver.
 
-The cage limits an engine's process to what it needs; its steps (`host.cage.leeway`) go from narrow to wide. One run on
-a machine with a GPU names the guard that blocks the GPU. A child process enters the cage of each step and starts the
-GPU, while this process records the child's refused calls and opened files.
+The cage, a sandbox, limits an engine's process to what it needs. It has steps from narrow to wide (`host.cage.leeway`).
+A child process enters the cage of each step and starts the GPU, while this process records the child's refused calls
+and opened files. One run on a machine with a GPU thus names the rule that blocks the GPU.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ class Tried:
     failure: str
     """Error text; empty = the engine starts."""
     refused: Mapping[str, int]
-    """Number of refused calls, by the call in words."""
+    """Number of refused calls, by a description of the call."""
     unopened: Sequence[str]
-    """Files that exist, that the driver tried to open, and that the cage refuses."""
+    """Existing files that the driver tried to open and the cage refuses."""
     unwatched: str = ""
     """Reason why refused calls could not be recorded; empty = `refused` is complete."""
 
 
 def report(choice: BackendChoice, starts: Mapping[str, Sequence[str]] = STARTS) -> Iterator[str]:
-    """Yield lines for people: a block per step of the cage. The engine starts at the last reported step."""
+    """Yield text lines, a block for each step of the cage. The engine starts at the last reported step."""
     yield f"{choice.name} on {choice.device}:"
     for step in LEEWAYS:
         tried = try_step(choice, step, "\n".join(starts[choice.name]))
@@ -94,7 +94,7 @@ def try_step(choice: BackendChoice, step: Leeway, code: str) -> Tried:
 
 
 def _supervised(child: subprocess.Popen[bytes]) -> tuple[Supervisor | None, str]:
-    """Supervise the child until its end. Return the supervisor, or None and the reason why supervision fails."""
+    """Supervise the child until it ends. Return the supervisor, or None and the reason why supervision failed."""
     assert child.stdout is not None
     told = child.stdout.readline().decode().strip()
     if not told.isdecimal():
@@ -109,7 +109,7 @@ def _supervised(child: subprocess.Popen[bytes]) -> tuple[Supervisor | None, str]
 
 
 def _again(opened: Opened, pid: int) -> Opened:
-    """Return the file under a path that is valid in another process: "self" in place of this process's number."""
+    """Return the file under a path that is valid in another process: with "self" in place of the process id `pid`."""
     path = opened.path.replace(f"/proc/{pid}/", "/proc/self/")
     if path.startswith(_OF_A_THREAD):
         thread, _, rest = path.removeprefix(_OF_A_THREAD).partition("/")
@@ -118,7 +118,7 @@ def _again(opened: Opened, pid: int) -> Opened:
 
 
 def _unopened(arguments: Sequence[str], opened: Sequence[Opened]) -> list[str]:
-    """Return the existing files that a process in that cage cannot open."""
+    """Return the files that exist but cannot be opened in that cage."""
     asked = json.dumps([(one.path, one.flags) for one in opened if Path(one.path).is_absolute()])
     done = subprocess.run(
         [*_CHILD, "opening", *arguments],
@@ -141,7 +141,9 @@ def _enter(backend: str, device: str, step: Leeway, scratch: str) -> None:
 
 
 def _watched(backend: str, device: str, name: str, scratch: str, code: str) -> None:
-    """Enter the cage's file rules and the notifying filter, then run the code."""
+    """Enter the cage with its file rules, and with a filter that reports refused calls instead of its own. Then run the
+    code.
+    """
     step = BY_NAME[name]
     _enter(backend, device, replace(step, call_filter=False), scratch)
     try:
@@ -150,7 +152,7 @@ def _watched(backend: str, device: str, name: str, scratch: str, code: str) -> N
         told = printable_line(str(error))
     os.write(1, f"{told}\n".encode())
     try:
-        exec(compile(code, "<start>", "exec"), {})  # One of the codes in `gpu_cage.STARTS`.
+        exec(compile(code, "<start>", "exec"), {})
     except BackendError as error:
         raise SystemExit(printable_line(str(error))) from error
 
@@ -162,7 +164,9 @@ def _opening(backend: str, device: str, name: str, scratch: str) -> None:
 
 
 def _opens(path: str, flags: int) -> bool:
-    """Return False if the cage refuses the file. A missing file counts as opened: drivers expect missing files."""
+    """Return False if the cage refuses the file. A missing file counts as opened, because drivers expect some to be
+    missing.
+    """
     kept = flags & (os.O_ACCMODE | getattr(os, "O_DIRECTORY", 0))
     try:
         os.close(os.open(path, kept | os.O_CLOEXEC | os.O_NONBLOCK))

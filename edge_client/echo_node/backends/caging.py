@@ -1,6 +1,6 @@
-"""The cage of an engine: its files, ports and devices, and the preparation before the process enters the cage.
+"""The cage (sandbox) of an engine: the files, ports and devices that its process may use, and its setup.
 
-A hub's input reaches an engine as files and messages. The cage lets an engine read only the files of its model and its
+A hub's data reaches an engine as files and messages. The cage lets an engine read only the files of its model and its
 libraries, and write only below the directory of its conversions. An engine whose model is spread over several machines
 also connects to the helpers, the machines that hold the other parts.
 """
@@ -29,30 +29,30 @@ from echo_shared.errors import BackendError
 from echo_shared.process.user_variables import user_variables
 
 CAGED_ENVIRONMENT: Final[Mapping[str, str]] = {"OPENBLAS_NUM_THREADS": "1"}
-"""Environment of an engine's process at start. numpy must not start threads before the process is in its cage."""
+"""Environment of an engine's process at its start. numpy must not start threads before the process is in its cage."""
 NOT_CAGED: Final = "not_caged"
-"""Code of the BackendError for an engine whose required cage is incomplete."""
+"""Code of the BackendError for an engine that requires a complete cage and got an incomplete one."""
 
 UNCAGED: Final[Mapping[str, str]] = {"vllm": "vLLM starts programs that compile code"}
-"""Backends without a cage, with the reason."""
+"""Backends that run without a cage, with the reason."""
 _CACHES: Final = (
     *("CUDA_CACHE_PATH", "__GL_SHADER_DISK_CACHE_PATH", "MESA_SHADER_CACHE_DIR", "AMD_COMGR_CACHE_DIR"),
     *("NEO_CACHE_DIR", "SYCL_CACHE_DIR", "XDG_CACHE_HOME"),
 )
-"""Variables that name the compile caches of GPU drivers. Other programs of the user trust the default caches, so an
-engine gets its own.
+"""Variables that name the compile caches of GPU drivers. An engine gets its own caches, because other programs trust
+the default ones.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CageTerms:
-    """Cage settings of an engine's process: required guards, readable adapters, and the GPU driver's needs."""
+    """Cage settings of an engine's process."""
 
     mode: CageMode = "auto"
     policies: Path | None = None
-    """Parent directory of the adapters. The base model's directory is always readable."""
+    """Parent directory of the adapters, which the engine may read. It may always read the base model's directory."""
     leeway: Leeway = SEALED
-    """Step of the cage that this machine's GPU driver needs, as found by `gpu_cage`."""
+    """Step of the cage that this machine's GPU driver needs, found by `gpu_cage`."""
 
     def to_frame(self) -> dict[str, Any]:
         policies = None if self.policies is None else str(self.policies)
@@ -67,19 +67,19 @@ class CageTerms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caged:
-    """An engine's settings inside its cage, and the guards in force."""
+    """An engine's settings for use inside its cage, and the protections that are in force."""
 
     held: Held
     settings: EngineSettings
 
 
 def cage_engine(backend: str, base_dir: Path, derived_dir: Path, settings: EngineSettings, terms: CageTerms) -> Caged:
-    """Put this process into the cage of an engine. Call this before the engine exists and before any thread starts.
+    """Put this process into an engine's cage. Call this before any thread starts and before the engine is created.
 
-    Raises BackendError if a required cage is incomplete, and OSError if `derived_dir` cannot be made.
+    Raises BackendError if a required cage is incomplete, OSError if `derived_dir` cannot be created.
     """
     for variable in CAGED_ENVIRONMENT:
-        os.environ.pop(variable, None)  # Libraries loaded after this line may start threads.
+        os.environ.pop(variable, None)  # Threads may start from here on.
     if terms.mode == "off":
         return Caged(held=Held.to_nothing("the settings turn it off"), settings=settings)
     if backend in UNCAGED:
@@ -104,33 +104,33 @@ def cage_engine(backend: str, base_dir: Path, derived_dir: Path, settings: Engin
 
 
 def cage_trial(backend: str, device: str, scratch: str, mode: CageMode, leeway: str = SEALED.name) -> Held:
-    """Put this process into the cage that an engine of this backend and device would get. `scratch` stands for its
-    model and conversion directories.
+    """Put this process into the cage of an engine with this backend and device. `scratch` stands for the engine's
+    directories.
     """
     where, terms = Path(scratch), CageTerms(mode=mode, leeway=BY_NAME[leeway])
     return cage_engine(backend, where, where, EngineSettings(device=device), terms).held
 
 
 def _linked(directory: Path) -> Iterator[Path]:
-    """Yield the links to files in the directory. Hugging Face's cache keeps a model's files elsewhere, behind links;
-    the neighbours of a linked file stay unreadable.
+    """Yield the links to files below the directory. Hugging Face's cache stores a model's files elsewhere, behind
+    links; only the linked files themselves become readable.
     """
     for path, folders, files in os.walk(directory, followlinks=True):
         yield from (link for name in files if (link := Path(path, name)).is_symlink())
-        # Skip a folder that links to one of its parents: the walk would never end.
+        # Skip a directory that links to one of its parents: the walk would never end.
         above = {parent.resolve() for parent in (Path(path), *Path(path).parents)}
         folders[:] = [name for name in folders if Path(path, name).resolve() not in above]
 
 
 def _packages(backend: str) -> Iterator[Path]:
-    """Yield the folders of the backend's libraries: a linked installation lies outside sys.path."""
+    """Yield the directories of the backend's libraries. A linked installation lies outside sys.path."""
     for name in registry.packages(backend) if backend in registry.NAMES else ():
         spec = importlib.util.find_spec(name)
         yield from map(Path, () if spec is None else spec.submodule_search_locations or ())
 
 
 def _prepare(derived_dir: Path, *, gpu: bool) -> None:
-    """Redirect the caches and temporary files of libraries into the engine's own directory, or turn them off."""
+    """Redirect caches and temporary files of libraries into the engine's own directory, or turn them off."""
     os.environ.update(user_variables())  # The cage hides the file with the user's name and home.
     os.environ.setdefault("HOME", str(derived_dir))
     os.environ["TMPDIR"] = os.environ["TEMP"] = os.environ["TMP"] = str(derived_dir)
@@ -145,7 +145,7 @@ def _prepare(derived_dir: Path, *, gpu: bool) -> None:
 
 
 def _with_doors(settings: EngineSettings) -> tuple[EngineSettings, tuple[int, ...]]:
-    """Resolve the helpers' names and open a listening loopback socket for each helper. Return the new settings and the
+    """Resolve the helpers' names, and open a listening loopback socket for each helper. Return the new settings and the
     TCP ports that the cage must allow.
     """
     addresses = [_found(HelperAddress.parse(helper)) for helper in settings.helpers]
@@ -156,8 +156,8 @@ def _with_doors(settings: EngineSettings) -> tuple[EngineSettings, tuple[int, ..
 
 
 def _found(address: HelperAddress) -> HelperAddress:
-    """Return the address with a numeric host, because no DNS query works in the cage. An unknown name stays as it is,
-    for the engine to report.
+    """Return the address with a numeric host, because the cage allows no DNS query. An unknown name stays; the engine
+    reports it.
     """
     with suppress(OSError):
         known = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)

@@ -1,4 +1,4 @@
-"""Start CUDA by the driver's own library: a check of the GPU that takes tenths of a second, without PyTorch.
+"""Starts CUDA through the driver's own library: a check of the GPU in tenths of a second, without PyTorch.
 
 https://docs.nvidia.com/cuda/cuda-driver-api/
 """
@@ -16,7 +16,7 @@ _ALLOCATED_BYTES: Final = 2**20
 
 
 def start() -> None:
-    """Make a context on the first device and allocate memory there. Raises BackendError with the driver's message."""
+    """Allocate memory on the first device. Raises BackendError with the driver's message if that fails."""
     try:
         cuda = ctypes.CDLL(LIBRARY)
     except OSError as error:

@@ -1,7 +1,7 @@
 """`echo_shared.sampling.draws.draw` for many rows at once, with one temperature per row, fast at any vocabulary size.
 
-Use the reference's float64 arithmetic. For a large vocabulary, sum blocks and accumulate only the block of the drawn
-token. The other order of additions changes sums by parts in 1e16.
+Arithmetic is float64, as in the reference. For a large vocabulary, blocks are summed, and only the drawn token's block
+is accumulated; the changed order of additions changes sums by parts in 1e16.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 _BLOCK: Final = 1_024
 _CHUNK_VALUES: Final = 131_072
-"""Values of small rows per chunk: one chunk fits a core's cache as float64."""
+"""Number of logits per chunk: in float64, a chunk fits a core's cache."""
 
 
 def draw_rows(
@@ -23,9 +23,9 @@ def draw_rows(
     u_R: NDArray[np.float64],
     temperature_R: NDArray[np.float64],
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Draw one token for each index in `rows_R` from that row of `logits_NV`. An index may occur many times.
+    """Draw one token for each index in `rows_R`, from that row of `logits_NV`. An index may occur several times.
 
-    Returns: token ids [R] and their log-probabilities [R] in nats at the row's temperature; NaN if a logit is NaN.
+    Returns token ids [R] and their log-probabilities [R] in nats at the row's temperature; NaN if a logit is NaN.
     """
     tokens_R = np.empty(len(rows_R), dtype=np.int64)
     logprobs_R = np.empty(len(rows_R), dtype=np.float64)
@@ -38,7 +38,7 @@ def draw_rows(
             scaled /= temperature_R[chunk, None]
             tokens_R[chunk], logprobs_R[chunk] = _draw_small(scaled, u_R[chunk])
         return tokens_R, logprobs_R
-    # Reuse one buffer: allocating memory for each row costs more than the arithmetic.
+    # Reuse one buffer: allocating memory for each row would cost more than the arithmetic.
     scratch_V = np.empty(vocabulary, np.float64)
     for number, row in enumerate(rows_R.tolist()):
         tokens_R[number], logprobs_R[number] = _draw_large(

@@ -1,6 +1,4 @@
-"""Convert groups, partial and finished rollouts, and errors to frames between `process.EngineChild` and its
-`worker`.
-"""
+"""Converts groups, rollouts and errors to frames between `process.EngineChild` and its `worker`, and back."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ def group_from_frame(frame: dict[str, Any]) -> GroupRequest:
 
 
 def parts_to_frame(parts: Sequence[DrawnPart]) -> dict[str, Any]:
-    """Pack drawn parts in the form of `rollouts_to_frame`. `parts` is not empty."""
+    """Pack drawn parts like `rollouts_to_frame`. `parts` must not be empty."""
     return {**_columns(parts, _PART_ARRAYS), "lengths": [len(part.ids) for part in parts]}
 
 
@@ -39,8 +37,8 @@ def parts_from_frame(frame: dict[str, Any]) -> Iterator[DrawnPart]:
 
 
 def rollouts_to_frame(rollouts: list[FinishedRollout]) -> dict[str, Any]:
-    """Pack rollouts by field: a list of all rollouts' values, or one concatenated array, so that many rollouts cost
-    little more than one.
+    """Pack rollouts by field, as one list or one concatenated array, so that many rollouts cost little more
+    than one.
     """
     return {**_columns(rollouts, _ARRAYS), "lengths": [len(rollout.completion_ids) for rollout in rollouts]}
 
@@ -51,9 +49,7 @@ def rollouts_from_frame(frame: dict[str, Any]) -> Iterator[FinishedRollout]:
 
 
 def _columns(values: Sequence[DrawnPart] | Sequence[FinishedRollout], arrays: frozenset[str]) -> dict[str, Any]:
-    """Return one entry for each field: the list of all values' contents; for the fields in `arrays`, one concatenated
-    array.
-    """
+    """Return each field of all `values`: fields in `arrays` as one concatenated array, other fields as a list."""
     columns = {field.name: [getattr(value, field.name) for value in values] for field in fields(values[0])}
     return {name: np.concatenate(column) if name in arrays else column for name, column in columns.items()}
 
@@ -61,8 +57,8 @@ def _columns(values: Sequence[DrawnPart] | Sequence[FinishedRollout], arrays: fr
 def _rows(
     frame: dict[str, Any], kind: type[DrawnPart | FinishedRollout], arrays: frozenset[str]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the fields of each packed `kind`. The frame's `lengths` say where to cut the concatenated arrays. Its other
-    entries belong to the worker.
+    """Yield the fields of each packed object. The frame's `lengths` say where to cut the concatenated arrays; entries
+    that are no field of `kind` are ignored.
     """
     scalars = [field.name for field in fields(kind) if field.name not in arrays]
     begin = 0
@@ -81,7 +77,7 @@ def score_from_frame(frame: dict[str, Any]) -> ScoreRequest:
 
 
 def error_to_frame(error: EchoError) -> dict[str, Any]:
-    """Build the last frame of a worker: the error that ended it."""
+    """Build a worker's last frame: the error that ended the worker."""
     return {"type": "ended", "code": error.code, "what": error.what, "got": error.got, "do": error.do}
 
 

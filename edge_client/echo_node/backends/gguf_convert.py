@@ -1,8 +1,8 @@
-"""Convert Hugging Face safetensors to GGUF, and PEFT LoRA to GGUF LoRA, for llama.cpp.
+"""Converts Hugging Face safetensors to GGUF, and PEFT LoRA to GGUF LoRA, for llama.cpp.
 
-The model file has no vocabulary: the engine works on token ids, and the hub handles text. A file is converted once for
-each directory, precision and `FORMAT`, and moved into place when complete. The caller uses one directory per content of
-the base. Tensors are converted one at a time. llama.cpp itself makes K-quants from a 16-bit file.
+The model file has no vocabulary: the engine works on token ids. A file is converted once for each directory, precision
+and `FORMAT`, and gets its final name only when it is complete. The caller uses one directory per content of the base
+model. Tensors are converted one at a time; llama.cpp itself makes K-quants from a 16-bit file.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from echo_shared.errors import BackendError
 from echo_shared.files.atomic import disk_error, sync
 
 FORMAT: Final = 1
-"""Version of the conversion, part of a file's name. Increase it when the same base model converts to different
-bytes.
+"""Version of the conversion, part of a file's name. Increase it when the same base model converts to
+different bytes.
 """
 
 _ARCHITECTURES: Final = {
@@ -56,12 +56,12 @@ _K_QUANTS: Final = {
 }
 _Q8_0_BLOCK: Final = 32
 _EXACT_BYTES: Final = 256 * 2**20
-"""Size of a model's weights in float32, in bytes, below which the model runs in float32, exactly."""
+"""Models whose float32 weights take fewer bytes run in float32, so that they compute exactly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """The part of a config.json that llama.cpp needs."""
+    """The part of a model's config.json that llama.cpp needs."""
 
     architecture: str
     num_layers: int
@@ -78,11 +78,11 @@ class ModelShape:
 
     @property
     def kv_values_per_token(self) -> int:
-        """Return how many numbers the KV cache holds for one token."""
+        """Numbers that the KV cache holds for one token."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
     def in_and_out(self, layer: str) -> tuple[int, int]:
-        """Return the columns and rows of the matrix of a layer with this path."""
+        """Return the columns and rows of the weight matrix of the layer with this path."""
         heads, kv_heads = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         return {
             "q_proj": (self.hidden_size, heads),
@@ -97,19 +97,19 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFile:
-    """The file that llama.cpp loads."""
+    """The model file that llama.cpp loads."""
 
     path: Path
     is_exact: bool
     """True if all weights are float32."""
     precision: str
-    """Precision of the weights; empty if the base model's own GGUF file has another one than f32."""
+    """Precision of the weights; empty for a base model that came as a GGUF file in another precision than f32."""
     is_converted: bool = True
-    """False if the base model came as this file."""
+    """False if the base model came as this GGUF file."""
 
 
 def find_model(base_dir: Path, derived_dir: Path, precision: str, *, gpu: bool) -> ModelFile:
-    """Return the model in `base_dir` at this precision, converted if necessary. A GGUF file is used unchanged.
+    """Return the model in `base_dir` at this precision, converted if necessary. A given GGUF file is used unchanged.
 
     Raises BackendError, CodecError or StorageError.
     """
@@ -124,7 +124,7 @@ def find_model(base_dir: Path, derived_dir: Path, precision: str, *, gpu: bool) 
         file_type = gguf.GGUFReader(given).get_field("general.file_type")
         is_exact = file_type is not None and file_type.contents() == gguf.LlamaFileType.ALL_F32
         return ModelFile(path=given, is_exact=is_exact, precision="f32" if is_exact else "", is_converted=False)
-    read_shape(base_dir)  # Check the shape first: its errors tell more than "no weights".
+    read_shape(base_dir)  # Check the shape first: its errors say more than "no weights".
     if precision == "auto":
         precision = _suitable_precision(base_dir, derived_dir, gpu=gpu)
     path = convert_model(base_dir, derived_dir, precision)
@@ -132,16 +132,16 @@ def find_model(base_dir: Path, derived_dir: Path, precision: str, *, gpu: bool) 
 
 
 def given_gguf(base_dir: Path) -> Path | None:
-    """Return the base model's GGUF file if the model consists of one, else None."""
+    """Return the GGUF file if the base model consists of one, else None."""
     files = list(base_dir.glob("*.gguf"))
     return files[0] if len(files) == 1 and not any(base_dir.glob("*.safetensors")) else None
 
 
 def _suitable_precision(base_dir: Path, derived_dir: Path, *, gpu: bool) -> str:
-    """Return float32 for small models, 16 bits if weights fit in a third of the memory, else q8_0.
+    """Return float32 for small models, 16 bits if the weights fit in a third of the memory, else q8_0.
 
-    If a converted file has replaced the weights, keep its precision. A CPU with bfloat16 products computes bfloat16
-    twice as fast as float16, which it must widen first.
+    If only a converted file is left of the weights, return its precision. A CPU that multiplies bfloat16 in hardware
+    computes bfloat16 twice as fast as float16.
     """
     if not any(base_dir.glob("*.safetensors")):
         for precision in (*_TYPES, *_K_QUANTS):
@@ -157,7 +157,7 @@ def _suitable_precision(base_dir: Path, derived_dir: Path, *, gpu: bool) -> str:
 
 
 def read_shape(base_dir: Path) -> ModelShape:
-    """Return the shape of the model in `base_dir`. Raises BackendError if this backend cannot run it."""
+    """Return the shape of the model in `base_dir`. Raises BackendError if llama.cpp cannot run it here."""
     given = given_gguf(base_dir)
     return _shape_of_config(base_dir) if given is None else _shape_of_gguf(given)
 
@@ -235,9 +235,9 @@ def _rope(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def convert_model(base_dir: Path, derived_dir: Path, precision: str) -> Path:
-    """Return the GGUF file of the model in `base_dir`, converting it first if needed.
+    """Return the GGUF file of the model in `base_dir`; convert it first if needed.
 
-    Bases with different files must have different `derived_dir`s. Raises BackendError, CodecError or StorageError.
+    Different base models must have different `derived_dir`s. Raises BackendError, CodecError or StorageError.
     """
     if precision not in _TYPES and precision not in _K_QUANTS:
         raise BackendError(
@@ -266,9 +266,9 @@ def _converted(base_dir: Path, derived_dir: Path, precision: str) -> Path:
 
 @contextmanager
 def _temporary(target: Path, suffix: str = "tmp") -> Iterator[Path]:
-    """Yield a temporary file next to the target, deleted at the end.
+    """Yield a temporary file next to the target, and delete it at the end.
 
-    Also deletes temporary files of killed processes.
+    Temporary files of killed processes are deleted too.
     """
     for left in target.parent.glob(f"*.{suffix}"):
         left.unlink(missing_ok=True)
@@ -281,7 +281,6 @@ def _temporary(target: Path, suffix: str = "tmp") -> Iterator[Path]:
 
 @contextmanager
 def _on_disk(path: Path) -> Iterator[None]:
-    """Turn errors of the disk into StorageError."""
     try:
         yield
     except OSError as error:
@@ -354,7 +353,7 @@ def _kind(dims: tuple[int, ...], precision: str) -> gguf.GGMLQuantizationType:
 
 
 def _rows_in_order(name: str, array: NDArray[np.float32], shape: ModelShape) -> NDArray[np.float32]:
-    """Reorder the rows of q and k: llama.cpp's Llama rotates adjacent pairs, transformers rotates halves."""
+    """Reorder the rows of q and k: llama.cpp's Llama rotates adjacent pairs of values, transformers rotates halves."""
     num_heads = {"q_proj": shape.num_heads, "k_proj": shape.num_kv_heads}.get(name.split(".")[-2])
     if shape.architecture != "llama" or num_heads is None:
         return array
@@ -386,7 +385,9 @@ def _add_metadata(writer: gguf.GGUFWriter, shape: ModelShape, precision: str) ->
 
 
 def _rope_freqs(shape: ModelShape) -> NDArray[np.float32] | None:
-    """Return Llama 3's divisors of the rotary frequencies (transformers.modeling_rope_utils, "llama3")."""
+    """Return Llama 3's divisors of the rotary frequencies, as in transformers.modeling_rope_utils ("llama3"); else
+    None.
+    """
     rope = shape.rope
     if rope["rope_type"] != "llama3":
         return None
@@ -399,13 +400,15 @@ def _rope_freqs(shape: ModelShape) -> NDArray[np.float32] | None:
 
 
 def write_adapter(adapter: Adapter, shape: ModelShape, path: Path) -> None:
-    """Write `adapter` as a GGUF LoRA file. Raises BackendError if it does not fit a model of `shape`, StorageError."""
+    """Write `adapter` as a GGUF LoRA file. Raises BackendError if it does not fit a model of `shape`, and
+    StorageError.
+    """
     with _on_disk(path), closing(gguf.GGUFWriter(path, shape.architecture)) as writer:
         writer.add_type("adapter")
         writer.add_string("adapter.type", "lora")
         for name, array in _adapter_tensors(adapter, shape):
             writer.add_tensor(name, array)
-        # llama.cpp would scale by alpha/r; 0 turns that off, because the weights are scaled already.
+        # 0 turns off llama.cpp's scaling by alpha/r: the weights are already scaled.
         writer.add_float32("adapter.lora.alpha", 0.0)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()

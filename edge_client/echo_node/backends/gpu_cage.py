@@ -1,9 +1,9 @@
-"""Find the narrowest cage in which an engine starts on this machine's GPU, and cache the result.
+"""Finds the narrowest cage (sandbox) in which an engine starts on this machine's GPU, and caches it.
 
-A child process tries each step of `leeway.LEEWAYS`: it enters the cage and computes on the GPU. Example: a driver needs
-the MPS daemon. The steps "sealed" and "listening socket" fail, "local sockets" works, and the engine gets "local
-sockets". If a child without a cage fails as well, the GPU is unusable. Only working steps are cached: the user may
-repair the driver at any time. Only Linux has steps.
+A child process tries each step of `leeway.LEEWAYS`, from narrow to wide: it enters the cage and computes on the GPU. If
+a driver needs the MPS daemon, for example, the steps "sealed" and "listening socket" fail, "local sockets" works, and
+the engine gets "local sockets". If the child fails even without a cage, the GPU is unusable. Only working steps are
+cached, because the user may repair the driver at any time. Only Linux has steps.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from echo_shared.files.atomic import write_private
 log = logging.getLogger(__name__)
 
 GPU_UNUSABLE: Final = "gpu_unusable"
-"""Error code for a GPU that does not start."""
+"""Code of the BackendError for a GPU that does not start."""
 RULES: Final = 1
-"""Version of the cage's rules, stored with each cached step. A new version makes all cached steps invalid."""
+"""Version of the cage's rules, part of the cache key. A new version invalidates all cached steps."""
 KEPT_S: Final = 7 * 86_400.0
-"""Lifetime of a cached step that lacks a guard: a later search may find a narrower one."""
+"""Seconds for which a cached step that lacks a protection is valid. A later search may find a narrower step."""
 STARTS: Final[Mapping[str, Sequence[str]]] = {
     "torch": (
         "from echo_node.backends import cuda_driver; cuda_driver.start()",
@@ -47,8 +47,9 @@ STARTS: Final[Mapping[str, Sequence[str]]] = {
         "if not has_gpu(): raise SystemExit('llama.cpp finds no GPU')",
     ),
 }
-"""Code that uses the GPU like the backend, quick parts first: if CUDA's driver fails at a step, importing PyTorch
-there would waste seconds."""
+"""Code that uses the GPU as each backend does, quick parts first: if CUDA's driver fails at a step, importing PyTorch
+would waste seconds.
+"""
 _MODULES: Final = Path("/sys/module")
 _DRIVERS: Final = ("nvidia", "amdgpu", "xe", "i915")
 
@@ -57,7 +58,7 @@ Probe = Callable[[str], str | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """Step of the cage that one engine needs on this machine's GPU."""
+    """Step of the cage that an engine needs on this machine's GPU."""
 
     leeway: Leeway
     failure: str = ""
@@ -79,7 +80,7 @@ def _probe(code: str) -> str | None:
 
 
 class GpuCages:
-    """Cache of found steps in a file of the data directory. Calls block. Disk errors go to the log."""
+    """Cache of the found steps, in a file of the data directory. Calls block. Disk errors are only logged."""
 
     def __init__(self, file: Path, *, starts: Mapping[str, Sequence[str]] = STARTS, probe: Probe = _probe) -> None:
         self._file = file
@@ -87,7 +88,7 @@ class GpuCages:
         self._probe = probe
 
     def terms(self, choice: BackendChoice, mode: CageMode, policies: Path | None = None) -> CageTerms:
-        """Return the terms for starting this engine. Raises BackendError if the GPU does not work."""
+        """Return the cage settings for starting this engine. Raises BackendError if the GPU does not work."""
         fit = self.find(choice, mode)
         if fit.failure:
             raise BackendError(
@@ -99,7 +100,7 @@ class GpuCages:
         return CageTerms(mode=mode, policies=policies, leeway=fit.leeway)
 
     def find(self, choice: BackendChoice, mode: CageMode) -> Fit:
-        """Return the narrowest step at which the engine starts. An uncached search takes seconds for each step."""
+        """Return the narrowest step at which the engine starts. Without a cached result this takes seconds per step."""
         has_steps = sys.platform == "linux" and choice.device != "cpu" and choice.name in self._starts
         if mode == "off" or not has_steps or choice.name in UNCAGED:
             return Fit(leeway=SEALED)
@@ -119,8 +120,8 @@ class GpuCages:
         return Fit(leeway=step)
 
     def _first(self, choice: BackendChoice, code: str, place: int) -> int | str:
-        """Return the index of the first working step, searching from index `place`; or the error without any cage, if
-        that fails too.
+        """Return the index of the first working step from index `place` on, or the error text if the GPU fails even
+        without a cage.
         """
         if self._try(choice, code, LEEWAYS[place]) is None:
             return place
@@ -130,7 +131,7 @@ class GpuCages:
         return next((at for at in range(place + 1, last) if self._try(choice, code, LEEWAYS[at]) is None), last)
 
     def _try(self, choice: BackendChoice, code: str, step: Leeway) -> str | None:
-        """Run the code at this step. Return its error, or None."""
+        """Run the code in the cage of this step. Return its error, or None."""
         with tempfile.TemporaryDirectory(prefix="echo-gpu-cage-", ignore_cleanup_errors=True) as scratch:
             arguments = f"{choice.name!r}, {choice.device!r}, {scratch!r}, 'auto', {step.name!r}"
             enter = f"from echo_node.backends.caging import cage_trial; cage_trial({arguments})"
@@ -178,4 +179,4 @@ def _version(module: str) -> str:
     try:
         return (_MODULES / module / "version").read_text().strip()
     except OSError:
-        return ""  # The driver's module is not loaded, or belongs to the kernel, whose release is in the cache key.
+        return ""  # Driver not loaded, or part of the kernel, whose release is in the cache key.

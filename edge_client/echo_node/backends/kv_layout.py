@@ -1,8 +1,9 @@
 """Division of llama.cpp's KV cache: the number of sequences, and the faster of llama.cpp's two arrangements.
 
 A cell holds one token's keys and values. Every sequence has `cells` cells of its own, so a started rollout always fits.
-Separate sequences attend only to their own cells. Unified sequences share a prompt's cells but compute over all cells.
-Unified is faster while cells are few: one matrix product reads memory once instead of once per sequence.
+Separate sequences attend only to their own cells. Unified sequences share a prompt's cells, but compute over the cells
+of all sequences. Unified is faster while there are few cells: one matrix product reads memory once instead of once per
+sequence.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ class KvLayout:
 
     sequences: int
     cells: int
-    """Cells of each sequence: the number of tokens that it can hold."""
+    """Cells of each sequence: its maximum number of tokens."""
     unified: bool
 
     def serves(self, wanted: KvLayout) -> bool:
-        """Return True if replacing this layout by `wanted` gains nothing: same arrangement, enough cells and
-        sequences.
+        """Return True if a change to `wanted` would gain nothing: same arrangement, and enough cells and sequences
+        here.
         """
         has_room = self.cells >= wanted.cells and self.sequences >= wanted.sequences
         return has_room and self.unified == wanted.unified
@@ -42,7 +43,7 @@ class KvLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvPlanner:
-    """Limits of the model and the machine."""
+    """Limits of the model and the machine, from which layouts are planned."""
 
     width: int
     max_positions: int
@@ -50,7 +51,7 @@ class KvPlanner:
     affordable_cells: int
 
     def check(self, request: GroupRequest) -> None:
-        """Raise BackendError if the model lacks a token, or if the model or the memory has too few positions."""
+        """Raise BackendError if the model lacks a token, or if model or memory have too few positions for a rollout."""
         check_request(request, vocab_size=self.vocab_size, max_positions=self.max_positions)
         if _length(request) > self.affordable_cells:
             raise BackendError(
@@ -62,10 +63,10 @@ class KvPlanner:
             )
 
     def plan(self, request: GroupRequest) -> KvLayout:
-        """Return the best layout for rollouts like those of `request`. `check` must have passed."""
+        """Return the best layout for rollouts like those of `request`. Call `check` first."""
         cells = -(-_length(request) // CELL_STEP) * CELL_STEP
         sequences = max(1, min(self.width, self.affordable_cells // cells))
-        # On average, rollouts in progress have drawn half of their tokens.
+        # On average, unfinished rollouts have drawn half of their tokens.
         num_prompts = -(-sequences // len(request.indices))
         shared = num_prompts * len(request.prompt_ids) + sequences * request.max_tokens // 2
         own = -(-(len(request.prompt_ids) + request.max_tokens // 2) // CELL_STEP) * CELL_STEP
@@ -73,5 +74,5 @@ class KvPlanner:
 
 
 def _length(request: GroupRequest) -> int:
-    """Return the number of tokens fed to the model. The last token of a completion is never fed."""
+    """Return the number of tokens fed to the model. A completion's last token is never fed."""
     return len(request.prompt_ids) + request.max_tokens - 1

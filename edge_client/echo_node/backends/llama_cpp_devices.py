@@ -1,8 +1,8 @@
-"""Load llama.cpp's device libraries, one per kind of processor, in builds that choose them at run time.
+"""Loads llama.cpp's device libraries, one for each kind of processor, in builds that choose devices at run time.
 
-Such a build works on every machine at full speed. By default llama.cpp searches next to the interpreter and in the
-current directory, where other programs may have put files. This module loads only from the package's own folder. A
-build with built-in devices needs no loading and is left alone.
+Such a build works on every machine at full speed. By default llama.cpp also searches next to the interpreter and in the
+current directory, where other programs may have put files. This module loads only from the package's own directory. A
+build with built-in devices needs no loading.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from echo_shared.errors import BackendError
 
 LIBRARIES: Final = Path(llama_cpp.__file__).parent / "lib"
 _GPUS: Final = (1, 2)
-"""Values of ggml_backend_dev_type: GPU with memory of its own, and integrated GPU."""
+"""Values of ggml_backend_dev_type: GPU with its own memory, and integrated GPU."""
 
 
 def ggml() -> Any:
-    """Return ggml's functions from the library that llama.cpp itself uses. A package holds several copies of the
-    library, with and without a version in the name; each copy has separate devices.
+    """Return ggml's functions from the library that llama.cpp itself uses. A package may hold several copies of the
+    library, and each copy has its own list of devices.
     """
     if sys.platform == "win32":
         return load_shared_library("ggml", LIBRARIES)
@@ -36,7 +36,7 @@ def ggml() -> Any:
 def load_devices() -> None:
     """Load the devices. Call this before any other function of llama.cpp, which caches the list of devices.
 
-    Raises BackendError if no device loads.
+    Raises BackendError if no device can be loaded.
     """
     count, load = ggml().ggml_backend_reg_count, ggml().ggml_backend_load_all_from_path
     count.restype = ctypes.c_size_t
@@ -52,7 +52,7 @@ def load_devices() -> None:
 
 
 def has_gpu() -> bool:
-    """Return True if llama.cpp finds a GPU and was built for it."""
+    """Return True if llama.cpp was built for a GPU and finds one."""
     load_devices()
     find = ggml().ggml_backend_dev_by_type
     find.restype, find.argtypes = ctypes.c_void_p, (ctypes.c_int,)

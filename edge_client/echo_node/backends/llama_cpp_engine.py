@@ -1,11 +1,12 @@
-"""llama.cpp as a sampling engine: continuous batching, a group's prompt decoded once.
+"""llama.cpp as a sampling engine: continuous batching, each group's prompt decoded once.
 
-Rollouts in progress fill the first slots without gaps; the slot number is the llama.cpp sequence. Each step feeds one
+Unfinished rollouts fill the first slots without gaps; a slot's number is its llama.cpp sequence. Each step feeds one
 token to every rollout. Between two steps, free slots go to pending rollouts of the current group, then to new groups.
 
-A group's prompt is decoded in one slot, its home, one piece per step, and copied to the slots of its rollouts. The home
-then serves one rollout of the group and is freed last, so groups may be wider than the engine. A rollout that continues
-a prefix forms a separate group: its prompt ends with the prefix. Prompt tokens that a running rollout holds are copied.
+A group's prompt is decoded in one slot, the group's home, piece by piece between steps, and copied to the slots of its
+rollouts. The home then serves one rollout of the group and is freed last, so a group may have more rollouts than the
+engine has slots. A rollout that continues a prefix forms a separate group, whose prompt includes the prefix. If a
+running rollout already holds the prompt's keys and values, they are copied instead of computed.
 """
 
 from __future__ import annotations
@@ -42,22 +43,20 @@ MAX_WIDTH: Final = 256
 """llama.cpp's own limit on sequences."""
 
 _PREFILL_TOKENS: Final = 256
-"""Maximum of prompt tokens between two steps, so that a long prompt does not delay the other rollouts."""
+"""Maximum prompt tokens fed between two steps, so that a long prompt does not delay the other rollouts."""
 
 
 _Start = tuple[GroupRequest, NDArray[np.int32], tuple[int, ...]]
-"""A request, the tokens to feed before the first draw, and the indices of the rollouts that start with these tokens."""
+"""A request, the tokens to feed before its first draw, and the indices of the rollouts that start with these tokens."""
 
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """Rollouts of one request with a common start, some waiting for a slot."""
+    """Rollouts of one request that start with the same tokens. Some wait for a slot."""
 
     request: GroupRequest
     ids: NDArray[np.int32]
-    """Tokens to feed before the first draw: the prompt, followed by the prefix if the group is one rollout with a
-    prefix.
-    """
+    """Tokens to feed before the first draw: the prompt, plus the prefix if the group is one rollout with a prefix."""
     started_at: float
     pending: deque[int]
     """Indices of rollouts that wait for a slot."""
@@ -67,7 +66,7 @@ class _Group:
     started: bool = False
     """True once a rollout has continued in the home slot, which then holds more than the prompt."""
     first_logits: NDArray[np.float32] | None = None
-    """[1, vocabulary], after the whole prompt."""
+    """Logits after the last prompt token [1, vocabulary]; None until the whole prompt is fed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +94,7 @@ class LlamaCppEngine:
         self._derived_dir = derived_dir
         self._adapter_numbers = itertools.count()
         self._width = min(settings.width or DEFAULT_WIDTH, MAX_WIDTH)
-        # The wait for a GPU's or a helper's layers would look like a lack of cores.
+        # A fixed count: waiting for a GPU's or a helper's layers would look like a lack of cores.
         fixed = gpu or bool(settings.helpers)
         self._threads = Threads(settings.threads or hardware.sensible_threads(), fixed=fixed)
         options = ModelOptions(
@@ -139,16 +138,15 @@ class LlamaCppEngine:
         self._llama.close()
 
     def _reset(self) -> None:
-        """Free all slots and forget all rollouts."""
         sequences = 0 if self._layout is None else self._layout.sequences
         self._table = RolloutTable()
-        """Rollouts in progress: row n of the table is the rollout in slot n."""
+        """Unfinished rollouts: row n of the table is the rollout in slot n."""
         self._numbers = np.arange(sequences)
         self._free = list(range(sequences))
-        """Free slots, ascending. They are empty in llama.cpp, except the home of a group with pending rollouts."""
+        """Free slots, ascending. They hold nothing in llama.cpp, except the home of a group with pending rollouts."""
         self._current: _Group | None = None
         self._next: deque[_Start] = deque()
-        """Starts of the current request that have not become a group yet."""
+        """Starts of the current request that are not a group yet."""
 
     def sample(self, groups: Iterator[GroupRequest]) -> Iterator[list[EngineEvent]]:
         self._held: GroupRequest | None = None
@@ -197,7 +195,7 @@ class LlamaCppEngine:
         return joined(parts)
 
     def _make_room_to_score(self, num_tokens: int) -> None:
-        """Reserve one sequence of this length. `sample` reserves its own layout afterwards."""
+        """Reserve one sequence of this length, in place of the layout for sampling, which `sample` reserves again."""
         cells = -(-num_tokens // CELL_STEP) * CELL_STEP
         if self._layout is not None and self._layout.cells >= cells:
             return
@@ -214,7 +212,7 @@ class LlamaCppEngine:
         return len(self._numbers) - len(self._free)
 
     def _fill_slots(self, groups: Iterator[GroupRequest], events: list[EngineEvent]) -> None:
-        """Start rollouts while slots are free, feeding at most _PREFILL_TOKENS prompt tokens. Then close the gaps
+        """Start rollouts while slots are free, feeding at most _PREFILL_TOKENS prompt tokens, then close the gaps
         between rows.
         """
         room = _PREFILL_TOKENS
@@ -231,8 +229,8 @@ class LlamaCppEngine:
         self._close_gaps()
 
     def _next_group(self, groups: Iterator[GroupRequest], events: list[EngineEvent], room: int) -> _Group | None:
-        """Return the next group; None if `groups` has no work or no slot is free. `room`: prompt tokens that may still
-        be fed now.
+        """Return the next group, None if `groups` has no work or no slot is free. `room`: prompt tokens that may still
+        be fed before the next step.
         """
         if self._layout is not None and not self._free:
             return None
@@ -242,7 +240,7 @@ class LlamaCppEngine:
             return None
         request, ids, indices = self._next.popleft()
         if len(ids) > room:
-            # Close gaps first: until its whole prompt is decoded, the home must lie behind all rows.
+            # Close gaps first: a prompt that takes several steps needs a home behind all running rows.
             self._close_gaps()
         home = self._free[0]
         prefilled = self._copy_prompt(request, home) if len(ids) > len(request.prompt_ids) else 0
@@ -252,7 +250,9 @@ class LlamaCppEngine:
         )
 
     def _next_request(self, groups: Iterator[GroupRequest], events: list[EngineEvent]) -> GroupRequest | None:
-        """Return the next valid request, once the layout fits it."""
+        """Return the next valid request that the layout fits; hold back a request that needs another layout until the
+        batch has drained.
+        """
         request, self._held = self._held or next(groups, None), None
         while request is not None:
             try:
@@ -268,7 +268,7 @@ class LlamaCppEngine:
         return None
 
     def _copy_prompt(self, request: GroupRequest, home: int) -> int:
-        """Copy the prompt from any running rollout of the group. Return the number of tokens copied."""
+        """Copy the prompt from a running rollout of the group, if any. Return the number of tokens copied."""
         for slot, rollout in enumerate(self._table.rollouts):
             if rollout is None or rollout.group.group_id != request.group_id:
                 continue
@@ -280,14 +280,14 @@ class LlamaCppEngine:
         return 0
 
     def _has_layout_for(self, request: GroupRequest) -> bool:
-        """Return True if the layout fits the request. Change the layout if that helps and no rollout runs."""
+        """Return True if the layout fits the request. The layout is changed if that helps and no rollout runs."""
         wanted = self._planner.plan(request)
         if self._layout is not None:
             if self._num_rows:
                 return wanted.cells <= self._layout.cells
             if self._layout.serves(wanted):
                 return True
-        # Clear the old layout first: a failed reservation has freed the old layout too.
+        # Clear it first: if the new reservation fails, the old one is gone too.
         self._layout = None
         self._llama.reserve(wanted)
         self._layout = wanted
@@ -295,7 +295,6 @@ class LlamaCppEngine:
         return True
 
     def _release(self, slots: Iterable[int]) -> None:
-        """Free the slots of finished rows."""
         for slot in slots:
             bisect.insort(self._free, slot)
             if self._current is None or self._current.home != slot:
@@ -340,7 +339,6 @@ class LlamaCppEngine:
         self._draw(first_logits, np.zeros(count, np.int64), np.array(starting), events)
 
     def _step(self, events: list[EngineEvent]) -> None:
-        """Draw the next token of every row."""
         slots = self._numbers[: self._num_rows]
         inputs = self._table.next_inputs(slots)
         with self._threads.step():
@@ -355,7 +353,7 @@ class LlamaCppEngine:
         slots_R: NDArray[np.int64],
         events: list[EngineEvent],
     ) -> None:
-        """Draw a token for each slot from its row of the logits. A finished rollout frees its slot."""
+        """Draw a token for each slot from its row of the logits. Finished rollouts free their slots."""
         tokens, logprobs = draw_rows(logits_NV, rows_R, *self._table.next_draws(slots_R))
         if not np.isfinite(logprobs).all():
             raise BackendError(

@@ -1,7 +1,7 @@
 """One llama.cpp model with one context, through the low-level bindings: batches in, logits out, no sampling.
 
-In float32, flash attention stays off: it rounds keys and values to 16 bits whatever the cache's type. Wrong calls can
-abort the process; engines run in child processes for this reason.
+In float32, flash attention stays off: it rounds keys and values to 16 bits, whatever type they are stored in. Wrong
+calls can abort the process, which is one reason for running engines in child processes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ _ALLOCATION_FAILED: Final = -2
 _MEMORY_TROUBLE: Final = re.compile(r"alloc|out of memory|not enough (memory|space)", re.IGNORECASE)
 
 _errors: deque[str] = deque(maxlen=8)
-"""The last error lines of llama.cpp."""
 
 
 @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
@@ -48,26 +47,24 @@ def _log(level: int, text: bytes, _user_data: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOptions:
-    """Options for loading and running the model."""
-
     batch_tokens: int
-    """Most tokens that llama.cpp takes in one batch."""
+    """Maximum tokens that llama.cpp takes in one batch."""
     threads: int
-    """CPU threads, until `set_threads`."""
+    """CPU threads until the first `set_threads`."""
     exact: bool
-    """True: compute attention in float32. False: in float16."""
+    """True: attention in float32. False: in float16."""
     num_layers: int
     gpu: bool = False
     helpers: tuple[str, ...] = ()
     doors: tuple[int, ...] = ()
-    """Listening sockets, one for each helper: see `EngineSettings.doors`."""
+    """Listening sockets, one for each of `helpers`: see `EngineSettings.doors`."""
 
 
 class LlamaContext:
-    """Native handles; `close` frees them.
+    """Native handles, which `close` frees.
 
-    `load_adapter` may be called from any thread. A lock serialises it with `decode`, because llama.cpp sizes its graphs
-    by the loaded adapters. All other calls come from one thread.
+    `load_adapter` may be called from any thread; a lock keeps it apart from decoding, because llama.cpp sizes its
+    compute graphs by the loaded adapters. All other calls come from one thread.
     """
 
     def __init__(self) -> None:
@@ -79,7 +76,7 @@ class LlamaContext:
         self._helpers: Helpers | None = None
 
     def open(self, model: Path, options: ModelOptions) -> None:
-        """Load the model; `reserve` must follow. Raises BackendError."""
+        """Load the model. Call `reserve` next. Raises BackendError."""
         llama_cpp.llama_log_set(_log, None)
         load_devices()
         llama_cpp.llama_backend_init()
@@ -100,7 +97,6 @@ class LlamaContext:
 
     @property
     def batch_tokens(self) -> int:
-        """Most tokens that one call may feed."""
         return self._options.batch_tokens
 
     def reserve(self, layout: KvLayout) -> None:
@@ -130,7 +126,6 @@ class LlamaContext:
             self._map_batch(layout.sequences)
 
     def set_threads(self, count: int) -> None:
-        """Compute with so many CPU threads from the next call on."""
         if count != self._threads:
             self._threads = count
             if self._context:
@@ -157,9 +152,10 @@ class LlamaContext:
         )
 
     def feed_prompt(self, tokens: NDArray[np.int32], begin: int, sequence: int) -> NDArray[np.float32]:
-        """Feed a piece of a prompt from position `begin` on. Return the last token's logits, [1, vocabulary].
+        """Feed a piece of a prompt, whose first token has position `begin`. Return the last token's logits, [1,
+        vocabulary].
 
-        At most `batch_tokens` tokens. The result is valid until the next call, see `feed_rows`.
+        At most `batch_tokens` tokens. The result is llama.cpp's own memory, valid until the next call.
         """
         count = len(tokens)
         self._tokens[:count] = tokens
@@ -170,10 +166,10 @@ class LlamaContext:
         return self._decode(count, 1)
 
     def feed_scored(self, tokens: NDArray[np.int32], begin: int) -> NDArray[np.float32]:
-        """Feed a piece from position `begin` on to sequence 0. Return the logits after each token, [tokens,
+        """Feed a piece to sequence 0, from position `begin` on. Return the logits after each token, [tokens,
         vocabulary].
 
-        Limits and validity are those of `feed_prompt`.
+        The limits of `feed_prompt` apply.
         """
         count = len(tokens)
         self._tokens[:count] = tokens
@@ -217,19 +213,17 @@ class LlamaContext:
         return self._logits[:num_wanted]
 
     def copy_sequence(self, source: int, target: int) -> None:
-        """Copy the tokens of one sequence to `target`, which must be empty."""
+        """Copy all tokens of a sequence to `target`, which must be empty."""
         llama_cpp.llama_memory_seq_cp(self._memory, source, target, -1, -1)
 
     def remove_sequence(self, sequence: int, begin: int = 0) -> None:
-        """Remove the sequence's tokens from position `begin` on."""
         llama_cpp.llama_memory_seq_rm(self._memory, sequence, begin, -1)
 
     def clear(self) -> None:
-        """Empty all sequences."""
         llama_cpp.llama_memory_clear(self._memory, False)
 
     def load_adapter(self, path: Path) -> Any:
-        """Return a handle for `set_adapter`. Raises BackendError if the adapter is for another model."""
+        """Return a handle for `set_adapter`. Raises BackendError if the adapter does not fit the model."""
         with self._devices:
             _errors.clear()
             adapter = llama_cpp.llama_adapter_lora_init(self._model, str(path).encode())
@@ -238,8 +232,8 @@ class LlamaContext:
             return adapter
 
     def set_adapter(self, adapter: Any) -> None:
-        """Set the adapter (None: no adapter) and empty all sequences: their keys and values belong to the old
-        adapter.
+        """Use this adapter, or none, from now on. All sequences are emptied, because their keys and values come from
+        the old one.
         """
         self._adapter = adapter
         if self._context:
@@ -258,9 +252,9 @@ class LlamaContext:
         )
 
     def free_adapter(self, adapter: Any) -> None:
-        """Free an adapter that is not in use: llama.cpp would still read the current one.
+        """Free an adapter that is not in use. (llama.cpp would still read one in use.)
 
-        Safe to call after `close`, which frees all adapters.
+        Allowed after `close`, which has freed all adapters.
         """
         assert adapter is not self._adapter
         if self._model:
@@ -268,7 +262,6 @@ class LlamaContext:
                 llama_cpp.llama_adapter_lora_free(adapter)
 
     def close(self) -> None:
-        """Free the model and all its adapters."""
         self._adapter = None
         self._free_context()
         if self._model:
@@ -285,7 +278,7 @@ class LlamaContext:
 
 
 def _failure(what: str, got: str, *, do: str | None = None, code: str | None = None) -> BackendError:
-    """Return the error with llama.cpp's last messages. Its code is out of memory if the messages say so."""
+    """Return the error with llama.cpp's last messages. If they are about memory, its code is OUT_OF_MEMORY."""
     said = "; ".join(_errors)
     if _MEMORY_TROUBLE.search(said):
         code, do = OUT_OF_MEMORY, do or "Choose a lower precision for this node, or a machine with more memory."

@@ -1,10 +1,13 @@
-"""One model on several machines by llama.cpp's RPC backend: the server of a lent device, and the node's split.
+"""One model on several machines through llama.cpp's RPC backend: the server of a lent device, and the node's split of
+layers.
 
-As a program, this module is the device server of `echo-node lend`: a child process that serves one client and ends with
-its parent. The node gives each helper, and itself, layers in proportion to free memory. Embedding and output matrix
-stay on the node, so that only one hidden state per token crosses the network each way.
+Run as a program, this module is the device server of `echo-node lend`: a child process that serves one client and ends
+with its parent. The node gives itself and each helper (a machine that lends its devices) layers in proportion to free
+memory. Embedding and output matrix stay on the node, so that only one hidden state per token crosses the network each
+way.
 
-llama.cpp ends its process if a helper disappears during a computation; the node's engine is a child process.
+llama.cpp ends its process if a helper disappears during a computation. The node survives, because its engine is a child
+process.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ from echo_shared.process.child import ParentPipe
 
 _CPU: Final = 0
 _ACCELERATOR: Final = 3
-"""ggml_backend_dev_type of accelerators; GPUs lie between it and _CPU."""
+"""Value of ggml_backend_dev_type for accelerators. The values of GPUs lie between _CPU and this one."""
 _NICE: Final = 10
 _LOOK_S: Final = 0.02
 _GIB: Final = 2**30
@@ -78,14 +81,13 @@ class _Ggml:
         self.rpc_start_server = _declare(rpc.ggml_backend_rpc_start_server, None, text, text, size, size, pointers)
 
     def gpus(self) -> list[int]:
-        """Return the handles of this machine's GPUs."""
         return [device for device in self._devices() if _CPU < self.dev_type(device) < _ACCELERATOR]
 
     def cpu(self) -> int:
         return next(device for device in self._devices() if self.dev_type(device) == _CPU)
 
     def free_bytes(self, device: int) -> int:
-        """Return the device's free memory. For a CPU ask the system: ggml reports all memory as free."""
+        """Return the device's free memory. For a CPU the system is asked, because ggml reports all memory as free."""
         if self.dev_type(device) == _CPU:
             return psutil.virtual_memory().available
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
@@ -102,9 +104,9 @@ def _declare(function: Any, result: Any, *arguments: Any) -> Any:
 
 
 def share_layers(num_layers: int, free_bytes: Sequence[int]) -> list[int]:
-    """Return the number of layers per device: at least one each, the rest in proportion to free memory.
+    """Return the number of layers for each device: at least one, the rest in proportion to free memory.
 
-    Raises BackendError if the devices outnumber the layers.
+    Raises BackendError if there are more devices than layers.
     """
     spare = num_layers - len(free_bytes)
     if spare < 0:
@@ -123,8 +125,8 @@ def share_layers(num_layers: int, free_bytes: Sequence[int]) -> list[int]:
 
 
 class Helpers:
-    """A node's connections to its helpers while they hold parts of a model: `open`, `place`, load the model,
-    `close`.
+    """A node's connections to its helpers, the machines that hold parts of its model. Call `open`, then `place`, load
+    the model, and `close` at the end.
     """
 
     def __init__(self) -> None:
@@ -137,15 +139,15 @@ class Helpers:
         self._kept: list[Any] = []
 
     def open(self, addresses: Sequence[str], doors: Sequence[int] = ()) -> None:
-        """Connect to all helpers. Raises BackendError or ConfigError; call `close` also after an error.
-
-        `doors`: see `EngineSettings`.
+        """Connect to all helpers. `doors`: see `EngineSettings`. Raises BackendError or ConfigError; call `close` even
+        then.
         """
         self._thread.start()
         self._ggml = _Ggml()
-        # Disable graph reuse: after an adapter is freed, the server forgets the graph that the client asks it to reuse.
+        # Turn off graph reuse: after an adapter is freed, the server forgets the graph that the client asks it to
+        # reuse.
         os.environ["LLAMA_GRAPH_REUSE_DISABLE"] = "1"
-        # Disable backtraces: after the loss of a helper, the last output must be llama.cpp's own, not a debugger's.
+        # Turn off backtraces: after the loss of a helper, the last output must be llama.cpp's error, not a debugger's.
         os.environ["GGML_NO_BACKTRACE"] = "1"
         opened: list[socket.socket | None] = [socket.socket(fileno=door) for door in doors]
         opened = opened or [None] * len(addresses)
@@ -162,8 +164,8 @@ class Helpers:
             self._attach(lent)
 
     def _attach(self, lent: Lent) -> None:
-        """Connect to a helper and add its devices. Keep its ggml backend, which holds the only connection to the
-        helper, until `close`.
+        """Connect to a helper and add its devices. Its ggml backend holds the only connection, so it is kept until
+        `close`.
         """
         endpoint = f"{LOOPBACK}:{lent.port}".encode()
         self._backends.append(self._ggml.rpc_init(endpoint, 0))
@@ -172,10 +174,9 @@ class Helpers:
         self._free_bytes += lent.free_bytes
 
     def place(self, params: Any, *, num_layers: int, model_bytes: int, gpu: bool) -> None:
-        """Spread a model of `num_layers` layers over the helpers and this machine, which gets the last layers.
+        """Spread the model's layers over the helpers and this machine, which gets the last ones.
 
-        `params` are llama_model_params, which the call changes. This object keeps the arrays alive that `params` point
-        to.
+        Sets fields of `params` (llama_model_params). This object keeps the arrays alive to which `params` points.
         """
         local = self._ggml.gpus() if gpu else []
         own_bytes = [self._ggml.free_bytes(device) for device in local or [self._ggml.cpu()]]
@@ -205,7 +206,7 @@ class Helpers:
         return ctypes.cast(array, ctypes.c_void_p)
 
     def close(self) -> None:
-        """Disconnect from the helpers. The model must be freed before this call."""
+        """Disconnect from the helpers. Free the model first."""
         for backend in self._backends:
             self._ggml.backend_free(backend)
         self._backends.clear()
@@ -216,7 +217,7 @@ class Helpers:
 
 
 def main() -> None:
-    """Serve this machine's GPUs, or its CPU if it has no GPU, until the parent closes the pipe or dies."""
+    """Serve this machine's GPUs, or its CPU if it has none, until the parent closes the pipe or dies."""
     pipe = ParentPipe()
     frame = pipe.receive()
     if frame is None:
@@ -253,7 +254,9 @@ def _free_port() -> int:
 
 
 def _announce(pipe: ParentPipe, serving: dict[str, Any]) -> None:
-    """Report the server's port once it listens. End the process with the parent, because the server never returns."""
+    """Report the server's port once it listens, then end the process with the parent: the server itself
+    never returns.
+    """
     try:
         while not _listens(serving["port"]):
             time.sleep(_LOOK_S)

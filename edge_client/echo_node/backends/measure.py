@@ -1,8 +1,9 @@
-"""Measure an open engine: prompt tokens per second, and drawn tokens per second at several widths.
+"""Measures an open engine: prompt tokens per second, and drawn tokens per second at several widths (rollouts at the
+same time).
 
 Prompts are random, the temperature is 1 and nothing stops a rollout, so the figures include sampling and bookkeeping.
-Each figure gets a share of a budget of seconds. A figure that takes much longer is cancelled, together with all later
-figures.
+Each figure gets a share of a time budget. A figure that takes much longer than its share is cancelled, and so are all
+later figures.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from echo_shared.sampling.draws import derive_seed
 from echo_shared.sampling.interface import FinishedRollout, GroupRequest
 
 Row = dict[str, Any]
-"""kind (prefill or decode), width, tokens, seconds, tokens_per_s."""
+"""One figure: kind (prefill or decode), width, tokens, seconds, tokens_per_s."""
 
 _LONGEST_PREFILL: Final = 512
 _WARM_UP_PREFILL: Final = 32
@@ -30,20 +31,21 @@ _DECODE_PROMPT: Final = 8
 _WARM_UP_TOKENS: Final = 2
 _MOST_NEW_TOKENS: Final = 64
 _MOST_CELLS: Final = 4_096
-"""Limit on the new tokens of all rollouts together, so that each width fits into the engine's KV cache."""
+"""Maximum new tokens of all rollouts together, so that each width fits into the engine's KV cache."""
 _PATIENCE: Final = 3.0
-"""Longest time of one figure, as a multiple of the figure's share of the budget."""
+"""Time limit of one figure, as a multiple of its share of the budget."""
 
 
 def widths_up_to(width: int) -> tuple[int, ...]:
-    """Return the widths to measure on an engine of this width."""
+    """Return the widths to measure on an engine that can sample `width` rollouts at the same time."""
     return tuple(sorted({*(step for step in (1, 8, 32, 64, 128, 256, 512, 1024) if step < width), width}))
 
 
 def measure(engine: Engine, base_dir: Path, *, widths: Sequence[int], budget_s: float) -> list[Row]:
-    """Measure the prefill and each width within the budget, under the current policy. Return one row per figure.
+    """Measure the prefill and each width within `budget_s` seconds, under the current policy. Return one row per
+    figure.
 
-    `widths` ascend and do not exceed the engine's width. Raises BackendError if the engine fails.
+    `widths` must ascend and not exceed the engine's width. Raises BackendError if the engine fails.
     """
     bench = _Bench(engine=engine, bounds=_read_bounds(base_dir))
     ends_at = time.perf_counter() + budget_s
@@ -54,7 +56,7 @@ def measure(engine: Engine, base_dir: Path, *, widths: Sequence[int], budget_s: 
         if share_s <= 0.0:
             break
         found = bench.prefill(share_s) if kind == "prefill" else bench.decode(width, share_s)
-        if found is None:  # Cancelled: later figures would take even longer.
+        if found is None:  # The figure was cancelled, and later ones would take even longer.
             break
         tokens, seconds = found
         row = {"kind": kind, "width": width, "tokens": tokens, "seconds": seconds}
@@ -83,7 +85,7 @@ class _Bench:
     runs: int = 0
 
     def prefill(self, share_s: float) -> tuple[int, float] | None:
-        """Return (prompt tokens, seconds) of one prompt, as long as the time and the model allow."""
+        """Return (prompt tokens, seconds) of one prompt, as long as time and model allow; None if it was cancelled."""
         longest = min(_LONGEST_PREFILL, self.bounds.max_positions)
         warm_up = min(_WARM_UP_PREFILL, longest)
         began = time.perf_counter()
@@ -101,7 +103,9 @@ class _Bench:
         return (warm_up, again_s) if seconds is None else (length, seconds)
 
     def decode(self, width: int, share_s: float) -> tuple[int, float] | None:
-        """Return (drawn tokens, seconds) of groups of `width` rollouts, including their short shared prompt."""
+        """Return (drawn tokens, seconds) of groups of `width` rollouts, including their short prompt; None if it was
+        cancelled.
+        """
         prompt = max(1, min(_DECODE_PROMPT, self.bounds.max_positions // 4))
         most = max(1, min(_MOST_NEW_TOKENS, _MOST_CELLS // width, self.bounds.max_positions - prompt + 1))
         warm_up = min(_WARM_UP_TOKENS, most)
@@ -123,7 +127,9 @@ class _Bench:
         return (tokens, seconds) if tokens else (width * warm_up, warm_up_s)
 
     def _run(self, width: int, *, prompt_tokens: int, new_tokens: int, limit_s: float) -> float | None:
-        """Return the seconds for one group; None if it was cancelled or does not fit. Raises BackendError."""
+        """Return the seconds for one group; None if it was cancelled or does not fit the memory. Raises
+        BackendError.
+        """
         self.runs += 1
         rng = np.random.default_rng(self.runs)
         request = GroupRequest(

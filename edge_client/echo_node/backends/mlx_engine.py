@@ -1,9 +1,9 @@
-"""mlx-lm as a sampling engine: Metal on Apple Silicon, the CPU elsewhere. Base models as safetensors only.
+"""mlx-lm as a sampling engine: Metal on Apple silicon, the CPU elsewhere. Base models must be safetensors.
 
-Every step feeds one token of each rollout in progress. Between two steps, new groups are prefilled together, once each,
-and start in free rows; a group may be wider than the engine. A rollout that continues a prefix starts with the prompt's
-keys, extended by the prefix's keys. numpy draws the tokens, since Apple's GPUs have no float64. MLX manages its own
-threads and ignores `EngineSettings.threads`.
+Every step feeds one token of each unfinished rollout. Between two steps, the prompts of new groups are prefilled in one
+batch, each once, and their rollouts start in free rows; a group may have more rollouts than the engine has rows. A
+rollout that continues a prefix reuses the prompt's keys and adds those of the prefix. numpy draws the tokens, because
+Apple's GPUs have no float64. MLX manages its own threads and ignores `EngineSettings.threads`.
 """
 
 from __future__ import annotations
@@ -47,13 +47,11 @@ class _Group:
     """Indices of rollouts that wait for a row."""
     started_at: float = 0.0
     prompt: Prompt | None = None
-    """Keys and values of the prompt, from the start of the group's first row until its last row has started."""
+    """Keys and values of the prompt, kept until the group's last rollout has started."""
 
     @property
     def length(self) -> int:
-        """Return the most tokens that a rollout of the group feeds to the model. The last token of a completion is
-        never fed.
-        """
+        """Maximum tokens that a rollout of the group feeds to the model. A completion's last token is never fed."""
         return len(self.request.prompt_ids) + self.request.max_tokens - 1
 
 
@@ -72,7 +70,7 @@ class MlxEngine:
         budget = settings.kv_cache_bytes or psutil.virtual_memory().total // 4
         self._max_cells = budget // self._model.kv_bytes_per_token
         self._reserved = (0, 0)
-        """Rows, and tokens per row, that the model has reserved."""
+        """(rows, tokens per row) for which the model has reserved memory."""
         return self._width
 
     def prepare(self, adapter_dir: Path) -> MlxPolicy:
@@ -87,9 +85,9 @@ class MlxEngine:
 
     def sample(self, groups: Iterator[GroupRequest]) -> Iterator[list[EngineEvent]]:
         self._table = RolloutTable()
-        """Rows are those of the model. Gaps exist only while finished rollouts are removed."""
+        """Unfinished rollouts, in the rows of the model. Gaps exist only while finished rollouts are removed."""
         self._waiting: _Group | None = None
-        """The group whose remaining rollouts wait for a row; at most one group waits."""
+        """Group whose remaining rollouts wait for a row. At most one group waits."""
         while True:
             events: list[EngineEvent] = []
             with _mlx_errors():
@@ -119,7 +117,7 @@ class MlxEngine:
             )
 
     def _admit(self, groups: Iterator[GroupRequest], events: list[EngineEvent]) -> None:
-        """Start rows while they fit, first of the waiting group, then of new groups."""
+        """Start rollouts while they fit: those of the waiting group first, then those of new groups."""
         running, now = len(self._table), time.perf_counter()
         starting: list[tuple[_Group, list[int]]] = []
         while len(self._table) < self._width and (group := self._waiting or self._next_group(groups, events)):
@@ -148,7 +146,7 @@ class MlxEngine:
         return None
 
     def _fits(self, length: int) -> bool:
-        """Return True if one more row of `length` tokens fits. A single row is always tried: if memory is short, the
+        """Return True if one more row of `length` tokens fits. A single row is always tried; if memory is short, the
         device reports it.
         """
         rows = len(self._table) + 1
@@ -187,13 +185,12 @@ class MlxEngine:
                 group.prompt = None
 
     def _prefix_of(self, row: int) -> Prefix | None:
-        """Return the prefix of a starting rollout, or None."""
         rollout = self._table.rollouts[row]
         assert rollout is not None
         return next((one for one in rollout.group.prefixes if one.index == rollout.index), None)
 
     def _step(self, events: list[EngineEvent]) -> None:
-        """Draw one token for every row. Finished rows are freed."""
+        """Draw one token for every row, and free the rows of finished rollouts."""
         rows = np.arange(len(self._table))
         logits = self._model.step(*self._table.next_inputs(rows))
         tokens, logprobs = draw_rows(logits, rows, *self._table.next_draws(rows))
@@ -209,7 +206,6 @@ class MlxEngine:
             self._close_gaps()
 
     def _close_gaps(self) -> None:
-        """Move the last rows into the places of finished rows."""
         sources, targets = self._table.close_gaps()
         if sources:
             self._model.move(sources, targets)
@@ -217,7 +213,6 @@ class MlxEngine:
 
 @contextmanager
 def _mlx_errors() -> Iterator[None]:
-    """Turn MLX's exceptions into BackendError."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:

@@ -1,8 +1,10 @@
-"""A causal LM of mlx-lm with one row per rollout, each row at its own position in one array of keys.
+"""A causal LM of mlx-lm with one row per rollout. Rows share one array of keys and have separate positions.
 
-A prompt is prefilled once; its keys and values are copied into the rollouts' rows. Rows 0 .. n-1 are running. A mask
-hides everything beyond a row's position, so rows start, move and end without touching the others. MLX ties arrays to
-threads: the thread that called `open` makes all calls except `read_policy`. Dimensions: R rows, V vocabulary.
+A prompt is prefilled once; its keys and values are copied into the rows of its rollouts. Rows 0 .. n-1 are in use. A
+mask hides everything beyond a row's position, so rows start, move and end without touching the others. MLX ties arrays
+to threads: the thread that called `open` must make all calls except `read_policy`.
+
+Dimensions: R rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -31,25 +33,25 @@ _ARCHITECTURES: Final = ("llama", "qwen2", "qwen3")
 _ROPE_TYPES: Final = ("default", "linear", "llama3", "yarn")
 _DTYPES: Final = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}
 _BITS: Final = {"q8_0": 8, "q4_0": 4}
-"""Bits of MLX's affine quantisation, with the block length of llama.cpp's types of these names. All other values are
-float32: 16-bit activations would add more error than 8-bit weights.
+"""Bits of MLX's affine quantization; its block length is that of llama.cpp's types of these names. Values other than
+the weights are float32: 16-bit activations would add more error than 8-bit weights.
 """
 _BLOCK: Final = 32
 _F32_MODEL_BYTES: Final = 256 * 2**20
-"""Models smaller than this in float32 run in float32, exactly."""
+"""Models whose float32 weights take fewer bytes run in float32, so that they compute exactly."""
 _LENGTH_STEP: Final = 256
 _PREFILL_TOKENS: Final = 2_048
-"""Limit on the tokens fed at once. It bounds the memory of a long prompt's attention."""
+"""Maximum tokens fed in one call. It bounds the memory of a long prompt's attention."""
 _BUFFER_CACHE_BYTES: Final = 512 * 2**20
-"""Freed memory that MLX may keep for new arrays; array sizes change a little with each step."""
+"""Freed memory that MLX may keep for new arrays, whose sizes change a little with each step."""
 
 Prompt = list[tuple[mx.array, mx.array]]
-"""Keys and values [1, heads, tokens, head size] of each layer; empty for a prompt of one token."""
+"""Keys and values [1, heads, tokens, head size] of each layer. Empty for a prompt of one token."""
 
 
 @dataclass(slots=True)
 class MlxPolicy:
-    """See `base.PreparedPolicy`. An adapter in host memory, checked against the model."""
+    """See `base.PreparedPolicy`. An adapter in host memory that fits the model."""
 
     adapter: Adapter | None
 
@@ -58,13 +60,13 @@ class MlxPolicy:
 
 
 class MlxModel:
-    """The model with the keys and values of its rows.
+    """The model, and the keys and values of its rows.
 
     Call `open`, then `set_policy`, then the methods for prompts and rows.
     """
 
     def open(self, base_dir: Path, *, device: str, precision: str) -> None:
-        """Load the model. Raises BackendError if MLX lacks the device or precision, or cannot run the model."""
+        """Load the model. Raises BackendError if MLX lacks the device or the precision, or cannot run the model."""
         try:
             mx.set_default_device(mx.Device(mx.cpu if device == "cpu" else mx.gpu))
             mx.set_cache_limit(_BUFFER_CACHE_BYTES)
@@ -79,7 +81,7 @@ class MlxModel:
         self._adapted = _adapt(self._model)
 
     def _probe(self) -> list[Any]:
-        """Return the caches of all layers after one token, to learn the shapes of keys and values."""
+        """Return the caches of all layers after one token. They show the shapes of keys and values."""
         caches: list[Any] = make_prompt_cache(self._model)
         if any(type(cache) is not KVCache for cache in caches):
             raise unsupported_model("layers that do not keep the keys and values of every token")
@@ -91,7 +93,7 @@ class MlxModel:
         return sum(layer.bytes_per_token for layer in self._layers)
 
     def read_policy(self, adapter_dir: Path) -> MlxPolicy:
-        """Read an adapter, on any thread. Raises CodecError, or BackendError if the adapter is for another model."""
+        """Read an adapter, on any thread. Raises CodecError, and BackendError if the adapter does not fit the model."""
         adapter = load_adapter(adapter_dir)
         for module in adapter.modules:
             layer = self._adapted.get(module.path)
@@ -111,13 +113,13 @@ class MlxModel:
             layer.update_by = updates.get(path)
 
     def reserve(self, rows: int, length: int, kept_rows: int) -> None:
-        """Reserve `rows` rows of `length` tokens each. Keep the contents of the first `kept_rows`."""
+        """Reserve `rows` rows of `length` tokens each. The first `kept_rows` rows keep their contents."""
         for layer in self._layers:
             layer.reshape(rows, length, kept_rows)
         mx.eval([layer.stored for layer in self._layers])
 
     def prefill(self, prompts: Sequence[NDArray[np.int32]]) -> list[Prompt]:
-        """Return keys and values of each prompt, token ids [tokens], except for its last token, which `step` feeds."""
+        """Return the keys and values of each prompt [tokens], without its last token, which `step` feeds."""
         computed: list[Prompt] = [[] for _ in prompts]
         for batch in _batches(prompts):
             lengths = [len(prompts[number]) - 1 for number in batch]
@@ -139,8 +141,8 @@ class MlxModel:
         return computed
 
     def extend(self, prompt: Prompt, ids: NDArray[np.int32]) -> Prompt:
-        """Return the keys and values of `ids` [tokens] as `prefill` does. `ids` begin with the prompt, whose keys are
-        reused.
+        """Return the keys and values of `ids` [tokens] without the last one, like `prefill`. `ids` must begin with the
+        prompt, whose keys are reused.
         """
         done = prompt[0][0].shape[2] if prompt else 0
         caches = [KVCache() for _ in self._layers]
@@ -155,9 +157,7 @@ class MlxModel:
     def logits_before(
         self, ids: NDArray[np.int32], first: int
     ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int32]]]:
-        """Yield the logits [R, V] that the tokens from number `first` on are drawn from, and these tokens [R], in
-        pieces.
-        """
+        """Yield, in pieces, the tokens from position `first` on [R], and the logits [R, V] from which each is drawn."""
         caches = [KVCache() for _ in self._layers]
         for begin, end, wanted in pieces(len(ids), first, vocab_size=self.vocab_size, most=_PREFILL_TOKENS):
             logits = self._model(mx.array(ids[begin:end])[None], cache=caches)
@@ -169,7 +169,6 @@ class MlxModel:
                 mx.eval([(cache.keys, cache.values) for cache in caches])
 
     def put(self, prompt: Prompt, rows: Sequence[int]) -> None:
-        """Copy the prompt's keys and values into `rows`."""
         if not prompt:
             return
         targets = mx.array(rows)
@@ -178,14 +177,13 @@ class MlxModel:
             layer.values[targets, :, : keys.shape[2]] = values
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy the source rows over the target rows."""
         from_rows, to_rows = mx.array(sources), mx.array(targets)
         for layer in self._layers:
             layer.keys[to_rows] = layer.keys[from_rows]
             layer.values[to_rows] = layer.values[from_rows]
 
     def step(self, tokens_R: NDArray[np.int32], positions_R: NDArray[np.int32]) -> NDArray[np.float32]:
-        """Feed the next token of rows 0 .. R-1, ids [R] at positions [R]. Return the logits after it, [R, V]."""
+        """Feed the next tokens [R] of rows 0 .. R-1 at their positions [R]. Return the logits after them, [R, V]."""
         self._window.set(positions_R)
         logits = self._model(mx.array(tokens_R)[:, None], cache=self._layers)[:, -1].astype(mx.float32)
         mx.eval(logits)
@@ -193,7 +191,7 @@ class MlxModel:
 
 
 class _Window:
-    """Positions and mask of the coming step, shared by all layers."""
+    """Positions and mask of the next step, shared by all layers."""
 
     def set(self, positions_R: NDArray[np.int32]) -> None:
         self.rows = mx.arange(len(positions_R))
@@ -247,13 +245,13 @@ def _reshaped(old: mx.array, rows: int, length: int, kept_rows: int) -> mx.array
 
 
 class _AdaptedLinear(nn.Module):  # type: ignore[misc]
-    """A linear layer, quantised or not, plus the adapter's product."""
+    """A linear layer, quantized or not, plus the adapter's product."""
 
     def __init__(self, linear: Any, shape: tuple[int, int]) -> None:
         super().__init__()
         self.linear = linear
         self.shape = shape
-        """Number of outputs and inputs of the layer."""
+        """(outputs, inputs) of the layer."""
         self.update_by: tuple[mx.array, mx.array] | None = None
         """The adapter's matrices A and B for this layer, transposed; None: no adapter."""
 
@@ -266,12 +264,12 @@ class _AdaptedLinear(nn.Module):  # type: ignore[misc]
 
 
 def round_up(length: int) -> int:
-    """Return the number of tokens to reserve for rows of up to `length`."""
+    """Return the number of tokens to reserve for a row of up to `length` tokens."""
     return -(-length // _LENGTH_STEP) * _LENGTH_STEP
 
 
 def _adapt(model: Any) -> dict[str, _AdaptedLinear]:
-    """Wrap the layers that adapters may change. Return them by transformers' names."""
+    """Wrap the layers that adapters may change. Return them by their names in transformers."""
     adapted = {}
     for path, linear in model.named_modules():
         if path.rpartition(".")[2] in PROJECTIONS:
@@ -284,8 +282,9 @@ def _adapt(model: Any) -> dict[str, _AdaptedLinear]:
 
 
 def _batches(prompts: Sequence[NDArray[np.int32]]) -> Iterator[list[int]]:
-    """Yield batches of prompt numbers, short prompts first, at most `_PREFILL_TOKENS` with padding. Skip one-token
-    prompts.
+    """Yield batches of prompt indices, short prompts first, each of at most `_PREFILL_TOKENS` tokens with padding.
+
+    Prompts of one token are skipped.
     """
     batch: list[int] = []
     for number in sorted(range(len(prompts)), key=lambda number: len(prompts[number])):

@@ -1,6 +1,7 @@
-"""The policy versions of a worker: a thread prepares each while another samples, and the swap takes no time.
+"""The policy versions of a worker process. A thread prepares one while another samples, so that a switch takes no time.
 
-All calls come from the engine's thread. That thread frees a dropped version once its preparation or use has ended.
+All calls come from the engine's thread. That thread also frees a dropped version, once its preparation or use has
+ended.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from echo_shared.files.atomic import disk_error
 @dataclass(frozen=True, slots=True, eq=False)
 class _Policy:
     preparing: Future[PreparedPolicy] | None
-    """Preparation of the version's adapter on the thread; None for the bare base."""
+    """Preparation of the version's adapter, on the other thread; None for the base model without adapter."""
 
     @property
     def is_ready(self) -> bool:
-        """True if the preparation has ended, successfully or not."""
+        """True if the preparation has ended, with or without success."""
         return self.preparing is None or self.preparing.done()
 
     @property
@@ -31,13 +32,12 @@ class _Policy:
         return self.preparing is None or (not self.preparing.cancelled() and self.preparing.exception() is None)
 
     def free(self) -> None:
-        """Free the prepared adapter, if any. Requires `is_ready`."""
         if self.preparing is not None and self.can_be_used:
             self.preparing.result().free()
 
 
 class EnginePolicies:
-    """Policy versions that one engine can use or is preparing. Version 0 is the bare base."""
+    """Policy versions that one engine can use or is preparing. Version 0 is the base model without adapter."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -46,13 +46,13 @@ class EnginePolicies:
         self._untold: set[int] = set()
         """Known versions that `take_prepared` has not returned yet."""
         self._dropped: list[_Policy] = []
-        """Forgotten versions whose adapters are not freed yet."""
+        """Dropped versions whose adapters are not freed yet."""
         self._used: _Policy | None = None
         self._is_set = False
-        """True if the engine samples with `_used`. False after a failed change."""
+        """True if the engine samples with `_used`. False after a failed switch."""
 
     def add(self, version: int, adapter_dir: Path | None) -> None:
-        """Start to prepare an unknown version; None is the bare base."""
+        """Start to prepare an unknown version. `adapter_dir` None: the base model without adapter."""
         preparing = None if adapter_dir is None else self._thread.submit(self._prepare, adapter_dir)
         self._known[version] = _Policy(preparing)
         self._untold.add(version)
@@ -65,7 +65,7 @@ class EnginePolicies:
             raise disk_error(what, adapter_dir.parent, got=str(error), code=error.errno) from error
 
     def drop(self, version: int) -> None:
-        """Forget the version."""
+        """Forget a version. Its adapter is freed once nothing uses it."""
         policy = self._known.pop(version, None)
         self._untold.discard(version)
         if policy is not None and policy.preparing is not None:
@@ -74,7 +74,7 @@ class EnginePolicies:
         self._free_dropped()
 
     def is_ready(self, version: int) -> bool:
-        """Return True if using the version needs no wait. The use may still fail."""
+        """Return True if `use` of the version would not wait. It may still fail."""
         policy = self._known.get(version)
         return policy is None or policy.is_ready
 
@@ -85,7 +85,7 @@ class EnginePolicies:
         return [version for version in ready if self._known[version].can_be_used]
 
     def wait(self, versions: Iterable[int], timeout_s: float) -> None:
-        """Wait until one of these unready versions is ready, or for `timeout_s`."""
+        """Wait at most `timeout_s` seconds until one of these versions is ready. All must be in preparation."""
         wait(
             [preparing for version in versions if (preparing := self._known[version].preparing) is not None],
             timeout=timeout_s,
@@ -93,7 +93,9 @@ class EnginePolicies:
         )
 
     def use(self, version: int) -> None:
-        """Make the engine sample with this version. Raises BackendError or CodecError, also from its preparation."""
+        """Make the engine sample with this version; wait for its preparation. Raises the BackendError or CodecError of
+        either.
+        """
         policy = self._known.get(version)
         if policy is None:
             raise BackendError(
@@ -105,7 +107,7 @@ class EnginePolicies:
             self._set(policy)
 
     def use_base(self) -> None:
-        """Make the engine sample with the bare base, even if version 0 is unknown."""
+        """Make the engine sample with the base model without adapter, even if version 0 is unknown."""
         self._set(_Policy(None))
 
     def _set(self, policy: _Policy) -> None:
@@ -116,12 +118,12 @@ class EnginePolicies:
         self._free_dropped()
 
     def close(self) -> None:
-        """End the thread. The caller may then close the engine, which frees its prepared adapters."""
+        """End the thread. Close the engine next, which frees the prepared adapters."""
         self._thread.shutdown(cancel_futures=True)
 
     def _free_dropped(self) -> None:
         if not self._is_set:
-            return  # After a failed change, the engine may still hold any of the dropped adapters.
+            return  # After a failed switch, the engine may still use any of the dropped adapters.
         done = [policy for policy in self._dropped if policy.is_ready and policy is not self._used]
         self._dropped = [policy for policy in self._dropped if policy not in done]
         for policy in done:

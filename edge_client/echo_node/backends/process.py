@@ -1,7 +1,7 @@
-"""The node's side of its engine, which samples in a child process. Imports no engine.
+"""The node's side of its engine, which samples in a child process, the worker. This module imports no engine.
 
-A worker reports every few seconds that it lives and progresses. A worker that is silent, stalls or exceeds its memory
-limit is killed. Each end of a worker is a BackendError with the reason.
+A worker reports every few seconds that it is alive and makes progress. A worker that is silent, stalls or exceeds its
+memory limit is killed. Each end of a worker is a BackendError with the reason.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from echo_shared.sampling.scoring import Scored, ScoreRequest
 WORKER: Final = "echo_node.backends.worker"
 
 STOP_TIMEOUT_S: Final = 3.0
-"""Grace period in seconds before a stopping worker is killed. A kill loses no data that only the worker has."""
+"""Seconds to wait before a stopping worker is killed. A kill loses no data: the node has everything that it needs."""
 
 HUGE_PAGES: Final = {"THP_MEM_ALLOC_ENABLE": "1"}
-"""A setting of PyTorch: put large tensors on huge pages where Linux offers them. Freeing a model of 2.4 GB, when a game
-needs the memory, then takes 0.1 s instead of 0.4 s.
+"""Setting of PyTorch: put large tensors on huge pages where Linux offers them. Freeing a model of 2.4 GB, when the
+owner's game needs the memory, then takes 0.1 s instead of 0.4 s.
 """
 
 DIED: Final = "worker_died"
@@ -59,7 +59,7 @@ _RATE_WINDOW_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """Rollouts that the engine completed in one step."""
+    """Rollouts that the engine finished in one step."""
 
     rollouts: tuple[FinishedRollout, ...]
 
@@ -70,19 +70,19 @@ class DrawnTokens:
 
     parts: tuple[DrawnPart, ...]
     for_hub: bool
-    """True if the hub should get these tokens and all earlier unreported ones now."""
+    """True if the node should send these tokens, and those of earlier reports, to the hub now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancelled:
-    """The worker has dropped the lease. All tokens drawn for it were reported before."""
+    """The worker has dropped the lease. It has reported all tokens drawn for the lease before."""
 
     lease_id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """The worker can switch to this version at once. Reported while another version samples."""
+    """The worker can switch to this version without a wait. Reported while another version samples."""
 
     policy_version: int
 
@@ -91,26 +91,23 @@ WorkerNews = Finished | GroupFailed | DrawnTokens | Cancelled | Prepared | Score
 
 
 class EngineChild:
-    """One running worker. After a BackendError from `events` it is unusable: start another."""
+    """A running worker. After a BackendError from `events` it is unusable: start another one."""
 
     def __init__(self, child: SupervisedChild, limits: ChildLimits) -> None:
         self.width = 0
-        """Rollouts sampled at once."""
+        """Maximum number of rollouts sampled at the same time."""
         self.precision = ""
-        """Precision of the weights."""
         self.scores = False
-        """True if the engine can recompute completions with `score`."""
+        """True if the engine can recompute completions (`score`)."""
         self.converted: Path | None = None
         """See `base.Engine`."""
         self.held = Held(by=())
-        """Guards of the engine's cage."""
+        """Protections of the engine's cage (sandbox) that are in force."""
         self._child = child
         self._limits = limits
         self._recent: deque[tuple[int, float]] = deque()
         self._told: dict[int, dict[int, int]] = {}
-        """Number of tokens of each unfinished rollout that the speed measurement `_recent` already counts, by lease and
-        index.
-        """
+        """Number of tokens of each unfinished rollout, by lease and index, that `_recent` already counts."""
 
     @classmethod
     async def start(
@@ -161,12 +158,12 @@ class EngineChild:
 
     @property
     def tokens_per_s(self) -> float:
-        """Return completion tokens per second of sampling, over the last busy seconds; 0 before the first token."""
+        """Completion tokens per second of sampling, over the last busy seconds; 0 before the first token."""
         tokens = sum(count for count, _ in self._recent)
         return tokens / sum(seconds for _, seconds in self._recent) if tokens else 0.0
 
     async def add_policy(self, version: int, adapter_dir: Path | None) -> None:
-        """Make `version` known; None is the bare base. Version 0 is known from the start.
+        """Make `version` known. `adapter_dir` None: the base model without adapter, which is version 0 from the start.
 
         The worker prepares the adapter at once, while another version samples. Raises ChildExited, like all commands.
         """
@@ -175,17 +172,17 @@ class EngineChild:
         )
 
     async def drop_policy(self, version: int) -> None:
-        """Forget `version`. No group of it may be left."""
+        """Forget `version`. No group with this version may be queued or running."""
         await self._child.send({"type": "drop_policy", "version": version})
 
     async def submit(self, request: GroupRequest) -> None:
-        """Queue a group. `events` yields each of its rollouts, or one GroupFailed for all that the engine cannot
+        """Queue a group. `events` then yields each of its rollouts, or one GroupFailed for those that the engine cannot
         sample.
         """
         await self._child.send({"type": "submit", "group": group_to_frame(request)})
 
     async def cancel(self, lease_id: int) -> None:
-        """Drop the unfinished rollouts of a lease. Finished ones in transit still arrive, then `Cancelled`."""
+        """Drop a lease's unfinished rollouts. Reports already on the way still arrive, then `Cancelled`."""
         await self._child.send({"type": "cancel", "lease_id": lease_id})
 
     async def score(self, request: ScoreRequest) -> None:
@@ -203,7 +200,9 @@ class EngineChild:
         return rows
 
     async def events(self) -> AsyncIterator[WorkerNews]:
-        """Yield the worker's reports until the worker ends, which raises BackendError. For one reader; cancel-safe."""
+        """Yield the worker's reports until the worker ends, which raises BackendError. Cancel-safe, for one reader at a
+        time.
+        """
         while True:
             frame = await self._receive()
             match frame["type"]:
@@ -230,7 +229,7 @@ class EngineChild:
                     yield GroupFailed(lease_id=frame["lease_id"], code=frame["code"], what=frame["what"])
 
     async def _receive(self, *, within_s: float = math.inf) -> Frame:
-        """Return the worker's next frame. Raises BackendError at the worker's end. Cancel-safe."""
+        """Return the worker's next frame. Raises BackendError when the worker has ended. Cancel-safe."""
         try:
             frame = await self._child.receive(within_s=within_s)
         except ChildExited as error:
@@ -240,7 +239,9 @@ class EngineChild:
         return frame
 
     def _untold(self, rollout: FinishedRollout) -> int:
-        """Return the number of the rollout's own tokens that are new to the speed measurement."""
+        """Return the number of tokens that this node drew for the rollout and that the speed measurement does not count
+        yet.
+        """
         of_lease = self._told.get(rollout.lease_id, {})
         told = of_lease.pop(rollout.index, 0)
         if not of_lease:
@@ -253,19 +254,18 @@ class EngineChild:
             self._recent.popleft()
 
     def suspend(self) -> None:
-        """Stop all of its threads. Frames sent in the meantime are read after `resume`."""
+        """Pause all threads of the worker. It reads frames sent in the meantime after `resume`."""
         self._child.suspend()
 
     def resume(self) -> None:
-        """Restart the threads of a suspended worker."""
         self._child.resume()
 
     async def end(self) -> None:
-        """Kill the worker. `events` raises with the code STOPPED."""
+        """Kill the worker. `events` then raises BackendError with the code STOPPED."""
         await self._child.stop(timeout_s=0.0)
 
     async def stop(self) -> None:
-        """Stop the worker, by force after a grace period. Safe if it has ended. `events` raises with the code
+        """Stop the worker, and kill it after STOP_TIMEOUT_S. Allowed after its end. `events` then raises with the code
         STOPPED.
         """
         await self._child.stop(timeout_s=STOP_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""Make a model of random weights. It computes as fast as a trained model of its size."""
+"""Makes a model with random weights, for measurements. It computes as fast as a trained model of its size."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SCALE: Final = 0.02
 
 
 def make_random_model(directory: Path) -> Path:
-    """Write a Qwen3 of 73 M parameters in float16, always with the same weights. Return `directory`."""
+    """Write a Qwen3 with 73 M parameters in float16, always with the same weights. Return `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(_config(), indent=2), encoding="utf-8")
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""List the engines, and choose the best engine for this machine. Heavy imports wait until an engine is made."""
+"""Lists the engines, and chooses the best one for this machine. Heavy imports wait until an engine is created."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class BackendChoice:
     device: str
     reason: str
     unused_gpu: str = ""
-    """Reason for not using this machine's GPU, with the remedy, in one line; empty = a GPU is used, or none is
-    useful.
+    """Reason why this machine's GPU is not used, and the remedy, in one line; empty = a GPU is used, or none would
+    help.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Possibility:
-    """An engine on a device, with the missing requirement, if any."""
+    """An engine on a device, and its missing requirement."""
 
     choice: BackendChoice
     missing: BackendError | None
@@ -51,7 +51,7 @@ class _Backend:
     engine: str
     packages: tuple[str, ...]
     distribution: str
-    """Distribution name of the first package."""
+    """Name of the distribution that contains the first of `packages`."""
     extra: str
     """Extra of echo-swarm that installs the packages."""
 
@@ -63,7 +63,7 @@ class _Candidate:
     fits: Callable[[Hardware], bool]
     reason: str
     needs: str = "GPU"
-    """Device that the engine needs, as error texts name it."""
+    """Device that the engine needs, in words for error texts."""
     on_request: bool = False
 
 
@@ -99,8 +99,8 @@ _BACKENDS: Final = {
 }
 
 _VLLM_GPU_BYTES: Final = 12 * 10**9
-"""Smallest GPU for vLLM, which reserves most of the memory, and some GB for graphs and kernels. A GPU sold as 12 GB has
-slightly more than 12e9 bytes.
+"""Memory of the smallest GPU for vLLM, which reserves most of it and needs some GB for graphs and kernels. A GPU sold
+as 12 GB has slightly more than 12e9 bytes.
 """
 
 _PREFERENCE: Final = (
@@ -138,25 +138,25 @@ _PREFERENCE: Final = (
         backend="llama_cpp", device="cpu", fits=lambda hardware: True, reason="this machine has no better device"
     ),
     _Candidate(backend="torch", device="cpu", fits=lambda hardware: True, reason="llama.cpp is not installed"),
-    # On a CPU, MLX is for tests: llama.cpp and PyTorch are faster.
+    # On a CPU, MLX is for tests only: llama.cpp and PyTorch are faster.
     _Candidate(backend="mlx", device="cpu", fits=lambda hardware: True, reason="requested", on_request=True),
 )
-"""Candidates, best first."""
+"""Engines with their devices, best first."""
 
 _GPU_LIBRARY: Final = re.compile(r"(lib)?ggml-(cuda|hip|metal|musa|opencl|sycl|vulkan)\b")
 _ONE_OF_SEVERAL: Final = re.compile(r"(lib)?ggml-cpu-")
-"""Name of a processor library in a build that chooses its devices at run time."""
+"""Name of a processor library. Only builds that choose their devices at run time contain such files."""
 _DRIVER_S: Final = 30.0
 """Seconds within which a GPU's driver must start."""
 
 NAMES: Final = tuple(_BACKENDS)
 NO_DEVICE: Final = "no_device"
-"""Code of a missing requirement that no installation can meet."""
+"""Code of the BackendError for a missing device, which no installation can provide."""
 
 
 def survey(hardware: Hardware) -> tuple[Possibility, ...]:
-    """List every engine on every kind of device, best first. Look only at files for missing requirements; start
-    nothing.
+    """List every engine on every kind of device, best first. Requirements are looked up in files; nothing
+    is started.
     """
     return tuple(
         Possibility(
@@ -176,8 +176,8 @@ def choose(
 ) -> BackendChoice:
     """Return the best usable backend, or the best device for the requested one. Raises BackendError if none is usable.
 
-    `measured`: tokens per second by (name, device); 0 = failed. Once all usable ones are measured, the fastest is the
-    best. `failures`: errors by (name, device). A failed backend is chosen only if no other is usable.
+    `measured`: tokens per second by (name, device); 0 = failed. If all usable backends are measured, the fastest one is
+    the best. `failures`: error texts by (name, device). Failed backends are the last choice.
     """
     if requested != "auto" and requested not in _BACKENDS:
         raise BackendError("There is no such backend.", got=requested, do=f"Use auto, {' or '.join(NAMES)}.")
@@ -202,7 +202,7 @@ def choose(
 
 
 def _unused_gpu(hardware: Hardware, wanted: Sequence[Possibility], failures: Mapping[tuple[str, str], str]) -> str:
-    """Return `BackendChoice.unused_gpu`. A working GPU that measured slower than the processor gives no message."""
+    """Return `BackendChoice.unused_gpu`: A working GPU that measured slower than the processor gives ""."""
     if hardware.silent_gpu:
         return (
             "The NVIDIA GPU is not used, only the processor: its driver does not answer. Repair the driver until"
@@ -218,7 +218,9 @@ def _unused_gpu(hardware: Hardware, wanted: Sequence[Possibility], failures: Map
 
 
 def _why_unused(possible: Possibility, failure: str | None) -> str | None:
-    """Return the reason as sentences; empty = the engine does not suit this machine; None = the engine works."""
+    """Return why this engine does not use the GPU, in sentences. Empty: it does not suit this machine. None: it could
+    use the GPU.
+    """
     choice, missing = possible.choice, possible.missing
     if missing is None:
         do = "Repair it, then run: echo-node bench."
@@ -235,7 +237,7 @@ def _nothing_usable(hardware: Hardware, requested: str, missing: Sequence[Backen
         return BackendError(
             "No sampling backend is installed.", got=f"none of {', '.join(NAMES)}", do=how_to_install(extra)
         )
-    # Prefer the error that an installation can mend to the error of a missing device.
+    # Prefer an error that an installation can solve to that of a missing device.
     return min((error for error in missing if error is not None), key=lambda error: error.code == NO_DEVICE)
 
 
@@ -259,14 +261,13 @@ def _missing(candidate: _Candidate, hardware: Hardware) -> BackendError | None:
 
 
 def make_engine(name: str) -> Engine:
-    """Make a new, unopened engine. Imports the engine's library."""
+    """Create an unopened engine. Imports the engine's library."""
     backend = _BACKENDS[name]
     engine: Engine = getattr(importlib.import_module(backend.module), backend.engine)()
     return engine
 
 
 def packages(name: str) -> tuple[str, ...]:
-    """Return the packages that the backend imports."""
     return _BACKENDS[name].packages
 
 
@@ -277,7 +278,7 @@ def reinstall(name: str) -> str:
 
 
 def reinstall_llama_with_rpc() -> str:
-    """Return the command, for this platform's shell, that rebuilds llama.cpp's package with RPC."""
+    """Return the shell command that rebuilds llama.cpp's package with RPC, for this platform."""
     package = f"llama-cpp-python=={importlib.metadata.version('llama-cpp-python')}"
     pip = f"{sys.executable} -m pip install --force-reinstall --no-cache-dir --no-deps {package}"
     if sys.platform == "win32":
@@ -286,9 +287,7 @@ def reinstall_llama_with_rpc() -> str:
 
 
 def software(name: str) -> str:
-    """Return name and version of the backend's library. Blocks for some tenths of a second if its distribution has an
-    unusual name.
-    """
+    """Return name and version of the backend's library. May block for some tenths of a second."""
     try:
         usual = importlib.metadata.distribution(_BACKENDS[name].distribution)
         return f"{usual.name} {usual.version}"
@@ -299,7 +298,7 @@ def software(name: str) -> str:
 
 @cache
 def _distributions() -> Mapping[str, list[str]]:
-    """Return the distribution names of each importable package."""
+    """Return, for each importable package, the names of the distributions that contain it."""
     return importlib.metadata.packages_distributions()
 
 
@@ -308,7 +307,9 @@ def _is_present(package: str) -> bool:
 
 
 def _torch_has_cuda() -> bool:
-    """Return True if the installed torch was built for CUDA. Read its version file: importing torch takes seconds."""
+    """Return True if the installed torch was built for CUDA, by its version file, because importing torch takes
+    seconds.
+    """
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return False
@@ -317,8 +318,8 @@ def _torch_has_cuda() -> bool:
 
 
 def _llama_has_gpu() -> bool:
-    """Return True if the installed llama.cpp can use a GPU here. Look for a GPU library among its files. Ask a build
-    for all machines in a child process whether it finds a GPU.
+    """Return True if the installed llama.cpp can use a GPU here, by the GPU libraries among its files. A build for all
+    kinds of machines is also asked, in a child process, whether it finds a GPU.
     """
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None or spec.origin is None:

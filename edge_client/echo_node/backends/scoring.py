@@ -1,4 +1,4 @@
-"""Split the recomputation of a completion into pieces, so that the logits stay within a memory limit."""
+"""Splits the recomputation of a completion into pieces, so that the logits stay within a memory limit."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from echo_shared.sampling.scoring import Intervals
 
 _CHUNK_VALUES: Final = 2**20
 _PIECE_VALUES: Final = 2**24
-"""Maximum of logits computed at once."""
+"""Maximum number of logits computed at a time."""
 
 
 def pieces(num_tokens: int, first: int, *, vocab_size: int, most: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the pieces in which to feed `num_tokens` ids: begin, end, and the number of logit rows wanted at the end.
+    """Yield (begin, end, number of logit rows wanted at the piece's end) for each piece of `num_tokens` ids to feed.
 
-    The last id is never fed. The first wanted row follows id `first` - 1. No piece has more than `most` ids.
+    The last id is never fed. The first wanted row is the one after id `first` - 1, from which id `first` is drawn. No
+    piece has more than `most` ids.
     """
     begin = 0
     while begin < num_tokens - 1:
-        # Rows before the first wanted one need no logits, so their pieces may be as long as the device takes.
+        # Rows before the first wanted one need no logits, so pieces without wanted rows may be as long as the device
+        # allows.
         wanted_from = first - 1
         end = min(begin + most, num_tokens - 1)
         if begin >= wanted_from:
@@ -45,5 +47,4 @@ def intervals(logits_RV: NDArray[np.float32], tokens_R: NDArray[np.int32], tempe
 
 
 def joined(parts: list[Intervals]) -> Intervals:
-    """Concatenate the pieces of one completion."""
     return np.concatenate([below for below, _ in parts]), np.concatenate([logprobs for _, logprobs in parts])

@@ -1,8 +1,9 @@
-"""The number of threads that an engine on a CPU uses, chosen while it samples.
+"""The number of CPU threads that an engine uses, adjusted while it samples.
 
-The threads of one operation wait for each other. Where other programs use the cores, one thread that gets no core holds
-up all others: two threads of llama.cpp or PyTorch drew a tenth to a fortieth of what one thread drew (SmolLM2-135M, two
-busy cores). So the number follows the cores that the engine gets, and of two numbers the faster one stays.
+The threads of one operation wait for each other. If other programs use the cores, one thread that gets no core delays
+all others: two threads of llama.cpp or PyTorch then drew a tenth to a fortieth of what one thread drew (SmolLM2-135M,
+two busy cores). So the number follows the cores that the engine gets. A trial of another number lasts some steps; only
+a faster number is kept.
 """
 
 from __future__ import annotations
@@ -16,14 +17,18 @@ from typing import Final
 import psutil
 
 WINDOW_S: Final = 0.5
-"""Seconds of steps before numbers are compared: dozens of scheduling periods of an operating system."""
+"""Seconds of steps after which two numbers of threads are compared: dozens of an operating system's
+scheduling periods.
+"""
 HOLD_S: Final = 4.0
-"""Seconds until more threads, once slower, are tried again. Each failure doubles them, up to `LONGEST_HOLD_S`."""
+"""Seconds before more threads are tried again after they were slower. Each failure doubles them, up to
+`LONGEST_HOLD_S`.
+"""
 LONGEST_HOLD_S: Final = 60.0
 _GAIN: Final = 1.1
-"""Least ratio of speeds for a change: windows of a steady engine differ by less."""
+"""Minimum ratio of speeds for a change. The speed of a steady engine varies less between two windows."""
 _SLACK: Final = 0.25
-"""Part of a core that may be missing: the engine's calls are not parallel throughout."""
+"""Fraction of a core that may be missing, because an engine's calls are not parallel throughout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,25 +36,27 @@ class _Window:
     threads: int
     steps_per_s: float
     cores: float
-    """Cores that the process got."""
+    """Average number of cores that the process used."""
 
 
 class Threads:
-    """Chooses `count`, from 1 to `most`, by the duration of steps. If `fixed`, it stays `most`."""
+    """Chooses `count`, from 1 to `most`, by the duration of steps. If `fixed`, `count` stays `most`."""
 
     def __init__(self, most: int, *, fixed: bool) -> None:
         self._most, self._fixed = most, fixed
         self.count = most
         self._steps, self._seconds, self._cpu_s = 0, 0.0, 0.0
         self._before: _Window | None = None
-        """The window before the present trial."""
+        """Measurement before the trial of another number; None: no trial runs."""
         self._hold_s, self._wait_s = HOLD_S, 0.0
         self._rejected_at = 0.0
-        """Cores that the process got when fewer threads were slower; 0 = they were not."""
+        """Cores that the process used when fewer threads turned out slower; 0 = they have not."""
 
     @contextlib.contextmanager
     def begun(self) -> Iterator[None]:
-        """Set `count` to the cores that other programs leave free during this block, which loads a model."""
+        """Set `count` to the number of cores that other programs leave free during this block, in which a model is
+        loaded.
+        """
         wall, idle, own = time.perf_counter(), psutil.cpu_times().idle, time.process_time()
         yield
         seconds = time.perf_counter() - wall
@@ -59,13 +66,13 @@ class Threads:
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """Count this block as one step: the same work for all rollouts in progress."""
+        """Count this block as one step: one token for every unfinished rollout."""
         wall, own = time.perf_counter(), time.process_time()
         yield
         self.add(time.perf_counter() - wall, time.process_time() - own)
 
     def add(self, seconds: float, cpu_s: float) -> None:
-        """Count a step of so many seconds, in which the process used `cpu_s` seconds of processor time."""
+        """Count a step of `seconds` seconds, in which the process used `cpu_s` seconds of processor time."""
         self._steps, self._seconds, self._cpu_s = self._steps + 1, self._seconds + seconds, self._cpu_s + cpu_s
         if self._seconds >= WINDOW_S and not self._fixed:
             window = _Window(self.count, self._steps / self._seconds, self._cpu_s / self._seconds)
@@ -87,9 +94,11 @@ class Threads:
                 self._wait_s, self._hold_s = self._hold_s, min(2 * self._hold_s, LONGEST_HOLD_S)
 
     def _try_another(self, now: _Window) -> None:
-        """Begin a trial of fewer threads if some got no core, else of more."""
+        """Start a trial of fewer threads if some got no core, else of more threads."""
         lacks = now.cores < now.threads - _SLACK
-        if lacks and self._rejected_at:  # Fewer were slower: the cores are free, and the model is parallel in part.
+        if (
+            lacks and self._rejected_at
+        ):  # Fewer threads were slower although the cores were not all used: the model is parallel only in part.
             lacks = now.cores < self._rejected_at - _SLACK
         if lacks and now.threads > 1:
             self._before, self.count = now, max(1, int(now.cores + _SLACK))

@@ -1,7 +1,8 @@
 """transformers and PyTorch as a sampling engine: for CUDA, and a fallback for machines without llama.cpp.
 
-`echo_shared.sampling.torch_sampler` does the sampling, as in the hub's learner. The adapter stays unmerged: a policy is
-a pair of small tensors for each layer. `prepare` puts them on the device, and `set_policy` only assigns them.
+`echo_shared.sampling.torch_sampler` does the sampling, as in the hub's learner. The adapter stays separate from the
+weights: a policy is a pair of small tensors for each layer. `prepare` copies them to the device, so that `set_policy`
+only assigns them.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ from echo_shared.sampling.torch_sampler import Batch
 
 DEFAULT_WIDTH: Final = 256
 _PREFILL_TOKENS: Final = 2_048
-"""Most tokens of a scored completion that one forward pass gets."""
+"""Maximum tokens of a scored completion in one forward pass."""
 _DTYPES: Final = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _F32_MODEL_BYTES: Final = 256 * 2**20
-"""Models smaller than this in float32 run in float32, exactly."""
+"""Models whose float32 weights take fewer bytes run in float32, so that they compute exactly."""
 
 
 class TorchPolicy:
@@ -132,7 +133,7 @@ class TorchEngine:
                 self._batch = None
 
     def _timed(self, steps: Iterator[list[FinishedRollout]]) -> Iterator[list[FinishedRollout]]:
-        """Yield the steps, and choose the number of threads for the next one."""
+        """Yield the steps, and adjust the number of threads after each."""
         finished: list[FinishedRollout] | None = []
         while finished is not None:
             with self._threads.step():
@@ -181,7 +182,7 @@ class TorchEngine:
 
 
 class _Checked:
-    """Iterator over the groups that the model can draw. It collects the others as failed."""
+    """Iterator over the groups that the model can draw. It collects the other groups as failed."""
 
     def __init__(self, groups: Iterator[GroupRequest], *, vocab_size: int, max_positions: int) -> None:
         self._groups = groups
@@ -209,7 +210,6 @@ class _Checked:
 
 @contextlib.contextmanager
 def _memory_errors() -> Iterator[None]:
-    """Turn each form of PyTorch's memory errors into a BackendError with the code OUT_OF_MEMORY."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -235,7 +235,8 @@ def _device(name: str) -> torch.device:
 def _dtype(base_dir: Path, precision: str, device: torch.device) -> torch.dtype:
     """Return the requested precision. For auto: float32 for small models, else 16 bits.
 
-    A CPU without bfloat16 products is faster in float32, so it uses float32 up to a third of its memory.
+    A CPU that does not multiply bfloat16 in hardware is faster in float32, so it uses float32 up to a third of its
+    memory.
     """
     if precision in _DTYPES:
         return _DTYPES[precision]

@@ -1,8 +1,8 @@
-"""Linear layers of a model that only samples: adapters swapped by assignment, and packed weights on CPUs.
+"""Linear layers of a model that only samples: adapters switched by assignment, and packed weights on CPUs.
 
-On x86, reorder a frozen weight once into oneDNN's own layout, as torch.compile does when it freezes a graph. This is
-two to three times as fast as PyTorch's plain float32 product on AMD's CPUs, and up to twice as fast in bfloat16. The
-copy replaces the weight, unless the weight is also the token embedding.
+On x86, a frozen weight is reordered once into oneDNN's own layout, as torch.compile does when it freezes a graph. This
+is two to three times as fast as PyTorch's plain float32 product on AMD CPUs, and up to twice as fast in bfloat16. The
+reordered copy replaces the weight, unless the weight is also the token embedding.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from torch.nn import functional
 from echo_shared.delta.adapter import PROJECTIONS
 
 _PACKED_PRODUCTS: Final = 2**22
-"""Number of multiplications in one product below which calling oneDNN costs more than it saves; a product counts as at
-least 16 rows.
+"""Minimum number of multiplications in one product. For smaller products, calling oneDNN costs more than it saves. A
+product counts as at least 16 rows.
 """
 
 Update = tuple[Tensor, Tensor]
-"""A [r, in] and B [out, r] of one layer, scaling included."""
+"""Matrices A [rank, inputs] and B [outputs, rank] of one layer. B includes the scaling."""
 
 
 class SamplerLinear(nn.Module):
-    """`linear`, frozen; an `update` adds B·A·x."""
+    """`linear` with frozen weights. If `update` is set, B·A·x is added."""
 
     def __init__(self, linear: nn.Linear, *, rows: int) -> None:
         super().__init__()
@@ -51,9 +51,9 @@ class SamplerLinear(nn.Module):
 
 
 def replace_linears(model: Any, *, rows: int) -> Mapping[str, SamplerLinear]:
-    """Replace the model's projections and output layer with SamplerLinear. Return the projections by path.
+    """Replace the model's projections and output layer by SamplerLinear. Return the projections by path.
 
-    `rows`: sequences per step; the packed layout is chosen for this number.
+    `rows`: sequences per step, for which the packed layout is chosen.
     """
     projections: dict[str, SamplerLinear] = {}
     output = model.get_output_embeddings()

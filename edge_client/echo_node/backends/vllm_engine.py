@@ -1,12 +1,12 @@
-"""vLLM as a sampling engine, for CUDA GPUs with enough memory. vLLM batches, caches prompts and applies the adapter.
+"""vLLM as a sampling engine, for CUDA GPUs with enough memory. vLLM does the batching, prompt caching and adapters.
 
 A logits processor draws tokens as `echo_shared.sampling.draws` defines. It sets the drawn token's logit to the token's
-log-probability and all other logits to -inf. Greedy sampling then picks the token, and vLLM's report of processed
+log-probability and all other logits to -inf. vLLM's greedy sampling then picks that token, and its report of processed
 logits returns the log-probability. vLLM computes adapters in 16 bits only, so its rollouts differ slightly from the
 float32 reference.
 
-The cache key of a prompt includes the adapter's name, which is new for each policy. A rollout that continues a prefix
-is, for vLLM, a rollout whose prompt ends with the prefix: the cache holds the part shared with its group.
+The cache key of a prompt includes the adapter's name, which is new for each policy version. A rollout that continues a
+prefix is, for vLLM, one whose prompt ends with the prefix: the cache holds the part that it shares with its group.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from echo_shared.wire.messages import FinishReason
 
 DEFAULT_WIDTH: Final = 256
 MAX_RANK: Final = 64
-"""Rank for which vLLM reserves adapter memory at its start."""
+"""Maximum rank of an adapter, for which vLLM reserves memory at its start."""
 
 _MEMORY_SHARE: Final = 0.85
-"""Share of the GPU's memory for weights, activations and, unless `kv_cache_bytes` is set, keys and values."""
+"""Fraction of the GPU's memory for weights, activations and, unless `kv_cache_bytes` is set, keys and values."""
 _TELL_TOKENS: Final = 16
-"""Tokens of a rollout after which vLLM reports it. Each report costs processor time."""
+"""vLLM reports a rollout after this number of tokens. Each report costs processor time."""
 _DTYPES: Final = {"auto": "auto", "f16": "float16", "bf16": "bfloat16"}
 _PRECISIONS: Final = {"torch.float32": "f32", "torch.float16": "f16", "torch.bfloat16": "bf16"}
 _ENVIRONMENT: Final = {
@@ -59,7 +59,7 @@ _ENVIRONMENT: Final = {
 
 @dataclasses.dataclass(slots=True)
 class VllmPolicy:
-    """See `base.PreparedPolicy`. An adapter's directory as vLLM reads it."""
+    """See `base.PreparedPolicy`. An adapter's directory in the form that vLLM reads."""
 
     number: int
     directory: Path
@@ -74,7 +74,7 @@ class VllmPolicy:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Running:
-    """A rollout, its given tokens, and the tokens that vLLM has returned."""
+    """An unfinished rollout: the tokens of its prefix, then those that vLLM has returned."""
 
     request: GroupRequest
     index: int
@@ -85,7 +85,7 @@ class _Running:
     num_told: int
 
     def news(self) -> DrawnPart:
-        """Return the rollout's unreported tokens, and mark them as reported."""
+        """Return the rollout's unreported tokens, and count them as reported."""
         start, self.num_told = self.num_told, len(self.ids)
         return DrawnPart(
             lease_id=self.request.lease_id,
@@ -99,11 +99,13 @@ class _Running:
 
 
 class VllmEngine:
-    """See `base.Engine`."""
+    """See `base.Engine`. It cannot score: vLLM gives log-probabilities of a prompt's tokens, but not their place in the
+    cumulative distribution.
+    """
 
     scores = False
     converted: Path | None = None
-    """vLLM gives log-probabilities of a prompt's tokens, but not where they lie in the cumulative distribution."""
+    """None, because vLLM reads the base model's own files."""
 
     def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> int:
         if settings.precision not in _DTYPES:
@@ -125,7 +127,7 @@ class VllmEngine:
         config = self._engine.model_config
         self.precision = _PRECISIONS.get(str(config.dtype), "")
         self._vocab_size = int(config.get_vocab_size())
-        # vLLM ends a sequence at this length, even if its last token would not be fed.
+        # vLLM ends a sequence at this length, even though its last token need not be fed.
         self._max_positions = int(config.max_model_len) - 1
         return self._width
 
@@ -240,7 +242,9 @@ def _begun(request: GroupRequest, index: int, prefix: Prefix | None) -> _Running
 
 
 class DrawTable:
-    """Random numbers and temperature of each request slot of vLLM. A sequence's length gives its position."""
+    """Uniforms and temperature of each request slot of vLLM. A sequence's length gives the position of its
+    next draw.
+    """
 
     def __init__(self, num_slots: int) -> None:
         self._in_use = np.zeros(num_slots, np.bool_)
@@ -249,8 +253,8 @@ class DrawTable:
         self._prompt_tokens = np.zeros(num_slots, np.int64)
 
     def start(self, slot: int, options: Mapping[str, Any] | None, max_tokens: int) -> bool:
-        """Put the rollout of `sampling_options` with `max_tokens` new tokens into a slot. Return False for a request of
-        vLLM's own, such as its warm-up.
+        """Put a rollout with these `sampling_options` and `max_tokens` new tokens into a slot. Return False for a
+        request of vLLM's own, such as its warm-up.
         """
         self._in_use[slot] = options is not None and "echo_seed" in options
         if options is None or not self._in_use[slot]:
@@ -267,7 +271,7 @@ class DrawTable:
         """Draw for each row [R, V], in place: the drawn token's logit becomes its log-probability, all others -inf."""
         if not self._in_use[slots_R].any():
             return logits_RV
-        # For a prompt fed in pieces the early draws are meaningless; vLLM discards them.
+        # While a prompt is fed in pieces, the draws have no meaning; vLLM discards them.
         position = np.clip(lengths_R - self._prompt_tokens[slots_R], 0, self._u.shape[1] - 1)
         u_R = torch.from_numpy(self._u[slots_R, position]).to(logits_RV.device)
         temperature_R = torch.from_numpy(self._temperature[slots_R]).to(logits_RV.device)
@@ -277,7 +281,7 @@ class DrawTable:
 
 
 def sampling_options(request: GroupRequest, index: int, *, num_given: int) -> dict[str, Any]:
-    """Return vLLM's SamplingParams for one rollout. Sampling is greedy, since the draw leaves only one token."""
+    """Return vLLM's SamplingParams for one rollout. Sampling is greedy, because the draw leaves only one token."""
     from vllm.sampling_params import RequestOutputKind
 
     return {
@@ -300,7 +304,9 @@ def sampling_options(request: GroupRequest, index: int, *, num_given: int) -> di
 
 
 def read_shapes(base_dir: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor of the model in `base_dir`. Raises BackendError if there are none."""
+    """Return the shape of every tensor of the model in `base_dir`. Raises BackendError if there are no safetensors
+    files.
+    """
     shapes: dict[str, tuple[int, ...]] = {}
     for file in weights_of(base_dir):
         with safe_open(file, framework="numpy") as tensors:
@@ -309,7 +315,7 @@ def read_shapes(base_dir: Path) -> dict[str, tuple[int, ...]]:
 
 
 def check_adapter(adapter: Adapter, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Check that the adapter fits the model with these tensors and has an allowed rank. Raises BackendError."""
+    """Raise BackendError unless the adapter fits the model with these tensors and its rank is allowed."""
     if adapter.max_rank > MAX_RANK:
         raise BackendError(
             "An adapter's rank exceeds the rank that vLLM was started with.",
@@ -322,8 +328,8 @@ def check_adapter(adapter: Adapter, shapes: Mapping[str, tuple[int, ...]]) -> No
 
 
 def write_adapter(adapter: Adapter, directory: Path) -> None:
-    """Write PEFT's layout with one rank for all layers and a scaling of 1, because the tensors include their
-    scaling.
+    """Write the adapter in PEFT's layout: one rank for all layers, and scaling 1, because the tensors are already
+    scaled.
     """
     tensors = {}
     for module in adapter.modules:
@@ -371,7 +377,7 @@ def _processor_class() -> type:
     from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor
 
     class SeededDraws(LogitsProcessor):  # type: ignore[misc]
-        """The draw as a logits processor of vLLM. Its logits are the model's own, in float32."""
+        """Seeded draws as a logits processor of vLLM. Its input is the model's own logits, in float32."""
 
         def __init__(self, vllm_config: Any, req_states: Any) -> None:
             super().__init__(vllm_config, req_states)
@@ -389,7 +395,6 @@ def _processor_class() -> type:
 
 @contextmanager
 def _vllm_errors(what: str) -> Iterator[None]:
-    """Turn vLLM's exceptions into BackendError."""
     try:
         yield
     except torch.OutOfMemoryError as error:

@@ -1,11 +1,11 @@
-"""The engine's child process: `python -m echo_node.backends.worker`, driven by `process.EngineChild` over its streams.
+"""The engine's child process: `python -m echo_node.backends.worker`. `process.EngineChild` controls it over its
+streams.
 
-An engine may crash, leak or be killed for its memory; as a child process it takes nothing else down.
-
-- Groups queue here. Groups of the current policy version flow into the running batch. When none is left, the batch
+An engine may crash, leak or be killed for its memory; in a child process it takes nothing else down.
+- Groups queue here. Groups of the current policy version go into the running batch. When none is left, the batch
   drains, and the engine switches to the next prepared version in the queue.
-- The worker reports a prepared version while another samples. The parent may then cancel running leases and submit them
-  again with the new version, behind their drawn tokens.
+- The worker reports a prepared version while another one samples. The parent may then cancel running leases and submit
+  them again with the new version, with their drawn tokens as prefix.
 - The worker reports tokens of unfinished rollouts every few seconds for the hub, and before it confirms a cancel. An
   engine with slow steps reports after each step, because the node may stop it during the next one.
 - Completions of other nodes are scored while no sampling runs, or between two batches after a waiting time.
@@ -46,44 +46,42 @@ from echo_shared.sampling.interface import FinishedRollout, GroupRequest
 from echo_shared.sampling.scoring import Scored, ScoreRequest
 
 _LISTEN_S: Final = 0.05
-"""Seconds between two checks for the node's commands while the worker waits for an adapter's preparation."""
+"""Seconds between two checks for the node's commands while the worker waits for the preparation of an adapter."""
 
 SLOW_STEP_S: Final = 0.03
-"""Seconds of a step from which the worker reports after each step. With faster steps, the engine answers a cancel
-before the node stops its threads (`core.yielding.YIELD_S`), even if the owner's program slows the next step several
-times.
+"""Duration of a step, in seconds, from which the worker reports after each step. An engine with faster steps can answer
+a cancel before the node stops its threads (`core.yielding.YIELD_S`), even if the owner's program makes the next step
+several times slower.
 """
 
 SCORES_WAIT_S: Final = 5.0
-"""Seconds that a completion waits to be scored before the running batch is drained for it."""
+"""Seconds that a completion waits for its scoring before the running batch is drained for it."""
 USELESS: Final = {"torch": ("scipy",)}
-"""Modules that a backend's library loads and no engine needs. Transformers loads SciPy for object detection in images.
-"""
+"""Modules that a backend's library imports and no engine needs. Transformers imports SciPy for object detection."""
 
 _logger = logging.getLogger(__name__)
 
 
 class EngineWorker:
-    """The worker's loop: read the node's commands, write rollouts. As an iterator it gives queued groups to the engine;
-    after it ran dry, it may give groups again.
+    """The worker's loop: read the node's commands, write rollouts. It is also the iterator from which the engine takes
+    queued groups; after it was exhausted, it may yield groups again.
     """
 
     def __init__(
         self, pipe: ParentPipe, engine: Engine, heartbeat: Heartbeat, base_dir: Path, *, stream_s: float
     ) -> None:
-        """`stream_s`: see `EngineSettings`."""
         self._pipe = pipe
         self._engine = engine
         self._heartbeat = heartbeat
         self._base_dir = base_dir
         self._policies = EnginePolicies(engine)
         self._queues: dict[int, deque[GroupRequest]] = {}
-        """Groups by version; versions in order of arrival, no empty queue."""
+        """Groups by version. The versions are in order of arrival; no queue is empty."""
         self._current: int | None = None
         self._unfinished: Counter[int] = Counter()
-        """Rollouts inside the engine, by lease."""
+        """Number of rollouts inside the engine, by lease."""
         self._to_score: deque[tuple[float, ScoreRequest]] = deque()
-        """Completions to score, with their time of arrival."""
+        """(time of arrival, completion to score)."""
         self._stream_s = stream_s
         self._told_at = self._stepped_at = self._busy_from = time.perf_counter()
 
@@ -121,12 +119,12 @@ class EngineWorker:
             case {"type": "measure", "widths": widths, "budget_s": budget_s}:
                 self._measure(tuple(widths), budget_s)
             case None:
-                pass  # The pipe to the parent is closed; `run` notices that and ends.
+                pass  # The parent has closed the pipe; `run` notices it and ends.
             case _:
                 raise BackendError("The worker got an unknown command.", got=str(frame.get("type")))
 
     def _forget(self, version: int) -> None:
-        """Forget a version. A later policy with this number is another policy."""
+        """Forget a version. Another policy may later get the same number."""
         self._policies.drop(version)
         if version == self._current:
             self._current = None
@@ -146,15 +144,15 @@ class EngineWorker:
         self._pipe.send({"type": "cancelled", "lease_id": lease_id})
 
     def _stepped(self) -> None:
-        """Report the tokens of unfinished rollouts if a report is due."""
+        """Report the tokens of unfinished rollouts, if a report is due."""
         began, self._stepped_at = self._stepped_at, time.perf_counter()
         for_hub = self._stepped_at - self._told_at >= self._stream_s
         if for_hub or self._stepped_at - began >= SLOW_STEP_S:
             self._tell_news(for_hub=for_hub)
 
     def _tell_news(self, *, for_hub: bool) -> None:
-        """Report the tokens that unfinished rollouts have drawn since the last report. `for_hub`: the node sends them,
-        and those of earlier reports, to the hub.
+        """Report the tokens of unfinished rollouts drawn since the last report. `for_hub`: the node must send these and
+        earlier reported tokens to the hub.
         """
         if not self._stream_s:
             return
@@ -169,7 +167,7 @@ class EngineWorker:
         return bool(self._to_score) and time.perf_counter() - self._to_score[0][0] >= SCORES_WAIT_S
 
     def _score(self, request: ScoreRequest) -> None:
-        """Recompute a completion, or report a failure. Errors do not stop the sampling."""
+        """Recompute a completion, and report the result or the failure. Errors do not stop the sampling."""
         found = []
         try:
             for version, ids, first in request.spans():
@@ -187,7 +185,7 @@ class EngineWorker:
         return self._busy_from - began
 
     def _measure(self, widths: tuple[int, ...], budget_s: float) -> None:
-        """Measure the engine on the bare base. Nothing may be queued or running."""
+        """Measure the engine with the base model without adapter. Nothing may be queued or running."""
         self._policies.use_base()
         rows = measure.measure(self._engine, self._base_dir, widths=widths, budget_s=budget_s)
         self._pipe.send({"type": "measured", "rows": rows})
@@ -196,7 +194,7 @@ class EngineWorker:
         return self
 
     def __next__(self) -> GroupRequest:
-        """Return the next group of the current version. Commands wait until the step ends: some change the running
+        """Return the next group of the current version. It reads no commands, because some of them change the running
         batch.
         """
         queue = self._queues.get(self._current) if self._current is not None else None
@@ -270,11 +268,11 @@ def _raise_if_fatal(error: EchoError) -> None:
 
 
 def serve(pipe: ParentPipe) -> None:
-    """Open the engine that the first frame names, report ready, and work until the end."""
+    """Open the engine that the first frame names, report that it is ready, and work until the end."""
     frame = pipe.opening()
     if frame is None:
         return
-    # Before any thread starts: a thread inherits priority and cage from the thread that starts it.
+    # Do this before any thread starts: a thread inherits priority and cage from the thread that starts it.
     give_way(frame["priority"])
     caged = _enter_cage(frame)
     pipe.begin()

@@ -59,8 +59,8 @@ def hubs_share(
 
 
 def _hubs_with_shares(paths: NodePaths) -> list[dict[str, Any]]:
-    """Return the hubs as JSON fields. `share`: part of the node's time, in [0, 1]; None if no shares are set, so that
-    the first hub gets all time.
+    """Return the hubs as JSON fields. `share`: fraction of the node's time, in [0, 1]; None if no hub has a share, so
+    that the first hub gets all time.
     """
     shares, now = SharesFile(paths.shares_file).load(), time.time()
     records = Hubs(paths).all()

@@ -1,4 +1,4 @@
-"""Options common to several commands, and their helpers."""
+"""Options that several commands share, and functions that read them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Force = Annotated[bool, typer.Option("--force", help="Do it without asking.")]
 
 
 def given(**flags: Flag | None) -> dict[str, Flag]:
-    """Return the flags of the command line."""
+    """Return the flags that the user gave."""
     return {name: value for name, value in flags.items() if value is not None}
 
 
@@ -56,7 +56,7 @@ def last_hub(paths: NodePaths) -> HubRecord:
 
 
 def joined_hub(paths: NodePaths, url: str) -> HubRecord:
-    """Return the joined hub at this address."""
+    """Return the joined hub at this address. Raises ConfigError if the node has not joined it."""
     record = Hubs(paths).at(HubAddress.parse(url, insecure=True).origin)
     if record is None:
         raise ConfigError("This node has not joined that hub.", got=url, do="See those that it has: echo-node hubs")

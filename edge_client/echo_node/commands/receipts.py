@@ -174,7 +174,7 @@ def receipts_verify(
 
 
 def _open_spool(paths: NodePaths, record: HubRecord) -> Spool | None:
-    """Open the spool of the hub; None if it has none."""
+    """Open the node's spool (its store of rollouts) for the hub; None if there is none."""
     file = Hubs(paths).directory(record) / "spool.db"
     if not file.exists():
         return None
@@ -185,14 +185,14 @@ def _open_spool(paths: NodePaths, record: HubRecord) -> Spool | None:
 
 def _books(paths: NodePaths, record: HubRecord) -> HubBooks:
     me = key_file.load_or_create(paths.identity_key)
-    address = HubAddress(origin=record.url)  # `join` has checked it.
+    address = HubAddress(origin=record.url)  # `join` has checked the address.
     return HubBooks(address, me=me, hub_key=record.hub_key, invite_token=record.invite_token)
 
 
 def _ask(
     paths: NodePaths, record: HubRecord, rollout_ids: Sequence[str], *, offline: bool
 ) -> tuple[Mapping[str, Receipt], str]:
-    """Return the hub's receipts by id; if the hub cannot be asked, also the reason."""
+    """Return the hub's receipts by rollout id, and "" or the reason why the hub could not be asked."""
     if offline:
         return {}, ""
     try:
@@ -202,7 +202,6 @@ def _ask(
 
 
 def _epoch_s(since: str | None) -> float:
-    """Return seconds since the epoch."""
     if since is None:
         return 0.0
     try:
@@ -220,7 +219,7 @@ def _check_id(rollout_id: str) -> None:
 
 
 def _row(rollout_id: str, entry: SpoolEntry | None, hubs: Receipt | None) -> dict[str, Any]:
-    """Return one rollout's fields for JSON; `hub` is None if the hub was not asked."""
+    """Return one rollout's fields for JSON. `hub` is None without an answer of the hub."""
     mine = {"rollout_id": rollout_id, "state": None, "drop_reason": None, "checked": None, "changed_at": None}
     row: dict[str, Any] = mine if entry is None else asdict(entry)
     row |= {"hub": None, "agreement": None, "sentence": ""}

@@ -113,5 +113,5 @@ def _reload_lines(answer: Mapping[str, Any] | None, file: SettingsFile) -> list[
 
 
 def _shown(value: Any) -> str:
-    """Format a value as in TOML, but text without quotes."""
+    """Format a value as in TOML, but texts without quotes."""
     return value if isinstance(value, str) and value else json.dumps(value)

@@ -204,10 +204,10 @@ def leave(
 
 
 def _rejoining(paths: NodePaths, record: HubRecord, flags: Mapping[str, Flag]) -> tuple[NodeConfig, Joining]:
-    """Return the settings and parameters for a hub that was joined before."""
+    """Return settings and parameters for a previously joined hub."""
     config = settings(paths, {**record.flags, **flags})
     joining = Joining(
-        address=HubAddress(origin=record.url),  # `join` has checked it.
+        address=HubAddress(origin=record.url),  # `join` has checked the address.
         pinned=record,
         invite_token=config.invite_token or record.invite_token,
         flags=record.flags,
@@ -226,8 +226,8 @@ def _serve(
     flags: Mapping[str, Flag] = {},
     quiet: bool,
 ) -> None:
-    """Run the daemon. `flags` also apply to other hubs' turns."""
-    from echo_node.daemon import Daemon  # These imports take longer than other commands run.
+    """Run the daemon. `flags` also apply while the node works for its other hubs."""
+    from echo_node.daemon import Daemon  # Imported here: these imports take longer than other commands run.
     from echo_node.turns import NodeTurns
 
     with _restarting_if_replaced(paths, joining, quiet=quiet), paths.lock():
@@ -254,8 +254,8 @@ def _serve(
 
 @contextmanager
 def _restarting_if_replaced(paths: NodePaths, joining: Joining, *, quiet: bool) -> Iterator[None]:
-    """Restart as the newly installed version, with the same command line, if the node has ended for it."""
-    copy = InstalledCopy()  # Read before another version replaces it.
+    """If the node ended because a newer version was installed, run that version with the same command line."""
+    copy = InstalledCopy()  # Read the installed version before another one replaces it.
     try:
         yield
     except EchoError as error:
@@ -263,7 +263,9 @@ def _restarting_if_replaced(paths: NodePaths, joining: Joining, *, quiet: bool) 
             raise
         log.info("Continuing as the newly installed version.")
         again = sys.argv[1:]
-        if not joining.patient and Hubs(paths).at(joining.address.origin) is not None:  # The hub is joined by now.
+        if (
+            not joining.patient and Hubs(paths).at(joining.address.origin) is not None
+        ):  # The hub has been joined by now.
             again = ["run", "--data-dir", str(paths.data_dir), *(["--quiet"] if quiet else [])]
         try:
             come_back(copy, again)
@@ -273,14 +275,14 @@ def _restarting_if_replaced(paths: NodePaths, joining: Joining, *, quiet: bool) 
 
 @contextmanager
 def _farewell_at_the_end(console: Console, daemon: Daemon, *, quiet: bool) -> Iterator[None]:
-    """Print the farewell at the end: on a terminal directly, else into the log."""
+    """Print the node's summary at its end: on a terminal directly, else into the log."""
     try:
         yield
     finally:
         lines = farewell(daemon.snapshot(), time.time(), leaves=daemon.leaves) if daemon.has_worked else []
         for line in lines:
             if console.is_terminal and not quiet:
-                console.print(Text(line))  # A plain Text: lines must not be read as markup.
+                console.print(Text(line))  # Use Text: a plain string could be read as markup.
             else:
                 log.info("%s", line)
 
@@ -288,11 +290,11 @@ def _farewell_at_the_end(console: Console, daemon: Daemon, *, quiet: bool) -> It
 def _log_to(console: Console, paths: NodePaths, *, file: str, quiet: bool) -> None:
     paths.logs.mkdir(parents=True, exist_ok=True)
     handlers: list[logging.Handler] = [LogFile(paths.logs / file)]
-    if sys.stdout is not None:  # A Windows logon task has no stdout.
+    if sys.stdout is not None:  # A logon task of Windows has no stdout.
         shown: logging.Handler
         if console.is_terminal:
             shown = RichHandler(console=console, show_path=False, show_level=False)
-            shown.setFormatter(logging.Formatter("%(message)s"))  # The handler itself shows the time.
+            shown.setFormatter(logging.Formatter("%(message)s"))  # RichHandler itself shows the time.
         else:
             shown = logging.StreamHandler(sys.stdout)
         shown.setLevel(logging.WARNING if quiet else logging.INFO)

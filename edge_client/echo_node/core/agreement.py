@@ -1,7 +1,7 @@
-"""Compare a rollout's state on this node with its state on the hub.
+"""Compares a rollout's state on this node with its state on the hub.
 
-After an offline time, the hub may be ahead of the node until the next receipts arrive. The node is never ahead of the
-hub, which commits first and then sends the receipt. A final state is the same on both.
+The hub commits a state before it sends the receipt, so the node is never ahead of the hub. The hub may be ahead of the
+node, after an offline time, until the next receipts arrive. A final state is the same on both.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _TELL: Final = (
 
 
 class Agreement(StrEnum):
-    """Result of a comparison. Stable values, for programs that read `echo-node receipts --json`."""
+    """Result of a comparison. The values are stable, for programs that read `echo-node receipts --json`."""
 
     SAME = "same"
     ON_ITS_WAY = "on_its_way"
-    """The node has finished the rollout; the hub has not received it yet."""
+    """The rollout is finished on the node but not received by the hub."""
     HUB_AHEAD = "hub_ahead"
     """The hub has a newer state than this node."""
     DIFFERENT = "different"
@@ -34,14 +34,14 @@ class Agreement(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RecordsComparison:
-    """Result of a comparison. `sentence` gives its meaning and what to do; empty if both agree."""
+    """Result of a comparison. `sentence` says what it means and what to do; empty if both agree."""
 
     agreement: Agreement
     sentence: str = ""
 
 
 def compare(state: str, drop_reason: str | None, checked: str, hubs: Receipt) -> RecordsComparison:
-    """Compare the hub's receipt with `state`, `drop_reason` and `checked` from the node's spool."""
+    """Compare the hub's receipt with `state`, `drop_reason` and `checked` from the node's spool (store of rollouts)."""
     mine, theirs = _RANK[state], _RANK[hubs.state]
     is_same = (state, drop_reason) == (hubs.state.value, hubs.drop_reason and hubs.drop_reason.value)
     known, found = Checked(checked), hubs.checked

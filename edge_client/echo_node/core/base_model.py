@@ -1,5 +1,5 @@
-"""The fetch of the base model: started at the hub's first offer, retried after a failure, and reported on every hub
-connection.
+"""The fetch of the base model: it starts at the hub's first offer, is retried after a failure, and is reported on every
+connection to the hub.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from echo_shared.wire.messages import ArtefactOffer, Fetched
 
 
 class BaseModel:
-    """State of the base model's fetch. Every Welcome offers the base model; a retry uses the newest offer. After a
-    successful fetch, only `lacks_weights` starts another one.
+    """State of the base model's fetch. Every Welcome offers the base model; a retry uses the newest offer.
+
+    After a successful fetch, only `lacks_weights` starts another one.
     """
 
     def __init__(self) -> None:
@@ -22,29 +23,31 @@ class BaseModel:
         self._retry_at: float | None = None
 
     def offered(self, offer: ArtefactOffer) -> list[FetchArtefact]:
-        """Store the offer. Return the fetch to start, for the first offer."""
+        """Store the offer. Return the fetch to start if it is the first offer."""
         first, self._offer = self._offer is None, offer
         return [FetchArtefact(policy_version=None, offer=offer)] if first else []
 
     def arrived(self, fetched: Fetched) -> bool:
-        """Store the report of a successful fetch. Return False, and keep the stored report, if there is one already."""
+        """Store the report of a successful fetch, and return True. Return False if a report is already stored."""
         first = self.fetched is None
         if first:
             self.fetched = fetched
         return first
 
     def lacks_weights(self) -> list[FetchArtefact]:
-        """Fetch the base model again, because the engine reads files that were deleted."""
+        """Fetch the base model again: the engine needs files that were deleted after their conversion for another
+        engine.
+        """
         self.fetched = None
         return [] if self._offer is None else [FetchArtefact(policy_version=None, offer=self._offer)]
 
     def fetch_failed(self, now: float, jitter: float) -> None:
-        """Schedule a retry, with growing waits. `jitter`: see `backoff_s`."""
+        """Schedule a retry, with a wait that grows with each failure. `jitter`: see `backoff_s`."""
         self._retry_at = now + backoff_s(self._failures, jitter)
         self._failures += 1
 
     def due(self, now: float) -> list[FetchArtefact]:
-        """Return the fetch to start now, if a retry is due at `now`."""
+        """Return the fetch to start if a retry is due at `now`."""
         if self._retry_at is None or self._retry_at > now or self._offer is None:
             return []
         self._retry_at = None

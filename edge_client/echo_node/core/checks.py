@@ -1,8 +1,8 @@
 """Checks: completions of other nodes that this node recomputes for the hub, from the check's lease to the answer.
 
 Each lease gets one answer, if the node is connected before the deadline. The answer holds the engine's result, or
-nothing if the node cannot compute it. A completion in the engine counts until the engine answers, even after its lease
-ends. A hub can therefore give the engine at most `MAX_CHECKS` at a time.
+nothing if the node cannot compute it. A completion that was given to the engine counts towards `MAX_CHECKS` until the
+engine has answered, even after the lease ended, so that a hub cannot overload the engine.
 
 Checks are not stored: the hub asks another node for a lost one. A check during which the engine died is not retried.
 """
@@ -32,23 +32,22 @@ class _Held:
 
 
 class Checks:
-    """State of all checks. Methods return the effects to carry out."""
+    """State of all checks. Methods return the effects that the shell must carry out."""
 
     def __init__(self) -> None:
         self.can_score = False
-        """True if an engine runs that can score."""
+        """True if an engine runs that can recompute completions."""
         self._held: dict[str, _Held] = {}
         self._in_hand: set[str] = set()
-        """Ids of the completions that the engine is scoring."""
+        """Ids of the rollouts that the engine is recomputing."""
 
     @property
     def versions(self) -> frozenset[int]:
-        """Policy versions that the checks need."""
         return frozenset(version for held in self._held.values() for version in held.versions)
 
     def take(self, lease: CheckLease, now: float, *, can: bool, on_disk: frozenset[int]) -> list[Effect]:
-        """Accept a check's lease, or decline it: if the node cannot score now (`can` is False), lacks one of its
-        versions on disk, or has MAX_CHECKS checks.
+        """Accept a check's lease. Decline it if the node cannot recompute now (`can` is False), lacks one of the
+        lease's versions on disk, or already has MAX_CHECKS checks.
         """
         held = _Held(lease, now + lease.deadline_s)
         if lease.rollout_id in self._held:
@@ -59,7 +58,6 @@ class Checks:
         return []
 
     def start(self, loaded: frozenset[int]) -> list[Effect]:
-        """Return the completions to score now: those with all versions loaded."""
         effects: list[Effect] = []
         for rollout_id, held in self._held.items() if self.can_score else ():
             if rollout_id not in self._in_hand and held.versions <= loaded:
@@ -68,7 +66,6 @@ class Checks:
         return effects
 
     def scored(self, scored: Scored) -> list[Effect]:
-        """Turn the engine's result into an answer to the hub."""
         self._in_hand.discard(scored.rollout_id)
         if self._held.pop(scored.rollout_id, None) is None:
             return []
@@ -76,11 +73,10 @@ class Checks:
         return [SendMessage(message=result)]
 
     def give_up(self) -> list[Effect]:
-        """Decline all checks of this node."""
         return self._decline(list(self._held))
 
     def engine_lost(self) -> list[Effect]:
-        """Decline the checks that the engine held. The others wait for the next engine."""
+        """Decline the checks that the lost engine was computing. The others wait for the next engine."""
         self.can_score = False
         lost, self._in_hand = self._in_hand, set()
         return self._decline([rollout_id for rollout_id in self._held if rollout_id in lost])
@@ -91,7 +87,7 @@ class Checks:
         return [_cannot(rollout_id) for rollout_id in rollout_ids]
 
     def overdue(self, now: float) -> None:
-        """Drop checks past their deadline: the hub no longer waits."""
+        """Drop checks past their deadline, because the hub no longer waits for them."""
         self._held = {rollout_id: held for rollout_id, held in self._held.items() if now <= held.due_at}
 
 

@@ -1,7 +1,7 @@
-"""Detect by the clocks that the machine slept or stood still, or that its time of day is wrong.
+"""Detects from clocks that the machine slept or stood still, or that its time of day is wrong.
 
-Intervals use a clock that is never set and that counts sleep. Only pauses and hours use the time of day, because they
-are the owner's. It is compared with the hub's time.
+Intervals use a clock that nobody sets and that counts sleep. Only the owner's pauses and working hours use the time of
+day, which is therefore compared with the hub's.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Final
 from echo_node.core.troubles import Trouble, TroubleCode
 
 SLEPT_S: Final = 15.0
-"""Seconds between two clock readings, beyond the planned interval, that count as sleep: a busy machine causes no gap
-this long.
+"""Seconds between two clock readings, beyond the planned interval, that count as sleep. A busy machine causes shorter
+gaps.
 """
 WRONG_S: Final = 120.0
-"""Seconds between this machine's and the hub's time of day that count as a wrong clock. A slow answer of the hub causes
-less.
+"""Difference between this machine's and the hub's time of day, in seconds, that counts as a wrong clock. A slow answer
+of the hub causes less.
 """
 
 
@@ -26,14 +26,12 @@ class ClockReading:
     """Both clocks at one moment, in seconds."""
 
     running: float
-    """Monotonic clock that counts sleep; its zero has no meaning."""
+    """Monotonic clock that counts sleep. Only differences have a meaning."""
     wall: float
     """Time of day, since the epoch."""
 
 
 class SleepSense:
-    """Detector of sleep from repeated clock readings."""
-
     def __init__(self, look_s: float) -> None:
         """`look_s`: planned seconds between two clock readings."""
         self._look_s = look_s
@@ -47,23 +45,23 @@ class SleepSense:
 
 
 class HubClock:
-    """The hub's time of day, from its last message."""
+    """The hub's time of day, as its last message gave it."""
 
     def __init__(self) -> None:
         self._told: ClockReading | None = None
 
     def tell(self, wall: float, *, running: float) -> None:
-        """Store the hub's time of day `wall`, received now."""
+        """Store the hub's time of day `wall`, received at the monotonic time `running`."""
         self._told = ClockReading(running, wall)
 
     def ahead_s(self, reading: ClockReading) -> float:
-        """Return the seconds that this machine's time of day is ahead of the hub's; 0 if the hub's time is unknown."""
+        """Return by how many seconds this machine's time of day is ahead of the hub's; 0 if the hub's is unknown."""
         if self._told is None:
             return 0.0
         return reading.wall - (self._told.wall + reading.running - self._told.running)
 
     def trouble(self, reading: ClockReading) -> Trouble | None:
-        """Return a Trouble if this machine's clock is wrong."""
+        """Return a Trouble if this machine's time of day is wrong."""
         ahead_s = self.ahead_s(reading)
         if abs(ahead_s) < WRONG_S:
             return None
@@ -76,7 +74,7 @@ class HubClock:
 
 
 def in_words(seconds: float) -> str:
-    """Format seconds in the largest unit with a value near 2 or more: "47 s", "2 min", "3 h" or "4 days"."""
+    """Format seconds in the largest unit that gives a value of about 2 or more: "47 s", "2 min", "3 h" or "4 days"."""
     for unit_s, name in ((86_400, "days"), (3_600, "h"), (60, "min")):
         if seconds >= 1.9 * unit_s:
             return f"{seconds / unit_s:.0f} {name}"
@@ -84,5 +82,4 @@ def in_words(seconds: float) -> str:
 
 
 def slept(seconds: float) -> Trouble:
-    """Return the Trouble for a sleep of this length."""
     return Trouble(TroubleCode.SLEPT, f"This machine slept for {in_words(seconds)}; reconnecting.")

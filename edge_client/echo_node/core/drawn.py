@@ -1,9 +1,9 @@
-"""Tokens of rollouts in progress, and the count of tokens sent to the hub on this connection.
+"""Tokens of unfinished rollouts, with the number of tokens that were sent to the hub on this connection.
 
 A rollout starts with its lease's prefix, which the hub already has, and grows with the engine's reports. The tokens
-stay until the rollout is finished or released, so that a new engine or version continues from them. A reconnect resends
-all tokens, because the hub may have lost them. On each connection every token is sent once, in order, in messages
-within the wire's bounds.
+stay until the rollout is finished or given up, so that a new engine or a newer version continues from them. A
+reconnected node sends all tokens again: the hub may have lost some. On each connection every token is sent once, in
+order, in messages within the protocol's limits.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class _Progress:
     num_given: int
     num_sent: int
     sampling_s: float = 0.0
-    """Sampling time reported by the current engine run. `earlier_s` is the time of earlier runs."""
+    """Sampling time that the current run of the engine has reported. `earlier_s` is the time of earlier runs."""
     earlier_s: float = 0.0
 
     @classmethod
     def behind(cls, given: LeasedPrefix, lease: Lease) -> _Progress:
-        """Return the progress of a rollout that continues its lease's prefix."""
+        """Return the progress of a rollout that starts with its lease's prefix."""
         count = len(given.ids)
         versions = given.versions or grown((), lease.policy_version, count)
         return cls(ids=given.ids, logprobs=given.logprobs, versions=versions, num_given=count, num_sent=count)
@@ -52,7 +52,7 @@ class _Progress:
 
 
 class DrawnByLease:
-    """Progress by lease and index: added by `begin`, removed by `end` or `forget`."""
+    """Progress of rollouts by lease and index. `begin` adds rollouts; `end` and `forget` remove them."""
 
     def __init__(self) -> None:
         self._leases: dict[int, dict[int, _Progress]] = {}
@@ -62,19 +62,19 @@ class DrawnByLease:
 
     @property
     def num_held_tokens(self) -> int:
-        """Tokens of the rollouts in progress, including their leases' prefixes."""
+        """Tokens of the unfinished rollouts, including their leases' prefixes."""
         return sum(len(progress.ids) for rollouts in self._leases.values() for progress in rollouts.values())
 
     def begin(self, lease: Lease, pending: Set[int]) -> None:
-        """Store the prefixes of a new lease. `pending`: its indices that have no finished rollout."""
+        """Start the rollouts `pending` of a new lease, with their prefixes."""
         given = {prefix.index: prefix for prefix in lease.prefixes}
         self._leases[lease.lease_id] = {
             index: _Progress.behind(given[index], lease) if index in given else _Progress.fresh() for index in pending
         }
 
     def add(self, part: DrawnPart) -> None:
-        """Append the engine's report. Ignore it for released rollouts, or if tokens before it are missing, as in a late
-        report of an old engine.
+        """Append the engine's report. Reports of removed rollouts are ignored, and so are reports that leave a gap
+        before them, such as a late report of an old engine.
         """
         progress = self._leases.get(part.lease_id, {}).get(part.index)
         if progress is not None and part.start == len(progress.ids):
@@ -85,7 +85,7 @@ class DrawnByLease:
             self.num_tokens += len(part.ids)
 
     def prefixes(self, lease_id: int, indices: Iterable[int]) -> tuple[Prefix, ...]:
-        """Return the prefixes for an engine that starts or restarts the lease."""
+        """Return all tokens so far as prefixes, for an engine that starts or restarts the lease."""
         rollouts = self._leases.get(lease_id, {})
         for progress in rollouts.values():
             progress.earlier_s, progress.sampling_s = progress.earlier_s + progress.sampling_s, 0.0
@@ -96,17 +96,17 @@ class DrawnByLease:
         )
 
     def num_drawn(self, lease_id: int, index: int) -> int:
-        """Return the number of tokens of a rollout."""
+        """Return the number of a rollout's tokens, including its prefix."""
         progress = self._leases.get(lease_id, {}).get(index)
         return 0 if progress is None else len(progress.ids)
 
     def versions(self, lease_id: int) -> set[int]:
-        """Return all versions that have drawn tokens of the lease's rollouts, on any node."""
+        """Return all versions that have drawn tokens of the lease's unfinished rollouts, on any node."""
         rollouts = self._leases.get(lease_id, {}).values()
         return {span.policy_version for progress in rollouts for span in progress.versions}
 
     def connected(self) -> None:
-        """Mark all tokens as unsent: a new connection gets them again."""
+        """Mark all tokens as unsent, because a new connection must get them again."""
         for rollouts in self._leases.values():
             for progress in rollouts.values():
                 progress.num_sent = 0
@@ -129,8 +129,9 @@ class DrawnByLease:
     def end(self, finished: FinishedRollout) -> Rollout:
         """Remove a finished rollout, and return its message for the hub.
 
-        Unreported tokens belong to the version that finished the rollout. The message counts the sampling time of all
-        engines on this node. Its prefix is the lease's: after a restart, the engine itself got a longer one.
+        Tokens that no report contained belong to the version that finished the rollout. The message counts the sampling
+        time of all engine runs on this node, and only the lease's own prefix as given, although a restarted engine got
+        a longer one.
         """
         progress = self._leases.get(finished.lease_id, {}).pop(finished.index, None) or _Progress.fresh()
         count = len(finished.completion_ids)
@@ -151,12 +152,11 @@ class DrawnByLease:
         )
 
     def forget(self, lease_id: int) -> None:
-        """Remove the lease's rollouts."""
         self._leases.pop(lease_id, None)
 
 
 def _next_part(lease_id: int, index: int, progress: _Progress, room: int) -> RolloutPart:
-    """Return the next tokens drawn with one version, at most `room` tokens."""
+    """Return the next unsent tokens that one version drew, at most `room` tokens."""
     start = progress.num_sent
     span = between(progress.versions, start, len(progress.ids))[0]
     progress.num_sent = start + min(room, span.num_tokens)

@@ -1,5 +1,5 @@
-"""Effects of the work loop, which the shell carries out in order. They return nothing: "answer X" means that the shell
-later passes the event X to the work loop.
+"""Effects of the work loop, which the shell (`echo_node.shell`) carries out in order. An effect has no result: "answer
+X" means that the shell later passes the event X to the work loop.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class AbandonFetch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveArtefact:
-    """Delete the files of this version. Its carrier, the sealed files for other nodes, may still be served."""
+    """Delete the files of this version. Its carrier (the encrypted copy for other nodes) may still be served."""
 
     policy_version: int
 
@@ -39,17 +39,17 @@ class StartEngine:
 
     after_s: float
     max_width: int = 0
-    """Largest width (rollouts sampled at once) that should fit into memory; 0 = no new limit."""
+    """Largest width (rollouts sampled at the same time) that fits into memory; 0 = no new limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuspendEngine:
-    """Stop every thread of the engine; its memory stays."""
+    """Pause all threads of the engine. Its memory stays allocated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeEngine:
-    """Restart the threads of a suspended engine."""
+    """Let the threads of a suspended engine continue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,14 +59,16 @@ class EndEngine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddPolicy:
-    """Make a version known to the engine, before any group that names it. Version 0 is the base itself."""
+    """Make a version known to the engine, before any group that uses it. Version 0 is the base model
+    without adapter.
+    """
 
     policy_version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropPolicy:
-    """Let the engine forget this version."""
+    """Make the engine forget this version."""
 
     policy_version: int
 
@@ -87,14 +89,14 @@ class CancelLease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreCompletion:
-    """Recompute a completion of another node between batches; answer CompletionScored."""
+    """Recompute a completion of another node when the engine has time; answer CompletionScored."""
 
     request: ScoreRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpoolLease:
-    """Store the leased rollouts on disk, so that a restarted node can return them."""
+    """Store on disk which rollouts are leased, so that a restarted node can return them."""
 
     lease_id: int
     indices: tuple[int, ...]
@@ -123,24 +125,24 @@ class RecordReceipts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResendSpooled:
-    """Send all stored rollouts that lack a receipt."""
+    """Send all stored rollouts that have no receipt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskForReceipts:
-    """Ask the hub for the states of its rollouts whose final state is not stored here."""
+    """Ask the hub for the states of the rollouts whose final state is not stored here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendMessage:
-    """Send a message to the hub. Dropped without a connection; the spool holds what must arrive."""
+    """Send a message to the hub. Without a connection the message is dropped; rollouts that must arrive are on disk."""
 
     message: FromNode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """End the daemon: everything is returned, spooled and sent."""
+    """End the daemon: everything is returned, stored and sent."""
 
 
 Effect = (

@@ -1,16 +1,14 @@
-"""The life of the sampling engine: its width (rollouts sampled at once), its restarts, and its rests.
-
-In a rest, the node asks for no work.
+"""The life of the sampling engine: its width (rollouts sampled at the same time), its restarts, and its rests. In a
+rest, a pause after failures, the node asks for no work.
 
 Rules:
-
-- an engine that was stopped on purpose restarts at once and counts as no failure; so does an engine that lacks weights,
-  after the base model is fetched again;
-- an engine that ran out of memory restarts at once with half the width. At width 1 it counts as dead. If it had worked
-  for `STEADY_S`, the cause is a leak, and the width stays;
-- an engine that died restarts at once the first time. After consecutive deaths without a finished rollout it waits,
-  longer each time;
-- after `MAX_FAILED_GROUPS` failed groups in a row the engine rests, longer after each further one.
+- An engine stopped on purpose restarts at once without counting as failed. The same holds for an engine that lacks
+  weights, once the base model is fetched again.
+- An engine that ran out of memory restarts at once with half the width. At width 1 it counts as dead. If it had worked
+  for `STEADY_S` seconds, the cause is taken to be a leak, and the width stays.
+- An engine that died restarts at once the first time. After further deaths without a finished rollout it waits, longer
+  each time.
+- After `MAX_FAILED_GROUPS` failed groups in a row the engine rests, longer after each further one.
 """
 
 from __future__ import annotations
@@ -25,43 +23,41 @@ from echo_shared.errors import DISK_FULL
 from echo_shared.process.backoff import backoff_s
 
 MAX_FAILED_GROUPS: Final = 3
-"""Failed groups in a row that count as the engine's fault, not the groups'. The node then asks for no work for a
-while.
+"""Failed groups in a row that count as the engine's fault, not the groups'. The node then asks for no work
+for a while.
 """
 USUAL_WIDTH: Final = 32
 """Assumed width of an engine that ran out of memory before it reported its width."""
 STEADY_S: Final = 1_800.0
-"""Seconds of work after which a lack of memory counts as a leak. The width then stays, because a new engine may work as
-long.
+"""Seconds of work after which a lack of memory counts as a leak. The width then stays, because a restarted engine may
+work as long again.
 """
 
 Blame = Literal["nobody", "the start", "the work"]
 """Suspected cause of an engine's end. "the work": the leases that were running; "the start": the engine had not loaded
-its model.
+its model yet.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineEnding:
-    """Consequences of an engine's end: the next start, and the suspected cause."""
+    """What follows from an engine's end: the next start, and the suspected cause."""
 
     start: StartEngine
     blame: Blame
 
 
 class EngineLife:
-    """State of the node's engines, one after another, from their reports."""
+    """State of the node's engine across its restarts."""
 
     def __init__(self) -> None:
         self.width = 0
-        """Rollouts sampled at once; 0 = no engine is up."""
+        """Maximum number of rollouts sampled at the same time; 0 = no engine has loaded its model."""
         self.problem: Trouble | None = None
-        """Problem of the engine, until an engine starts or finishes a rollout."""
+        """Problem of the engine. None after an engine has started or finished a rollout."""
         self._ready_at = 0.0
         self._deaths = 0
-        """Deaths since the last finished rollout."""
         self._failed_groups = 0
-        """Failed groups since the last finished rollout."""
         self._rests_until = 0.0
 
     @property
@@ -74,12 +70,11 @@ class EngineLife:
         return now < self._rests_until
 
     def ready(self, event: EngineReady, now: float) -> None:
-        """Record a started engine."""
         self.width, self.problem = event.width, None
         self._ready_at = now
 
     def finished_rollout(self) -> None:
-        """Reset the failure counts: the engine works."""
+        """Reset the failure counts, because the engine works."""
         self._deaths = 0
         self._failed_groups = 0
         self.problem = None
@@ -93,7 +88,7 @@ class EngineLife:
             self._rests_until = max(self._rests_until, now + wait_s)
 
     def lost(self, event: EngineLost, now: float, jitter: float) -> EngineEnding:
-        """Record the end or failed start of an engine. Return the restart, and the suspected cause."""
+        """Record the end or the failed start of an engine. Return its restart, and the suspected cause."""
         was_up, self.width = self.is_up, 0
         was_steady = was_up and now - self._ready_at >= STEADY_S
         if event.cause in ("stopped", "no_weights"):

@@ -24,8 +24,9 @@ from echo_shared.wire.messages import (
 )
 
 LossCause = Literal["died", "out_of_memory", "stopped", "no_weights"]
-"""Cause of an engine's end. `stopped`: the node ended it, for an engine on a better device or for the machine's owner.
-`no_weights`: it reads the base model's weights, but only another engine's conversion is on disk."""
+"""Cause of an engine's end. `stopped`: the node ended it, to use a better device or to free the machine for its owner.
+`no_weights`: the engine needs the base model's own weights, but only another engine's conversion of them is on disk.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,7 @@ class Disconnected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionEnded:
-    """The connection has failed for good."""
+    """The connection has failed, and reconnecting cannot help."""
 
     error: EchoError
 
@@ -59,19 +60,19 @@ class ArtefactReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchFailed:
-    """The artefact did not arrive, or differs from the hub's signature."""
+    """The artefact is missing, or differs from the signed manifest."""
 
     policy_version: int | None
     what: str
     unreadable: bool = False
-    """True if the artefact arrived complete but cannot be decoded to the signed content, or is a delta without its
+    """True if the artefact arrived complete but does not decode to the signed content, or is a delta without its
     parent.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineReady:
-    """The engine has the base loaded and samples up to `width` rollouts at once."""
+    """The engine has loaded the base model and samples up to `width` rollouts at the same time."""
 
     width: int
     tokens_per_s: float = 0.0
@@ -89,53 +90,53 @@ class EngineLost:
     what: str
     cause: LossCause = "died"
     width: int = 0
-    """Width of the engine that ended; 0 = chosen by the engine and unknown."""
+    """Width of the engine that ended; 0 = unknown, because the engine itself chose it."""
     code: str = ""
-    """Code of the error that ended it."""
+    """Code of the error that ended the engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyPrepared:
-    """The engine can switch to this version at once. Reported while it samples with another."""
+    """The engine can switch to this version without a wait. Reported while another version samples."""
 
     policy_version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutsFinished:
-    """The engine completed these rollouts, of one lease or several."""
+    """The engine finished these rollouts, which may belong to several leases."""
 
     rollouts: tuple[FinishedRollout, ...]
     tokens_per_s: float
-    """Drawn tokens per second of the busy engine over the last seconds."""
+    """Drawn tokens per second of sampling, over the last seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutsDrawn:
-    """Tokens of rollouts in progress since the engine's last report, without prefixes."""
+    """Tokens of unfinished rollouts since the engine's last report, without prefixes."""
 
     parts: tuple[DrawnPart, ...]
     for_hub: bool = True
-    """True if the hub should get these tokens and all earlier unsent ones now."""
+    """True if the node should now send these tokens, and all earlier unsent ones, to the hub."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionScored:
-    """The engine's result for another node's completion, possibly none."""
+    """The engine's result for another node's completion; empty if the engine could not compute it."""
 
     scored: Scored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseCancelled:
-    """The engine has stopped sampling for this lease. All its tokens were reported before."""
+    """The engine has stopped sampling for this lease. It has reported all tokens of the lease before."""
 
     lease_id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseFailed:
-    """The engine cannot sample the rest of this lease. The engine itself continues."""
+    """The engine cannot sample the rest of this lease, but continues with other leases."""
 
     lease_id: int
     what: str
@@ -152,14 +153,14 @@ class Spooled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpoolFailed:
-    """A spool write failed. The shell keeps the data and retries."""
+    """Writing to the spool (the node's store of rollouts) failed. The shell keeps the data and retries."""
 
     what: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """The current holds, which keep the node from using the machine; none = it may work."""
+    """The current holds, each a reason not to use the machine; none = the node may work."""
 
     holds: tuple[Hold, ...]
     keep_memory_s: float
@@ -168,7 +169,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOutdated:
-    """The engine's settings have changed: it must restart."""
+    """The engine's settings have changed, so it must restart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,17 +181,17 @@ class FinishRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainRequested:
-    """The user or the machine wants the node to stop."""
+    """The user or the system wants the node to stop now; unfinished leases go back to the hub."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """Regular event: check heartbeat, retries and deadlines."""
+    """Sent regularly, to check heartbeat, retries and deadlines."""
 
     progress: Mapping[int | None, tuple[int, int]] = field(default_factory=dict)
-    """(bytes received, total bytes) of each started fetch; None = the base model's."""
+    """(bytes received, total bytes) of each running fetch, by version; None = the base model."""
 
 
 Event = (
@@ -220,6 +221,5 @@ Event = (
     | DrainRequested
     | Tick
 )
-"""Event that the work loop handles."""
 Incoming = FromHub | Event | ConnectionEnded | Upgraded
 """Content of the node's inbox: messages of the hub, and reports of the node's parts."""

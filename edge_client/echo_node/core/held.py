@@ -1,13 +1,13 @@
-"""The leases of this node, until all their rollouts are finished or released.
+"""Records of this node's leases, until all rollouts of a lease are finished or given up.
 
-This module only keeps records, and knows neither engine nor hub. Methods return released rollouts for the caller to
-cancel and report.
+This module only keeps records, and knows neither engine nor hub. Methods return the rollouts that were given up; the
+caller must cancel and report them.
 
 Invariants:
 - Every rollout of a lease leaves once: by `finish`, or in one `Unfinished`.
 - An interruptible lease runs with its own or any newer version; every other lease runs only with its own version.
-- A lease on which the engine died `MAX_DEATHS` times is released. To spare the others, leases with `SUSPECT_DEATHS`
-  deaths are sampled one at a time.
+- A lease on which the engine died `MAX_DEATHS` times is given up. Leases with `SUSPECT_DEATHS` deaths are sampled one
+  at a time, so that a further death shows which lease causes it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ SUSPECT_DEATHS: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unfinished:
-    """Rollouts of a released lease that are not finished."""
+    """Unfinished rollouts of a lease that was given up."""
 
     lease_id: int
     indices: tuple[int, ...]
-    """Indices of the unfinished rollouts, at least one."""
+    """At least one."""
     reason: str
     was_running: bool
-    """True if the engine still samples the lease, so that the caller must send a cancel."""
+    """True if the engine still samples the lease; the caller must then cancel the sampling."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,34 +44,33 @@ class _Held:
     version: int = 0
     """Policy version with which the engine samples the lease."""
     moving: bool = False
-    """True while the engine stops the lease, so that a newer version can continue it."""
+    """True while the engine stops the lease, so that a newer version or another engine can continue it."""
     deaths: int = 0
 
 
 class HeldLeases:
-    """The leases of this node. They enter by `take`, and leave with their last rollout or in an `Unfinished`."""
+    """The leases of this node. `take` adds a lease; it leaves with its last rollout, or in an `Unfinished`."""
 
     def __init__(self) -> None:
         self._held: dict[int, _Held] = {}
 
     @property
     def leases(self) -> tuple[Lease, ...]:
-        """Held leases, the earliest one first."""
+        """Held leases, oldest first."""
         return tuple(held.lease for held in self._held.values())
 
     @property
     def num_rollouts(self) -> int:
-        """Number of unfinished rollouts."""
         return sum(len(held.pending) for held in self._held.values())
 
     @property
     def most_tokens(self) -> int:
-        """Maximum final tokens of all unfinished rollouts."""
+        """Sum of the maximum lengths of all unfinished rollouts, in tokens."""
         return sum(len(held.pending) * held.lease.max_tokens for held in self._held.values())
 
     @property
     def versions(self) -> frozenset[int]:
-        """Policy versions that running leases use, or that waiting leases need."""
+        """Policy versions with which leases run, and those for which leases wait."""
         return frozenset(
             held.version if held.running else held.lease.policy_version
             for held in self._held.values()
@@ -80,7 +79,6 @@ class HeldLeases:
 
     @property
     def any_running(self) -> bool:
-        """True if the engine samples for any lease."""
         return any(held.running for held in self._held.values())
 
     def holds(self, lease_id: int) -> bool:
@@ -95,12 +93,12 @@ class HeldLeases:
         return True
 
     def take(self, lease: Lease, pending: Set[int], now: float) -> None:
-        """Add a new lease. `pending`: its indices that have no finished rollout, at least one."""
+        """Add a new lease with the unfinished rollouts `pending`, at least one."""
         assert pending and lease.lease_id not in self._held, "a new lease has rollouts to sample"
         self._held[lease.lease_id] = _Held(lease=lease, pending=set(pending), due_at=now + lease.deadline_s)
 
     def finish(self, lease_id: int, index: int) -> bool:
-        """Record a finished rollout. Return False if it was not awaited."""
+        """Record a finished rollout. Return False if no held lease waits for it."""
         held = self._held.get(lease_id)
         if held is None or index not in held.pending:
             return False
@@ -110,8 +108,9 @@ class HeldLeases:
         return True
 
     def start(self, version_for: Callable[[Lease], int | None]) -> list[GroupRequest]:
-        """Return the groups that the engine should start now, and mark their leases as running. `version_for` returns
-        the version to sample a lease with; None = wait.
+        """Return the groups that the engine should start now, and mark their leases as running.
+
+        `version_for` returns the version with which to sample a lease; None = the lease must wait.
         """
         suspects = [held for held in self._held.values() if held.deaths >= SUSPECT_DEATHS]
         ready = [
@@ -135,9 +134,7 @@ class HeldLeases:
         ]
 
     def move(self, lease_id: int) -> None:
-        """Mark a running lease as moving: the engine was told to stop it, and it restarts with a newer version after
-        `stopped`.
-        """
+        """Mark a running lease as moving: the engine is stopping the lease, which may start again after `stopped`."""
         self._held[lease_id].moving = True
 
     def is_moving(self, lease_id: int) -> bool:
@@ -145,22 +142,23 @@ class HeldLeases:
         return held is not None and held.moving
 
     def running_by(self, lease_id: int) -> int | None:
-        """Return the version with which the lease runs, or None."""
+        """Return the version with which the lease runs; None = it does not run."""
         held = self._held.get(lease_id)
         return held.version if held is not None and held.running else None
 
     def stopped(self, lease_id: int) -> None:
-        """Record that the engine does not sample the lease any more."""
         if lease_id in self._held:
             self._held[lease_id].running = self._held[lease_id].moving = False
 
     def engine_ended(self) -> None:
-        """Mark all leases as not running. No lease is blamed for the engine's end."""
+        """Record that no lease runs any more, without counting a death for any lease."""
         for held in self._held.values():
             held.running = held.moving = False
 
     def engine_died(self, what: str) -> list[Unfinished]:
-        """Mark all leases as not running, and count a death for each that ran. Return those with too many deaths."""
+        """Record that no lease runs any more, and count a death for each that ran. Give up those with too
+        many deaths.
+        """
         suspects = [held for held in self._held.values() if held.running]
         self.engine_ended()
         for held in suspects:
@@ -172,7 +170,6 @@ class HeldLeases:
         ]
 
     def is_running(self, lease_id: int) -> bool:
-        """Return True if the engine samples for this lease."""
         held = self._held.get(lease_id)
         return held is not None and held.running
 
@@ -185,12 +182,11 @@ class HeldLeases:
         ]
 
     def let_go(self, lease_id: int, reason: str) -> list[Unfinished]:
-        """Release one lease. Return nothing if it is unknown."""
+        """Give up one lease. Return [] if it is not held."""
         held = self._held.get(lease_id)
         return [] if held is None else [self._let_go(held, reason)]
 
     def let_go_all(self, reason: str) -> list[Unfinished]:
-        """Release every lease."""
         return [self._let_go(held, reason) for held in list(self._held.values())]
 
     def _let_go(self, held: _Held, reason: str) -> Unfinished:

@@ -1,4 +1,4 @@
-"""Recent token rate of a node, from a count that only grows."""
+"""Recent token rate of a node, computed from its count of drawn tokens, which only grows."""
 
 from __future__ import annotations
 
@@ -8,34 +8,36 @@ from typing import Final
 
 SPAN_S: Final = 10.0
 LATELY: Final = 6
-"""Number of `SPAN_S` spans in one minute."""
+"""Number of spans of `SPAN_S` seconds in one minute."""
 KEPT: Final = 30
-"""Number of `SPAN_S` spans in five minutes."""
+"""Number of spans of `SPAN_S` seconds in five minutes."""
 
 
 def lately(rates: Sequence[float]) -> float | None:
-    """Return tokens per second over the last minute of `TokenHistory.rates`; None before the first full span."""
+    """Return the mean of `TokenHistory.rates` over the last minute, in tokens per second; None before the first full
+    span.
+    """
     newest = rates[-LATELY:]
     return sum(newest) / len(newest) if newest else None
 
 
 class TokenHistory:
-    """History of token rates. Call `note` regularly; `rates` holds the result."""
+    """Token rates of the last minutes. Call `note` regularly."""
 
     def __init__(self) -> None:
         self._done: deque[float] = deque(maxlen=KEPT)
         self._began: float | None = None
         """Start of the current span; None before the first `note`."""
         self._count = 0
-        """Count at the start of the current span."""
+        """Token count at the start of the current span."""
 
     @property
     def rates(self) -> tuple[float, ...]:
-        """Tokens per second in each of the last `KEPT` full spans of `SPAN_S`, the oldest first."""
+        """Tokens per second in each of the last `KEPT` full spans, oldest first."""
         return tuple(self._done)
 
     def note(self, count: int, now: float) -> None:
-        """Record the count. `now` never decreases. Spans without a record share one average rate."""
+        """Record the token count at `now`, which must never decrease. Spans without a call share one average rate."""
         if self._began is None:
             self._began, self._count = now, count
             return

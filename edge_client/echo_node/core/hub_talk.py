@@ -9,12 +9,12 @@ from echo_shared.wire.messages import FromNode, LeaseReturned, NodeStatus
 
 
 class HubTalk:
-    """Connection to the hub, and the messages that wait for it. Methods return the effects to carry out. Nothing is
-    sent without a connection.
+    """Sends messages while the hub is connected, and keeps some of them otherwise. Methods return the effects that the
+    shell must carry out.
     """
 
     def __init__(self, unsaid: Iterable[FromNode]) -> None:
-        """`unsaid`: messages that wait for the first Welcome, as if given to `say` before it."""
+        """`unsaid`: messages to send after the first Welcome."""
         self.connected = False
         self._unsaid = list(unsaid)
         self._heartbeat_s = 1.0
@@ -22,7 +22,7 @@ class HubTalk:
         self._reported_at = 0.0
 
     def welcomed(self, heartbeat_s: float) -> list[Effect]:
-        """Send the waiting messages. The next `report` sends a status in any case."""
+        """Send the waiting messages. The next `report` then sends a status, even an unchanged one."""
         self.connected = True
         self._heartbeat_s = heartbeat_s
         self._reported = ()
@@ -30,19 +30,18 @@ class HubTalk:
         return [effect for message in unsaid for effect in self.send(message)]
 
     def disconnected(self) -> None:
-        """Send nothing until the next Welcome."""
         self.connected = False
 
     def say(self, message: FromNode) -> list[Effect]:
-        """Send now, or after the next Welcome."""
+        """Send the message now, or after the next Welcome."""
         if self.connected:
             return self.send(message)
         self._unsaid.append(message)
         return []
 
     def send(self, message: FromNode) -> list[Effect]:
-        """Send now; drop the message without a connection. When a LeaseReturned is sent, also remove its lease from
-        disk.
+        """Send the message now, or drop it if the hub is not connected. Once a LeaseReturned is sent, its lease is also
+        removed from disk.
         """
         if not self.connected:
             return []
@@ -50,7 +49,7 @@ class HubTalk:
         return [*sent, ForgetLease(lease_id=message.lease_id)] if isinstance(message, LeaseReturned) else sent
 
     def report(self, status: NodeStatus, now: float) -> list[Effect]:
-        """Send the status if it has changed, or as a heartbeat."""
+        """Send a changed status, or a due heartbeat."""
         news = (status.activity, status.capacity, status.policy_version, status.precision, status.checks)
         if not self.connected or (news == self._reported and now - self._reported_at < self._heartbeat_s):
             return []

@@ -4,8 +4,8 @@ This module joins the held leases (`held`) with their tokens (`drawn`), and retu
 
 Invariants:
 - Every index of an accepted lease is finished once, returned once, or revoked by the hub.
-- The hub gets the tokens of unfinished rollouts once per connection. A connected hub gets all reported tokens of a
-  lease before the lease returns.
+- The hub gets each token of an unfinished rollout once per connection. A connected hub gets all reported tokens of a
+  lease before the lease is returned.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from echo_shared.wire.messages import MAX_VERSION_SPANS, Lease, LeaseReturned, R
 
 @dataclass(slots=True)
 class _Leaving:
-    """A lease that the engine was told to cancel. It goes back to the hub after the engine's last tokens."""
+    """A lease that goes back to the hub. The engine was told to cancel it, and its last tokens are awaited."""
 
     reason: str
     by: float
@@ -33,34 +33,29 @@ class _Leaving:
 
 
 class Leases:
-    """All leases of the node. Methods return the effects to carry out."""
+    """All leases of the node. Methods return the effects that the shell must carry out."""
 
     def __init__(self, talk: HubTalk) -> None:
-        """`talk` carries the messages to the hub."""
         self._talk = talk
         self._held = HeldLeases()
         self._drawn = DrawnByLease()
         self._leaving: dict[int, _Leaving] = {}
-        """Leases to return once the engine has reported their tokens."""
+        """Leases to return to the hub once the engine has reported their last tokens."""
 
     @property
     def held(self) -> tuple[Lease, ...]:
-        """Leases in the order of `take`."""
         return self._held.leases
 
     @property
     def num_rollouts(self) -> int:
-        """Number of unfinished rollouts."""
         return self._held.num_rollouts
 
     @property
     def most_tokens(self) -> int:
-        """Maximum final tokens of all unfinished rollouts."""
         return self._held.most_tokens
 
     @property
     def num_held_tokens(self) -> int:
-        """Current tokens of the unfinished rollouts."""
         return self._drawn.num_held_tokens
 
     @property
@@ -70,36 +65,30 @@ class Leases:
 
     @property
     def num_finished(self) -> int:
-        """Number of finished rollouts."""
         return self._drawn.num_finished
 
     @property
     def versions(self) -> frozenset[int]:
-        """Policy versions that the leases need."""
         return self._held.versions
 
     @property
     def any_running(self) -> bool:
-        """True if the engine samples for any lease."""
         return self._held.any_running
 
     @property
     def any_leaving(self) -> bool:
-        """True if a lease waits for the engine's last tokens before it is returned."""
+        """True if a lease waits for the engine's last tokens before it goes back to the hub."""
         return bool(self._leaving)
 
     def renew(self, lease: Lease, now: float) -> bool:
-        """Restart the deadline of a lease that this node holds. Return False if the node does not hold it."""
         return self._held.renew(lease, now)
 
     def take(self, lease: Lease, pending: Set[int], now: float) -> list[Effect]:
-        """Add a new lease. `pending`: its indices that have no finished rollout, at least one."""
         self._held.take(lease, pending, now)
         self._drawn.begin(lease, pending)
         return [SpoolLease(lease_id=lease.lease_id, indices=tuple(sorted(pending)))]
 
     def revoked(self, lease_id: int) -> list[Effect]:
-        """Drop a lease that the hub has revoked."""
         if self._leaving.pop(lease_id, None) is not None:
             self._held.stopped(lease_id)
         effects: list[Effect] = []
@@ -109,7 +98,9 @@ class Leases:
         return effects
 
     def replaced(self, versions: Set[int]) -> list[Effect]:
-        """Give leases back to the hub if they hold tokens of any of `versions`, whose content has been replaced."""
+        """Return leases with tokens of any of `versions` to the hub: other content was published under these versions,
+        so the tokens are invalid.
+        """
         effects: list[Effect] = []
         for lease in self._held.leases if versions else ():
             drawn_by = {self._held.running_by(lease.lease_id)} | self._drawn.versions(lease.lease_id)
@@ -119,18 +110,18 @@ class Leases:
         return effects
 
     def connected(self) -> list[Effect]:
-        """Send all tokens again after a reconnect: the hub may have lost them."""
+        """Send all tokens again: a disconnected hub may have lost some."""
         self._drawn.connected()
         return self._send_drawn()
 
     def drawn(self, parts: Iterable[DrawnPart], *, for_hub: bool = True) -> list[Effect]:
-        """Store the engine's report. `for_hub`: send it and all earlier unsent tokens to the hub."""
+        """Store the engine's report. `for_hub`: send it, and all earlier unsent tokens, to the hub."""
         for part in parts:
             self._drawn.add(part)
         return self._send_drawn() if for_hub else []
 
     def finished(self, finished: FinishedRollout) -> Rollout | None:
-        """Return the rollout to spool; None after a revocation or a return, which has ended the rollout on the hub."""
+        """Return the finished rollout to store and send; None if its lease was revoked or returned in the meantime."""
         if not self._held.finish(finished.lease_id, finished.index):
             return None
         return self._drawn.end(finished)
@@ -142,16 +133,14 @@ class Leases:
         return self._return_waiting(lease_id)
 
     def failed(self, lease_id: int, what: str, *, is_of_version: bool = False) -> list[Effect]:
-        """Give a lease that the engine cannot sample back to the hub. `is_of_version`: its policy version is the
-        cause.
-        """
+        """Return a lease that the engine cannot sample to the hub. `is_of_version`: its policy version is the cause."""
         unusable = self._held.running_by(lease_id) if is_of_version else None
         self._leaving.pop(lease_id, None)
         self._held.stopped(lease_id)
         return self._return(self._held.let_go(lease_id, what), unusable_version=unusable)
 
     def engine_lost(self, what: str, blame: Blame) -> list[Effect]:
-        """Handle the end or failed start of the engine."""
+        """Handle the end or the failed start of the engine."""
         effects = [effect for lease_id in list(self._leaving) for effect in self._return_waiting(lease_id)]
         match blame:
             case "nobody":
@@ -168,15 +157,15 @@ class Leases:
         return self._held.holds(lease_id)
 
     def start(self, version_for: Callable[[Lease], int | None]) -> list[Effect]:
-        """Submit the leases whose version is available, each rollout with its tokens as prefix."""
+        """Submit the leases whose version is available, each rollout with its tokens so far as prefix."""
         return [
             SubmitGroup(request=replace(request, prefixes=self._drawn.prefixes(request.lease_id, request.indices)))
             for request in self._held.start(version_for)
         ]
 
     def behind(self, version: int) -> list[tuple[Lease, tuple[int, ...]]]:
-        """Return the running leases that may continue with this newer version, with the token counts of their
-        unfinished rollouts.
+        """Return the running leases that may continue with this newer version, each with the lengths of its unfinished
+        rollouts.
         """
         return [
             (lease, tuple(self._drawn.num_drawn(lease.lease_id, index) for index in pending))
@@ -185,14 +174,14 @@ class Leases:
         ]
 
     def move(self, leases: Iterable[Lease]) -> list[Effect]:
-        """Make the engine stop running leases. They restart with their drawn tokens as prefix."""
+        """Make the engine stop running leases. They start again with their tokens so far as prefix."""
         lease_ids = [lease.lease_id for lease in leases]
         for lease_id in lease_ids:
             self._held.move(lease_id)
         return [CancelLease(lease_id=lease_id) for lease_id in lease_ids]
 
     def move_all(self) -> list[Effect]:
-        """Stop all running leases that are not stopping, so that another engine continues them."""
+        """Make the engine stop all running leases, so that another engine continues them."""
         return self.move(
             lease
             for lease in self._held.leases
@@ -201,21 +190,21 @@ class Leases:
         )
 
     def give_up(self, lease_id: int, reason: str) -> list[Effect]:
-        """Give a held lease back to the hub now, without waiting for the engine."""
+        """Return a held lease to the hub now, without waiting for the engine's last tokens."""
         return self._return(self._held.let_go(lease_id, reason))
 
     def give_back_all(self, reason: str, *, by: float) -> list[Effect]:
-        """Give all leases back to the hub. With a connection, running ones wait for the engine's last tokens, until
-        `by` at most.
+        """Return all leases to the hub. While the hub is connected, running leases wait for the engine's last tokens,
+        until `by` at most.
         """
         return self._give_back([lease.lease_id for lease in self._held.leases], reason, by=by)
 
     def give_back_overdue(self, now: float, *, by: float) -> list[Effect]:
-        """Give leases past their deadline back, like `give_back_all`."""
+        """Return leases past their deadline to the hub, like `give_back_all`."""
         return self._give_back(self._held.overdue(now), "its deadline has passed", by=by)
 
     def leave(self, now: float) -> list[Effect]:
-        """Return to the hub the leases that have waited too long for the engine's last tokens."""
+        """Return the leases that have waited too long for the engine's last tokens."""
         overdue = [lease_id for lease_id, leaving in self._leaving.items() if now >= leaving.by]
         return [effect for lease_id in overdue for effect in self._return_waiting(lease_id)]
 
@@ -232,7 +221,7 @@ class Leases:
         return effects
 
     def _return_waiting(self, lease_id: int) -> list[Effect]:
-        """Return to the hub a lease that waited for the engine's last tokens."""
+        """Return a lease to the hub if it waited for the engine's last tokens."""
         leaving = self._leaving.pop(lease_id, None)
         if leaving is None:
             return []

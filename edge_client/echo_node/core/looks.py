@@ -1,4 +1,4 @@
-"""Content of the tray's icon: state, colour, sentence, and usable buttons."""
+"""Content of the node's tray icon: state, colour, sentence, and the buttons that can be used."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 TOOLTIP: Final = 120
-"""Most characters of the icon's tooltip; Windows allows 128."""
+"""Maximum characters of the icon's tooltip; Windows allows 128."""
 NOT_RUNNING: Final = "not running"
 START: Final = "Start it with: echo-node run"
 COLOURS: Final = {
@@ -26,17 +26,14 @@ COLOURS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IconLook:
-    """The icon's content at one moment."""
-
     state: str
     reason: str
     is_running: bool
     is_paused: bool
-    """True if the owner has paused it."""
+    """True if the owner has paused the node."""
 
     @property
     def title(self) -> str:
-        """Text of the icon's tooltip."""
         text = f"Echo: {self.state}. {self.reason}"
         return text if len(text) <= TOOLTIP else f"{text[: TOOLTIP - 1]}…"
 
@@ -46,13 +43,13 @@ class IconLook:
 
     @property
     def has_bars(self) -> bool:
-        """True if the icon shows two bars, which mean "paused" without the colour."""
+        """True if the icon shows two bars, so that a pause is visible without colours."""
         return self.state in ("paused", "standby", "finishing")
 
 
 def look_of(status: Mapping[str, Any] | None, last_word: str = "") -> IconLook:
-    """Return the look for the output of `echo-node status --json`; None = no node runs, and `last_word` is the reason,
-    if known.
+    """Return the look for the output of `echo-node status --json`. None = no node runs; `last_word` is then the reason
+    why the last one ended, if known.
     """
     if status is None:
         return IconLook(state=NOT_RUNNING, reason=last_word or START, is_running=False, is_paused=False)

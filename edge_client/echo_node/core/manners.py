@@ -1,9 +1,9 @@
-"""Rules for using the owner's machine: from sensor readings and the time to holds, the reasons to pause, in plain
-sentences.
+"""Rules for using the owner's machine: they turn sensor readings and the time into holds. A hold is a reason to pause,
+explained by one sentence.
 
-A hold begins with the first reading that calls for it. A hold from a measured figure ends only after CALM_S with the
-figure well within its limit, so that the node does not stop and start in quick alternation. Values that the machine
-does not report (None) cause no hold.
+A hold begins with the first reading that calls for it. A hold from a measured figure ends only after the figure was
+well within its limit for CALM_S seconds, so that the node does not stop and start in quick alternation. Values that the
+machine does not report (None) cause no hold.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from echo_node.core.schedule import Schedule
 from echo_node.core.traffic import Caps, Traffic
 
 CALM_S: Final = 10.0
-"""Seconds that a figure must stay well within its limit before its hold ends."""
+"""Seconds for which a figure must stay well within its limit before its hold ends."""
 COOLER: Final = 8.0
-"""Degrees below the limit at which a chip counts as cool again."""
+"""Degrees Celsius below the limit at which a chip counts as cool again."""
 _GB: Final = 1e9
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -37,7 +37,8 @@ class MannersConfig(BaseModel):
 
     gpu: Literal["idle", "always"] = "idle"
     """idle: use the GPU only while its owner is away; a machine without a desktop counts as idle. always: use it at all
-    times."""
+    times.
+    """
     cpu: Literal["idle", "always"] = "always"
     """The same for the processor, if the engine runs on it."""
     idle_after_s: Annotated[float, Field(ge=0, le=86_400)] = 180.0
@@ -51,9 +52,11 @@ class MannersConfig(BaseModel):
     full_screen: bool = False
     """Work while a game or another program fills the screen, as far as the system tells."""
     others_gpu: Share = 0.25
-    """Share of the GPU that other programs may use before the node yields it; 1 = all of it."""
+    """Share of the GPU that other programs may use before the node stops using it; 1 = all of it."""
     others_cpu: Share = 1.0
-    """The same for the processor, without programs of low priority. 1 = the node's low priority suffices."""
+    """The same for the processor, without counting programs of low priority. 1 = no limit: the node's own low priority
+    suffices.
+    """
     priority: Literal["lowest", "low", "normal"] = "lowest"
     """Priority of the engine among this machine's programs, for processor and disk."""
     cpu_share: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -71,20 +74,23 @@ class MannersConfig(BaseModel):
     metered: bool = False
     """Work on a network that is paid for by use, as NetworkManager reports it."""
     max_upload_bytes_day: Annotated[int, Field(ge=0)] = 0
-    """Most bytes to send in a day of the local calendar; 0 = no cap. At the cap the node delivers its finished
-    rollouts, and leaves the network alone until the next day."""
+    """Maximum bytes to send in a day of the local calendar; 0 = no limit. At the limit, the node delivers its finished
+    rollouts, and stays off the network until the next day.
+    """
     max_upload_bytes_month: Annotated[int, Field(ge=0)] = 0
-    """Most bytes to send in a month; 0 = no cap."""
+    """Maximum bytes to send in a calendar month; 0 = no limit."""
     max_download_bytes_day: Annotated[int, Field(ge=0)] = 0
-    """Most bytes to receive in a day; 0 = no cap."""
+    """Maximum bytes to receive in a day; 0 = no limit."""
     max_download_bytes_month: Annotated[int, Field(ge=0)] = 0
-    """Most bytes to receive in a month; 0 = no cap."""
+    """Maximum bytes to receive in a calendar month; 0 = no limit."""
     keep_memory_s: Annotated[float, Field(ge=0, le=86_400)] = 300.0
-    """Seconds that a yielding engine keeps its model in memory, to resume at once; games get the memory immediately."""
+    """Seconds for which a paused engine keeps its model in memory, to resume at once; games get the memory
+    immediately.
+    """
 
     @property
     def caps(self) -> Caps:
-        """Caps on sent and received bytes."""
+        """Limits on sent and received bytes."""
         return Caps(
             sent_a_day=self.max_upload_bytes_day,
             sent_a_month=self.max_upload_bytes_month,
@@ -100,7 +106,7 @@ class MannersConfig(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SensorReading:
-    """Sensor values of one moment; None = not reported by this machine."""
+    """Sensor values at one moment; None = this machine does not report the value."""
 
     idle_s: float | None = None
     """Seconds since the owner's last input; inf = no desktop is in use."""
@@ -108,33 +114,33 @@ class SensorReading:
     battery_share: float | None = None
     """Charge of the battery, from 0 to 1."""
     programs: frozenset[str] = frozenset()
-    """Running programs among `MannersConfig.exclusive`."""
+    """Running programs that `MannersConfig.exclusive` names."""
     full_screen: bool | None = None
     others_cpu: float | None = None
-    """Share of all cores used by other programs, except those at low priority."""
+    """Share of all cores that other programs use, except programs of low priority."""
     others_gpu: float | None = None
     cpu_celsius: float | None = None
     gpu_celsius: float | None = None
     gpu_watts: float | None = None
     free_memory_bytes: int | None = None
     engine_bytes: int = 0
-    """Bytes that the engine will use after its next start; 0 = the engine runs, or the size is unknown."""
+    """Bytes that the engine will use after its next start; 0 = it runs already, or its size is unknown."""
     free_disk_bytes: int | None = None
     metered: bool | None = None
     traffic: Traffic | None = None
-    """The node's own traffic."""
+    """Bytes that the node itself has sent and received."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnerPause:
-    """A pause by the owner."""
+    """A pause that the owner has ordered."""
 
     until: float | None = None
-    """End in seconds since the epoch; None = until resumed."""
+    """End in seconds since the epoch; None = until the owner resumes the node."""
 
 
 class HoldReason(StrEnum):
-    """Reason of a hold. Stable values, for programs that read `echo-node status --json`."""
+    """Reason of a hold. The values are stable, for programs that read `echo-node status --json`."""
 
     PAUSED = "paused"
     SCHEDULE = "schedule"
@@ -164,7 +170,7 @@ class Hold:
 
     @property
     def keeps_offline(self) -> bool:
-        """True if the node must also stay off the network during this hold."""
+        """True if this hold also forbids network use."""
         return self.reason in (HoldReason.METERED, HoldReason.TRAFFIC)
 
 
@@ -175,8 +181,8 @@ FREES_MEMORY: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class _Finding:
-    """Result of one rule. `begins`: the figure exceeds its limit. `lasts`: the figure is not far enough below the limit
-    to end a hold.
+    """Result of one rule. `begins`: the figure exceeds its limit, which starts a hold. `lasts`: the figure is not yet
+    far enough within its limit to end a hold.
     """
 
     reason: HoldReason
@@ -186,9 +192,7 @@ class _Finding:
 
 
 class Manners:
-    """The rules with their state. Call `holds` regularly, with a monotonic clock; `settings` may be replaced at any
-    time.
-    """
+    """The rules with their state. Call `holds` regularly, with the time of a monotonic clock."""
 
     def __init__(self, settings: MannersConfig) -> None:
         self._settings = settings
@@ -207,7 +211,7 @@ class Manners:
     def holds(
         self, reading: SensorReading, *, pause: OwnerPause | None, on_gpu: bool, now: float, local: datetime
     ) -> tuple[Hold, ...]:
-        """Return the current holds, the owner's own wishes first; empty = the node may work. `local` has a time
+        """Return the current holds, the owner's own orders first; empty = the node may work. `local` must have a time
         zone.
         """
         found = [*self._owner_holds(pause, local), *self._state_holds(reading, on_gpu=on_gpu)]

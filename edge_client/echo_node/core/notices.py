@@ -1,4 +1,4 @@
-"""Desktop notifications for the owner: problems that only a person can solve."""
+"""Desktop notifications for the owner, about problems that only a person can solve."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ QUARANTINED: Final = "The hub has put this node in quarantine"
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A notification of plain text."""
-
     title: str
     text: str
 
 
 def notice_of_end(error: EchoError) -> Notice | None:
-    """Return a notice about the error that ended the hub's connection; None if the run is over or a network failed."""
+    """Return a notice about the error that ended the hub's connection; None if the run is over or the
+    network failed.
+    """
     if not isinstance(error, RefusedError) or error.code == RefusalCode.FINISHED:
         return None
     return Notice(TITLES.get(error.code, REFUSED), str(error))  # type: ignore[call-overload]

@@ -1,15 +1,16 @@
-"""Estimate the speed of a node's own internet line from its links' traffic, and set their sending rate.
+"""Estimates the rate of a node's own internet line from the traffic of its links (connections to other nodes), and
+limits the links' sending rate to slightly less.
 
-    .50 s   all links wait in a queue
-    .75 s   all still wait, and 300 kB have arrived since
+    .50 s   packets of all links wait in a queue
+    .75 s   packets of all links still wait, and 300 kB have arrived since
     1.00 s  the same again: the line carries 1.2 MB a second, and 1.04 may be sent from now on
     1.25 s  no queue: the limit grows to 1.06 MB a second, and further until a queue forms
 
-Links share nothing but their node's line. A queue on several links at once therefore lies before that line: in the
-owner's router, where it delays calls and games. TCP fills that queue whenever it can. Sending slightly below the line's
-rate keeps the queue short, as LEDBAT does (RFC 6817), and loses no packets. LEDBAT yields on each connection; this
-module does so for all links of a node together. Raising the rate a little at every measurement finds a line that
-became faster.
+Links share nothing but their node's line. A queue on several links at the same time therefore lies before that line: in
+the owner's router, where it delays calls and games. TCP fills that queue whenever it can. Sending slightly below the
+line's rate keeps the queue short and loses no packets, as LEDBAT does (RFC 6817) for each connection by itself; this
+module does so for all links of a node together. The rate grows a little at every measurement without a queue, so a line
+that became faster is found.
 """
 
 from __future__ import annotations
@@ -23,34 +24,38 @@ from echo_shared.wire.sent import Sent
 
 FEWEST_LINKS: Final = 2
 """Number of links that must send before their queues count. A single link's queue may lie before the other node, which
-could otherwise slow this node down with late acknowledgements.
+could then slow this node down with late acknowledgements.
 """
 LOOK_S: Final = 0.25
 """Seconds between two measurements. A line of 10 Mbit/s carries 200 packets in this time."""
 SHARE: Final = 0.87
-"""Share of the measured rate to use. The rest is for packet headers and for acknowledgements of received data."""
+"""Fraction of the measured rate that links may use. The rest is for packet headers, and for acknowledgements of
+received data.
+"""
 GROWTH: Final = 1.02
-"""Growth factor of the rate per measurement, while most of the rate is used and no queue is seen."""
+"""Growth factor of the rate per measurement without a queue, while links use most of the rate."""
 USED_SHARE: Final = 0.7
-"""Share of the rate that must be used before the rate grows: less traffic proves nothing about the line."""
+"""Fraction of the rate that must be used before the rate grows, because less traffic proves nothing about the line."""
 LEAST_SHARE: Final = 0.25
-"""Smallest rate, as a share of the highest measured one: other programs and devices may keep the line's queue full."""
+"""Smallest rate, as a fraction of the highest measured one. Without it, other programs that keep the line's queue full
+would push the rate ever lower.
+"""
 REFUTED: Final = 1.25
-"""Factor above the full line's measured rate. Traffic of this rate without a queue proves a new or faster line."""
+"""Traffic without a queue at more than this multiple of the full line's measured rate proves a new or faster line."""
 FEWEST_LOOKS, MOST_LOOKS = 2, 8
-"""Least and greatest number of measurements of a full line whose mean is its rate: packets arrive in bursts, and lines
+"""Minimum and maximum number of measurements of a full line that are averaged: packets arrive in bursts, and lines
 change.
 """
 
 
 class OwnLine:
-    """Estimator of the rate of this node's internet line. Call `saw` with all links every LOOK_S while any link
+    """Estimate of the rate of this node's internet line. Call `saw` with all links every LOOK_S seconds while any link
     sends.
     """
 
     def __init__(self) -> None:
         self.rate: float | None = None
-        """Allowed bytes per second; None: no full line was measured."""
+        """Bytes per second that all links together may send; None: no full line was measured yet."""
         self._carried: deque[float] = deque(maxlen=MOST_LOOKS)
         """Bytes per second in the newest measurements of a full line."""
         self._most = 0.0

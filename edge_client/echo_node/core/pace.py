@@ -1,19 +1,19 @@
-"""Number of rollouts that a node can finish in time, from measurements."""
+"""Number of rollouts that a node can finish in time, estimated from measurements."""
 
 from __future__ import annotations
 
 from typing import Final
 
 _MEMORY: Final = 64
-"""Number of completions whose mean length is remembered."""
+"""Number of completions over which the mean length is taken."""
 _SLACK: Final = 0.25
-"""Relative change of `affordable` that is worth reporting to the hub."""
+"""Smallest relative change of the result that is reported to the hub."""
 
 
 class OwnPace:
     """Estimate of how many rollouts this node finishes in time, from its speed and the length of its completions.
 
-    A rollout should finish in half of its deadline, so that it is not late if the node becomes half as fast.
+    Rollouts should finish in half of their deadline: a node that halves its speed is then still on time.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class OwnPace:
         self._told = 0
 
     def leased(self, deadline_s: float, max_tokens: int) -> None:
-        """Record a lease. Before the first completion, assume completions of maximum length."""
+        """Record a lease. Until the first completion, completions are assumed to have the lease's maximum length."""
         self._deadline_s = deadline_s
         if self._completions == 0:
             self._mean_tokens = float(max_tokens)
@@ -33,15 +33,15 @@ class OwnPace:
     def finished(self, tokens: int, tokens_per_s: float, *, full: bool) -> None:
         """Record a completion's length and the engine's rate.
 
-        `full`: the engine was fully loaded; with less work, its rate is only a lower bound.
+        `full`: the engine was fully loaded. With less work, its rate is only a lower bound.
         """
         self.tokens_per_s = tokens_per_s if full else max(self.tokens_per_s, tokens_per_s)
         self._completions = min(_MEMORY, self._completions + 1)
         self._mean_tokens += (tokens - self._mean_tokens) / self._completions
 
     def affordable(self, wanted: int) -> int:
-        """Return the number of rollouts to ask for: `wanted`, or the number that the node finishes in half of the
-        deadline.
+        """Return the number of rollouts to ask for: `wanted`, or fewer if the node cannot finish that many in half of
+        the deadline.
         """
         if self.tokens_per_s == 0.0 or self._deadline_s == 0.0:
             return wanted

@@ -3,17 +3,18 @@
 These rules are applied again after every change:
 - wanted = the newest published version, and every version that a held lease needs. Missing ones are fetched, the newest
   first;
-- an unwanted fetch continues if it misses fewer bytes than the newest version's fetch, or if the newest version is a
-  delta against it; otherwise it is abandoned;
-- a delta is fetched once its parent is on disk, or a fetch of the parent runs. An unreadable delta is not fetched
-  again: the node asks the hub for the keyframe, with growing waits, until the hub offers something else;
-- a push without a fetch is declined: its version is unwanted, on disk, or waits for a retry;
+- the fetch of an unwanted version continues if it misses no more bytes than the fetch of the newest version, or if the
+  newest version is a delta against it; otherwise it is abandoned;
+- a delta's fetch needs its parent on disk or in an ongoing fetch. An unreadable delta is not fetched again: the node
+  asks the hub for the keyframe, with growing waits, until the hub offers something else;
+- a push (pieces that the hub sends unasked) is declined if no fetch of its version runs, because the version is
+  unwanted, already on disk, or waits for a retry;
 - loaded = the newest version on disk, and every version that a held lease needs. The engine drops other versions older
   than the newest `LOADED` on disk;
 - kept = the newest `KEPT` versions on disk, every version that a held lease needs, and the parents of current fetches.
   All others are deleted.
 
-Version 0 is the base itself: it needs no file, and is never deleted.
+Version 0 is the base model without adapter: it needs no file, and is never deleted.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from echo_shared.process.backoff import backoff_s
 from echo_shared.wire.messages import ArtefactOffer, Fetched, Have, KeyframeWanted, Lease, Way
 
 KEPT: Final = DELTA_REACH
-"""Number of newest versions kept on disk: the hub may publish a delta against any of them."""
+"""Number of newest versions kept on disk, because the hub may publish a delta against any of them."""
 LOADED: Final = 2
 """Number of newest versions on disk that the engine may keep loaded."""
 KEPT_OFFERS: Final = 8
@@ -50,43 +51,41 @@ class OnDisk:
     """A verified version on disk."""
 
     content: str
-    """`Manifest.content`."""
+    """Content hash, see `Manifest.content`."""
     fetched: Fetched
-    """Report of the fetch."""
+    """Report of the fetch that brought the version."""
 
 
 class PolicyVersions:
     """State of every version that this node knows."""
 
     def __init__(self, on_disk: Mapping[int, OnDisk]) -> None:
-        """`on_disk`: versions from before a restart. The `jitter` of methods: see `backoff_s`."""
+        """`on_disk`: versions from before a restart. For the `jitter` of methods, see `backoff_s`."""
         self.newest_published = 0
         self._offers: dict[int, ArtefactOffer] = {}
         self._contents = {version: one.content for version, one in on_disk.items()}
         self._on_disk: dict[int, Fetched | None] = {0: None, **{v: one.fetched for v, one in on_disk.items()}}
         self._fetching: dict[int, ArtefactOffer] = {}
-        """Offers of the running fetches."""
         self._open: list[ArtefactOffer] = []
-        """Offers for `declined` to answer: new offers, and offers whose fetch has just failed or been abandoned."""
+        """Offers that `declined` must look at: new offers, and offers whose fetch has just failed or ended."""
         self._missing_bytes: dict[int, int] = {}
-        """Bytes that the running fetches still miss, as far as reported."""
+        """Bytes that each running fetch still misses, as last reported."""
         self._unreadable: dict[int, bytes] = {}
-        """Manifest of an unreadable offer, by version."""
+        """Manifest of the unreadable offer, by version."""
         self._loaded: set[int] = set()
         self._prepared: set[int] = set()
-        """Loaded versions that the engine can switch to at once."""
+        """Loaded versions to which the engine can switch without a wait."""
         self._replaced: set[int] = set()
         self._failures: dict[int, int] = {}
         self._retry_at: dict[int, float] = {}
 
     @property
     def newest_loaded(self) -> int | None:
-        """Newest version that the engine can sample with."""
         return max(self._loaded, default=None)
 
     @property
     def newest_prepared(self) -> int | None:
-        """Newest published version that the engine can switch to at once."""
+        """Newest published version to which the engine can switch without a wait."""
         return self._newest(self._prepared & self._loaded)
 
     @property
@@ -103,8 +102,8 @@ class PolicyVersions:
     def version_for(self, lease: Lease) -> int | None:
         """Return the version with which the engine may start this lease now; None = it is not loaded.
 
-        That is the lease's own version. For an interruptible lease it is the newest loaded version that the hub has
-        published, if that is not older.
+        This is the lease's own version. For an interruptible lease it is the newest loaded version that the hub has
+        published, unless that is older than the lease's version.
         """
         if lease.on_new_version == "finish":
             return lease.policy_version if self.is_loaded(lease.policy_version) else None
@@ -118,8 +117,8 @@ class PolicyVersions:
         return lease.policy_version not in self._on_disk and lease.policy_version not in self._offers
 
     def _newest(self, versions: Set[int]) -> int | None:
-        """Return the newest of `versions` that the hub has published. A hub restored from a backup may be behind this
-        node.
+        """Return the newest of `versions` that the hub has published. This node may hold newer ones, after the hub was
+        restored from a backup.
         """
         return max((version for version in versions if version <= self.newest_published), default=None)
 
@@ -128,26 +127,27 @@ class PolicyVersions:
         return self.newest_published in self._fetching
 
     def arrived(self, version: int) -> Fetched | None:
-        """Return the report of a version's fetch; None = not on disk."""
+        """Return the report of a version's fetch; None = the version is not on disk."""
         return self._on_disk.get(version)
 
     @property
     def reports(self) -> Iterable[Fetched]:
-        """Reports of the fetches of all versions on disk."""
         return [fetched for fetched in self._on_disk.values() if fetched is not None]
 
     def published(self, version: int, offer: ArtefactOffer | None) -> list[Effect]:
-        """Record the newest version. An offer with other content replaces the earlier content."""
+        """Record the newest published version. An offer with other content replaces the earlier content of that
+        version.
+        """
         self.newest_published = version
         return [] if offer is None else self.offered(version, offer)
 
     def offered(self, version: int, offer: ArtefactOffer) -> list[Effect]:
-        """Record an offer of a new or old version. Ignore version 0, the bare base."""
+        """Record an offer of a version, new or old. Version 0, the base model without adapter, is ignored."""
         if version == 0:
             return []
         content = _content_of(offer)
         effects = self._forget(version) if self._contents.get(version, content) != content else []
-        # On disk from before a restart: fetch again, to serve it.
+        # On disk from before a restart: fetch it again, which resumes serving it.
         if version in self._on_disk and version not in self._offers:
             effects.append(FetchArtefact(policy_version=version, offer=offer))
         if version in self._offers and offer.manifest != self._offers[version].manifest:
@@ -159,7 +159,7 @@ class PolicyVersions:
         return effects
 
     def connected(self) -> None:
-        """Ask for keyframes again: the hub may have lost earlier requests."""
+        """Ask for keyframes again, because the hub may have lost earlier requests."""
         for version in self._unreadable:
             self._retry_at.pop(version, None)
 
@@ -168,7 +168,7 @@ class PolicyVersions:
         self._missing_bytes = {v: total - here for v, (here, total) in progress.items() if v is not None}
 
     def fetched(self, version: int, fetched: Fetched) -> bool:
-        """Record a successful fetch. Return False if it was abandoned, since its files are being deleted."""
+        """Record a successful fetch. Return False for an abandoned fetch, whose files are being deleted."""
         if self._fetching.pop(version, None) is None:
             return False
         self._on_disk[version] = fetched
@@ -177,7 +177,7 @@ class PolicyVersions:
         return True
 
     def fetch_failed(self, version: int, now: float, jitter: float, *, unreadable: bool) -> None:
-        """Record a failed fetch; `unreadable`: the artefact arrived but could not be decoded."""
+        """Record a failed fetch. `unreadable`: the artefact arrived, but could not be decoded."""
         failed = self._fetching.pop(version, None)
         if failed is None:
             return
@@ -191,7 +191,7 @@ class PolicyVersions:
             self._put_off(version, now, jitter)
 
     def prepared(self, version: int) -> None:
-        """Record that the engine can switch to this version at once."""
+        """Record that the engine can switch to this version without a wait."""
         self._prepared.add(version)
 
     def engine_lost(self) -> None:
@@ -228,7 +228,7 @@ class PolicyVersions:
             self._open.append(self._fetching.pop(version))
         due: list[int] = []
         asked: list[int] = []
-        # Ascending, because a delta's parent is older and must come first.
+        # In ascending order: a delta's parent is older and must come first.
         for version in sorted(wanted - self._fetching.keys()):
             if version not in self._offers or self._retry_at.get(version, now) > now:
                 continue
@@ -252,8 +252,8 @@ class PolicyVersions:
         return parent is None or parent in self._on_disk or parent in self._fetching
 
     def _is_closer_than_the_newest(self, version: int) -> bool:
-        """Return True if this fetch misses no more bytes than the fetch of the newest version, or if the newest one's
-        missing bytes are unknown.
+        """Return True if this fetch misses no more bytes than the fetch of the newest version. If the latter are
+        unknown, return True until the newest version is on disk.
         """
         newest = self._missing_bytes.get(self.newest_published)
         if newest is None:
@@ -261,7 +261,7 @@ class PolicyVersions:
         return self._missing_bytes.get(version, newest) <= newest
 
     def _parents(self, versions: Iterable[int]) -> set[int]:
-        """Return the parents of the readable deltas among the offers of `versions`."""
+        """Return the parents of the readable deltas that are offered for `versions`."""
         offers = {version: self._offers[version] for version in versions if version in self._offers}
         readable = [one for version, one in offers.items() if one.manifest != self._unreadable.get(version)]
         return {offer.delta_parent for offer in readable if offer.delta_parent is not None}
@@ -322,7 +322,7 @@ def _info_hash_of(offer: ArtefactOffer) -> bytes | None:
 
 
 def _manifest_of(offer: ArtefactOffer) -> Manifest | None:
-    """Return the manifest; None if it is invalid. The fetch checks its signature."""
+    """Return the manifest; None if it is invalid. Its signature is checked by the fetch, not here."""
     try:
         return Manifest.model_validate_json(offer.manifest)
     except ValidationError:

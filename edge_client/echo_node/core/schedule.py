@@ -1,4 +1,4 @@
-"""Weekly working hours: "mon-fri 22:00-07:00"; several texts form a union.
+"""Weekly working hours, such as "mon-fri 22:00-07:00". Several texts form a union.
 
 A span belongs to the day on which it begins: fri 22:00-07:00 ends on Saturday morning. Without days it applies every
 day; without hours it is the whole day.
@@ -27,7 +27,7 @@ _SPAN: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Spans in minutes since Monday 00:00, local time, as (beginning, length); none = at all times."""
+    """Spans as (start, length) in minutes; the start counts from Monday 00:00 local time. No spans = at all times."""
 
     spans: tuple[tuple[int, int], ...] = ()
 
@@ -37,11 +37,10 @@ class Schedule:
         return cls(tuple(span for text in texts for span in _spans(text)))
 
     def allows(self, local: datetime) -> bool:
-        """Return True if work is allowed at this local time."""
         return not self.spans or any(_since(begin, local) < length for begin, length in self.spans)
 
     def next_begin(self, local: datetime) -> str:
-        """Return the start of the next span, as "tue 22:00"; empty without spans."""
+        """Return the start of the next span, such as "tue 22:00"; empty without spans."""
         if not self.spans:
             return ""
         waits = [(WEEK_MIN - _since(begin, local), begin) for begin, _ in self.spans]
@@ -50,7 +49,7 @@ class Schedule:
 
 
 def _since(begin: int, local: datetime) -> int:
-    """Return whole minutes since the last start of the span, in [0, WEEK_MIN)."""
+    """Return the whole minutes since the last start of the span, in [0, WEEK_MIN)."""
     minute = local.weekday() * DAY_MIN + local.hour * 60 + local.minute
     return (minute - begin) % WEEK_MIN
 

@@ -1,9 +1,9 @@
-"""Choose the hub to work for next, by the shares that the owner gives.
+"""Chooses the hub to work for next, by the shares that the owner gives.
 
     worked for: A 40 min of share 2 = 20, B 15 min of share 1 = 15   ->   B is next
 
-Only time with work counts, and older time counts less and less: after a month of absence, a hub does not get the node
-for a month.
+Only time with work counts, and older time counts less and less. Thus a hub that was absent for a month does not get the
+node for a month.
 """
 
 from __future__ import annotations
@@ -19,27 +19,26 @@ HALF_LIFE_S: Final = 86_400.0
 
 
 class HubShare(BaseModel):
-    """Share of one hub in the node's time, and the time worked for it."""
+    """One hub's share of the node's time, and the time worked for this hub."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
     share: Annotated[float, Field(ge=0, le=1_000_000)] = 0.0
-    """Weight relative to other hubs; 0 = not worked for."""
+    """Weight relative to the other hubs; 0 = the node does not work for this hub."""
     worked_s: Annotated[float, Field(ge=0)] = 0.0
-    """Decayed seconds of work at time `at`."""
+    """Seconds of work that count at time `at`, after their decay."""
     at: float = 0.0
     """Time for which `worked_s` is valid, in seconds since the epoch."""
 
     def counted_s(self, now: float) -> float:
-        """Return the decayed seconds at `now`. A clock that was set back does not increase them."""
+        """Return the seconds of work that count at `now`. A clock that was set back does not increase them."""
         return self.worked_s * math.exp2(-max(0.0, now - self.at) / HALF_LIFE_S)
 
     def worked(self, seconds: float, now: float) -> HubShare:
-        """Return the record with `seconds` of work added at `now`."""
         return self.model_copy(update={"worked_s": self.counted_s(now) + seconds, "at": now})
 
 
 def next_hub(hubs: Mapping[str, HubShare], *, away: Set[str], now: float) -> str | None:
-    """Return the hub furthest below its share that is not `away`; None = no hub has a share."""
+    """Return the hub furthest below its share, except those in `away`; None = there is none."""
     candidates = {hub: one for hub, one in hubs.items() if one.share > 0 and hub not in away}
     return min(candidates, key=lambda hub: (candidates[hub].counted_s(now) / candidates[hub].share, hub), default=None)

@@ -1,4 +1,4 @@
-"""Sentences that tell the user why the hub gives this node no work: the node stands by."""
+"""Sentences that tell the user why the hub gives this node no work (the node is on standby)."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ SENTENCES: Final[Mapping[StandbyReason, str]] = {
     "Faulty memory, an overclocked GPU or a damaged model can cause this. Then ask the "
     "hub's operator for a pardon, and give this node's id.",
 }
-"""Sentence for each StandbyReason. A test checks that none is missing."""
+"""Sentence for each StandbyReason."""
 
 WORKS_AGAIN: Final = "The hub has work for this node again."
 
 
 def sentence(news: Standby) -> str:
-    """Return the reason's sentence and the hub's detail. If no node has work, return only the detail, for example that
-    the run is finished.
+    """Return the sentence for the reason, with the hub's detail.
+
+    If the reason is NO_WORK_NOW, return only the detail, for example "the run is finished".
     """
     if news.reason is None:
         return WORKS_AGAIN

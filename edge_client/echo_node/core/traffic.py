@@ -1,4 +1,4 @@
-"""Bytes that a node has sent and received, by local calendar day, and their caps.
+"""Bytes that a node has sent and received, by local calendar day, and limits on them.
 
 A day is a date of any length, so daylight saving changes nothing. If the clock is set back to an earlier day, counting
 continues on that day; no byte is counted twice or lost.
@@ -12,12 +12,12 @@ from datetime import date, timedelta
 from typing import Final
 
 DAYS_KEPT: Final = 70
-"""Days of traffic that are kept: slightly more than two months, for the monthly caps."""
+"""Number of days that are stored: slightly more than two months, for the monthly limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """Bytes sent and received."""
+    """Numbers of bytes sent and received."""
 
     sent: int = 0
     received: int = 0
@@ -35,22 +35,18 @@ class Traffic:
 
 
 class TrafficByDate:
-    """Amounts by date."""
-
     def __init__(self, days: Mapping[date, Amount]) -> None:
         self._days = dict(days)
 
     @property
     def days(self) -> Mapping[date, Amount]:
-        """The newest `DAYS_KEPT` days."""
         return dict(sorted(self._days.items())[-DAYS_KEPT:])
 
     def add(self, more: Amount, today: date) -> None:
-        """Add an amount to `today`."""
         self._days[today] = self._days.get(today, Amount()) + more
 
     def now(self, today: date) -> Traffic:
-        """Return the current traffic. Days after `today`, from before a clock was set back, do not count."""
+        """Return the current traffic. Days after `today`, counted before a clock was set back, are left out."""
         month = Amount()
         for day, amount in self._days.items():
             if (day.year, day.month) == (today.year, today.month) and day <= today:
@@ -60,7 +56,7 @@ class TrafficByDate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caps:
-    """Caps in bytes; 0 = no cap."""
+    """Limits in bytes; 0 = no limit."""
 
     sent_a_day: int = 0
     sent_a_month: int = 0
@@ -68,9 +64,7 @@ class Caps:
     received_a_month: int = 0
 
     def reached(self, traffic: Traffic, today: date) -> str | None:
-        """Return a sentence about a reached cap; a monthly cap takes precedence over a daily one. None = none is
-        reached.
-        """
+        """Return a sentence about a limit that was reached, preferably a monthly one; None = no limit was reached."""
         return next(self._reached(traffic, today), None)
 
     def _reached(self, traffic: Traffic, today: date) -> Iterator[str]:

@@ -1,7 +1,7 @@
-"""Passing troubles of a node, each with a code and a sentence, reported once.
+"""Passing troubles of a node. Each has a code and a sentence, and is reported once.
 
-Several parts may meet the same trouble: a full disk stops the spool, a fetch and the log. It begins with the first part
-and ends with the last.
+Several parts of the node may meet the same trouble: a full disk stops the spool, a fetch and the log. The trouble
+begins with the first part that meets it and ends with the last.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from echo_shared.errors import DISK_FULL, EchoError, StorageError
 
 
 class TroubleCode(StrEnum):
-    """Stable codes, for programs that read `echo-node status --json`."""
+    """Codes of troubles. They are stable, for programs that read `echo-node status --json`."""
 
     DISK_FULL = "disk_full"
     STORAGE = "storage"
@@ -33,11 +33,9 @@ class TroubleCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """A current trouble."""
-
     code: TroubleCode
     sentence: str
-    """One line, with a remedy if one exists."""
+    """One line, with a remedy if there is one."""
 
 
 OVER: Final[Mapping[TroubleCode, str]] = {
@@ -61,7 +59,7 @@ _CODES: Final = frozenset({DISK_FULL, TroubleCode.CLOCK.value, TroubleCode.TOO_O
 
 
 def trouble_of(error: EchoError, *, otherwise: TroubleCode) -> Trouble:
-    """Convert an error: keep known codes, use STORAGE for disk errors, and `otherwise` for all else."""
+    """Convert an error: keep known codes, use STORAGE for other disk errors, and `otherwise` for the rest."""
     if error.code in _CODES:
         code = TroubleCode(error.code)
     else:
@@ -76,14 +74,16 @@ class Troubles:
         self._of_part: dict[str, Trouble] = {}
 
     def begin(self, part: str, trouble: Trouble) -> str | None:
-        """Record that `part` has met the trouble. Return the message to report; None if the trouble is known."""
+        """Record that `part` has met the trouble. Return the message to report; None if another part has reported the
+        trouble.
+        """
         is_known = any(other.code == trouble.code for other in self._of_part.values())
         self._of_part[part] = trouble
         return None if is_known else trouble.sentence
 
     def end(self, part: str) -> str | None:
-        """Record that `part` has recovered. Return the message to report; None if another part still has the
-        trouble.
+        """Record that `part` has recovered. Return the message to report; None if another part still has
+        the trouble.
         """
         trouble = self._of_part.pop(part, None)
         if trouble is None or any(other.code == trouble.code for other in self._of_part.values()):
@@ -92,7 +92,7 @@ class Troubles:
 
     @property
     def now(self) -> tuple[Trouble, ...]:
-        """Current troubles, one of each code: the one that was met first."""
+        """Current troubles, one for each code: the one that was met first."""
         first: dict[TroubleCode, Trouble] = {}
         for trouble in self._of_part.values():
             first.setdefault(trouble.code, trouble)

@@ -1,7 +1,7 @@
-"""Decide if a node that a hub calls too old installs the next release by itself.
+"""Decides whether a node that a hub calls too old installs the next release by itself.
 
-A hub can send any number of refusals, with any text and under any name. A refusal can only start the local installer
-with the owner's source: once per distinct refusal, and once a day in total.
+A hub can send many refusals, with arbitrary texts and names. A refusal can only start the local installer with the
+owner's own source: once per distinct refusal, and at most once a day.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HASH: Final = "#sha256="
 
 
 class SourceKind(StrEnum):
-    """Kind of the installer's source."""
+    """Kind of source from which the installer made this copy."""
 
     WHEELHOUSE = "wheelhouse"
     SOURCE = "source"
@@ -29,46 +29,44 @@ class SourceKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """The installer's note about its source, and the source's current state."""
+    """The installer's note about its source, and the source's present state."""
 
     origin: SourceKind
     source: str
-    """Path or address; unused for a source from a hub."""
+    """Path or address. Unused if the source is a hub."""
     is_there: bool = True
     """For a path: True if it exists."""
     is_owners: bool = True
-    """For a path: True if other users cannot change its content."""
+    """For a path: True if other users of the machine cannot change its content."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Try:
-    """One run of the installer."""
-
     name: str
-    """Name of the refusal, from `name_of`."""
+    """Hash of the refusal that led to the run, from `name_of`."""
     at: float
     """Start of the run, in seconds since the epoch."""
     outcome: str = ""
-    """Result in a sentence; empty = the node did not see the run's end."""
+    """Result in a sentence; empty = the node did not see the end of the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """Facts for the decision."""
+    """Facts on which the decision depends."""
 
     mode: UpdateMode
     refusal: str
-    """The hub's refusal of a node that is too old; empty = none."""
+    """The hub's refusal of this node as too old; empty = none."""
     is_by_installer: bool
     """True if an installer made this copy."""
     is_replaced: bool = False
     """True if the installer has replaced the running version."""
     note: Note | None = None
-    """The installer's note; None = there is none."""
+    """None = the installer left no note."""
     hub_hosts: Collection[str] = ()
-    """Hosts of the hubs that this node knows."""
+    """Hosts of the hubs that this node knows. Nothing is installed from them."""
     tries: Sequence[Try] | None = ()
-    """All earlier runs, the newest last; None = unreadable."""
+    """All earlier runs, newest last; None = their record cannot be read."""
     is_held: bool = False
     """True while the node pauses for its owner."""
     now: float
@@ -76,8 +74,6 @@ class Known:
 
 
 class Why(StrEnum):
-    """Reason why a node does not update itself."""
-
     NOT_ASKED = "not_asked"
     NOT_INSTALLED = "not_installed"
     NOT_NOTED = "not_noted"
@@ -121,28 +117,25 @@ class Stay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Install:
-    """Run the installer with its source."""
-
     source: str
     name: str
-    """Name of the run."""
+    """Hash of the refusal that leads to the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComeBack:
-    """Another version is installed: end the node and start it as that version."""
+    """Another version is installed: end the node, and start it as that version."""
 
 
 Decision = Stay | Install | ComeBack
 
 
 def name_of(refusal: str) -> str:
-    """Return a short digest that identifies a hub's refusal."""
+    """Return a short hash that identifies a hub's refusal."""
     return hashlib.blake2b(refusal.encode(), digest_size=10).hexdigest()
 
 
 def decide(known: Known) -> Decision:
-    """Decide between Stay, Install and ComeBack."""
     if known.mode != "auto" or not known.refusal:
         return _stay(known, Why.NOT_ASKED)
     if known.is_replaced:
@@ -157,7 +150,9 @@ def decide(known: Known) -> Decision:
 
 
 def against_try(tries: Sequence[Try] | None, name: str, now: float) -> Why | None:
-    """Return the reason against another run of the installer; None = it may run. After the clock was set back, wait."""
+    """Return the reason against another run of the installer; None = it may run. After the clock was set back, it must
+    wait.
+    """
     if tries is None:
         return Why.NO_BOOK
     if any(one.name == name for one in tries):
@@ -166,7 +161,7 @@ def against_try(tries: Sequence[Try] | None, name: str, now: float) -> Why | Non
 
 
 def _objection_to_copy(known: Known) -> Why | None:
-    """Return the reason why this copy never updates itself."""
+    """Return the reason why this copy may not update itself; None = it may."""
     note = known.note
     if not known.is_by_installer:
         return Why.NOT_INSTALLED
@@ -197,7 +192,7 @@ def _objection_to_address(source: str, hub_hosts: Collection[str]) -> Why | None
 
 
 def host_of(url: str) -> str:
-    """Return the address's host in comparable form; empty = not understood."""
+    """Return the address's host in a form that can be compared; "" if the address is not valid."""
     try:
         return (urlsplit(url).hostname or "").rstrip(".")
     except ValueError:

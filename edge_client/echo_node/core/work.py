@@ -1,17 +1,19 @@
-"""A node's work loop: a state machine without I/O that decides what to fetch, sample, spool and send.
+"""A node's work loop: a state machine without I/O that decides what to fetch, sample, store and send.
 
-It joins independent parts: the leases with their tokens (`leases`), the recomputed completions (`checks`), the engine's
-life (`engine_life`) and its pauses for the owner (`yielding`), the policy versions (`policies`), the base model
-(`base_model`), and the number of rollouts that the node can finish in time (`pace`). Only the loop calls these parts;
-their return values become effects. The leases and the loop send through one `hub_talk`.
+It joins independent parts: the leases with their tokens (`leases`), the checks of other nodes' completions (`checks`),
+the engine's life (`engine_life`) and its pauses for the owner (`yielding`), the policy versions (`policies`), the base
+model (`base_model`), and the number of rollouts that the node can finish in time (`pace`). Only the loop calls these
+parts; their return values become effects. The leases and the loop send through one `hub_talk`.
 
 Invariants:
-- a finished rollout is spooled before sending, and resent after every reconnect until the hub's receipt arrives;
-- after every reconnect the node asks for missed final receipts, and reports the fetches of everything on disk, since
-  the hub may have lost both;
-- a lease is sampled with exactly its version, fetched first if needed. An interruptible lease uses the newest version
-  here, and continues in mid-completion with each newer one, if `echo_shared.sampling.moving_on` finds that worth it;
-- every leased index ends as one spooled rollout, is returned, or was revoked by the hub.
+- A finished rollout is stored on disk (spooled) before it is sent, and sent again after every reconnect until the hub's
+  receipt arrives.
+- After every reconnect the node asks for the receipts that it missed, and reports the fetches of everything on disk,
+  because the hub may have lost both.
+- A lease is sampled with exactly its version, which is fetched first if needed. An interruptible lease uses the newest
+  version here, and switches in mid-completion to each newer one, if `echo_shared.sampling.moving_on` finds that
+  worthwhile.
+- Every leased index ends as one stored rollout, is returned, or was revoked by the hub.
 """
 
 from __future__ import annotations
@@ -79,10 +81,10 @@ from echo_shared.wire.messages import (
 )
 
 DRAIN_S: Final = 3.0
-"""Seconds that a leaving node waits for the hub's last receipts."""
+"""Seconds for which a node that stops waits for the hub's last receipts."""
 
 LAST_WORDS_S: Final = 2.0
-"""Seconds that a lease's return to the hub waits for the engine's last tokens."""
+"""Seconds for which the return of a lease waits for the engine's last tokens."""
 
 HoldBack = Literal[
     "the engine is not up",
@@ -94,9 +96,7 @@ HoldBack = Literal[
 
 
 class WorkLoop:
-    """State machine of the node's work: events in, effects out. The caller passes events one at a time, with a
-    monotonic clock.
-    """
+    """State machine of the node's work: events in, effects out. Events come one at a time, with a monotonic time."""
 
     def __init__(
         self,
@@ -106,19 +106,19 @@ class WorkLoop:
         unacked: Iterable[str],
         on_disk: Mapping[int, OnDisk],
     ) -> None:
-        """State from before a restart: `unfinished` (indices by lease), `unacked` (rollout ids), and versions
-        `on_disk`.
+        """State from before a restart: `unfinished` (indices by lease id), `unacked` (ids of rollouts without a
+        receipt), and the versions `on_disk`.
         """
         self._capacity_factor = capacity_factor
         self._jitter = 0.0
-        """See `handle`; of the current event."""
+        """The `jitter` of the current event, see `handle`."""
         self._base = BaseModel()
         self._policies = PolicyVersions(on_disk)
         self._engine = EngineLife()
         self._yielding = Yielding()
         self._pace = OwnPace()
         self._precision = ""
-        """Precision of the engine's weights, after its first start."""
+        """Precision of the engine's weights, known from its first start on."""
         self._checks = Checks()
         self._moving_on = MovingOn()
         self._talk = HubTalk(
@@ -130,15 +130,17 @@ class WorkLoop:
         self._spooling: set[str] = set()
         self._spool_works = True
         self._finishing = ""
-        """Reason for stopping after the current leases; empty = not stopping."""
+        """Reason for stopping after the current leases; empty = the node goes on."""
         self._drain_by: float | None = None
         self._stopped = False
         self.standby = ""
-        """Reason why the hub gives no work, as a sentence; empty = no known reason."""
+        """Sentence with the reason why the hub gives no work; empty = no known reason."""
         self._effects: list[Effect] = []
 
     def handle(self, event: Event, now: float, jitter: float) -> tuple[Effect, ...]:
-        """Handle an event. Return the effects to carry out. `jitter`, random in [0, 1), spreads waits (`backoff_s`)."""
+        """Handle an event, and return the effects to carry out. `jitter`, random in [0, 1), spreads waits
+        (`backoff_s`).
+        """
         self._effects, self._jitter = [], jitter
         HANDLERS[type(event)](self, event, now)
         self._effects += self._leases.leave(now)
@@ -152,7 +154,6 @@ class WorkLoop:
         return tuple(self._effects)
 
     def status(self, now: float) -> NodeStatus:
-        """Return the status for the hub."""
         most = min(MAX_BATCHED, self._capacity_factor * self._engine.width)
         return NodeStatus(
             activity=self._activity(),
@@ -170,7 +171,7 @@ class WorkLoop:
 
     @property
     def rests(self) -> bool:
-        """True while the node pauses for its owner and has completed the pause: no work is in progress."""
+        """True while the node pauses for its owner and no work runs any more."""
         return self._yielding.rests and self._has_told and not self._is_leaving
 
     @property
@@ -182,7 +183,7 @@ class WorkLoop:
         return bool(self._finishing) or self._drain_by is not None
 
     def held_back_by(self, now: float) -> tuple[HoldBack, ...]:
-        """Return the reasons for asking for no work now; empty = the node wants work."""
+        """Return the reasons for asking for no work now; empty = the node asks for work."""
         reasons: dict[HoldBack, bool] = {
             "the engine is not up": not self._engine.is_up or self._yielding.is_renewing,
             "the spool cannot be written": not self._spool_works,
@@ -194,22 +195,19 @@ class WorkLoop:
 
     @property
     def held_rollouts(self) -> int:
-        """Number of unfinished leased rollouts."""
         return self._leases.num_rollouts
 
     @property
     def owes_the_hub(self) -> bool:
-        """True if the node has leases or rollouts without a receipt."""
+        """True if the node has leases, or rollouts without a receipt."""
         return bool(self._leases.held or self._spooling or self._unacked)
 
     @property
     def engine_problem(self) -> Trouble | None:
-        """Problem of the engine; None = none."""
         return self._engine.problem
 
     @property
     def progress(self) -> WorkProgress:
-        """Progress for the user."""
         newest = self._policies.newest_loaded
         return WorkProgress(
             rollouts=self.held_rollouts,
@@ -223,7 +221,6 @@ class WorkLoop:
 
     @property
     def newest_published(self) -> int:
-        """Newest policy version that the hub has announced."""
         return self._policies.newest_published
 
     def _welcome(self, event: Welcome, now: float) -> None:
@@ -246,7 +243,7 @@ class WorkLoop:
             self._offered(self._policies.published(event.policy_version, event.offer))
 
     def _offered(self, effects: Iterable[Effect]) -> None:
-        """Add the effects of an offer. Before them, return the leases that hold tokens of a version whose content was
+        """Add the effects of an offer. Before them, return the leases with tokens of a version whose content was
         replaced.
         """
         self._effects += self._leases.replaced(self._policies.take_replaced())
@@ -271,7 +268,7 @@ class WorkLoop:
         self._effects += self._leases.take(event, pending, now)
 
     def _refusal(self, num_rollouts: int) -> str | None:
-        """Return the reason for refusing this many rollouts, or None."""
+        """Return the reason for refusing a lease of `num_rollouts` rollouts, or None."""
         if self._is_leaving:
             return "the node is leaving"
         if self._yielding.holds:
@@ -384,9 +381,9 @@ class WorkLoop:
             self._stop_work(reason, now, within_s=LAST_WORDS_S)
 
     def _stop_work(self, reason: str, now: float, *, within_s: float) -> None:
-        """Return all leases to the hub. The caller has set the state so that `status` shows no capacity."""
+        """Return all leases to the hub. The caller must have set the state in which `status` reports no capacity."""
         self._effects += self._checks.give_up()
-        # Report first, or the hub would lease the work to this node again.
+        # Report first: otherwise the hub would lease the work to this node again.
         self._effects += self._talk.report(self.status(now), now)
         self._effects += self._leases.give_back_all(reason, by=now + within_s)
 
@@ -413,7 +410,9 @@ class WorkLoop:
         self._effects += self._checks.start(self._policies.loaded)
 
     def _move_on(self, now: float) -> None:
-        """Stop the leases that a newer prepared version should continue. They restart behind their tokens."""
+        """Stop the leases that a newer prepared version should continue. They start again with their tokens
+        as prefix.
+        """
         newest = self._policies.newest_prepared
         behind = () if newest is None else self._leases.behind(newest)
         if not behind:
@@ -475,4 +474,3 @@ HANDLERS: Final[dict[type, Callable[[WorkLoop, Any, float], None]]] = {
     DrainRequested: WorkLoop._drain,
     Tick: WorkLoop._tick,
 }
-"""Handlers of every kind of `Event`."""

@@ -1,14 +1,15 @@
-"""States of the sampling engine while the node pauses for its owner: stopping, stopped, ended, and resumed.
+"""States of the sampling engine while the node pauses for its owner.
 
-A hold is a reason to pause. "Told all": the engine has reported all tokens of its rollouts in progress.
+A hold is a reason to pause. "Told all": the engine has reported all tokens of its unfinished rollouts.
 
            hold            told all, or              keep_memory_s, or
     AT WORK ───► LEAVING ─────YIELD_S─────► STILL ───memory is wanted───► ENDING ──EngineLost──► GONE
        ▲                                      │                                                   │
        └─────────────── no hold ──────────────┴───────────────────── no hold ─────────────────────┘
 
-A starting engine is ended without a wait. A STILL engine keeps its memory; none of its threads runs, and it gets no
-commands. A `renewed` engine also ends, once it has reported all tokens: another one with new settings takes its place.
+A starting engine is ended at once. A STILL engine keeps its memory; none of its threads runs, and it gets no commands.
+An engine whose settings have changed (`renew`) also ends, once it has reported all tokens: another one with the new
+settings takes its place.
 """
 
 from __future__ import annotations
@@ -24,26 +25,24 @@ YIELD_S: Final = 0.15
 
 
 class Yielding:
-    """State of the engine while the node pauses for its owner. The work loop asks for `due` effects after every
-    event.
-    """
+    """State of the engine while the node pauses for its owner. The work loop calls `due` after every event."""
 
     def __init__(self) -> None:
         self.holds: tuple[Hold, ...] = ()
-        """Reasons to pause the node; empty = no pause."""
+        """Reasons to pause; empty = no pause."""
         self._keep_memory_s = math.inf
         self._exists = False
-        """True if an engine runs or is starting."""
+        """True if an engine runs or starts."""
         self._still_since: float | None = None
         self._is_ending = False
         self._renewed_by: float | None = None
-        """Latest time for the engine's end before a restart; None = no restart."""
+        """Latest time at which the engine is ended to be replaced; None = it is not being replaced."""
         self._waiting: StartEngine | None = None
-        """Start that waits for the end of the holds."""
+        """Start of an engine that waits for the end of the holds."""
 
     @property
     def is_still(self) -> bool:
-        """True while the engine must get no commands: it is stopped, ending, or about to be replaced."""
+        """True while the engine must get no commands: it is stopped, ending, or being replaced."""
         return self._still_since is not None or self._is_ending or self.is_renewing
 
     @property
@@ -53,17 +52,19 @@ class Yielding:
 
     @property
     def is_renewing(self) -> bool:
-        """True while the engine is to end, so that one with new settings replaces it."""
+        """True while the engine is being replaced by one with new settings."""
         return self._renewed_by is not None
 
     def hold(self, holds: tuple[Hold, ...], *, keep_memory_s: float) -> bool:
-        """Store the holds. Return True if a pause begins."""
+        """Store the current holds. Return True if they begin a pause."""
         begins = bool(holds) and not self.holds
         self.holds, self._keep_memory_s = holds, keep_memory_s
         return begins
 
     def renew(self, by: float) -> bool:
-        """Restart the engine, at `by` at the latest. Return False if there is none, or it is ending."""
+        """Replace the engine, at the time `by` at the latest. Return False without an engine, or with one that is
+        ending.
+        """
         if self._exists and not self._is_ending:
             self._renewed_by = by
         return self.is_renewing
@@ -77,12 +78,13 @@ class Yielding:
         return [effect]
 
     def lost(self) -> None:
-        """Record the engine's end."""
         self._exists = self._is_ending = False
         self._still_since = self._renewed_by = None
 
     def due(self, now: float, *, is_up: bool, is_told: bool) -> list[Effect]:
-        """Return the effects that are due. `is_up`: the engine has its model; `is_told`: no more tokens are awaited."""
+        """Return the effects that are due. `is_up`: the engine has loaded its model; `is_told`: it has reported all
+        tokens.
+        """
         if self._is_ending:
             return []
         if self._renewed_by is not None and (is_told or not is_up or now >= self._renewed_by):

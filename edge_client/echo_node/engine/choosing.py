@@ -1,4 +1,4 @@
-"""Choose engine and device before each start: devices may disappear, for example during sleep, and return."""
+"""Chooses engine and device before each start: devices may disappear, for example during sleep, and return."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ log = logging.getLogger(__name__)
 PROBE_S: Final = 60.0
 
 Look = Callable[[], tuple[Hardware, BackendChoice]]
-"""Detect the hardware and choose; blocks. Raises BackendError if no engine is usable."""
+"""Function that detects the hardware and chooses an engine. It blocks, and raises BackendError if no engine
+is usable.
+"""
 
 
 class EngineChooser:
-    """The node's current engine choice. Call `decide` first, which sets `hardware` and `choice`.
+    """The node's current choice of an engine. Call `decide` first, which sets `hardware` and `choice`.
 
-    The first choice is preferred: the chooser returns to it after a fallback.
+    The first choice is preferred: after a fallback to another device, the chooser returns to it.
     """
 
     def __init__(self, look: Look, *, changed: asyncio.Event, probe_s: float = PROBE_S) -> None:
-        """`look` detects and chooses. `changed` is set after each changed choice. `probe_s`: seconds between two
-        detections.
-        """
+        """`changed` is set after each changed choice. `probe_s`: seconds between two detections during a fallback."""
         self.hardware: Hardware
         self.choice: BackendChoice
         self._look = look
@@ -46,12 +46,12 @@ class EngineChooser:
         return self._first is not None and not _same(self.choice, self._first)
 
     def renew(self) -> None:
-        """Make the next choice the preferred one, after a change of settings."""
+        """Make the next choice the preferred one, because settings have changed."""
         self._is_renewed = True
 
     @property
     def trouble(self) -> Trouble | None:
-        """Trouble while the preferred device is gone, or while a GPU is unused."""
+        """Trouble to report while the preferred device is gone, or while a GPU is unused; else None."""
         first = self._first
         if first is None:
             return None
@@ -66,11 +66,11 @@ class EngineChooser:
         )
 
     def look_again(self) -> None:
-        """Make `until_another` detect the hardware at once, after the machine has woken up."""
+        """Make `until_another` detect the hardware at once, because the machine has woken up."""
         self._again.set()
 
     async def decide(self) -> BackendChoice:
-        """Choose for the current hardware. Raises BackendError."""
+        """Choose an engine for the current hardware. Raises BackendError."""
         before = None if self._first is None else self.choice
         self.hardware, self.choice = await asyncio.to_thread(self._look)
         if before is None or self._is_renewed:
@@ -89,7 +89,7 @@ class EngineChooser:
         return self.choice
 
     async def until_another(self) -> None:
-        """Detect the hardware at intervals, until `decide` would choose another engine or device."""
+        """Detect the hardware repeatedly, until `decide` would choose another engine or device."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._probe_s):

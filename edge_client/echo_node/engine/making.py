@@ -1,4 +1,4 @@
-"""Make a node's sampling engines, from the settings and the base model of the moment."""
+"""Creates a node's sampling engines, from the current settings and the current base model."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ from echo_node.host.paths import NodePaths
 
 
 class EngineMaker:
-    """Maker of engines, with the chooser of their kind. Engines report to the inbox."""
+    """Creates engines of the kind that its chooser has chosen. The engines report to `inbox`."""
 
     def __init__(
         self, paths: NodePaths, config: NodeConfig, inbox: asyncio.Queue[Incoming], *, probe_s: float = PROBE_S
     ) -> None:
-        """`probe_s`: see `EngineChooser`."""
         self.config = config
         """Settings in force."""
         self.run_id: str | None = None
-        """Run whose base model is used; None = unknown."""
+        """Run whose base model the engines use; None = unknown."""
         self.changed = asyncio.Event()
         """Set after each change of the chosen engine."""
         self.chooser = EngineChooser(self.look, changed=self.changed, probe_s=probe_s)
@@ -43,7 +42,6 @@ class EngineMaker:
         return found, chosen(book, found, content, settings_of(config), config.wanted_backend)
 
     def make(self, files: EngineFiles) -> EngineSupervisor:
-        """Make the engine that the chooser has chosen."""
         config, paths = self.config, self._paths
         parts = EngineParts(
             chooser=self.chooser,

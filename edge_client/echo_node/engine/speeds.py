@@ -1,6 +1,7 @@
 """Measured speeds of engines, in a file of the data directory.
 
-A figure applies only to its engine, hardware, base model and settings. An unreadable file means new measurements.
+A speed applies only to its engine, hardware, base model and settings. If the file cannot be read, engines are measured
+again.
 """
 
 from __future__ import annotations
@@ -23,18 +24,20 @@ log = logging.getLogger(__name__)
 
 MOST_ENTRIES: Final = 64
 FAILURE_KEPT_S: Final = 86_400.0
-"""Time after which a failed engine is tried again: its GPU's driver may be repaired."""
+"""Seconds after which a failed engine is tried again, because its GPU's driver may have been repaired."""
 GOOD_ENOUGH: Final = 0.9
-"""Share of the fastest width's rate from which a narrower width is preferred: it needs less memory and answers
-sooner.
+"""Fraction of the fastest width's rate from which a narrower width is preferred, because it needs less memory and
+answers sooner. (Width: rollouts sampled at the same time.)
 """
 
 TELLING_WIDTH: Final = 32
-"""Smallest width that counts as wide. Figures for narrower widths do not predict the rate of wider ones."""
+"""Smallest width that counts as wide. Rates at narrower widths do not predict those of wider ones."""
 
 
 class Row(BaseModel):
-    """One figure: tokens of one prompt, or drawn tokens of `width` rollouts at once."""
+    """One measurement: tokens of one prompt (prefill), or drawn tokens of `width` rollouts at the same time
+    (decode).
+    """
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
@@ -46,7 +49,9 @@ class Row(BaseModel):
 
 
 class Speeds(BaseModel):
-    """Measurements of one engine. Without rows the engine could not be measured; this applies for `FAILURE_KEPT_S`."""
+    """Measurements of one engine. Without rows the engine failed or was too slow; a failure counts for `FAILURE_KEPT_S`
+    seconds.
+    """
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
@@ -54,11 +59,11 @@ class Speeds(BaseModel):
     measured_at: float
     """Time of the measurement, in seconds since the epoch."""
     failure: str = ""
-    """Error of the measurement, if any."""
+    """Error of the measurement; empty = none."""
 
     @classmethod
     def now(cls, rows: Sequence[Mapping[str, Any]], failure: str = "") -> Speeds:
-        """Make the speeds of the rows from `measure`, measured now."""
+        """Return the speeds for rows of `measure.measure` that were measured now."""
         return cls.model_validate({"rows": rows, "measured_at": time.time(), "failure": failure})
 
     def __str__(self) -> str:
@@ -84,12 +89,14 @@ class Speeds(BaseModel):
 
     @property
     def width(self) -> int:
-        """Smallest width that is nearly as fast as the best; 0 = unknown, also if only narrow widths were measured."""
+        """Smallest width that is nearly as fast as the fastest one. 0 = unknown, or the widest measured one is still
+        narrow.
+        """
         found = min((width for width, rate in self.decode.items() if rate >= GOOD_ENOUGH * self.best), default=0)
         return 0 if found == max(self.decode, default=0) < TELLING_WIDTH else found
 
     def rate(self, width: int) -> float:
-        """Return drawn tokens per second at `width` or the next smaller measured width; 0 = unknown."""
+        """Return the drawn tokens per second at `width`, or at the next smaller measured width; 0 = unknown."""
         return max(((measured, rate) for measured, rate in self.decode.items() if measured <= width), default=(0, 0.0))[
             1
         ]
@@ -99,14 +106,14 @@ _Entries = TypeAdapter(dict[str, Speeds])
 
 
 class SpeedBook:
-    """The speeds of one data directory. Calls block. Write errors are logged."""
+    """The speeds of one data directory. Calls block. Write errors are only logged."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
 
     def find(self, place: EngineMemoryCase, settings: EngineSettings) -> Speeds | None:
-        """Return the measurements for the engine, hardware and base model of `place`, with these settings; those of any
-        width.
+        """Return the measurements for the engine, hardware and base model of `place` with these settings, or None. The
+        width in the settings does not matter.
         """
         found = self._entries().get(_key(place, settings))
         is_old = found is not None and found.failure and time.time() - found.measured_at >= FAILURE_KEPT_S

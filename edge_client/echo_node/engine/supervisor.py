@@ -1,4 +1,4 @@
-"""The sampling engine for the work loop: one child process at a time, with its news as events."""
+"""Runs the sampling engine for the work loop: one child process at a time, whose reports become events."""
 
 from __future__ import annotations
 
@@ -45,28 +45,26 @@ from echo_shared.wire.messages.fields import printable_line
 log = logging.getLogger(__name__)
 
 MEMORY_SHARE: Final = 0.8
-"""Share of the machine's memory that the engine may use, unless the settings say otherwise."""
+"""Fraction of the machine's memory that the engine may use, unless the settings name a limit."""
 _MOST_SAID: Final = 400
-"""Longest reason sent to the hub, in characters."""
+"""Maximum length of a reason sent to the hub, in characters."""
 _CAUSES: Final[dict[str, LossCause]] = {OUT_OF_MEMORY: "out_of_memory", STOPPED: "stopped"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFiles:
-    """Files and directories of the engine."""
-
     base_dir: Path
     base_content: str
     """Id of the base model's content."""
     policies_dir: Path
-    """Directory that holds the adapters of the policy versions."""
+    """Parent directory of the policy versions' adapters."""
     derived_dir: Path
     log: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineParts:
-    """Parts of every engine, independent of the base model."""
+    """What every engine of the node needs, whatever the base model."""
 
     chooser: EngineChooser
     widths: Widths
@@ -75,7 +73,7 @@ class EngineParts:
     limits: ChildLimits
     priority: Priority
     bench_seconds: float
-    """Duration of the measurement when an engine is first used on a base model; 0 means no measurement."""
+    """Seconds of the measurement when an engine is first used on a base model; 0 = no measurement."""
     cage: CageMode
     cages: GpuCages
     inbox: asyncio.Queue[Incoming]
@@ -94,8 +92,8 @@ def settings_of(config: NodeConfig) -> EngineSettings:
 
 
 def threads_of(cpu_share: float) -> int:
-    """Return the number of CPU threads for this share of the machine's cores, at least one. 0 lets the engine choose:
-    all of it.
+    """Return the number of CPU threads for this share of the machine's cores, at least 1. 0 = the engine uses all
+    cores.
     """
     return 0 if cpu_share == 1 else max(1, int(cpu_share * sensible_threads()))
 
@@ -106,7 +104,7 @@ def limits_of(config: NodeConfig, hardware: Hardware) -> ChildLimits:
 
 
 def place_of(choice: BackendChoice, hardware: Hardware, base_content: str) -> EngineMemoryCase:
-    """Return the key for an engine's stored speeds and limits. Blocks like `registry.software`."""
+    """Return the key under which an engine's speeds and limits are stored. Blocks like `registry.software`."""
     return EngineMemoryCase(
         backend=choice.name,
         device=choice.device,
@@ -139,25 +137,23 @@ def chosen(
 
 
 def _for_the_hub(what: str) -> str:
-    """Shorten a reason to the size limit of a message: an engine may report pages of text."""
+    """Shorten a reason to what a message may hold, because an engine may report pages of text."""
     return printable_line(what)[:_MOST_SAID]
 
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """A running engine."""
-
     child: EngineChild
     place: EngineMemoryCase
     speeds: Speeds | None
     limit: int
-    """Most rollouts at once that fit in memory; 0 if unknown."""
+    """Maximum number of rollouts at the same time that fit in memory; 0 = unknown."""
 
 
 class EngineSupervisor:
     """One engine process on one base model. Call `run` once, and the other methods while it runs.
 
-    Calls do nothing before the process starts or after it ends; EngineLost reports the end.
+    Calls have no effect before the process starts or after it ends; EngineLost reports the end.
     """
 
     def __init__(self, parts: EngineParts, files: EngineFiles) -> None:
@@ -166,14 +162,15 @@ class EngineSupervisor:
         self._opening: asyncio.Task[_Opened] | None = None
         self._child: EngineChild | None = None
         self._width = 0
-        """Requested width of the process; 0 is the engine's own choice."""
+        """Requested width (rollouts at the same time) of the process; 0 = the engine chooses."""
         self._is_ended = False
 
     async def run(self, after_s: float, max_width: int) -> None:
-        """Run one process from start to end. Delivers EngineReady, its results, and EngineLost at the end.
+        """Run one process from start to end. Its reports go to the inbox: EngineReady, results, and EngineLost at the
+        end.
 
-        A `max_width` above 0 is a newly learned limit. It is stored once the engine has started with it: an engine that
-        fails at any width fails for another reason.
+        A `max_width` above 0 is a new limit, learnt when memory ran out. The limit is stored once an engine has started
+        with it: an engine that fails at every width has another fault.
         """
         self._opening = asyncio.create_task(self._open(after_s, max_width), name="engine's start")
         if self._is_ended:
@@ -203,7 +200,7 @@ class EngineSupervisor:
             self._child = None
             if not self._is_ended:
                 log.debug("The sampling engine ended: %s", error)
-            await child.stop()  # Free its memory before the next engine starts.
+            await child.stop()  # Free the engine's memory before the next engine starts.
             await self._lost(error, child.width)
         finally:
             self._child = None
@@ -211,7 +208,7 @@ class EngineSupervisor:
             await child.stop()
 
     async def _open(self, after_s: float, max_width: int) -> _Opened:
-        """Start the engine after `after_s`. Raises BackendError."""
+        """Start the engine after `after_s` seconds. Raises BackendError."""
         await asyncio.sleep(after_s)
         settings = self._parts.settings
         self._width = settings.width
@@ -242,11 +239,10 @@ class EngineSupervisor:
 
     @property
     def held(self) -> Held | None:
-        """Guards of the engine's cage that the system enforces; None if no engine is up."""
+        """Protections of the engine's cage (sandbox) that the system enforces; None if no engine runs."""
         return None if self._child is None else self._child.held
 
     def suspend(self) -> None:
-        """Pause all threads of the engine; it keeps its memory."""
         if self._child is not None:
             self._child.suspend()
 
@@ -255,7 +251,7 @@ class EngineSupervisor:
             self._child.resume()
 
     async def end(self) -> None:
-        """End the engine at once, whatever it does. EngineLost follows with the cause `stopped`."""
+        """End the engine at once, whatever it does. EngineLost follows, with the cause `stopped`."""
         self._is_ended = True
         if self._child is not None:
             await self._child.end()
@@ -264,14 +260,14 @@ class EngineSupervisor:
 
     @property
     def _is_measurable(self) -> bool:
-        """True if the engine should be measured. `measure` reads bounds from config.json, which a base of one GGUF file
+        """True if the engine should be measured. The measurement reads config.json, which a base model in a GGUF file
         lacks.
         """
         wanted = self._parts.settings.width == 0 and self._parts.bench_seconds > 0
         return wanted and (self._files.base_dir / "config.json").is_file()
 
     async def _tell(self, child: EngineChild) -> None:
-        """Deliver the engine's results until it ends, which raises BackendError."""
+        """Pass the engine's reports to the inbox until the engine ends, which raises BackendError."""
         async for event in child.events():
             match event:
                 case Finished(rollouts=rollouts):
@@ -291,9 +287,9 @@ class EngineSupervisor:
                     assert_never(event)
 
     async def _check_form(self, backend: str) -> None:
-        """Raise BackendError with NO_WEIGHTS if the engine reads weights that a converted file has replaced.
+        """Raise BackendError with the code NO_WEIGHTS if the engine reads weights that a converted file has replaced.
 
-        Checked before the engine's process starts, which would first import its library.
+        This is checked before the engine's process starts, because the process would first import its library.
         """
         try:
             replaced = await asyncio.to_thread(drop_replaced, self._files.base_dir)
@@ -303,7 +299,9 @@ class EngineSupervisor:
             weights_of(self._files.base_dir)
 
     async def _keep_one_form(self, child: EngineChild) -> None:
-        """Delete files that the engine does not read, unless this engine is only a fallback."""
+        """Delete the form of the base model (weights or converted file) that the engine does not read, unless this
+        engine is a fallback.
+        """
         if self._parts.chooser.is_fallback:
             return
         files = self._files
@@ -313,8 +311,8 @@ class EngineSupervisor:
             log.warning("The base model takes more of the disk than the engine needs: %s", error)
 
     async def _can_come_again(self) -> bool:
-        """Return True if this node deleted the base model's weights; their marker is then removed, so that they are
-        fetched.
+        """Return True if this node itself deleted the base model's weights. Their marker is then removed, so that they
+        are fetched again.
         """
         try:
             return await asyncio.to_thread(want_weights, self._files.base_dir)
@@ -331,7 +329,7 @@ class EngineSupervisor:
         await self._parts.inbox.put(EngineLost(what=_for_the_hub(what), cause=cause, width=width, code=error.code))
 
     async def _make_way(self, child: EngineChild) -> None:
-        """End an engine on a fallback device once the first choice is available again."""
+        """End an engine on a fallback device once the preferred device is available again."""
         if self._parts.chooser.is_fallback:
             await self._parts.chooser.until_another()
             await child.stop()
@@ -356,7 +354,7 @@ class EngineSupervisor:
         return speeds
 
     def _ready(self, child: EngineChild, speeds: Speeds | None) -> EngineReady:
-        """Return the EngineReady event. Its width is the most useful one, unless the settings name one."""
+        """Return the EngineReady event. Its width is the measured best one, unless the settings name a width."""
         width = child.width
         if speeds is None:
             return EngineReady(width=width, precision=child.precision, scores=child.scores)
@@ -370,7 +368,7 @@ class EngineSupervisor:
         return place_of(chooser.choice, chooser.hardware, self._files.base_content)
 
     def _known_limit(self, place: EngineMemoryCase) -> int:
-        """Return the most rollouts at once that fit in memory; 0 if unknown."""
+        """Return the maximum number of rollouts at the same time that fit in memory; 0 = unknown."""
         return self._parts.widths.limit(place, self._parts.limits.memory_bytes)
 
     def _remember_limit(self, place: EngineMemoryCase, width: int) -> None:

@@ -1,7 +1,8 @@
-"""Width limits of engines, learnt from running out of memory, in a file of the data directory.
+"""Limits on the width (rollouts at the same time) of engines, learnt when memory ran out, in a file of the data
+directory.
 
-A limit of another engine version, hardware or memory limit does not apply. Neither does a limit older than `KEPT_S`:
-memory that other programs used then may be free now.
+A limit applies only to the same engine version, hardware and memory limit. It expires after `KEPT_S` seconds, because
+memory that other programs used then may be free again.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ KEPT_S: Final = 7 * 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineMemoryCase:
-    """An engine's circumstances: everything besides its width that decides its need of memory."""
+    """Everything besides its width that decides how much memory an engine needs."""
 
     backend: str
     device: str
     software: str
-    """The engine's library with its version."""
+    """Name and version of the engine's library."""
     machine: str
-    """The hardware, in words."""
+    """Description of the hardware."""
     base: str
-    """The base model, by its content."""
+    """Id of the base model's content."""
 
 
 class _Entry(BaseModel):
@@ -47,13 +48,13 @@ _ENTRIES: Final = TypeAdapter(dict[str, _Entry])
 
 
 class Widths:
-    """The limits of one data directory. Calls block. Disk errors are logged."""
+    """The limits of one data directory. Calls block. Disk errors are only logged."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
 
     def limit(self, place: EngineMemoryCase, memory_bytes: int) -> int:
-        """Return the largest width under this memory limit; 0 = unknown."""
+        """Return the largest width that fits this memory limit; 0 = unknown."""
         entry = self._entries().get(_key(place, memory_bytes))
         return 0 if entry is None or time.time() - entry.learnt_at >= KEPT_S else entry.width
 

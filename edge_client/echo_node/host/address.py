@@ -1,4 +1,4 @@
-"""A hub's address: parse the user's input, and build URLs from it."""
+"""A hub's address: parses the user's input, and builds URLs from it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from echo_shared.wire.sockets import is_loopback
 _PAGE: Final = re.compile(
     r"/+(leaderboard|about|receipts|teams|(nodes|teams)/[^/]*|operator|metrics|healthz|readyz|node|api/v1/[^/]*)/*$|/+$"
 )
-"""End of a path that a hub itself serves. The part before it is a proxy's prefix."""
+"""End of a path that the hub itself serves. The part before it is a proxy's prefix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class HubAddress:
 
     @classmethod
     def parse(cls, url: str, *, insecure: bool) -> HubAddress:
-        """Parse a hub's address, or the address of a page on the hub.
+        """Parse a hub's address, or the address of one of its pages.
 
         Raises ConfigError unless `url` is https, or http to this machine, or `insecure` allows http to any host.
         """
@@ -50,16 +50,13 @@ class HubAddress:
 
     @property
     def websocket(self) -> str:
-        """The URL of the nodes' websocket."""
         return "ws" + self.origin.removeprefix("http") + "/node"
 
     @property
     def is_loopback(self) -> bool:
-        """True if the hub is this machine."""
         return is_loopback(urlsplit(self.origin).hostname or "")
 
     def url(self, path: str) -> str:
-        """Return the URL of a `path` on the hub."""
         return self.origin + path
 
 

@@ -1,11 +1,12 @@
 """Artefacts on this disk: verification markers, disk space, and removal.
 
 An artefact counts only if its marker, `<name>.verified` next to its directory, names its content. Size and modification
-time of each file must match those recorded when it was hashed. The marker is written last and deleted first. A marker
-may name a file outside the directory as a replacement of some files (`echo_node.host.base_forms`).
+time of each file must match those recorded when the file was hashed. The marker is written last and deleted first. A
+marker may name a file outside the directory that replaces some files (`echo_node.host.base_forms`).
 
-A power cut may leave a marker without its files. A base is too large for hashing at each start. So its files are synced
-before its marker is written. A policy version must not wait for the disk: it is hashed again after a restart.
+A power cut may leave a marker without its files. A base model is too large to be hashed at each start, so its files are
+synced to disk before its marker is written. A policy version must not wait for the disk; a restarted node hashes the
+files again.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ MARKER_SUFFIX: Final = ".verified"
 CONTENT_DIGITS: Final = 32
 MOST_HEADROOM_BYTES: Final = 256 * 2**20
 HEADROOM_SHARE: Final = 0.05
-"""Free space that a fetch leaves: this share of the disk, at most MOST_HEADROOM_BYTES."""
+"""Free space that a fetch leaves: this fraction of the disk, but at most MOST_HEADROOM_BYTES."""
 _OUTSIDE: Final = "../"
 
 
@@ -45,15 +46,16 @@ class _Marker(BaseModel):
 
     content: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     files: dict[str, tuple[int, int]]
-    """(size in bytes, modification time in nanoseconds) of each file, by its path from the artefact's directory."""
+    """(size in bytes, modification time in nanoseconds) of each file, by its path relative to the
+    artefact's directory.
+    """
     fetched_hex: str
-    """Encoded Fetched message, as sent to the hub."""
+    """The Fetched message that was sent to the hub, encoded as hexadecimal."""
 
 
 def read_marker(directory: Path, *, hash_again: bool = False) -> OnDisk | None:
-    """Return a verified, unchanged artefact, or None. Blocks.
-
-    `hash_again`: also hash all its files.
+    """Return the artefact if it is verified and unchanged, else None. `hash_again`: hash all its files
+    again. Blocks.
     """
     marker = _read(directory)
     if marker is None:
@@ -80,7 +82,8 @@ def write_marker(directory: Path, manifest: Manifest, fetched: Fetched) -> None:
 
 
 def let_stand_in(directory: Path, file: Path, *, instead_of: str) -> None:
-    """Let `file` replace the artefact's files that match `instead_of` in the marker, if there is one.
+    """Record in the marker, if there is one, that `file` replaces the artefact's files that match the pattern
+    `instead_of`.
 
     The replaced files may then be deleted. Raises StorageError.
     """
@@ -103,19 +106,21 @@ def stands_in(directory: Path) -> bool:
 
 
 def unmark(directory: Path) -> None:
-    """Delete the artefact's marker, so that it counts as missing; its files stay. Raises StorageError."""
+    """Delete the artefact's marker, so that the artefact counts as missing. Its files stay. Raises StorageError."""
     with on_disk(directory):
         _marker(directory).unlink(missing_ok=True)
 
 
 def content_here(directory: Path) -> str | None:
-    """Return an id of the verified, unchanged content, or None."""
+    """Return the id of the content if the artefact is verified and unchanged, else None."""
     verified = read_marker(directory)
     return None if verified is None else verified.content[:CONTENT_DIGITS]
 
 
 def delete_changed(directory: Path) -> None:
-    """Delete a verified artefact that has changed; keep a partial fetch, which has no marker. Raises StorageError."""
+    """Delete an artefact that changed after its verification. A partial fetch, which has no marker, is kept. Raises
+    StorageError.
+    """
     if _marker(directory).exists():
         log.warning("%s has changed since it was verified, and is fetched again.", directory.name)
         delete_artefact(directory)
@@ -130,7 +135,7 @@ def delete_artefact(directory: Path) -> None:
 
 
 def try_to_delete(directory: Path) -> None:
-    """Delete an artefact, and log a failure: a virus scanner may hold a file open."""
+    """Delete an artefact. Only log a failure, because a virus scanner may hold a file open."""
     try:
         delete_artefact(directory)
     except StorageError as error:
@@ -138,9 +143,8 @@ def try_to_delete(directory: Path) -> None:
 
 
 def check_room(parent: Path, title: str, files: Iterable[tuple[Path, int]], *, more_bytes: int = 0) -> None:
-    """Check that the missing bytes of `files` (path, size) and `more_bytes` fit on the disk of `parent`.
-
-    Raises StorageError if they do not fit.
+    """Raise StorageError unless the missing bytes of `files` (path, size) and `more_bytes` fit on the disk
+    of `parent`.
     """
     with on_disk(parent):
         parent.mkdir(parents=True, exist_ok=True)
@@ -187,7 +191,7 @@ def _stats(directory: Path, paths: Iterable[str]) -> dict[str, tuple[int, int]]:
 
 
 def _allocated_bytes(path: Path) -> int:
-    """Return the file's allocated bytes: a partial fetch may have its full size and holes."""
+    """Return the bytes that the file occupies on disk. A partial fetch may have its full size, but with holes."""
     try:
         found = path.stat()
     except FileNotFoundError:

@@ -1,13 +1,13 @@
-"""The one form in which a base model stays on this disk.
+"""Keeps a base model on this disk in one form only.
 
 A base model comes as safetensors. torch, MLX and vLLM read these; llama.cpp reads a file converted from them. Once an
-engine is up, the form that it reads is kept, and all other forms are deleted. The artefact's marker names the files of
+engine runs, the form that it reads is kept, and all other forms are deleted. The artefact's marker names the files of
 that form.
 
-The order: the converted file is synced to disk, the marker names it, the weights are deleted. If a node is killed
-between two of these steps, the marker still describes a complete base model. The node then deletes the rest of the
+The order is: the converted file is synced to disk, the marker names it, the weights are deleted. If a node is killed
+between two of these steps, the marker still describes a complete base model, and the node deletes the rest of the
 weights before an engine starts again. If an engine needs the weights later, the base model is fetched again; the
-converted file stays until that engine is up.
+converted file stays until that engine runs.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from echo_node.host.artefact_files import let_stand_in, stands_in, unmark
 from echo_shared.swarm.disk import on_disk
 
 CONVERTING: Final = "llama_cpp"
-"""The backend that reads converted files."""
+"""The only backend that reads converted files."""
 WEIGHTS: Final = "*.safetensors"
 _CONVERTED: Final = ("*.gguf", "*.tmp", "*.f16")
-"""Files that the conversion for llama.cpp writes, unfinished files included."""
+"""Files that the conversion for llama.cpp writes, including unfinished ones."""
 _CONTENT: Final = re.compile("[0-9a-f]{32}")
-"""The name of a directory of converted files: the content of the base model that they were made of."""
+"""Name of a directory of converted files: the id of the base model's content."""
 
 _SHARES: Final = {"f32": 2.0, "f16": 1.0, "bf16": 1.0, "q8_0": 0.54}
-"""Size of a converted file, as a share of 16-bit weights."""
+"""Size of a converted file, as a multiple of the 16-bit weights."""
 _QUANTISING: Final = 1.5
-"""Disk space of making a K-quant, as a multiple of 16-bit weights: a 16-bit file, and the result."""
+"""Disk space for making a K-quant, as a multiple of the 16-bit weights: a 16-bit file and the result."""
 _EXACT_BYTES: Final = 128 * 2**20
 """Size of 16-bit weights up to which precision `auto` converts to f32."""
 
@@ -39,8 +39,8 @@ _EXACT_BYTES: Final = 128 * 2**20
 def keep_one_form(base_dir: Path, derived_dir: Path, converted: Path | None) -> None:
     """Delete all files of the base model that the running engine does not read. Blocks.
 
-    `converted` is the file in `derived_dir` that this engine reads instead of the weights. A base model without a
-    marker keeps its weights. Raises StorageError; the files that the engine reads are complete even then.
+    `converted`: file in `derived_dir` that replaces the weights for this engine, or None. A base model without a marker
+    keeps its weights. Raises StorageError; even then, the files that the engine reads are complete.
     """
     with on_disk(base_dir):
         if converted is not None:
@@ -56,7 +56,7 @@ def keep_one_form(base_dir: Path, derived_dir: Path, converted: Path | None) -> 
 
 
 def drop_replaced(base_dir: Path) -> bool:
-    """Return True if a converted file replaces the weights, after deleting weights that a killed node left.
+    """Return True if a converted file replaces the weights. Weights that a killed node left are then deleted.
 
     Blocks. Raises StorageError.
     """
@@ -69,9 +69,10 @@ def drop_replaced(base_dir: Path) -> bool:
 
 
 def want_weights(base_dir: Path) -> bool:
-    """Return True if a converted file replaced the weights, after deleting the base model's marker.
+    """Return True if a converted file replaces the weights. The base model's marker is then deleted, so that the next
+    fetch downloads the whole base model.
 
-    The next fetch then downloads the whole base model. Blocks. Raises StorageError.
+    Blocks. Raises StorageError.
     """
     if not stands_in(base_dir):
         return False
@@ -80,7 +81,7 @@ def want_weights(base_dir: Path) -> bool:
 
 
 def conversion_bytes(base_bytes: int, *, backend: str, precision: str) -> int:
-    """Return the most disk space that converting a base model of `base_bytes` takes, temporary files included."""
+    """Return the maximum disk space for converting a base model of `base_bytes`, including temporary files."""
     if backend not in ("auto", CONVERTING):
         return 0
     if precision == "auto":
@@ -91,7 +92,7 @@ def conversion_bytes(base_bytes: int, *, backend: str, precision: str) -> int:
 def largest_base_bytes(room_bytes: int, *, backend: str, precision: str) -> int:
     """Return the largest size of a base model whose fetch and conversion fit into `room_bytes`.
 
-    The sealed files of a base model have the model's size, and are deleted before the conversion.
+    The encrypted files in which a base model arrives have the model's size, and are deleted before the conversion.
     """
     share = max(1.0, conversion_bytes(2**40, backend=backend, precision=precision) / 2**40)
     return int(room_bytes / (1 + share))

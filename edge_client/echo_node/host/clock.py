@@ -9,7 +9,7 @@ from echo_node.core.clocks import ClockReading
 
 
 def running_s() -> float:
-    """Return seconds of a monotonic clock that counts sleep; its zero has no meaning.
+    """Return seconds of a monotonic clock that counts sleep. Only differences have a meaning.
 
     `time.monotonic` counts sleep on Windows, but not on Linux and macOS.
     """
@@ -21,5 +21,4 @@ def running_s() -> float:
 
 
 def read_clocks() -> ClockReading:
-    """Read both clocks now."""
     return ClockReading(running_s(), time.time())

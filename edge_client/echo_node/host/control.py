@@ -1,9 +1,9 @@
-"""The control socket between `echo-node status` or `echo-node leave` and the running daemon: a websocket on loopback,
-JSON both ways.
+"""The control socket, through which `echo-node status` and other commands reach the running daemon: a websocket on
+loopback, JSON both ways.
 
 The port is any free one. A file that only the owner of the data directory can read holds port and secret. A request
-without the secret, or from a web page (which sends an Origin), is refused. The status page uses the same port, and
-checks its own requests.
+without the secret, or from a web page (which sends an Origin header), is refused. The status page uses the same port,
+and checks its requests itself.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ LOOPBACK: Final = "127.0.0.1"
 PATIENCE_S: Final = 5.0
 MAX_REQUEST_BYTES: Final = 4_096
 MOST_OPEN: Final = 16
-"""Maximum of open connections; one more closes the oldest. A request takes milliseconds."""
+"""Maximum number of open connections. One more closes the oldest; an honest request takes only milliseconds."""
 
 Verbs = Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]]
-"""Handler of each verb: arguments in, answer out. Handlers run on the event loop and must not block. An EchoError is
-sent back and raised by `ask`.
+"""Handler of each verb: takes the arguments, returns the answer. Handlers run on the event loop and must not block.
+`ask` raises the EchoError that a handler raised.
 """
 
 
 class Page(Protocol):
-    """The web page on the control port: `echo_node.status_page.page`."""
+    """The web page on the control port, `echo_node.status_page.page`."""
 
     def listens(self, host: str, port: int) -> None:
-        """Record the page's own address."""
+        """Tell the page its own address."""
 
     def owns(self, request: Request) -> bool:
         """Return True if the request is for the page."""
 
     def respond(self, request: Request) -> Response | None:
-        """Answer the page's request; None lets it become a websocket."""
+        """Answer a request for the page; None turns it into a websocket."""
 
     async def converse(self, connection: ServerConnection) -> None:
         """Serve the page's websocket until it is closed."""
@@ -61,7 +61,7 @@ class Page(Protocol):
 
 @asynccontextmanager
 async def control_server(file: Path, verbs: Verbs, page: Page | None = None) -> AsyncIterator[None]:
-    """Serve `verbs` and the page while the context is open; `file` holds the address."""
+    """Serve `verbs` and the page inside the `with` block. Port and secret are written to `file`."""
     token = secrets.token_urlsafe(32)
 
     def look(connection: ServerConnection, request: Request) -> Response | None:
@@ -104,8 +104,8 @@ async def control_server(file: Path, verbs: Verbs, page: Page | None = None) -> 
 
 
 class _Incoming(ServerConnection):
-    """A connection under a limit: any program on this machine can reach the port, and each connection uses a file
-    descriptor.
+    """A connection that counts towards MOST_OPEN: any program on this machine can reach the port, and each connection
+    takes a file descriptor.
     """
 
     def __init__(self, others: dict[ServerConnection, None], *arguments: Any, **options: Any) -> None:
@@ -126,8 +126,8 @@ class _Incoming(ServerConnection):
 
 
 async def ask(file: Path, verb: str, arguments: Mapping[str, Any] = {}) -> dict[str, Any]:
-    """Return the daemon's answer. Raises ConnectError without a running daemon on this data directory, and ConfigError
-    for a refusal.
+    """Return the daemon's answer. Raises ConnectError if no daemon runs on this data directory, ConfigError if it
+    refuses.
     """
     try:
         url, token = _where(file)
@@ -147,7 +147,6 @@ async def ask(file: Path, verb: str, arguments: Mapping[str, Any] = {}) -> dict[
 
 
 async def is_running(file: Path) -> bool:
-    """Return True if a daemon runs on this data directory."""
     try:
         await ask(file, "status")
     except ConnectError:

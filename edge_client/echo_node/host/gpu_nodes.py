@@ -1,7 +1,7 @@
-"""Create CUDA's missing device files, as after the boot of a server, if the kernel's driver is loaded.
+"""Creates CUDA's device files if they are missing, as after a server's boot, and the kernel's driver is loaded.
 
-CUDA itself creates these files with the setuid program nvidia-modprobe. A process in a cage cannot start a program or
-gain rights, so the node runs nvidia-modprobe before the cage is entered.
+CUDA itself creates these files with the setuid program nvidia-modprobe. A process in a cage (sandbox) can neither start
+a program nor gain rights, so the node runs nvidia-modprobe before it enters the cage.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _DRIVER: Final = Path("/proc/driver/nvidia")
 _NODE: Final = Path("/dev/nvidia-uvm")
 _PROGRAM: Final = "nvidia-modprobe"
 _OPTIONS: Final = ("-u", "-c=0")
-"""Load the module for unified memory and create its files."""
+"""Load the module for unified memory, and create its device files."""
 _PATH: Final = "/usr/bin:/usr/local/bin:/usr/sbin:/sbin"
 _PATIENCE_S: Final = 30.0
 
 
 def make_nodes() -> None:
-    """Create the files. Blocks for seconds. A failure goes to the log; CUDA then reports the missing file itself."""
+    """Create the files. Blocks for seconds. A failure is only logged; CUDA then reports the missing file itself."""
     program = shutil.which(_PROGRAM, path=_PATH)
     if not _DRIVER.exists() or _NODE.exists() or program is None:
         return

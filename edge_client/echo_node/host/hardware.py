@@ -1,4 +1,4 @@
-"""This machine's hardware, as the system reports it, without a table of models. Unknown values are empty or zero."""
+"""This machine's hardware, as the system reports it. Unknown values are empty or zero."""
 
 from __future__ import annotations
 
@@ -20,32 +20,28 @@ _NO_NUMBER: Final = ("[N/A]", "[Not Supported]", "N/A")
 _MOST_DIGITS: Final = 9
 _UNLIMITED: Final = 2**31
 _UNSAID: Final = (OSError, ValueError, RuntimeError, psutil.Error)
-"""Exceptions that psutil raises where the system does not report a value."""
+"""Exceptions that psutil raises if the system does not report a value."""
 _CPUINFO: Final = Path("/proc/cpuinfo")
 _CGROUPS_OF_THIS_PROCESS: Final = Path("/proc/self/cgroup")
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 _PCI: Final = Path("/sys/bus/pci/devices")
 _NVIDIA: Final = "0x10de"
 _DISPLAY: Final = "0x03"
-"""First digits of the PCI class of display and 3D controllers."""
+"""First digits of the PCI class of display controllers and 3D controllers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One CUDA device."""
-
     name: str
     memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """This machine."""
-
     cpu_name: str
     physical_cores: int
     usable_cores: int
-    """Logical cores that this process may use; in a container at most its CPU quota, rounded up."""
+    """Logical cores that this process may use. In a container, at most the CPU quota, rounded up."""
     memory_bytes: int
     cuda_gpus: tuple[Gpu, ...]
     apple_silicon: bool
@@ -54,7 +50,7 @@ class Hardware:
 
     @property
     def summary(self) -> str:
-        """One line for people, at most 128 characters."""
+        """Description in one line of at most 128 characters."""
         gib = 2**30
         parts = [f"{gpu.name} {gpu.memory_bytes / gib:.0f} GiB" for gpu in self.cuda_gpus]
         parts.append(f"{self.cpu_name}, {self.physical_cores} cores, {self.memory_bytes / gib:.0f} GiB")
@@ -62,7 +58,7 @@ class Hardware:
 
 
 def detect() -> Hardware:
-    """Detect the hardware; never raises. Takes seconds if an NVIDIA driver has to start."""
+    """Detect the hardware. Never raises. Takes seconds if an NVIDIA driver has to start."""
     gpus = _cuda_gpus()
     return Hardware(
         cpu_name=_cpu_name(),
@@ -76,7 +72,7 @@ def detect() -> Hardware:
 
 
 def sensible_threads() -> int:
-    """Return the number of threads for arithmetic work, which gains nothing from a core's second thread."""
+    """Return the number of threads for arithmetic work, which gains nothing from a core's second hardware thread."""
     return min(_physical_cores(), _usable_cores())
 
 
@@ -101,7 +97,7 @@ def _usable_cores() -> int:
 
 
 def _cgroup_cores() -> int:
-    """Return the smallest CPU quota of this process's control groups and their parents; a large number without a
+    """Return the smallest CPU quota of this process's control groups and their parents, in cores; _UNLIMITED without a
     quota.
     """
     try:
@@ -113,8 +109,8 @@ def _cgroup_cores() -> int:
 
 
 def _cgroup_directories(groups: str) -> list[Path]:
-    """Return the directories that may hold quotas, including the root, which a container often sees as its own
-    group.
+    """Return the directories that may hold quotas, including the root, which a container often sees as its
+    own group.
     """
     found = []
     for line in groups.splitlines():
@@ -138,7 +134,7 @@ def _quota(directory: Path) -> float:
 
 
 def parse_cpu_max(text: str) -> float:
-    """Parse "quota period" in microseconds to a number of cores. "max" and any other text mean no limit."""
+    """Convert "quota period", both in microseconds, to a number of cores. "max" and any other text mean no limit."""
     found = re.fullmatch(r"\s*([0-9]{1,18})\s+([0-9]{1,18})\s*", text)
     quota, period = (int(found[1]), int(found[2])) if found else (0, 0)
     return quota / period if quota and period else _UNLIMITED
@@ -163,7 +159,7 @@ def _cuda_gpus() -> tuple[Gpu, ...]:
 
 
 def _has_nvidia_card() -> bool:
-    """Return True if the PCI bus has an NVIDIA GPU. Works only on Linux."""
+    """Return True if the PCI bus has an NVIDIA GPU. Always False on systems other than Linux."""
     for device in _PCI.glob("*"):
         with suppress(OSError):
             vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
@@ -173,7 +169,7 @@ def _has_nvidia_card() -> bool:
 
 
 def parse_nvidia_smi(output: str) -> tuple[Gpu, ...]:
-    """Parse lines of "name, MiB". A GPU that shares the machine's memory has no number, and 0 bytes.
+    """Parse lines of "name, MiB". A GPU that shares the machine's memory has no number, and gets 0 bytes.
 
     Other lines, such as error texts with a comma, are ignored.
     """

@@ -1,4 +1,4 @@
-"""The hubs that a node knows: address, pinned key, and flags of joining."""
+"""The hubs that a node has joined: address, pinned key, and the flags of `join`."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ Flag = str | int | float | bool | list[str]
 
 
 class HubRecord(BaseModel):
-    """hub.json: one hub, whose key is pinned at first use."""
+    """Contents of hub.json: one hub, whose key was pinned at first use."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     url: str
     hub_key_hex: str
     joined_at: float
-    """Seconds since the epoch; `run` rejoins the hub with the latest time."""
+    """Time of the last `join`, in seconds since the epoch; `run` uses the hub that was joined last."""
     invite_token: str | None = None
     run_id: str = ""
     run_name: str = ""
     flags: dict[str, Flag] = {}
-    """Flags of `join` by setting; `run` and the service use them too."""
+    """Flags of `join`, by setting. `run` and the service use them too."""
 
     @property
     def hub_key(self) -> bytes:
@@ -46,12 +46,12 @@ class Joining:
 
     address: HubAddress
     pinned: HubRecord | None
-    """Record of the hub; None at first use, when the hub's key is pinned."""
+    """Record of the hub; None at first use, when the hub's key will be pinned."""
     invite_token: str | None
     flags: Mapping[str, Flag] = field(default_factory=dict)
-    """Flags to store with the hub."""
+    """Flags that are stored with the hub."""
     given: Mapping[str, Flag] = field(default_factory=dict)
-    """Other flags of the command line, which apply to this run only and override `flags`."""
+    """Other flags of the command line. They apply to this run only, and override `flags`."""
     patient: bool
     """True: keep trying even if the first connection fails."""
     share: float | None = None
@@ -59,26 +59,24 @@ class Joining:
 
 
 class Hubs:
-    """All hub records below one data directory."""
-
     def __init__(self, paths: NodePaths) -> None:
         self._paths = paths
 
     def all(self) -> list[HubRecord]:
-        """Return the records, newest join first. Raises StorageError if one is unreadable."""
+        """Return the records, last joined first. Raises StorageError if one is unreadable."""
         records = [_read(path) for path in self._paths.hubs.glob("*/hub.json")]
         return sorted(records, key=lambda record: record.joined_at, reverse=True)
 
     def at(self, url: str) -> HubRecord | None:
-        """Return the hub pinned at this address, or None."""
         return next((record for record in self.all() if record.url == url), None)
 
     def last(self) -> HubRecord | None:
-        """Return the hub joined last, or None."""
         return next(iter(self.all()), None)
 
     def save(self, record: HubRecord) -> None:
-        """Store the record. Remove another hub's record of the same address, and the files of this hub's last run."""
+        """Store the record. Remove the record of another hub at the same address, and the files of this hub's previous
+        run.
+        """
         for other in self.all():
             if other.hub_key_hex == record.hub_key_hex:
                 if other.run_id != record.run_id:
@@ -91,13 +89,15 @@ class Hubs:
         return self._paths.hub(record.hub_key)
 
     def forget(self, record: HubRecord) -> None:
-        """Delete everything from this hub: record, spool, its run's files, and its share."""
+        """Delete everything about this hub: its record, its stored rollouts, its run's files, and its share."""
         SharesFile(self._paths.shares_file).forget(record.url)
         shutil.rmtree(self.directory(record))
         self.delete_run(record.run_id)
 
     def delete_run(self, run_id: str) -> None:
-        """Delete the run's artefacts, their markers and carriers, and the engine's conversions."""
+        """Delete the run's artefacts with their markers, their encrypted copies (carriers), and the engine's
+        conversions.
+        """
         base, policy = artefact_name("base", run_id, 0), artefact_name("policy", run_id, 0).rstrip("0")
         of_this_run = re.compile(rf"({re.escape(base)}|{re.escape(policy)}\d+)(\.[a-z]+\d*)?")
         for directory in (self._paths.artefacts, self._paths.carriers, self._paths.derived):

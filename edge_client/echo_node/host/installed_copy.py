@@ -1,7 +1,7 @@
-"""The running copy of Echo, if made by an installer: its note of the source, and its successor.
+"""The running copy of Echo, if an installer made it: the note about its source, and its successor.
 
-<home>/versions/<name>/          an installation, with a copy of `installers` <home>/versions/<name>/source.json
-arguments of the installer <home>/current                   link to the version in use
+<home>/versions/<name>/             an installation, with a copy of `installers` <home>/versions/<name>/source.json
+arguments of the installer <home>/current                      link to the version in use
 """
 
 from __future__ import annotations
@@ -22,30 +22,32 @@ from echo_shared.installation import NAME
 _NOTE: Final = "source.json"
 _VERSIONS: Final = "versions"
 _MANIFEST: Final = "manifest.json"
-"""Manifest of a wheelhouse directory, which verifies all its other files."""
+"""Manifest of a directory of wheels. It verifies all other files of the directory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """Arguments of the installer that made this copy, to run the installer again."""
+    """Arguments of the installer that made this copy. They serve to run the installer again."""
 
     origin: SourceKind
     source: str
     options: tuple[str, ...]
     environment: Mapping[str, str]
-    """Variables that select the place of the installation."""
+    """Environment variables that select the place of the installation."""
 
 
 class InstalledCopy:
-    """Installation of the running process, found at its start: the link `current` may point to another one later."""
+    """Installation of the running process. It is looked up at the start, because the link `current` may
+    change later.
+    """
 
     def __init__(self, prefix: Path | None = None) -> None:
-        """`prefix`: directory of the environment; by default this interpreter's."""
+        """`prefix`: directory of the Python environment; None = this interpreter's."""
         self.environment = (prefix or Path(sys.prefix)).resolve()
 
     @property
     def home(self) -> Path:
-        """The installer's directory."""
+        """Directory that the installer manages."""
         return self.environment.parent.parent
 
     @property
@@ -58,17 +60,16 @@ class InstalledCopy:
 
     @property
     def is_replaced(self) -> bool:
-        """True if the link `current` leads to another version now."""
+        """True if the link `current` now leads to another version."""
         return self.is_by_installer and self.newest != self.environment
 
     @property
     def newest(self) -> Path:
-        """The environment in use now."""
         return self._current.resolve()
 
     @property
     def newest_release(self) -> str:
-        """Release of the environment in use; empty = unknown."""
+        """Release in that environment; empty = unknown."""
         places = [str(path) for path in self.newest.glob("lib/python*/site-packages")]
         return next((one.version for one in metadata.distributions(name=NAME, path=places)), "")
 
@@ -78,12 +79,11 @@ class InstalledCopy:
 
     @property
     def installer(self) -> Path:
-        """The installer script of this copy."""
         system = "macos" if sys.platform == "darwin" else "linux"
         return self.environment / "installers" / system / "install.sh"
 
     def given(self) -> Given | None:
-        """Return the installer's arguments; None without a readable note."""
+        """Return the installer's arguments; None if there is no readable note."""
         try:
             fields: Mapping[str, Any] = json.loads((self.environment / _NOTE).read_text(encoding="utf-8"))
             return Given(
@@ -96,7 +96,7 @@ class InstalledCopy:
             return None
 
     def note(self) -> Note | None:
-        """Return the note with the current state of the source."""
+        """Return the note with the present state of the source; None if there is no readable note."""
         given = self.given()
         if given is None:
             return None
@@ -110,7 +110,7 @@ class InstalledCopy:
 def is_owners(path: Path) -> bool:
     """Return True if only this user and the system can replace `path` or change its content.
 
-    The user's own group counts as the user, as for the usual umask of 002. An unreadable path returns False. Raises
+    The user's own group counts as the user, as for the usual umask of 002. Returns False for an unreadable path. Raises
     nothing.
     """
     try:
@@ -129,7 +129,7 @@ def _keeps_others_out(found: os.stat_result, *, is_above: bool = False) -> bool:
     if sys.platform == "win32":
         return False  # On Windows, file modes do not show who may write.
     if is_above and found.st_mode & stat.S_ISVTX:
-        return True  # As in /tmp: users cannot remove or rename files of others there.
+        return True  # As in /tmp: there, users cannot remove or rename the files of others.
     is_link = stat.S_ISLNK(found.st_mode)  # A link's own mode has no meaning.
     by_group = found.st_mode & stat.S_IWGRP and found.st_gid not in (0, os.getgid())
     return found.st_uid in (0, os.getuid()) and (is_link or not (found.st_mode & stat.S_IWOTH or by_group))

@@ -1,8 +1,8 @@
-"""Run this copy's installer with its original source, and start the installed version.
+"""Runs this copy's installer with its original source, and starts the installed version.
 
-The installer outlives the node. If the node is a service, the installer stops the service and starts the new version,
-or the old version again. systemd ends all processes of a service together, so the installer runs as a separate unit
-there.
+The installer must outlive the node: if the node is a service, the installer stops the service, then starts the new
+version, or the old version again. systemd ends all processes of a service together, so under systemd the installer runs
+as a separate unit.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ LONGEST_S: Final = 3_600.0
 """Time limit of an installer, in seconds."""
 _LOOK_S: Final = 0.2
 _MOST_SAID: Final = 300
-"""Longest result of an installer, in characters; longer ones are cut."""
+"""Maximum length of an installer's result, in characters."""
 _CGROUPS: Final = Path("/proc/self/cgroup")
 
 
 def command(copy: InstalledCopy, given: Given) -> list[str]:
-    """Return the command for the installer; `--running` keeps the files of the running version."""
+    """Return the installer's command. `--running` keeps the files of the running version."""
     return [str(copy.installer), "--from", given.source, *given.options, "--running"]
 
 
 def as_unit(installer: Sequence[str], environment: Mapping[str, str], log_file: Path) -> list[str]:
-    """Return the command as a unit of the user's systemd, with a wait for its end."""
+    """Return the command that runs the installer as a unit of the user's systemd, and waits for its end."""
     output = f"append:{log_file}"
     return [
         *("systemd-run", "--user", "--collect", "--quiet", "--wait", f"--unit={UNIT}"),
@@ -50,15 +50,15 @@ def as_unit(installer: Sequence[str], environment: Mapping[str, str], log_file: 
 
 
 def is_in_service(cgroups: str) -> bool:
-    """Return True if a process with these lines of /proc/PID/cgroup belongs to the node's unit."""
+    """Return True if a process with these contents of /proc/PID/cgroup belongs to the node's service."""
     return any(line.endswith(f"/{SERVICE_UNIT}") for line in cgroups.splitlines())
 
 
 async def install(copy: InstalledCopy, given: Given, log_file: Path) -> str:
-    """Run the installer. Return "" on success, else its last message. The log file gets its output.
+    """Run the installer. Return "" on success, else its last message. Its output goes to the log file.
 
-    After a cancel, the installer continues by itself and leaves a complete version in any case. Raises OSError if it
-    cannot be started.
+    If this call is cancelled, the installer continues by itself and still leaves a complete version. Raises OSError if
+    the installer cannot be started.
     """
     process, began = _start(copy, given, log_file)
     status = await _end_of(process)
@@ -66,7 +66,7 @@ async def install(copy: InstalledCopy, given: Given, log_file: Path) -> str:
 
 
 def _start(copy: InstalledCopy, given: Given, log_file: Path) -> tuple[subprocess.Popen[bytes], int]:
-    """Start the installer. Return the process, and the start of the installer's output in the log."""
+    """Start the installer. Return its process, and the offset in the log at which its output begins."""
     kept = {key: os.environ[key] for key in (HOME_VARIABLE, "PATH") if key in os.environ}
     environment = {**kept, **given.environment}
     line = command(copy, given)
@@ -74,7 +74,7 @@ def _start(copy: InstalledCopy, given: Given, log_file: Path) -> tuple[subproces
         line = as_unit(line, environment, log_file)
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with log_file.open("ab") as output:
-        began = output.tell()  # The position moves with the installer's output.
+        began = output.tell()  # Take the position now: it moves with the installer's output.
         process = subprocess.Popen(
             line,
             cwd=copy.home,
@@ -93,8 +93,8 @@ def _without_python(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 async def _end_of(process: subprocess.Popen[bytes]) -> int:
-    """Return the exit status of the installer. Poll instead of blocking a thread, which a stopping node would have to
-    join.
+    """Return the installer's exit status. The process is polled: a stopping node would have to wait for a blocked
+    thread.
     """
     loop = asyncio.get_running_loop()
     ends_at = loop.time() + LONGEST_S
@@ -107,7 +107,7 @@ async def _end_of(process: subprocess.Popen[bytes]) -> int:
 
 
 def _last_words(log_file: Path, began: int) -> str:
-    """Return the installer's own error, or else its last line."""
+    """Return the installer's own error text, else its last line."""
     with log_file.open("rb") as file:
         file.seek(began)
         lines = file.read().decode(errors="replace").split("\n")
@@ -117,7 +117,7 @@ def _last_words(log_file: Path, began: int) -> str:
 
 
 def come_back(copy: InstalledCopy, arguments: Sequence[str]) -> NoReturn:
-    """Replace this process with the version in use, with these arguments of `echo-node`. Raises OSError on failure."""
+    """Replace this process by the installed version, with these arguments of `echo-node`. Raises OSError on failure."""
     python = str(copy.newest / "bin" / "python")
     logging.shutdown()
     if sys.stdout is not None:

@@ -1,4 +1,4 @@
-"""The reason why a hub ended the last daemon, stored for later commands that find no running node."""
+"""The reason why a hub ended the last daemon. It is stored for commands that later find no running node."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ log = logging.getLogger(__name__)
 
 
 class LastWord:
-    """last_word.json; no file = a daemon runs, or its owner ended it."""
+    """File last_word.json. It is missing while a daemon runs, and after the owner ended the daemon."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
 
     def load(self) -> Notice | None:
-        """Return the notice; None without a readable file."""
+        """Return the stored notice; None if there is no readable file."""
         try:
             fields = json.loads(self._file.read_text(encoding="utf-8"))
             return Notice(str(fields["title"]), str(fields["text"]))
@@ -27,7 +27,7 @@ class LastWord:
             return None
 
     def save(self, notice: Notice | None) -> None:
-        """Store the notice; None deletes it. A failure is logged."""
+        """Store the notice; None deletes it. A failure is only logged."""
         try:
             if notice is None:
                 self._file.unlink(missing_ok=True)

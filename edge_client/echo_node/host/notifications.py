@@ -15,9 +15,9 @@ from echo_node.host.sensors.bus import Bus
 SERVICE: Final = "org.freedesktop.Notifications"
 PATH: Final = "/org/freedesktop/Notifications"
 URGENT: Final = ("y", 2)
-"""An urgent notification stays until the user closes it."""
+"""Urgency "critical": the notification stays until the user closes it."""
 MOST_SHOWN: Final = 500
-"""Most characters of a notification's text."""
+"""Maximum characters of a notification's text."""
 
 
 def notify(notice: Notice) -> bool:
@@ -31,7 +31,7 @@ def notify(notice: Notice) -> bool:
         if can is None:
             return False
         if "body-markup" in can[0]:
-            text = html.escape(text, quote=False)  # Escape markup: the text may come from the hub.
+            text = html.escape(text, quote=False)  # Escape markup, because the text may come from the hub.
         body: tuple[Any, ...] = ("echo-node", 0, "", notice.title, text, [], {"urgency": URGENT}, -1)
         return bus.call(SERVICE, PATH, SERVICE, "Notify", "susssasa{sv}i", body) is not None
     finally:

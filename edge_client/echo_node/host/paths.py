@@ -40,16 +40,16 @@ HOME_VARIABLE: str = "ECHO_NODE_HOME"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePaths:
-    """All paths of a node. They lie in the data directory, except the settings file."""
+    """All paths of a node. Except for the settings file, they lie in the data directory."""
 
     data_dir: Path
     config_file: Path
 
     @classmethod
     def find(cls, data_dir: Path | None) -> NodePaths:
-        """Return the paths below `data_dir`, else ECHO_NODE_HOME, else the platform's own place.
+        """Return the paths below `data_dir`, else below ECHO_NODE_HOME, else at the platform's usual place.
 
-        Raises ConfigError if that needs the home of a user without one.
+        Raises ConfigError if the usual place is needed and the user has no home directory.
         """
         home = os.environ.get(HOME_VARIABLE)
         try:
@@ -103,7 +103,6 @@ class NodePaths:
         return self.data_dir / "carriers"
 
     def base(self, run_id: str) -> Path:
-        """Return the directory of a run's base model."""
         return self.artefacts / artefact_name("base", run_id, 0)
 
     @property
@@ -131,7 +130,9 @@ class NodePaths:
 
     @contextmanager
     def lock(self, *, wait_s: float = 0.0) -> Iterator[None]:
-        """Lock the data directory. Raises StorageError if another process holds it after `wait_s`."""
+        """Lock the data directory. Raises StorageError if another process still holds the lock after
+        `wait_s` seconds.
+        """
         lock = self._acquire(wait_s)
         try:
             yield
@@ -160,7 +161,6 @@ class NodePaths:
 
 
 def home() -> Path:
-    """Return the user's home directory. Raises ConfigError without one."""
     try:
         return Path.home()
     except RuntimeError as error:

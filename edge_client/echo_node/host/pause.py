@@ -1,4 +1,4 @@
-"""The owner's pause on disk: a restarted node is still paused."""
+"""The owner's pause on disk, so that a restarted node is still paused."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ _LONGEST_S: Final = 366 * 86_400
 
 
 class PauseFile:
-    """pause.json; no file = no pause."""
+    """File pause.json. It is missing if the node is not paused."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
 
     def load(self) -> OwnerPause | None:
-        """Return the pause. An unreadable file is a pause without end, because its writer wanted the node to pause."""
+        """Return the stored pause. An unreadable file counts as a pause without end, because somebody wanted the node
+        to pause.
+        """
         try:
             until = json.loads(self._file.read_text(encoding="utf-8"))["until"]
             return OwnerPause(None if until is None else datetime.fromtimestamp(until).timestamp())
@@ -35,7 +37,7 @@ class PauseFile:
             return OwnerPause()
 
     def save(self, pause: OwnerPause | None) -> None:
-        """Store the pause. Raises StorageError; the pause then lasts as long as the process."""
+        """Store the pause. Raises StorageError; the pause then lasts only as long as the process."""
         try:
             if pause is None:
                 self._file.unlink(missing_ok=True)
@@ -48,12 +50,12 @@ class PauseFile:
 
 
 def pause_for(length: str | None) -> OwnerPause:
-    """Return a pause of a length such as "90m" or "1h30m" from now; None = until resumed. Raises ConfigError."""
+    """Return a pause from now on of a length such as "90m" or "1h30m"; None = until resumed. Raises ConfigError."""
     return OwnerPause() if length is None else OwnerPause(time.time() + seconds_of(length))
 
 
 def seconds_of(length: str) -> float:
-    """Return the seconds in "90m" or "1h30m". Raises ConfigError for any other text, or more than a year."""
+    """Return the seconds in "90m" or "1h30m". Raises ConfigError for other texts and for lengths over a year."""
     text = length.strip().lower().replace(" ", "")
     parts = re.findall(_PART, text) if re.fullmatch(f"(?:{_PART})+", text) else []
     seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)

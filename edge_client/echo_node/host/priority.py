@@ -1,4 +1,4 @@
-"""Priority of this process, and its tie to its parent. Later threads inherit both."""
+"""Priority of this process, and its end with its parent. Threads that it starts later inherit the priority."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _PR_SET_PDEATHSIG: Final = 1
 _AUTOGROUP: Final = Path("/proc/self/autogroup")
 _TRIES: Final = 20
 _AGAIN_S: Final = 0.1
-"""Seconds between attempts to change a session's niceness: the kernel allows other users than root one such change per
-0.1 s.
+"""Seconds between attempts to change a session's niceness: Linux allows users other than root one such change per 0.1
+s.
 """
 
 
 def give_way(priority: Priority) -> None:
-    """Lower this process's priority for processor and disk. Refusals of the system are logged."""
+    """Lower this process's priority for processor and disk. A refusal by the system is only logged."""
     if priority == "normal":
         return
     try:
@@ -46,25 +46,30 @@ def give_way(priority: Priority) -> None:
 
 
 def die_with_parent() -> None:
-    """End this process with its parent, on Linux. A suspended process would not see the end of its input."""
+    """End this process together with its parent, on Linux. A suspended process would not notice that its input has
+    ended.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _on_linux(priority: Literal["lowest", "low"]) -> None:
-    """Set SCHED_IDLE, which uses only idle cores, and a niceness, because Linux accounts niced time separately."""
+    """Set SCHED_IDLE, which uses only idle cores. Also set a niceness, because Linux counts niced computing time
+    separately.
+    """
     os.setpriority(os.PRIO_PROCESS, 0, _NICE[priority])
     if priority == "lowest":
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
     else:
         psutil.Process().ionice(psutil.IOPRIO_CLASS_BE, 7)
-    _lower_session(_NICE[priority])  # Done last, because a container may refuse this call.
+    _lower_session(_NICE[priority])  # Do this last, because a container may refuse it.
 
 
 def _lower_session(niceness: int) -> None:
-    """Set the niceness of the session. With autogroups the kernel first shares cores equally among sessions, whatever
-    their inner priorities: sched(7), "The autogroup feature". A session shared with other processes is left alone.
+    """Set the niceness of the session. With autogroups, the kernel first shares the cores equally among sessions,
+    whatever their processes' priorities: sched(7), "The autogroup feature". A session that other processes share is
+    left alone.
     """
     if os.getsid(0) != os.getpid():
         return
@@ -77,7 +82,7 @@ def _lower_session(niceness: int) -> None:
 
 
 def _on_macos(priority: Literal["lowest", "low"]) -> None:
-    """Use the class "utility": "background" would keep the process off the fast cores even when they are idle."""
+    """Use the QoS class "utility": "background" would keep the process off the fast cores even when they are idle."""
     os.setpriority(os.PRIO_PROCESS, 0, _NICE[priority])
     if priority == "lowest":
         ctypes.CDLL(None).pthread_set_qos_class_self_np(_QOS_CLASS_UTILITY, 0)

@@ -1,4 +1,4 @@
-"""Run Python code in a child process. A crash, a hang or an exit status becomes a sentence."""
+"""Runs Python code in a child process. A crash, a hang or an exit status becomes a sentence."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from typing import Final
 from echo_shared.wire.messages.fields import printable_line
 
 PROBE_S: Final = 120.0
-"""Time limit of a probe in seconds: importing PyTorch from a slow disk takes most of a minute."""
+"""Seconds until a probe counts as hung: importing PyTorch from a slow disk takes most of a minute."""
 _MOST_SAID: Final = 200
 
 
 def failure_of(code: str, *, env: Mapping[str, str] | None = None, within_s: float = PROBE_S) -> str | None:
-    """Run this code. Return a sentence on its failure, or None. `env` adds to this process's environment."""
+    """Run this code in a child process. Return a sentence about its failure, or None. `env` extends this process's
+    environment.
+    """
     try:
         ended = subprocess.run(
             [sys.executable, "-c", code],

@@ -1,6 +1,7 @@
 """The node as a service of its user's session: a systemd user unit, a LaunchAgent, or a Windows logon task.
 
-Rendering is pure and works everywhere; `install`, `uninstall` and `status` run the platform's own command.
+Rendering the service's file works on every platform; `install`, `uninstall` and `status` run the platform's own
+command.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ Command = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """A platform's service file, and the commands that load it."""
+    """A platform's service file, and the commands that manage the service."""
 
     path: Path
     content: bytes
     probe: Command
-    """Command that succeeds only if this kind of service exists."""
+    """Command that succeeds only if the platform has this kind of service."""
     install: tuple[Command, ...]
     uninstall: tuple[Command, ...]
-    """Commands that may fail: the service may be stopped already."""
+    """Commands that may fail, because the service may already be stopped."""
     status: Command
 
 
 def systemd_unit(command: Sequence[str], environment: Mapping[str, str], config_home: Path) -> Service:
-    """Render a systemd *user* unit. It needs no root, and can use the user's session, its files in /tmp and its
+    """Render a systemd *user* unit. It needs no root, and may use the user's session, with its files in /tmp and its
     D-Bus.
     """
     settings = "".join(f"Environment={_systemd_quoted(f'{key}={value}')}\n" for key, value in environment.items())
@@ -51,7 +52,7 @@ def systemd_unit(command: Sequence[str], environment: Mapping[str, str], config_
         "[Unit]\n"
         "Description=Echo node: lends this computer to train language models\n"
         "StartLimitIntervalSec=0\n"
-        # The session bus reports the owner's activity; its socket puts the bus address into the manager's environment.
+        # The session bus reports the owner's activity. Its socket puts the bus address into the environment of systemd.
         "Wants=dbus.socket\n"
         "After=dbus.socket\n"
         "\n"
@@ -63,7 +64,7 @@ def systemd_unit(command: Sequence[str], environment: Mapping[str, str], config_
         "OOMPolicy=continue\n"  # The kernel kills only the engine's process, which the node restarts.
         "TimeoutStopSec=30\n"
         "Nice=10\n"
-        # Niceness counts only within a control group; this is the group's weight, of 100 for others.
+        # Niceness counts only within a control group. CPUWeight is the weight of the group; others have 100.
         "CPUWeight=5\n"
         "\n"
         "[Install]\n"
@@ -81,7 +82,7 @@ def systemd_unit(command: Sequence[str], environment: Mapping[str, str], config_
 
 
 def launch_agent(command: Sequence[str], environment: Mapping[str, str], home: Path, *, log: Path, uid: int) -> Service:
-    """Render a LaunchAgent: it runs while the user is logged in, at background priority."""
+    """Render a LaunchAgent. It runs at background priority while the user is logged in."""
     content = plistlib.dumps(
         {
             "Label": LABEL,
@@ -108,7 +109,7 @@ def launch_agent(command: Sequence[str], environment: Mapping[str, str], home: P
 
 
 def logon_task(command: Sequence[str], data_dir: Path, *, user: str) -> Service:
-    """Render a logon task: a Windows *service* would see no GPU and no user."""
+    """Render a logon task. A Windows *service* would see neither the GPU nor the user."""
     arguments = escape(subprocess.list2cmdline(command[1:]))
     content = (
         '<?xml version="1.0" encoding="UTF-16"?>\n'
@@ -135,14 +136,14 @@ def logon_task(command: Sequence[str], data_dir: Path, *, user: str) -> Service:
         content=content.encode("utf-16"),
         probe=("schtasks", "/Query", "/FO", "LIST"),
         install=(("schtasks", "/Create", "/TN", TASK, "/XML", str(path), "/F"), ("schtasks", "/Run", "/TN", TASK)),
-        # Deleting a running task does not stop it.
+        # Stop the task first: deleting a running task does not stop it.
         uninstall=(("schtasks", "/End", "/TN", TASK), ("schtasks", "/Delete", "/TN", TASK, "/F")),
         status=("schtasks", "/Query", "/TN", TASK, "/V", "/FO", "LIST"),
     )
 
 
 def for_this_platform(data_dir: Path, environment: Mapping[str, str]) -> Service:
-    """Return `echo-node run` on `data_dir` as this platform's kind of service."""
+    """Return the service that runs `echo-node run` on `data_dir`, for this platform."""
     arguments = ["run", "--data-dir", str(data_dir)]
     python = lasting(Path(sys.executable), Path(sys.prefix))
     command = [str(python), "-m", MODULE, *arguments]
@@ -159,8 +160,8 @@ def for_this_platform(data_dir: Path, environment: Mapping[str, str]) -> Service
 
 
 def lasting(python: Path, environment: Path) -> Path:
-    """Return the interpreter's path through the installers' link `current`, which an upgrade keeps valid; without such
-    a link, the path itself.
+    """Return the interpreter's path through the installer's link `current`, which stays valid after an upgrade; without
+    such a link, return the path itself.
     """
     current = environment.parent.parent / "current"
     if current.resolve() != environment.resolve() or not python.is_relative_to(environment):
@@ -169,7 +170,9 @@ def lasting(python: Path, environment: Path) -> Path:
 
 
 def in_environment(environment: Mapping[str, str]) -> list[str]:
-    """Return Python's arguments that run the node with `environment`: a Windows task has no variables."""
+    """Return Python's arguments that run the node with `environment`, because a Windows task has no environment
+    variables.
+    """
     if not environment:
         return ["-m", MODULE]
     run = f"runpy.run_module({MODULE!r}, run_name='__main__', alter_sys=True)"
@@ -177,7 +180,9 @@ def in_environment(environment: Mapping[str, str]) -> list[str]:
 
 
 def install(service: Service) -> None:
-    """Write the file and start the service, in place of an earlier one. Raises ConfigError if the platform cannot."""
+    """Write the file and start the service, in place of an earlier one. Raises ConfigError if the platform cannot do
+    so.
+    """
     uninstall(service)
     _check(service)
     try:
@@ -201,7 +206,6 @@ def uninstall(service: Service) -> bool:
 
 
 def status(service: Service) -> str:
-    """Return the platform's report on the service."""
     if not service.path.exists():
         return "not installed"
     _check(service)

@@ -1,4 +1,4 @@
-"""The shares of a node's hubs on disk. They are read for each turn, so that a running node uses changes."""
+"""The hubs' shares of the node's time, on disk. They are read before each turn, so that a running node uses changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Document(BaseModel):
 
 
 class SharesFile:
-    """shares.json; no file = no hub has a share."""
+    """File shares.json. It is missing if no hub has a share."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -39,7 +39,7 @@ class SharesFile:
             ) from error
 
     def joined(self, hub: str, share: float, *, before: str | None) -> None:
-        """Add a hub with its share, or give it all time (share 0).
+        """Add a hub with its share. A share of 0 removes all shares, so that the joined hub gets all time.
 
         `before`: the previous hub. It gets a share of 1 next to the new hub, unless shares exist already.
         """
@@ -54,7 +54,7 @@ class SharesFile:
         self.save(hubs)
 
     def worked(self, hub: str, seconds: float, now: float) -> None:
-        """Add a hub's working time. `now`: seconds since the epoch."""
+        """Add `seconds` of work to a hub. `now`: seconds since the epoch."""
         hubs = self.load()
         self.save({**hubs, hub: hubs.get(hub, HubShare()).worked(seconds, now)})
 

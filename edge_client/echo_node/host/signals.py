@@ -1,8 +1,8 @@
-"""Deliver Ctrl-C and the service manager's stop request to a handler that ends in good order; never raise them.
+"""Passes Ctrl-C and the service manager's stop request to a handler, which ends the work in good order.
 
-A KeyboardInterrupt may come between any two instructions: Python may wrap it into other errors, or print and ignore it.
-A command without cleanup therefore leaves SIGINT to the system (`__main__`). Other commands run their main coroutine
-with `run_until_stopped`, and `stop_signals` can pass the signals to another handler for a while.
+The signals never raise KeyboardInterrupt: that exception can interrupt any instruction, and Python may wrap, print or
+ignore it. A command without cleanup leaves SIGINT to the system instead (`__main__`). Other commands run their main
+coroutine with `run_until_stopped`; `stop_signals` passes the signals to another handler for a while.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def run_until_stopped(main: Coroutine[Any, Any, _T]) -> _T:
 
 @contextmanager
 def stop_signals(stop: Stop, numbers: Sequence[int] = STOPPING) -> Iterator[None]:
-    """Call `stop` with the signal's name in the running loop, for each signal.
+    """Call `stop` with the signal's name in the running loop, for each signal that arrives inside the `with` block.
 
-    Afterwards restore the previous handler or signal action.
+    Afterwards the previous handler is active again.
     """
     loop, before = asyncio.get_running_loop(), _told.get()
     token = _told.set({**before, **dict.fromkeys(numbers, stop)})
@@ -64,12 +64,12 @@ def stop_signals(stop: Stop, numbers: Sequence[int] = STOPPING) -> Iterator[None
 def watch_stdin(stop: Stop) -> None:
     """Call `stop` with a reason in the running loop when standard input ends.
 
-    Use a daemon thread, because reads of standard input cannot be awaited or cancelled on all platforms.
+    A daemon thread reads standard input, because not all platforms can await or cancel such reads.
     """
     loop = asyncio.get_running_loop()
 
     def wait() -> None:
-        # Avoid sys.stdin: its lock, held by this thread, would abort the interpreter at exit.
+        # Do not use sys.stdin: its lock, held by this thread, would abort the interpreter at exit.
         while os.read(0, 4_096):
             pass
         with suppress(RuntimeError):  # The event loop may end before standard input does.

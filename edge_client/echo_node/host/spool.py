@@ -1,11 +1,11 @@
 """The spool: every leased rollout until its final receipt, in one crash-safe SQLite file.
 
-States of a row: `leased` (held, unfinished) → `sent` (finished and on disk; sent again until the hub has it) →
-`received` → `scored` → `trained` | `evaluated` | `dropped`. The states after `sent` come only from the hub's receipts.
-The payload (the rollout's tokens) is kept from `sent` until the first receipt. A state never goes back. The result of
-the hub's check is stored next to the state.
+States of a rollout: `leased` (held, unfinished) → `sent` (finished and on disk; sent again until the hub has it) →
+`received` → `scored` → `trained` | `evaluated` | `dropped`. The states after `sent` come only from the hub's receipts,
+and a state never goes back. The rollout's tokens are kept from `sent` until the first receipt. The result of the hub's
+check is stored next to the state.
 
-Each call is one transaction, durable at its return. A lock serialises calls from any thread.
+Each call is one transaction, durable when the call returns. A lock makes calls from several threads take turns.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from echo_shared.wire.messages import (
 
 SENT: Final = "sent"
 STATES: Final = ("leased", SENT, "received", "scored", "trained", "dropped", "evaluated")
-"""States, stored as their index here. States from `trained` on are final."""
+"""States, stored as their index in this tuple. States from `trained` on are final."""
 _FINAL: Final = STATES.index("trained")
 _CANNOT: Final = "The spool, which stores finished rollouts for the hub, cannot be written."
 _LEAST_FREE_BYTES: Final = 64 * 1024
-"""Free space below which an SQLite input or output error counts as a full disk: for its own log, SQLite does not report
-one.
+"""Free space below which an SQLite I/O error counts as a full disk, because SQLite does not report a full disk for its
+own log.
 """
 
 RESEND_BATCH: Final = 64
 MAX_ASKED: Final = 4_096
-"""Maximum of rollouts in the receipt requests of one connection. Older ones follow once these are final."""
+"""Maximum number of rollouts in the receipt requests of one connection. Older rollouts follow once these are final."""
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS rollouts (
@@ -79,19 +79,19 @@ class SpoolEntry:
     drop_reason: str | None
     checked: str
     changed_at: float
-    """Time of the last state change, in seconds since the epoch; 0 = the row was written by an older release."""
+    """Time of the last state change, in seconds since the epoch; 0 = an older release wrote the row."""
 
 
 class Spool:
-    """The spool of one hub."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
 
     def open(self) -> None:
-        """Open or create the file. Raises StorageError, and closes the file, if it cannot be opened or is no spool."""
+        """Open or create the file. Raises StorageError, and leaves the file closed, if it cannot be opened or is no
+        spool.
+        """
         with self._guarded():
             self._path.parent.mkdir(parents=True, exist_ok=True)
             connection = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None)
@@ -109,8 +109,8 @@ class Spool:
                 self._connection = None
 
     def begin_run(self, run_id: str) -> int:
-        """Delete another run's rows, because rollout ids are unique only within a run. Return the number of rows
-        without a final state.
+        """Delete another run's rows, because rollout ids are unique only within a run. Return how many of them were not
+        final.
         """
         with self._transaction() as connection:
             row = connection.execute("SELECT run_id FROM run").fetchone()
@@ -123,8 +123,9 @@ class Spool:
             return int(lost)
 
     def write(self, effects: Iterable[SpoolEffect]) -> None:
-        """Write all effects in one transaction. Repeating them changes nothing. Raises StorageError and writes nothing
-        on failure.
+        """Write all effects in one transaction. Raises StorageError, and then writes nothing.
+
+        Writing the same effects again changes nothing.
         """
         now = time.time()
         with self._transaction() as connection:
@@ -158,7 +159,7 @@ class Spool:
                         assert_never(effect)
 
     def unfinished(self) -> dict[int, tuple[int, ...]]:
-        """Return the indices by lease that are neither finished nor returned."""
+        """Return, by lease, the indices that are neither finished nor returned."""
         leases: dict[int, list[int]] = {}
         with self._reading() as connection:
             for lease_id, index in connection.execute(
@@ -173,7 +174,9 @@ class Spool:
             return [row[0] for row in connection.execute("SELECT rollout_id FROM rollouts WHERE state = 1")]
 
     def unacked(self, after: str = "") -> list[Rollout]:
-        """Return the next `RESEND_BATCH` finished rollouts without a receipt, in id order after `after`."""
+        """Return the next `RESEND_BATCH` finished rollouts without a receipt, in order of their ids, which follow
+        `after`.
+        """
         query = "SELECT payload FROM rollouts WHERE state = 1 AND rollout_id > ? ORDER BY rollout_id LIMIT ?"
         with self._reading() as connection:
             rows = connection.execute(query, (after, RESEND_BATCH)).fetchall()
@@ -181,14 +184,16 @@ class Spool:
         return [rollout for rollout in rollouts if isinstance(rollout, Rollout)]
 
     def without_final_receipt(self) -> list[str]:
-        """Return the ids of rollouts on the hub without a final state here: at most `MAX_ASKED`, newest first."""
+        """Return the ids of rollouts that the hub has received and whose final state is unknown here: at most
+        `MAX_ASKED`, newest first.
+        """
         states = (STATES.index("received"), STATES.index("scored"))
         query = "SELECT rollout_id FROM rollouts WHERE state IN (?, ?) ORDER BY lease_id DESC, idx DESC LIMIT ?"
         with self._reading() as connection:
             return [row[0] for row in connection.execute(query, (*states, MAX_ASKED))]
 
     def counts(self) -> dict[str, int]:
-        """Count rollouts by state; dropped ones also as `dropped:reason`, checked ones as `checked:passed` and
+        """Count rollouts by state. Dropped ones also count as `dropped:REASON`, checked ones as `checked:passed` or
         `checked:failed`.
         """
         counts = dict.fromkeys(STATES, 0)
@@ -204,7 +209,7 @@ class Spool:
         return counts
 
     def entries(self, *, state: str | None = None, since: float = 0.0, limit: int) -> list[SpoolEntry]:
-        """Return the rollouts in one state, changed at `since` or later, newest leases first."""
+        """Return the rollouts in `state` (None = any) that changed at `since` or later, newest leases first."""
         wanted = range(len(STATES)) if state is None else [STATES.index(state)]
         query = (
             f"SELECT {_ENTRY} FROM rollouts WHERE state IN ({', '.join(map(str, wanted))}) AND changed_at >= ?"
@@ -214,9 +219,7 @@ class Spool:
             return [_entry(row) for row in connection.execute(query, (since, limit))]
 
     def entry(self, wanted_id: str) -> SpoolEntry | None:
-        """Return a rollout; None if this run never leased the rollout to this node, or if the node returned it
-        unfinished.
-        """
+        """Return a rollout; None for one that was never leased to this node in this run, or was returned unfinished."""
         with self._reading() as connection:
             query = f"SELECT {_ENTRY} FROM rollouts WHERE rollout_id = ?"
             row = connection.execute(query, (wanted_id,)).fetchone()
@@ -265,7 +268,6 @@ def _entry(row: tuple[str, int, str | None, str, float]) -> SpoolEntry:
 
 
 def _is_full(error: Exception, directory: Path) -> bool:
-    """Return True if the disk is full."""
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
     if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:

@@ -1,4 +1,6 @@
-"""Write to the spool off the event loop, many effects per transaction, and retry until the disk accepts them."""
+"""Writes to the spool outside of the event loop, many effects per transaction, and retries until the disk
+accepts them.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,9 @@ _COUNTS: Final = "the spool's counts"
 
 
 class SpoolWriter:
-    """Accept spool effects at once, and write them in batches.
+    """Queues spool effects, and writes them in batches.
 
-    `put` never waits. The queue is bounded by the node's leases, and no new leases come while writes fail.
+    `put` never waits. The node's leases bound the queue, because the node takes no new leases while writes fail.
     """
 
     def __init__(self, spool: Spool, inbox: asyncio.Queue[Incoming], troubles: TroubleLog) -> None:
@@ -35,7 +37,7 @@ class SpoolWriter:
         self._retry = asyncio.Event()
         self._dirty = True
         self.counts: dict[str, int] = {}
-        """Rollouts by state at the last `refresh`."""
+        """Number of rollouts by state, as of the last `refresh`."""
 
     def put(self, effect: SpoolEffect) -> None:
         """Queue an effect. Effects are written in order."""
@@ -43,13 +45,10 @@ class SpoolWriter:
         self._news.set()
 
     def retry_now(self) -> None:
-        """Retry a failed write now instead of after its wait."""
         self._retry.set()
 
     async def run(self) -> None:
-        """Write until cancelled. Report Spooled once rollouts are durable, and SpoolFailed after each failed
-        attempt.
-        """
+        """Write until cancelled. Sends Spooled once rollouts are durable, and SpoolFailed after each failed attempt."""
         while True:
             await self._news.wait()
             self._news.clear()
@@ -83,7 +82,9 @@ class SpoolWriter:
             self._dirty = False
 
     def finish(self) -> None:
-        """Write once more, after `run` was cancelled. Rollouts that fail again are returned at the next start."""
+        """Write once more, after `run` was cancelled. Rollouts that fail again go back to the hub when the node starts
+        again.
+        """
         try:
             self._spool.write(self._pending)
         except StorageError as error:

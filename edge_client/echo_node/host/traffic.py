@@ -1,4 +1,4 @@
-"""The meter of a node's traffic: traffic.json, by day, written every few seconds."""
+"""The meter of a node's traffic, stored by day in traffic.json."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from echo_shared.swarm import Swarm
 log = logging.getLogger(__name__)
 
 SAVE_S: Final = 5.0
-"""Seconds between two writes; a power cut loses at most this much of the count."""
+"""Seconds between two writes. A power cut loses at most this much of the count."""
 _PART: Final = "the count of traffic"
 
 
 class TrafficMeter:
-    """The meter of sent and received bytes, used on the event loop. Call `count` for each message; `run` adds the
-    swarm's bytes, and saves.
+    """Counts sent and received bytes, on the event loop. Call `count` for each message; `run` adds the swarm's bytes,
+    and saves.
     """
 
     def __init__(self, file: Path, troubles: TroubleLog) -> None:
@@ -34,17 +34,16 @@ class TrafficMeter:
         self._is_saved = True
 
     def count(self, *, sent: int = 0, received: int = 0) -> None:
-        """Add bytes sent and received now."""
         if sent or received:
             self._ledger.add(Amount(sent, received), _today())
             self._is_saved = False
 
     def now(self) -> Traffic:
-        """Return the traffic by this machine's calendar."""
+        """Return the traffic of the current day and month, by this machine's calendar."""
         return self._ledger.now(_today())
 
     async def run(self, swarm: Swarm) -> None:
-        """Count, also the swarm's bytes, and save until cancelled."""
+        """Add the swarm's bytes regularly, and save, until cancelled."""
         try:
             while True:
                 await asyncio.sleep(SAVE_S)
@@ -56,7 +55,7 @@ class TrafficMeter:
             self.save()
 
     def save(self) -> None:
-        """Write the count if it has changed. A failure is reported, and retried later."""
+        """Write the counts if they have changed. A failure is reported, and the write retried later."""
         if self._is_saved:
             return
         days = {day.isoformat(): [amount.sent, amount.received] for day, amount in self._ledger.days.items()}
@@ -75,7 +74,7 @@ def _today() -> date:
 
 
 def _load(file: Path) -> dict[date, Amount]:
-    """Return the stored count. A damaged file counts as empty."""
+    """Return the stored counts by day. A damaged file counts as empty."""
     try:
         days = json.loads(file.read_text(encoding="utf-8"))
         return {date.fromisoformat(day): Amount(int(sent), int(received)) for day, (sent, received) in days.items()}

@@ -11,14 +11,14 @@ log = logging.getLogger(__name__)
 
 
 class TroubleLog:
-    """Log of troubles, for the event loop's thread only."""
+    """Log of troubles: each is logged when it begins and when it ends. For the event loop's thread only."""
 
     def __init__(self) -> None:
         self._troubles = Troubles()
 
     @property
     def now(self) -> tuple[Trouble, ...]:
-        """One trouble of each code."""
+        """Current troubles, one for each code."""
         return self._troubles.now
 
     def begin(self, part: str, trouble: Trouble) -> None:
@@ -27,10 +27,9 @@ class TroubleLog:
             log.warning("%s", news)
 
     def met(self, part: str, error: EchoError, *, otherwise: TroubleCode = TroubleCode.STORAGE) -> None:
-        """Record the trouble of a raised error."""
         self.begin(part, trouble_of(error, otherwise=otherwise))
 
     def end(self, part: str) -> None:
-        """Record that `part` has recovered. Safe to call without a trouble."""
+        """Record that `part` has recovered. No effect if it had no trouble."""
         if (news := self._troubles.end(part)) is not None:
             log.info("%s", news)

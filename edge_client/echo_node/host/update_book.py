@@ -1,6 +1,4 @@
-"""The record of update attempts. It lies next to the installation, shared by all its nodes, until the installation is
-removed.
-"""
+"""The record of update attempts. It lies next to the installation, and all nodes of the installation share it."""
 
 from __future__ import annotations
 
@@ -18,13 +16,13 @@ _WAIT_S: Final = 5.0
 
 
 class UpdateBook:
-    """updates.json in the installer's own directory."""
+    """File updates.json in the installer's own directory."""
 
     def __init__(self, home: Path) -> None:
         self._file = home / _FILE
 
     def tries(self) -> tuple[Try, ...] | None:
-        """Return the attempts, the newest last; None if the file is unreadable."""
+        """Return the attempts, newest last; None if the file is unreadable."""
         try:
             fields = json.loads(self._file.read_text(encoding="utf-8"))
             return tuple(
@@ -49,7 +47,7 @@ class UpdateBook:
                 return False
 
     def end(self, name: str, outcome: str) -> None:
-        """Record the end of the attempt. Raises StorageError."""
+        """Record the result of the attempt. Raises StorageError."""
         tries = self.tries() or ()
         with disk_errors("The result of the update cannot be recorded.", self._file.parent):
             self._save(tuple(Try(name=name, at=one.at, outcome=outcome) if one.name == name else one for one in tries))

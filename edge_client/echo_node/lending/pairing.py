@@ -1,6 +1,7 @@
-"""Pairing of a node and its helper: a certificate that the node pins, and a secret that the helper asks for.
+"""Pairing of a node with its helper, a machine that lends its devices. The node pins the helper's certificate; the
+helper asks for a secret.
 
-The helper's printed code holds the certificate's fingerprint and the secret. The secret is derived from the
+The code that the helper prints holds the certificate's fingerprint and the secret. The secret is derived from the
 certificate's key, so one file stores both.
 """
 
@@ -30,19 +31,19 @@ _SECRET_BYTES: Final = 16
 _NAME: Final = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "echo-node lend")])
 _BEGIN: Final = datetime.datetime(2000, 1, 1)
 _NO_END: Final = datetime.datetime(9999, 12, 31, 23, 59, 59)
-"""Date for a certificate without an end: RFC 5280, 4.1.2.5."""
+"""Date for a certificate that never expires, by RFC 5280, 4.1.2.5."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
-    """Credentials of a node for its helper."""
+    """What a node must know to use a helper."""
 
     fingerprint: bytes
     secret: bytes
 
     @classmethod
     def parse(cls, text: str) -> Code:
-        """Parse the code. Raises ValueError."""
+        """Parse a helper's code. Raises ValueError."""
         raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
         if len(raw) != _FINGERPRINT_BYTES + _SECRET_BYTES:
             raise ValueError(f"{len(raw)} bytes")
@@ -52,13 +53,13 @@ class Code:
         return base64.urlsafe_b64encode(self.fingerprint + self.secret).decode().rstrip("=")
 
     def is_of(self, certificate: bytes) -> bool:
-        """Return True if the code was made with this DER certificate."""
+        """Return True if the code belongs to this DER certificate."""
         return hmac.compare_digest(_fingerprint(certificate), self.fingerprint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HelperAddress:
-    """HOST:PORT#CODE; without a code for a helper on this machine."""
+    """HOST:PORT#CODE. A helper on the node's own machine needs no code."""
 
     host: str
     port: int
@@ -89,7 +90,7 @@ class HelperAddress:
 
     @property
     def with_code(self) -> str:
-        """The address with its code, as `parse` reads it."""
+        """The address with its code, in the form that `parse` reads."""
         return str(self) if self.code is None else f"{self}#{self.code}"
 
     def __str__(self) -> str:
@@ -99,14 +100,14 @@ class HelperAddress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairing:
-    """A helper's certificate and secret, and the code that holds both."""
+    """A helper's certificate, and the code with its fingerprint and secret."""
 
     code: Code
     file: Path
 
     @classmethod
     def load_or_create(cls, file: Path) -> Pairing:
-        """Load the certificate and key from `file`, or make them. Raises ConfigError if the file is unreadable."""
+        """Load certificate and key from `file`, or create them. Raises ConfigError if the file is unreadable."""
         if not file.exists():
             write_private(file, _make())
         try:
@@ -133,7 +134,7 @@ class Pairing:
 
 
 def client_context() -> ssl.SSLContext:
-    """Return a TLS context without verification: the caller compares the certificate with the code."""
+    """Return a TLS context without verification, because the caller compares the certificate with the helper's code."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False

@@ -1,8 +1,8 @@
-"""Connect a node to a helper's device server, which listens only on loopback and checks no clients.
+"""Connects a node to a helper's device server, which listens only on loopback and does not check its clients.
 
 The helper's relay accepts TLS connections, asks each for the secret, and serves one node at a time. The node's tunnel
-is a local port for the native library. The tunnel checks the helper's certificate before it sends the secret. After one
-line of JSON each way, bytes pass unchanged. A node on the helper's own machine needs no secret.
+is a local port for llama.cpp's library; it checks the helper's certificate before it sends the secret. After one line
+of JSON each way, bytes pass unchanged. A node on the helper's own machine needs no secret.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HANDSHAKE_S: Final = 10.0
 START_S: Final = 120.0
 """Seconds within which a helper's device server must start."""
 LEAVING_S: Final = 5.0
-"""Seconds that a node's new connection waits for the end of its earlier one."""
+"""Seconds that a new connection waits for the previous connection's end; both may come from one node."""
 REPORT_S: Final = 60.0
 _LINE_BYTES: Final = 4_096
 _TEXT: Final = 512
@@ -58,7 +58,7 @@ class TunnelRequest(_Line):
 
 
 class TunnelAnswer(_Line):
-    """The helper's answer; `what` and `do` explain a failure."""
+    """The helper's answer. `what` and `do` explain a failure."""
 
     status: Literal["lent", "busy", "wrong_code", "broken"]
     what: Annotated[str, Field(max_length=_TEXT)] = ""
@@ -73,7 +73,7 @@ class Lent:
 
     port: int
     release: str
-    """Version of the helper's llama.cpp library. The node needs the same version."""
+    """Version of the helper's llama.cpp library. The node must have the same version."""
     free_bytes: tuple[int, ...]
     """Free bytes of each lent device."""
 
@@ -82,13 +82,15 @@ _L = TypeVar("_L", bound=_Line)
 
 
 class _Leg(asyncio.Protocol):
-    """One of two joined connections. Its received bytes go to the other connection; its end closes the other one."""
+    """One of two connections that are joined. Received bytes go to the other connection, and the end of either closes
+    both.
+    """
 
     def __init__(self, own: asyncio.Transport, other: asyncio.Transport) -> None:
         self.received = 0
         self.ended = asyncio.Event()
         self._other = other
-        # Reading stops while the other's buffer is full, so memory stays bounded.
+        # Reading stops while the other connection's buffer is full, so memory stays bounded.
         own.set_write_buffer_limits(high=_BUFFER_BYTES)
         own.set_protocol(self)
         if own.is_closing():
@@ -110,14 +112,13 @@ class _Leg(asyncio.Protocol):
 
 
 class DeviceRelay:
-    """The helper's end: let one node at a time through to a device server.
+    """The helper's end: gives one node at a time access to a device server.
 
     `lend` starts a device server for one node, and ends it.
     """
 
     def __init__(self, pairing: Pairing, lend: Callable[[], AbstractAsyncContextManager[Lent]]) -> None:
         self.refused = 0
-        """Number of refused connections."""
         self._pairing = pairing
         self._lend = lend
         self._device = asyncio.Lock()
@@ -126,7 +127,7 @@ class DeviceRelay:
 
     @asynccontextmanager
     async def listening(self, host: str | None, port: int) -> AsyncIterator[int]:
-        """Accept connections on `host` (None: all interfaces), and yield the port. Raises ConfigError."""
+        """Accept connections on `host` (None = all interfaces), and yield the port. Raises ConfigError."""
         try:
             server = await asyncio.start_server(
                 self._connected,
@@ -192,7 +193,9 @@ class DeviceRelay:
             self._device.release()
 
     def is_known(self, secret: str, peer: str) -> bool:
-        """Return True if the node at address `peer` is admitted: by the secret in hexadecimal, or on this machine."""
+        """Return True if the node at the address `peer` sent the right secret (hexadecimal), or runs on
+        this machine.
+        """
         if not secret and is_loopback(peer):
             return True
         return hmac.compare_digest(secret.encode(), self._pairing.code.secret.hex().encode())
@@ -202,7 +205,7 @@ class DeviceRelay:
         log.warning("Refused %s: %s (%d so far).", peer, why, self.refused)
 
     async def _serve(self, peer: str, writer: asyncio.StreamWriter) -> None:
-        """Serve one node. Raises EchoError if the device server does not start."""
+        """Serve one node until it leaves. Raises EchoError if the device server does not start."""
         began = time.monotonic()
         async with self._lend() as lent:
             local = await _connect_locally(lent.port)
@@ -229,7 +232,7 @@ async def _connect_locally(port: int) -> asyncio.Transport:
 async def tunnel(address: HelperAddress, door: socket.socket | None = None) -> AsyncIterator[Lent]:
     """Open a local port for one connection to the helper's device server. Raises BackendError.
 
-    `door`: a listening loopback socket to use; it is closed here.
+    `door`: a listening loopback socket to use as that port; it is closed at the end.
     """
     door = door or socket.create_server((LOOPBACK, 0))
     with door:
@@ -257,7 +260,7 @@ async def _tunnel(address: HelperAddress, door: socket.socket) -> AsyncIterator[
 
 
 async def _accept_one(door: socket.socket, acceptor: _Acceptor) -> None:
-    """Accept one connection, which the native library makes."""
+    """Accept one connection, which llama.cpp's library opens."""
     loop = asyncio.get_running_loop()
     door.setblocking(False)
     connection, _ = await loop.sock_accept(door)
@@ -265,7 +268,7 @@ async def _accept_one(door: socket.socket, acceptor: _Acceptor) -> None:
 
 
 class _Acceptor(asyncio.Protocol):
-    """Protocol that joins its connection with `remote` at once, and adds both legs to `joined`."""
+    """Joins its connection with `remote` as soon as it is made, and adds both to `joined`."""
 
     def __init__(self, remote: asyncio.Transport, joined: list[_Leg]) -> None:
         self._remote = remote
@@ -361,7 +364,7 @@ def _join(one: asyncio.Transport, other: asyncio.Transport) -> tuple[_Leg, _Leg]
 
 
 async def _follow(peer: str, inward: _Leg, outward: _Leg) -> None:
-    """Wait until both connections have ended, and log the traffic at intervals."""
+    """Wait until both connections have ended. Log the traffic from time to time."""
     said = ""
     while True:
         try:
@@ -380,7 +383,7 @@ def _volume(inward: _Leg, outward: _Leg) -> str:
 
 
 def _transport(writer: asyncio.StreamWriter) -> asyncio.Transport:
-    """Return the transport, with keepalive: the system ends it half a minute after its peer has vanished."""
+    """Return the transport, with keepalive: the system ends it half a minute after the peer has vanished."""
     connection: socket.socket = writer.get_extra_info("socket")
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE.items():

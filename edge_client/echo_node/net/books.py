@@ -1,7 +1,7 @@
-"""Ask a hub by HTTP for its records of this node's work, even while the node is not connected.
+"""Asks a hub over HTTP for its records of this node's work, even while the node is not connected.
 
-The node proves its identity as for a websocket (`echo_shared.wire.credentials`), and the hub proves its pinned key.
-Blocks.
+The node proves its identity as for a websocket (`echo_shared.wire.credentials`), and the hub proves that it holds its
+pinned key. Calls block.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ MOST_BYTES: Final = 2**20
 
 
 class HubBooks:
-    """Queries to one hub. Every call raises ConnectError if the hub cannot be reached, and RefusedError if it
-    refuses.
+    """Queries to one hub. Every call raises ConnectError if the hub cannot be reached, and RefusedError if
+    it refuses.
     """
 
     def __init__(self, address: HubAddress, *, me: Identity, hub_key: bytes, invite_token: str | None) -> None:
-        """`hub_key` is the pinned key; answers under another key are rejected."""
+        """`hub_key`: the pinned key. Answers under another key are rejected."""
         self._address = address
         self._me = me
         self._hub_key = hub_key
@@ -56,8 +56,8 @@ class HubBooks:
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies), _Unmoved)
 
     def receipts(self, rollout_ids: Sequence[str]) -> dict[str, Receipt]:
-        """Return the hub's receipts of this node's rollouts by id, for at most `MOST_RECEIPTS` ids. A foreign or
-        unknown id is reported as dropped.
+        """Return the hub's receipts by rollout id, for at most `MOST_RECEIPTS` ids. The hub reports an id that is
+        unknown or another node's as dropped.
         """
         assert len(rollout_ids) <= MOST_RECEIPTS, "the hub refuses more ids"
         if not rollout_ids:
@@ -79,7 +79,9 @@ class HubBooks:
         return answer
 
     def certificate(self) -> tuple[bytes, Contribution]:
-        """Return the signed document and its content, checked for this node and the pinned key."""
+        """Return the signed certificate and its contents, after checking that they are for this node and the pinned
+        key.
+        """
         document = self._ask(BOOKS_CERTIFICATE, None)
         said = contribution.verified(document)
         if (said.hub_key, said.node_id) != (self._hub_key.hex(), self._me.node_id):
@@ -166,7 +168,5 @@ def _answer(status: int, headers: Any, body: bytes) -> _Answer:
 
 
 class _Unmoved(urllib.request.HTTPRedirectHandler):
-    """Follow no redirects."""
-
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None

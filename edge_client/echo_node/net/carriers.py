@@ -1,7 +1,7 @@
-"""Carriers on this node's disk: the sealed files of artefacts, which are served to other nodes.
+"""Carriers on this node's disk: the encrypted files of artefacts, which the node serves to other nodes.
 
-The node limits the carriers served, independent of the hub: those of the newest `SERVED` policy versions. A base
-model's carrier is served only during its download.
+The node limits how many it serves, whatever the hub says: those of the newest `SERVED` policy versions. A base model's
+carrier is served only during its download.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ class Carriers:
         self._swarm = swarm
         self._trackers = tuple(tracker_urls)
         self._info_hashes: dict[str, bytes] = {}
-        """Info-hashes of arriving and served carriers."""
+        """Info-hashes of the carriers that arrive or are served."""
         self._served: dict[str, int] = {}
-        """Policy versions of settled carriers."""
+        """Policy versions of the carriers that this node has used (`settle`) and keeps for other nodes."""
         self._unwanted: frozenset[bytes] = frozenset()
-        """Info-hashes that no other node needs, from the hub's last message, without those fetched since."""
+        """Info-hashes that no other node needs, by the hub's last message, without those whose fetch began since."""
 
     def path(self, manifest: Manifest) -> Path:
         return self.directory / manifest.carrier_name
 
     async def begin(self, layout: TorrentLayout) -> None:
-        """Expect the pieces of this carrier. An existing carrier of the same name from another torrent is deleted."""
+        """Prepare for the pieces of this carrier. Deletes a carrier of the same name from another torrent."""
         if self._info_hashes.get(layout.name, layout.info_hash) != layout.info_hash:
             await self.discard(layout.name)
         self._info_hashes[layout.name] = layout.info_hash
-        self._served.pop(layout.name, None)  # The carrier is served again after `settle`.
+        self._served.pop(layout.name, None)  # It is served again after `settle`.
         self._unwanted -= {layout.info_hash}
 
     async def serve(self, manifest: Manifest, layout: TorrentLayout) -> None:
-        """Serve a complete carrier. Do nothing if its files are gone."""
+        """Serve a complete carrier. No effect if its files are gone."""
         with on_disk(self.path(manifest)):
             is_here = await asyncio.to_thread(layout.fits, self.path(manifest))
         if is_here:
@@ -55,7 +55,9 @@ class Carriers:
             await self._swarm.seed(layout.torrent, self.path(manifest), self._trackers)
 
     async def settle(self, manifest: Manifest, layout: TorrentLayout) -> None:
-        """Mark a policy version's carrier as used by this node. From now on, it is kept only for other nodes."""
+        """Record that this node has used a policy version's carrier. From now on, the carrier is kept only for other
+        nodes.
+        """
         if layout.name not in self._info_hashes:
             return
         if layout.info_hash in self._unwanted:
@@ -67,13 +69,13 @@ class Carriers:
             await self.discard(name)
 
     async def unwanted(self, info_hashes: Iterable[bytes]) -> None:
-        """Stop serving carriers that no other node fetches. Carriers in use by this node stay until `settle`."""
+        """Stop serving carriers that no other node fetches. Those that this node still uses stay until `settle`."""
         self._unwanted = frozenset(info_hashes)
         for name in [name for name in self._served if self._info_hashes[name] in self._unwanted]:
             await self.discard(name)
 
     async def stop_serving(self) -> None:
-        """Stop serving all carriers, and leave their files in place."""
+        """Stop serving all carriers, but leave their files in place."""
         for info_hash in self._info_hashes.values():
             await self._swarm.remove(info_hash)
         self._info_hashes.clear()
@@ -88,12 +90,11 @@ class Carriers:
         await asyncio.to_thread(try_to_delete, self.directory / name)
 
     async def discard_of(self, artefact: str) -> None:
-        """Discard all carriers of one artefact."""
         for name in [name for name in self._info_hashes if _artefact_of(name) == artefact]:
             await self.discard(name)
 
     def delete_leftovers(self, of_run: re.Pattern[str], keep: Iterable[str]) -> None:
-        """Delete an earlier process's carriers of the run, except those of the artefacts to `keep`. Blocks."""
+        """Delete carriers that an earlier process left, except those of the artefacts in `keep`. Blocks."""
         kept = set(keep)
         for path in self.directory.glob("*"):
             artefact = _artefact_of(path.name)
@@ -102,5 +103,5 @@ class Carriers:
 
 
 def _artefact_of(name: str) -> str:
-    """Return a carrier's artefact: its name without the suffix."""
+    """Return the name of a carrier's artefact, which is its name without the suffix."""
     return name.rpartition(".")[0]

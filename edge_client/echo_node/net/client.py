@@ -1,10 +1,10 @@
 """The node's connection to its hub: handshake, messages both ways, and reconnects.
 
 The handshake is two requests (`echo_shared.wire.credentials`). The hub answers the first with its challenge; the second
-becomes the websocket. The hub has proven its key before the second, so no other server sees the invite token.
+becomes the websocket. The hub has proven its key before the second request, so no other server gets the invite token.
 
 Every wait for the hub has a deadline: `CONNECT_S` per request, `WELCOME_S` for the Welcome, `SEND_S` per send, and
-`PING_S` for the websocket's ping. A hub that misses a deadline is disconnected.
+`PING_S` for the websocket's ping. The node disconnects from a hub that misses a deadline.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ STEADY_S: Final = 30.0
 """Seconds after which a connection counts as good, so that the next retry is quick again."""
 
 MOST_SHOWN: Final = 300
-"""Most characters that errors show of invalid input."""
+"""Maximum characters of a peer's invalid input that an error shows."""
 
 _PART: Final = "the connection"
 _READ_AHEAD_BYTES: Final = 2**23
@@ -81,9 +81,9 @@ FATAL: Final = frozenset(
         RefusalCode.NAME_TAKEN,
     }
 )
-"""Refusals that a retry does not change."""
+"""Refusals that a retry would not change."""
 UPGRADE_S: Final = 3_600.0
-"""Interval between attempts while the node's or the hub's software is too old: an upgrade takes a person."""
+"""Seconds between attempts while the node's or the hub's software is too old, because an upgrade takes a person."""
 
 BANNED_DO: Final = "Ask the hub's operator to admit this node again. The node does not retry by itself."
 
@@ -103,7 +103,7 @@ class Introduction:
 
 
 class HubClient:
-    """The client of one hub, with one connection at a time. `run` receives; `send` may be called from any task."""
+    """Client of one hub, with one connection at a time. `run` receives; `send` may be called from any task."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class HubClient:
         flow: Flow | None = None,
         stays: bool = False,
     ) -> None:
-        """`stays`: retry a hub that stopped after its run has finished, because the run may be extended."""
+        """`stays`: True = keep asking a hub whose run has finished, because its operator may extend the run."""
         self.address = address
         self._me = me
         self._introduction = introduction
@@ -128,23 +128,23 @@ class HubClient:
         self._flow = flow or Flow()
         self._stays = stays
         self.line = Online()
-        """Switch: on while a connection is wanted. `close` ends the current connection."""
+        """On while a connection is wanted. Call `close` to end the current connection."""
         self._why: Trouble | None = None
-        """Reason why this node gave up the connection."""
+        """Reason for which this node itself ended the connection."""
         self._hurry = asyncio.Event()
         self.hub_clock = HubClock()
         self.hub_version = ""
         """The hub's release, once known."""
         self.too_old = ""
-        """The hub's refusal of this node as too old; empty = none, or admitted since."""
+        """The hub's refusal of this node as too old; empty = none, or the hub has admitted the node since."""
         self.hub_key = pinned_hub_key
-        """The pinned key, from earlier or from the first handshake."""
+        """The pinned key, from an earlier run or from the first handshake."""
 
     async def run(self, inbox: asyncio.Queue[Incoming], receiver: Receiver, *, patient: bool) -> None:
-        """Put the hub's messages into the inbox, in order, and Disconnected after each loss; reconnect forever.
+        """Put the hub's messages into the inbox, in order, and Disconnected after each loss. Reconnect forever.
 
-        While the inbox is full, the hub waits too. Pieces of artefacts go to the receiver, past the inbox. Raises
-        RefusedError on a permanent refusal, and any error of the first connection unless `patient`.
+        While the inbox is full, reading stops, so the hub waits as well. Pieces of artefacts go to the receiver, past
+        the inbox. Raises RefusedError for a permanent refusal, and any error of the first connection unless `patient`.
         """
         attempt, loop = 0, asyncio.get_running_loop()
         while True:
@@ -159,7 +159,7 @@ class HubClient:
                 if (error.code in FATAL and not may_be_extended) or (is_of_another_release and not patient):
                     raise _with_command(error) from error
                 patient |= may_be_extended
-                # Refused too soon: the hub exists and can be asked again.
+                # Refused as too soon: the hub exists and can be asked again.
                 patient |= error.code == RefusalCode.TOO_SOON
             except (ConnectError, RemoteProtocolError) as error:
                 failure = error
@@ -186,7 +186,7 @@ class HubClient:
         return 0
 
     async def _wait(self, attempt: int) -> int:
-        """Wait for the next attempt. Return its number."""
+        """Wait before the next attempt. Return that attempt's number."""
         if self._hurry.is_set():
             attempt = 0  # Earlier failures were on another network, or hours ago.
         self._hurry.clear()
@@ -195,7 +195,7 @@ class HubClient:
         return 0 if await self._pause(wait_s) else attempt + 1
 
     async def _pause(self, wait_s: float) -> bool:
-        """Wait. Return True if `reconnect` has cut the wait short."""
+        """Wait `wait_s` seconds. Return True if `reconnect` has cut the wait short."""
         try:
             async with asyncio.timeout(wait_s):
                 await self._hurry.wait()
@@ -206,7 +206,7 @@ class HubClient:
 
     @property
     def own_address(self) -> str | None:
-        """This machine's address on the open connection; None without one."""
+        """This machine's address on the open connection, or None."""
         if self._open is None:
             return None
         address: str = self._open[0].local_address[0]
@@ -220,7 +220,7 @@ class HubClient:
             self._open[0].transport.abort()
 
     async def send(self, message: FromNode) -> None:
-        """Send the message; drop it without an open connection."""
+        """Send the message. Without an open connection it is dropped."""
         if self._open is None:
             return
         socket, session = self._open
@@ -236,12 +236,11 @@ class HubClient:
             socket.transport.abort()
 
     async def close(self) -> None:
-        """Close the open connection in good order. `run` then reconnects unless cancelled."""
+        """Close the open connection in good order. `run` then reconnects, unless it is cancelled."""
         if self._open is not None:
             await self._open[0].close()
 
     async def introduce(self, introduction: Introduction) -> None:
-        """Set a new introduction, and reconnect to send it."""
         self._introduction = introduction
         await self.close()
 
@@ -335,24 +334,26 @@ class HubClient:
 
     @property
     def _ping_timeout_s(self) -> float:
-        """Extend the ping's timeout under a download cap: the answer queues behind earlier data."""
+        """Seconds to wait for the answer to a ping. A download limit extends it, because the answer waits behind
+        earlier data.
+        """
         rate = self._flow.download_bytes_s
         return PING_S + (_READ_AHEAD_BYTES / rate if rate else 0.0)
 
     def _challenge(self, answer: Response, session: NodeSession) -> Challenge:
-        """Return the hub's challenge. Raises the error from `_not_let_in` for any other answer."""
+        """Return the hub's challenge. Raises the error of `_not_let_in` for any other answer."""
         self._note_time(answer)
         for header in answer.headers.get_all("WWW-Authenticate"):
             if (frame := challenge_of(header)) is not None:
                 message = session.receive(frame)
-                assert isinstance(message, Challenge | Refused)  # The session's state table allows nothing else here.
+                assert isinstance(message, Challenge | Refused)  # The session allows nothing else in this state.
                 if isinstance(message, Challenge):
                     self.hub_version = message.software_version
                     return message
         raise self._not_let_in(answer, session)
 
     def _note_time(self, answer: Response) -> None:
-        """Learn the hub's time of day from the HTTP header."""
+        """Learn the hub's time of day from the HTTP header Date."""
         try:
             told = parsedate_to_datetime(answer.headers.get("Date", ""))
         except (ValueError, MultipleValuesError):
@@ -374,7 +375,7 @@ class HubClient:
 
     async def _welcome(self, socket: ClientConnection, session: NodeSession) -> Welcome:
         message = await self._receive(socket, session)
-        assert isinstance(message, Welcome)  # The session's state table allows nothing else here.
+        assert isinstance(message, Welcome)  # The session allows nothing else in this state.
         assert session.hub_key is not None
         _check_run_id(message.run_id, session.hub_key)
         return message
@@ -402,12 +403,12 @@ class HubClient:
 
 
 def _is_node_too_old(error: EchoError) -> bool:
-    """Return True if the node needs an upgrade, and not the hub."""
+    """Return True if the node needs the upgrade, not the hub."""
     return error.code == RefusalCode.PROTOCOL_VERSION and error.do in (None, "", UPGRADE_NODE)
 
 
 def _with_command(error: EchoError) -> EchoError:
-    """Add this copy's upgrade command to a refusal that calls the node too old."""
+    """Replace the advice of a refusal that calls the node too old by this copy's upgrade command."""
     if _is_node_too_old(error):
         return RefusedError(error.what, got=error.got, do=how_to_upgrade(), code=error.code)
     return error
@@ -419,7 +420,7 @@ def _refusal(message: Refused) -> RefusedError:
 
 
 def _check_run_id(run_id: str, hub_key: bytes) -> None:
-    """Check the run id, which names files on disk: a hub must not name files of another hub's run."""
+    """Check that the run is the hub's own. The run id names files on disk, so a hub must not name another hub's run."""
     own = node_id(hub_key)
     if run_id != own and not run_id.startswith(f"{own}-"):
         raise RemoteProtocolError(
@@ -430,5 +431,4 @@ def _check_run_id(run_id: str, hub_key: bytes) -> None:
 
 
 def _shown(said: object) -> str:
-    """Make a peer's text printable and short."""
     return printable_line(str(said))[:MOST_SHOWN]

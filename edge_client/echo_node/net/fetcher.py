@@ -1,11 +1,14 @@
-"""Fetch artefacts for this node: unseal, decode and verify them against the hub's signature, serve and remove them.
+"""Fetches artefacts for this node: decrypts, decodes and verifies them against the hub's signature, and serves and
+removes them.
 
 If the hub runs on this host, an artefact may be read from the hub's shared memory. A base model may come from a model
-hub. All other artefacts come in a carrier, by the way that the hub offers: pushed piece by piece, through the swarm, or
-from the hub's web seed. A push that falls silent continues through the swarm with the pieces that have arrived. The
-swarm uses the web seed by itself. The carrier is unpacked into the artefact's files, which count once their marker is
-written (`echo_node.host.artefact_files`). The carrier of a policy version is kept, to serve other nodes. The carrier of
-a base model is as large as the model: it is served only during the download, and deleted once the marker is written.
+hub, such as Hugging Face. All other artefacts come in a carrier (their encrypted copy), by the transport that the hub
+offers: pushed piece by piece, through the swarm, or from the hub's web seed. A push that falls silent continues through
+the swarm with the pieces that have arrived. The swarm uses the web seed by itself.
+
+The carrier is unpacked into the artefact's files, which count once their marker is written
+(`echo_node.host.artefact_files`). The carrier of a policy version is kept, to serve other nodes. The carrier of a base
+model is as large as the model: other nodes get it only during the download, and the written marker ends its use.
 """
 
 from __future__ import annotations
@@ -56,12 +59,12 @@ log = logging.getLogger(__name__)
 SILENCE_S: Final = 3.0
 """Seconds without a new piece after which a push continues through the swarm."""
 UNREADABLE: Final = "unreadable"
-"""Code of the SwarmError for a complete carrier that does not decode to the files signed by the hub."""
+"""Code of the SwarmError for a complete carrier that does not decode to the files that the hub has signed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The hub and run that artefacts come from."""
+    """Hub and run from which artefacts come."""
 
     address: HubAddress
     hub_key: bytes
@@ -71,12 +74,11 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """One artefact to fetch, with its manifest and the layout of its carrier."""
+    """One artefact to fetch: offer, manifest, and layout of the carrier's torrent."""
 
     offer: ArtefactOffer
     manifest: Manifest
     layout: TorrentLayout
-    """Layout of the carrier's torrent."""
     on_progress: OnProgress
 
     def fetched(
@@ -105,7 +107,7 @@ class _Job:
 
 
 class Fetcher:
-    """One run's artefacts and carriers. At most one task at a time fetches a given artefact."""
+    """One run's artefacts and carriers. At most one task at a time may fetch a given artefact."""
 
     def __init__(
         self,
@@ -119,8 +121,8 @@ class Fetcher:
         backend: str = "",
         precision: str = "auto",
     ) -> None:
-        """`meter` counts the bytes that come from a model hub. A base model is fetched only if there is space for its
-        conversion by `backend` at `precision` too (`conversion_bytes`).
+        """`meter` counts the bytes that come from a model hub. A base model is fetched only if the disk also has space
+        for its conversion by `backend` at `precision` (`conversion_bytes`).
         """
         self._swarm = swarm
         self._receiver = receiver
@@ -133,11 +135,10 @@ class Fetcher:
         self._carriers = Carriers(swarm, carriers, self._trackers)
         self._keys: dict[int, bytes] = {}
         self._under_way: dict[int | None, asyncio.Event] = {}
-        """By version: an event that is set when the fetch ends."""
+        """An event for each version that is being fetched. It is set when the fetch ends."""
         self._base: Manifest | None = None
 
     def set_keys(self, run_keys: RunKeys) -> None:
-        """Replace the run's keys."""
         self._keys = {one.key_id: one.key for one in run_keys}
 
     def directory(self, policy_version: int | None) -> Path:
@@ -158,10 +159,9 @@ class Fetcher:
     ) -> Fetched:
         """Fetch and verify the artefact, unless it is on disk, and return how it was fetched. Call `share` next.
 
-        `on_progress` receives counts of transferred bytes. Raises RemoteProtocolError if the offer is not signed by the
-        hub or names another artefact. Raises SwarmError if no peer serves the artefact or its files are wrong
-        (`UNREADABLE`: a keyframe is needed), and StorageError. Cancel-safe: the next call uses the pieces that have
-        arrived.
+        `on_progress` gets counts of transferred bytes. Raises RemoteProtocolError if the offer is not signed by the hub
+        or names another artefact; SwarmError if no peer serves the artefact or its files are wrong (`UNREADABLE`: a
+        keyframe is needed); StorageError for disk errors. Cancel-safe: the next call uses the pieces that have arrived.
         """
         job = self._open(offer, policy_version, on_progress)
         manifest, directory = job.manifest, self._directory / job.manifest.name
@@ -185,7 +185,7 @@ class Fetcher:
     async def share(self, offer: ArtefactOffer, fetched: Fetched) -> None:
         """Serve the carrier of a fetched policy version to other nodes, if the version came in a carrier.
 
-        Raises RemoteProtocolError, SwarmError, StorageError; the carrier is then deleted.
+        Raises RemoteProtocolError, SwarmError or StorageError; the carrier is then deleted.
         """
         manifest, layout = artefacts.open_offer(offer, self._source.hub_key), read_torrent(offer.torrent)
         came_otherwise = fetched.shared_memory_bytes or fetched.model_hub_bytes
@@ -209,7 +209,7 @@ class Fetcher:
         await asyncio.to_thread(check_room, self._directory, manifest.name, files, more_bytes=more_bytes)
         fetched = await self._from_memory(job) or await self._from_model_hub(job)
         if fetched is not None:
-            # Otherwise its incomplete files could later be taken for a complete carrier.
+            # Discard the carrier: its incomplete files could later be taken for a complete one.
             await self._carriers.discard(manifest.carrier_name)
             return fetched
         carrier = self._carriers.path(manifest)
@@ -261,7 +261,7 @@ class Fetcher:
         return job.fetched(seconds=time.monotonic() - started_at, model_hub_bytes=manifest.total_bytes)
 
     async def _through_network(self, job: _Job, carrier: Path) -> Fetched:
-        """Fetch the carrier as the hub offers it, or by another transport after a failure, and unpack it."""
+        """Fetch the carrier by the offered transport, or through the swarm after a failure, and unpack it."""
         manifest, offer = job.manifest, job.offer
         job.on_progress(0, job.layout.total_bytes)
         received, unpacked, swarm_bytes, web_seed_bytes, seconds = NOTHING, False, 0, 0, 0.0
@@ -299,8 +299,8 @@ class Fetcher:
         return received
 
     async def _receive_unpacking(self, job: _Job, pieces: PieceFile) -> Received:
-        """Receive pieces like `_receive`, and unpack them as they arrive, so that the artefact is ready with the last
-        piece.
+        """Receive pieces like `_receive`, and unpack them as they arrive, so that the artefact is ready soon after the
+        last piece.
         """
         arriving = ArrivingFile(pieces)
         unpacking = asyncio.create_task(self._unpack(job, arriving))
@@ -317,8 +317,8 @@ class Fetcher:
                 log.debug("%s was not unpacked: %s", job.manifest.name, error)
 
     async def _unpack(self, job: _Job, source: Path | ArrivingFile) -> None:
-        """Make the artefact's verified files from a complete carrier or an arriving payload. Raises SwarmError,
-        StorageError.
+        """Write the artefact's files from a complete carrier or an arriving payload, and verify them. Raises
+        SwarmError, StorageError.
         """
         manifest = job.manifest
         key = self._keys.get(manifest.key_id)
@@ -347,12 +347,12 @@ class Fetcher:
         await self._carriers.unwanted(info_hashes)
 
     async def abandon(self, policy_version: int) -> None:
-        """Delete all files of a version, after its fetch has ended."""
+        """Delete all files of a version whose fetch has ended."""
         await self._carriers.discard_of(self.directory(policy_version).name)
         await self.remove(policy_version)
 
     async def remove(self, policy_version: int) -> None:
-        """Delete a version's files; its carrier is still served.
+        """Delete a version's files. Its carrier is still served.
 
         Files that cannot be deleted now, for example because a virus scanner reads them, are left to `take_up`.
         """
@@ -361,8 +361,8 @@ class Fetcher:
     def take_up(self, newest_version: int) -> dict[int, OnDisk]:
         """Return this run's newest verified versions from before a restart. Blocks.
 
-        Deletes all other versions, as far as the disk allows. Deletes all carriers except those of the newest version
-        and of an incomplete base model, whose fetch can resume.
+        All other versions are deleted, as far as the disk allows. So are all carriers except those of the newest
+        version and of an incomplete base model, whose fetch can resume.
         """
         prefix = self.directory(0).name.rstrip("0")
         found: dict[int, OnDisk] = {}
@@ -404,7 +404,7 @@ class Fetcher:
 def _decode(
     manifest: Manifest, payload: Readable, directory: Path, key: bytes, parent: Path | None
 ) -> Mapping[str, str]:
-    """Make the artefact's files from a sealed payload, waiting for data that has not arrived. Blocks."""
+    """Write the artefact's files from an encrypted payload. Blocks, also for data that has not arrived yet."""
     files = {file.path: file.size_bytes for file in manifest.files}
     return delta.decode(sealing.UnsealingReader(payload, key), directory, files=files, parent=parent)
 
@@ -412,7 +412,9 @@ def _decode(
 def _make(
     manifest: Manifest, source: Path | ArrivingFile, directory: Path, key: bytes, parent: Path | None
 ) -> Mapping[str, str]:
-    """Make the artefact's files, and return their hashes as written. `source`: see `Fetcher._unpack`. Blocks."""
+    """Write the artefact's files, and return their hashes, computed while writing. `source`: see `Fetcher._unpack`.
+    Blocks.
+    """
     if not isinstance(source, Path):
         return _decode(manifest, source, directory, key, parent)
     if manifest.carrier == "files":
@@ -425,9 +427,9 @@ def _make(
 def _make_verified(
     manifest: Manifest, source: Path | ArrivingFile, directory: Path, key: bytes, parent: Path | None
 ) -> None:
-    """Make the files and verify their hashes. Blocks.
+    """Write the artefact's files and verify their hashes. Blocks.
 
-    Raises SwarmError with the code `UNREADABLE`, or StorageError; then `directory` is deleted.
+    Raises SwarmError with the code `UNREADABLE`, or StorageError; `directory` is then deleted.
     """
     delete_artefact(directory)
     try:
@@ -449,7 +451,7 @@ def _unreadable(manifest: Manifest, got: str) -> SwarmError:
 
 
 def _read_from_memory(address: SharedMemory, manifest: Manifest, directory: Path) -> bool:
-    """Read the artefact into `directory`, and return True if it is complete and has the signed hashes. Blocks."""
+    """Read the artefact into `directory`. Return True if it is complete and has the signed hashes. Blocks."""
     try:
         shared_memory.read(address, manifest, directory)
         hashed_files.verify_files(manifest, directory)

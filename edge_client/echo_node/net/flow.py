@@ -1,4 +1,4 @@
-"""Traffic of the hub's connection and of other nodes: counted, with a cap on downloads."""
+"""Traffic of the hub's connection and of other nodes: counted, with a limit on downloads."""
 
 from __future__ import annotations
 
@@ -9,20 +9,17 @@ from echo_node.host.traffic import TrafficMeter
 from echo_shared.wire.rate_cap import RateCap
 
 SMALL_BYTES: Final = 4_096
-"""Most bytes of a message that counts but does not wait for the cap: leases, receipts, news."""
+"""Size up to which a message counts but never waits, such as a lease or a receipt."""
 
 
 class Flow:
-    """Counter and cap of traffic."""
-
     def __init__(self, download_bytes_s: int = 0, meter: TrafficMeter | None = None) -> None:
-        """`download_bytes_s`: 0 = no cap. `meter` None: count nothing."""
+        """`download_bytes_s`: 0 = no limit. `meter` None: nothing is counted."""
         self.download_bytes_s = download_bytes_s
         self._cap = RateCap(download_bytes_s)
         self._meter = meter
 
     def sent(self, count_bytes: int) -> None:
-        """Count sent bytes."""
         if self._meter is not None:
             self._meter.count(sent=count_bytes)
 

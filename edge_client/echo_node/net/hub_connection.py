@@ -1,7 +1,7 @@
-"""A websocket to the hub that shows the node's credentials to the hub alone.
+"""A websocket to the hub that shows the node's credentials to no other server.
 
-The websockets library follows redirects, to other servers too. Its `connect` is therefore never given the credentials.
-The connection first compares its server with the hub's address, and then adds the credentials.
+The websockets library follows redirects, even to other servers. So its `connect` never gets the credentials: the
+connection first compares its server with the hub's address, and only then adds the credentials.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from echo_shared.wire.messages.fields import printable_line
 
 
 def connection_to(address: HubAddress, credentials: Credentials) -> type[ClientConnection]:
-    """Return the class of `connect`'s connections. One to another server raises ConnectError and says nothing there."""
+    """Return the connection class for `connect`. A connection to another server raises ConnectError before it sends
+    anything.
+    """
     hub = parse_uri(address.websocket)
 
     class HubConnection(ClientConnection):

@@ -1,8 +1,9 @@
-"""Connections between the nodes of a run, kept open across versions, on which nodes forward pieces.
+"""Links: connections between the nodes of a run, on which nodes forward pieces. They stay open across policy versions.
 
 Either node of a pair may connect. If both connect, the node with the smaller id keeps its connection. A peer must be
 named by the hub, and must prove that it holds the run's current key (`mesh_proof`). A new key restarts all links. A
-node that sends invalid data is dropped and barred for a while. The hub makes up for pieces lost here.
+node that sends invalid data loses its link and gets no new one for a while (a bar). The hub sends pieces that are lost
+here.
 """
 
 from __future__ import annotations
@@ -41,34 +42,34 @@ log = logging.getLogger(__name__)
 
 HANDSHAKE_S: Final = 5.0
 FIRST_BAR_S: Final = 10.0
-"""Seconds for which a node that sent invalid data gets no link, the first time. Short, because on an unencrypted
-connection anyone on the path can insert a wrong frame.
+"""Length of a node's first bar, in seconds. It is short, because on an unencrypted connection anyone on the path can
+insert a wrong frame.
 """
 LONGEST_BAR_S: Final = 600.0
-"""Longest such bar in seconds; each bar is twice as long as the previous one. After this long without faults, a node
-starts at FIRST_BAR_S again.
+"""Maximum length of a bar, in seconds. Each bar is twice as long as the one before. After this time without faults, a
+node starts at FIRST_BAR_S again.
 """
 MOST_HALF_OPEN: Final = 32
-"""Most connections whose node has not proven its identity; one more closes the oldest."""
+"""Maximum connections whose node has not proven its identity. One more closes the oldest."""
 MOST_HALF_OPEN_OF_HOST: Final = 8
-"""Most unproven connections from one address, except loopback, where all connections share an address."""
+"""Maximum unproven connections from one address. Loopback is exempt, because all its connections share one address."""
 _PING_S: Final = 15.0
 _PONG_S: Final = 60.0
-"""Seconds to wait for the answer to a ping. The ping waits behind pieces, which takes a while on a slow uplink with
-many links.
+"""Seconds to wait for the answer to a ping. The ping waits behind pieces, which takes long on a slow uplink with many
+links.
 """
 _RETRY_FIRST_S: Final = 0.3
-"""Seconds before the first retry. The hub may announce this node to the other one up to a second later."""
+"""Seconds before the first retry. The other node may hear about this node up to a second later."""
 _RETRY_LIMIT_S: Final = 30.0
 _FRAME_BYTES: Final = MAX_PIECE_BYTES + MAX_HAND_ON_BYTES + 256
 _FRAMES_READ_AHEAD: Final = 4
 _SILENT: Final = logging.Logger("mesh", logging.CRITICAL + 1)
-"""A silent logger: the library would log strangers' input."""
+"""A logger without output: the library would log input of unknown peers."""
 
 OnPiece = Callable[[Piece, str], None]
-"""Called with each piece, and the id of its sender."""
+"""Called with each piece and the id of its sender."""
 OnLinks = Callable[[tuple[str, ...]], None]
-"""Called with the ids of all linked nodes after each change."""
+"""Called with the ids of all linked nodes, after each change."""
 
 
 class MeshLinks:
@@ -89,11 +90,11 @@ class MeshLinks:
         self._run_key: RunKey | None = None
         self._peers: dict[str, MeshPeer] = {}
         self._named: dict[int, str] = {}
-        """Id of each peer, by the number that the hub gave it."""
+        """Peer ids by hub-assigned number."""
         self._connectors: dict[str, asyncio.Task[None]] = {}
         self._links: dict[str, Link] = {}
         self._bars: dict[str, tuple[float, float]] = {}
-        """End time and length of each node's bar."""
+        """(end time, length in seconds) of each node's bar."""
         self._half_open: dict[Connection, str] = {}
         """Connections whose node has not proven its identity, with their addresses, oldest first."""
         self._server: Server | None = None
@@ -118,7 +119,6 @@ class MeshLinks:
         self.port = next(iter(self._server.sockets)).getsockname()[1]
 
     async def close(self) -> None:
-        """End all links and stop listening."""
         connectors = tuple(self._connectors.values())
         self._stop_connecting(tuple(self._connectors))
         self._abort_all()
@@ -139,7 +139,7 @@ class MeshLinks:
             self._connect_to_all()
 
     def set_peers(self, peers: Iterable[MeshPeer]) -> None:
-        """Set the peers. Connect to those with a port, and end links with others."""
+        """Set the peers that the hub has named: connect to peers with a port, end links with other nodes."""
         wanted = {peer.node_id: peer for peer in peers if peer.node_id != self._me.node_id}
         self._stop_connecting([name for name, peer in self._peers.items() if wanted.get(name) != peer])
         self._peers = wanted
@@ -150,8 +150,8 @@ class MeshLinks:
         self._connect_to_all()
 
     def hand_on(self, piece: Piece, branches: Iterable[tuple[int, bytes]]) -> None:
-        """Send the piece to the nodes of these numbers, each with its further route. Skip unlinked nodes and full
-        queues.
+        """Send the piece to the nodes with these numbers, adding each node's further route. Nodes without a link, and
+        nodes whose queue is full, are skipped.
         """
         frames: dict[bytes, bytes] = {}
         for number, below in branches:
@@ -164,11 +164,11 @@ class MeshLinks:
                 log.debug("The queue to %s is full.", link.node_id)
 
     def is_linked_with(self, number: int) -> bool:
-        """Return True if a link exists to the node with this number from the hub."""
+        """Return True if a link exists to the node that has this number from the hub."""
         return self._named.get(number, "") in self._links
 
     def drop(self, node_id: str, why: str) -> None:
-        """End the node's link, and bar new links with it for a while."""
+        """End the node's link, and bar it: it gets no new link for a while."""
         now = asyncio.get_running_loop().time()
         self._bars = {name: bar for name, bar in self._bars.items() if now < bar[0] + LONGEST_BAR_S}
         last_s = self._bars[node_id][1] if node_id in self._bars else FIRST_BAR_S / 2
@@ -217,13 +217,13 @@ class MeshLinks:
                     **_options(),
                 )
                 linked = await self._run(socket, expected=peer.node_id)
-            # ValueError: an unknown name, or a redirect.
+            # ValueError: an unknown host name, or a redirect.
             except (OSError, ValueError, EOFError, WebSocketException) as error:
                 log.debug("No connection to the node %s: %s", peer.node_id, printable_line(str(error)))
             attempt = max(1, first) if linked else attempt + 1
 
     async def _until_free(self, node_id: str) -> None:
-        """Wait for the end of the link with this node, and of its bar."""
+        """Wait for the end of the node's link and of the node's bar."""
         while True:
             wait_s = self._barred_for(node_id)
             if (link := self._links.get(node_id)) is not None:
@@ -234,11 +234,11 @@ class MeshLinks:
                 return
 
     def _barred_for(self, node_id: str) -> float:
-        """Return the remaining seconds of the bar; zero or less = none."""
+        """Return the remaining seconds of the node's bar; zero or less = none."""
         return self._bars[node_id][0] - asyncio.get_running_loop().time() if node_id in self._bars else 0.0
 
     def _admit(self, connection: Connection) -> None:
-        """Count a new connection until it is proven or closed."""
+        """Count a new connection until its node has proven its identity, or it is closed."""
         host = str((connection.remote_address or ("",))[0])
         of_host = [] if is_loopback(host) else [other for other, its in self._half_open.items() if its == host]
         if len(of_host) >= MOST_HALF_OPEN_OF_HOST:
@@ -256,8 +256,8 @@ class MeshLinks:
         await self._run(socket, expected=None)
 
     async def _run(self, socket: Connection, *, expected: str | None) -> bool:
-        """Run a connection from start to end. Return True if it became a link. `expected`: the node that was
-        dialled.
+        """Run a connection from start to end. Return True if it became a link. `expected`: the node to which this one
+        connected.
         """
         link = None
         try:
@@ -278,7 +278,7 @@ class MeshLinks:
         return link is not None
 
     async def _prove(self, socket: Connection, expected: str | None) -> str:
-        """Run the handshake. Return the peer's id if a link is allowed. Raises RemoteProtocolError,
+        """Run the handshake. Return the peer's id if a link is allowed. Raises RemoteProtocolError and
         ConnectionClosed.
         """
         if self._run_key is None:
@@ -314,15 +314,15 @@ class MeshLinks:
             raise RemoteProtocolError("A link exists already.", got=node_id)
 
     def _replaces(self, existing: Link, *, opened_here: bool) -> bool:
-        """Return True if a new connection replaces the existing one: that of the node with the smaller id wins; of two
-        by the same node, the newer.
+        """Return True if a new connection replaces the existing one. The connection that the node with the smaller id
+        opened wins; if one node opened both, the newer one wins.
         """
         if existing.opened_here == opened_here:
             return True
         return opened_here == (self._me.node_id < existing.node_id)
 
     async def _keep(self, link: Link) -> None:
-        """Register the link, and read it until its end: an exception or the peer's close."""
+        """Register the link, and read it until it ends: by an exception, or by the peer's close."""
         existing = self._links.get(link.node_id)
         self._links[link.node_id] = link
         if existing is None:
@@ -348,9 +348,8 @@ class MeshLinks:
 
 
 def _options() -> dict[str, Any]:
-    """Options for both ends of a connection."""
     return {
-        "compression": None,  # Pieces are sealed and do not compress.
+        "compression": None,  # Pieces are encrypted, so they do not compress.
         "max_size": _FRAME_BYTES,
         "max_queue": _FRAMES_READ_AHEAD,
         "open_timeout": HANDSHAKE_S,
@@ -362,7 +361,7 @@ def _options() -> dict[str, Any]:
 
 
 async def _receive(socket: Connection) -> bytes:
-    """Receive a handshake message. Raises RemoteProtocolError, ConnectionClosed."""
+    """Receive a handshake message. Raises RemoteProtocolError and ConnectionClosed."""
     frame = await socket.recv()
     if isinstance(frame, str):
         raise RemoteProtocolError("A node sent text instead of a proof.", got=f"{len(frame)} characters")

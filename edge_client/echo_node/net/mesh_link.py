@@ -1,4 +1,4 @@
-"""A proven connection to another node, and the order and rate of sending to all nodes."""
+"""A link (a proven connection to another node), and the order and rate of sending on all links."""
 
 from __future__ import annotations
 
@@ -25,31 +25,33 @@ from echo_shared.wire.sockets import keep_unsent_short
 log = logging.getLogger(__name__)
 
 MOST_QUEUED_BYTES: Final = 4 * 2**20
-"""Most bytes that wait on one link. Further pieces are dropped, and the hub sends them itself. The hub also bounds the
-data in transit.
+"""Maximum bytes that wait on one link. Further pieces are dropped, and the hub sends them itself. The hub also bounds
+the data in transit.
 """
 UNSENT_BYTES: Final = 64 * 1024
-"""Most unsent bytes in the system's buffer of one link."""
+"""Maximum unsent bytes of one link in the system's buffer."""
 
 
 SENDING_AT_ONCE: Final = 4
-"""Number of links that send at the same time. A single one cannot fill a line with delay; with many, each piece takes
+"""Number of links that send at the same time. A single link cannot fill a line with delay; with many, each piece takes
 longer.
 """
 TURN_S: Final = 0.15
-"""Longest turn of a link to send, in seconds. Afterwards the next link may send, even during a slow frame."""
+"""Maximum length of a link's turn to send, in seconds. After it the next link may send, even if a slow frame is
+unfinished.
+"""
 
 
 Rank = tuple[int, int]
-"""Sending order: lowest rank first, then the frame's number in queueing order."""
+"""(rank, queueing number): frames of the lowest rank are sent first, and within a rank those queued first."""
 _queued = count()
 
 
 class SendCap:
-    """Limit of the rate at which all links send together, and count of the bytes.
+    """Limit on the rate at which all links together send. It also counts the bytes.
 
-    At most SENDING_AT_ONCE links send at the same time: the frame of the lowest rank first, then in queueing order over
-    all links. `bytes_per_s` 0 = only the measured rate of the node's own line is a limit (`core.own_line`).
+    At most SENDING_AT_ONCE links send at the same time; the next turn goes to the frame with the lowest `Rank` over all
+    links. `bytes_per_s` 0 = only the measured rate of the node's own line is a limit (`core.own_line`).
     """
 
     def __init__(self, bytes_per_s: int, flow: Flow | None = None) -> None:
@@ -58,14 +60,13 @@ class SendCap:
         self._line = OwnLine()
         self._look_at = 0.0
         self.links: set[Link] = set()
-        """Links that are connected and may send."""
         self._flow = flow or Flow()
         self._free = SENDING_AT_ONCE
         self._waiting: list[tuple[Rank, asyncio.Future[None]]] = []
 
     @asynccontextmanager
     async def turn(self, rank: Rank) -> AsyncIterator[None]:
-        """Wait for a turn to send. The turn ends with the context, or after TURN_S. Cancel-safe."""
+        """Wait for a turn to send. The turn ends with the `with` block, or after TURN_S seconds. Cancel-safe."""
         await self._take_turn(rank)
         loop = asyncio.get_running_loop()
         ends = loop.call_later(TURN_S, self._give_back)
@@ -103,7 +104,7 @@ class SendCap:
         return self._cap.bytes_per_s
 
     def look(self) -> None:
-        """Measure the rate of this node's internet line every LOOK_S, and lower the limit to that rate. Raises
+        """Measure the rate of this node's internet line every LOOK_S seconds, and lower the limit to that rate. Raises
         nothing.
         """
         now = asyncio.get_running_loop().time()
@@ -129,20 +130,19 @@ class SendCap:
 class Link:
     """A connection to a proven node.
 
-    `write` sends the frames queued by `put`. The reader of `socket` ends the link.
+    `write` sends the frames that `put` has queued. The code that reads `socket` ends the link.
     """
 
     node_id: str
     socket: Connection
     opened_here: bool
-    """True if this node opened the connection."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     _queue: list[tuple[Rank, bytes]] = field(default_factory=list)
     _queued_bytes: int = 0
     _more: asyncio.Event = field(default_factory=asyncio.Event)
 
     def put(self, frame: bytes, rank: int = 0) -> bool:
-        """Queue a frame in front of higher ranks. Return False if the queue is full."""
+        """Queue a frame. Frames with a lower rank are sent first. Return False if the queue is full."""
         if self._queued_bytes + len(frame) > MOST_QUEUED_BYTES:
             return False
         heappush(self._queue, ((rank, next(_queued)), frame))
@@ -184,7 +184,7 @@ class Link:
         return None
 
     def pace(self, bytes_per_s: int) -> None:
-        """Limit the packet rate of the connection, unless it has ended."""
+        """Limit the connection's packet rate. No effect after its end."""
         with contextlib.suppress(OSError):
             pace(self.socket.transport.get_extra_info("socket"), bytes_per_s)
 

@@ -1,10 +1,10 @@
-"""Mutual proof of two nodes' identities and of the run's current key. No I/O.
+"""Mutual proof of two nodes: of their identities, and that both hold the run's current key. No I/O.
 
-The connecting node sends a hello, the other answers with its own; then each sends a proof, the connecting node first. A
-hello is a nonce and a public key. A proof is an HMAC-SHA256 under a key derived from the run key, and the node's
-Ed25519 signature. Both cover the role, both nonces and both public keys, so a proof cannot be replayed, reflected, or
-made in another node's name. The connection then needs no encryption: it carries sealed pieces that must match their
-hashes.
+The connecting node sends a hello, the listening node answers with a hello. Then each sends a proof, the connecting node
+first. A hello is a nonce and a public key. A proof is an HMAC-SHA256 under a key derived from the run key, and the
+node's Ed25519 signature. Both cover the role, both nonces and both public keys, so a proof cannot be replayed,
+reflected, or made in another node's name. The connection then needs no encryption: it carries encrypted pieces that
+must match their hashes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Role = Literal[b"connects", b"listens"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handshake:
-    """One side of a connection. `me` is the node whose key is in `hello`."""
+    """One side of a connection. `me` is the identity whose key is in `hello`."""
 
     me: Identity
     run_key: bytes = field(repr=False)
@@ -46,7 +46,9 @@ class Handshake:
         return self._mac(said) + self.me.sign(said)
 
     def check(self, theirs: bytes, proof: bytes) -> None:
-        """Check that `proof` is by the node of `theirs`, which must hold the run key. Raises RemoteProtocolError."""
+        """Raise RemoteProtocolError unless `proof` is from the node of the hello `theirs`, and that node holds the run
+        key.
+        """
         said = self._transcript(b"listens" if self.role == b"connects" else b"connects", theirs)
         mac, signature = proof[:_MAC_BYTES], proof[_MAC_BYTES:]
         if not hmac.compare_digest(mac, self._mac(said)):
@@ -64,7 +66,7 @@ class Handshake:
 
 
 def node_of(hello: bytes) -> str:
-    """Return the node id in a hello. Raises RemoteProtocolError if it is malformed."""
+    """Return the node id in a hello. Raises RemoteProtocolError if the hello is malformed."""
     if len(hello) != _NONCE_BYTES + _KEY_BYTES:
         raise RemoteProtocolError("This is not a node's hello.", got=f"{len(hello)} bytes")
     return node_id(hello[_NONCE_BYTES:])

@@ -1,5 +1,5 @@
-"""Both ends of a connection between nodes, with a limit on small frames. The websockets library answers pings and keeps
-fragments before any proof.
+"""Both ends of a connection between nodes, with a limit on small frames: the websockets library answers pings and keeps
+fragments even before the node has proven its identity.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Counted(Connection):
 
 
 class Outgoing(Counted, ClientConnection):
-    """A connection to another node."""
+    """A connection that this node opens to another node."""
 
 
 class Incoming(Counted, ServerConnection):
-    """A connection from another node. It calls `admit` as soon as it can be aborted."""
+    """A connection that another node opens. It calls `admit` as soon as it can be aborted."""
 
     def __init__(self, admit: Callable[[Connection], None], *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

@@ -1,7 +1,7 @@
-"""Download a base model from a model hub (huggingface.co, or HF_ENDPOINT), by id and revision.
+"""Downloads a base model from a model hub (huggingface.co, or HF_ENDPOINT), by id and revision.
 
-The signed manifest lists the files; each file's hash is checked. The engines built on transformers bring the library; a
-node without it uses the swarm. The owner's token is not sent.
+The signed manifest lists the files, and each file's hash is checked. The engines that use transformers install the
+needed library; a node without it uses the swarm. The owner's token is not sent.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def download(manifest: Manifest, directory: Path, on_bytes: Callable[[int], None
     """Download the manifest's files into `directory`. Complete files of an earlier call stay. Blocks.
 
     `on_bytes` gets the number of new bytes; an exception from it ends the download. Raises SwarmError if a file is
-    unavailable, or if the files differ from the hub's signature; the files are then deleted.
+    unavailable, or if the files differ from what the hub has signed; the files are then deleted.
     """
     source, _, revision = (manifest.source or "").partition("@")
     try:
@@ -31,7 +31,7 @@ def download(manifest: Manifest, directory: Path, on_bytes: Callable[[int], None
         raise SwarmError(f"{source} cannot be fetched from its model hub.", got=str(error)) from error
 
     class Bar(tqdm):
-        """Report received bytes instead of drawing a bar."""
+        """Reports received bytes instead of drawing a bar."""
 
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **{**options, "disable": True})  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Switch for network use: jobs are cancelled while the network may not be used, and restarted later."""
+"""Switch for network use. Jobs are cancelled while the network may not be used, and started again later."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Online:
-    """A switch, on at first."""
+    """A switch, which is on at first."""
 
     def __init__(self) -> None:
         self._on, self._off = asyncio.Event(), asyncio.Event()
@@ -21,16 +21,14 @@ class Online:
         return self._on.is_set()
 
     def turn(self, *, on: bool) -> None:
-        """Set the switch. Repeating has no effect."""
         (self._on if on else self._off).set()
         (self._off if on else self._on).clear()
 
     async def wait(self) -> None:
-        """Wait until the switch is on."""
         await self._on.wait()
 
     async def run(self, job: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `job`. Switching off cancels `job`; switching on calls `job` again."""
+        """Return the result of `job`. Switching off cancels the job; switching on calls it again."""
         while True:
             await self.wait()
             task, gone = asyncio.ensure_future(job()), asyncio.ensure_future(self._off.wait())

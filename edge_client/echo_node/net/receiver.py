@@ -1,7 +1,7 @@
-"""Receive pieces from the hub and from other nodes, write them to files, and report them to the hub as `Have`.
+"""Receives pieces from the hub and from other nodes, writes them to files, and reports them to the hub as `Have`.
 
-Everything runs on the event loop: a piece of 64 KiB takes about 50 us, mostly for its hash. Only the search for an
-earlier process's pieces runs in a thread.
+Everything runs on the event loop: a piece of 64 KiB takes about 50 us, mostly for its hash. Only the search for pieces
+of an earlier process runs in a thread.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from echo_shared.wire.messages import MAX_BATCHED, MAX_MESH, Have, Piece
 log = logging.getLogger(__name__)
 
 MOST_EARLY_BYTES: Final = 8 * 2**20
-"""Most bytes of early pieces that are kept: those whose artefact's announcement may still wait in a queue. The oldest
-are dropped first.
+"""Maximum bytes of early pieces to keep: those whose artefact's announcement may still wait in a queue. The oldest are
+dropped first.
 """
 MOST_USELESS_BYTES: Final = 256 * 2**20
-"""Useless bytes (duplicates, and pieces of complete artefacts) for which a node is dropped, unless it has sent more
-useful ones. Honest nodes send some, because the hub sends pieces itself where nodes are slow.
+"""Useless bytes (duplicates, and pieces of complete artefacts) for which a node loses its link, unless it has sent more
+useful ones. Honest nodes send some, because the hub itself sends pieces that slow nodes have not forwarded yet.
 """
 MOST_SENDERS: Final = 4 * MAX_MESH
-"""Most nodes whose bytes are counted; the oldest counts are dropped."""
+"""Maximum number of nodes whose bytes are counted. One more drops the oldest counts."""
 _OVERHEAD_BYTES: Final = 1_024
 """Bytes that an early piece counts in addition to its data."""
 _SAY_EVERY_S: Final = 0.005
 _FORGOTTEN: Final = 64
-"""Most ended artefacts whose pieces are still forwarded at the hub's request."""
+"""Maximum number of ended artefacts whose pieces are still forwarded when the hub asks for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """Result of receiving one artefact, complete or partial. Bytes are those of new pieces."""
+    """Result of receiving one artefact, complete or partial. Byte counts are those of new pieces."""
 
     complete: bool
     """False: no new piece has come for a while."""
     pushed_bytes: int
-    """Bytes sent by the hub itself."""
+    """Bytes that the hub itself sent."""
     mesh_bytes: int
-    """Bytes sent by other nodes."""
+    """Bytes that other nodes sent."""
     seconds: float
 
 
@@ -80,11 +80,11 @@ class _Expected:
     unsaid: list[int] = field(default_factory=list)
     """Received pieces that were not reported to the hub yet."""
     handed_on: set[tuple[int, int]] = field(default_factory=set)
-    """(piece, node number) of pieces forwarded at a node's request."""
+    """(piece, node number) of pieces that were forwarded because a node asked for it."""
 
 
 class Receiver:
-    """Receiver of pieces: `take` gets every piece from the hub's connection and the mesh, `reports` tells the hub."""
+    """`take` gets every piece from the hub's connection and from links; `reports` returns what to report to the hub."""
 
     def __init__(self, mesh: MeshLinks) -> None:
         self._mesh = mesh
@@ -92,27 +92,26 @@ class Receiver:
         self._early: deque[tuple[Piece, str | None]] = deque()
         self._early_bytes = 0
         self._forgotten: dict[bytes, _Expected] = {}
-        """Ended expectations, oldest first."""
+        """Artefacts that are no longer expected, oldest first."""
         self._senders: dict[str, _Sender] = {}
         self._farewells: list[Have] = []
         self._news = asyncio.Event()
 
     async def reports(self) -> list[Have]:
-        """Wait for pieces, and return what to tell the hub about them: a batch of reports."""
+        """Wait for new pieces, and return the messages that report them to the hub."""
         await self._news.wait()
         await asyncio.sleep(_SAY_EVERY_S)
         self._news.clear()
         return self._unsaid()
 
     def close(self) -> None:
-        """End all expectations."""
         for info_hash in tuple(self._expected):
             self.forget(info_hash)
 
     async def expect(self, torrent: bytes, parent: Path) -> PieceFile:
-        """Expect this torrent's pieces below `parent`, and report the existing ones to the hub.
+        """Expect this torrent's pieces below `parent`, and report to the hub the pieces that exist already.
 
-        Raises CodecError, StorageError. Cancel-safe.
+        Raises CodecError and StorageError. Cancel-safe.
         """
         layout = read_torrent(torrent)
         if layout.info_hash in self._expected:
@@ -130,9 +129,7 @@ class Receiver:
         return file
 
     def take(self, piece: Piece, sender: str | None) -> None:
-        """Store a piece from the node `sender`, or from the hub (None), and forward it along its route. Does not
-        wait.
-        """
+        """Store a piece from the node `sender` (None = the hub), and forward it along its route. Does not wait."""
         expected = self._expected.get(piece.info_hash)
         if not piece.data:
             self._take_over(expected or self._forgotten.get(piece.info_hash), piece, sender)
@@ -140,7 +137,7 @@ class Receiver:
         if expected is None:
             self._put_aside(piece, sender)
             return
-        if sender is not None and expected.file.has(piece.index):  # Skip the hash, unless other nodes need the piece.
+        if sender is not None and expected.file.has(piece.index):  # Compute no hash, unless other nodes need the piece.
             self._count_useless(sender, piece)
             self._hand_on_again(expected, piece, sender)
             return
@@ -158,9 +155,7 @@ class Receiver:
             self._count(expected, piece, sender)
 
     def _hand_on(self, expected: _Expected, piece: Piece, sender: str | None) -> None:
-        """Forward a verified piece along its route. If a node sent the piece, forward it at most once to each further
-        node.
-        """
+        """Forward a verified piece along its route. Each further node gets a node's piece at most once."""
         if not piece.hand_on:
             return
         try:
@@ -176,7 +171,7 @@ class Receiver:
         self._mesh.hand_on(piece, branches)
 
     def _hand_on_again(self, expected: _Expected, piece: Piece, sender: str) -> None:
-        """Forward a piece that came again, for the sake of the nodes further along its route."""
+        """Forward a piece that came a second time, because nodes further along its route may need it."""
         if not piece.hand_on:
             return
         if expected.file.layout.piece_hashes[piece.index] == piece_hash(piece.data):
@@ -185,7 +180,7 @@ class Receiver:
             self._blame(sender, f"piece {piece.index} does not match its hash")
 
     def _take_over(self, expected: _Expected | None, piece: Piece, sender: str | None) -> None:
-        """Forward a piece that is stored here already, because the hub asked for it."""
+        """Forward a stored piece at the hub's request."""
         if sender is not None:
             self._blame(sender, "a piece without data")
         elif expected is not None and expected.file.has(piece.index):
@@ -199,8 +194,8 @@ class Receiver:
             self._hand_on(expected, piece.model_copy(update={"data": data}), None)
 
     async def wait(self, info_hash: bytes, *, silence_s: float, on_progress: OnProgress | None = None) -> Received:
-        """Wait until the artefact is complete, or until nothing new has come for `silence_s`. Both end the expectation,
-        and so does an error.
+        """Wait until the artefact is complete, or until no new piece has come for `silence_s` seconds. Afterwards the
+        artefact is no longer expected.
 
         Raises StorageError. Cancel-safe: received pieces stay.
         """
@@ -228,7 +223,7 @@ class Receiver:
         )
 
     def forget(self, info_hash: bytes) -> None:
-        """End an expectation, if any, and close its files. Tell the hub if it is incomplete."""
+        """Stop expecting an artefact, and close its files. If it is incomplete, tell the hub to stop the push."""
         expected = self._expected.pop(info_hash, None)
         if expected is None:
             return
@@ -240,7 +235,7 @@ class Receiver:
         expected.file.close()
 
     def say_all(self) -> None:
-        """Report all pieces again, to a hub that has lost the earlier reports after a reconnect."""
+        """Report all pieces again, to a hub that may have lost the earlier reports in a reconnect."""
         for expected in self._expected.values():
             self._say_all(expected)
 
@@ -272,7 +267,7 @@ class Receiver:
             expected.ended.set()
 
     def _put_aside(self, piece: Piece, sender: str | None) -> None:
-        """Keep an unexpected piece for a while. Blame no node: the hub decides the routes."""
+        """Keep an unexpected piece for a while. Its sender is not at fault, because the hub decides the routes."""
         forgotten = self._forgotten.get(piece.info_hash)
         if forgotten is not None:
             if sender is not None and forgotten.file.has(piece.index):
@@ -317,7 +312,7 @@ def _weight(piece: Piece) -> int:
 
 
 def _haves(info_hash: bytes, pieces: list[int], *, wanted: bool) -> list[Have]:
-    """Return as few messages as possible for these pieces; at least one if the rest is not wanted."""
+    """Return these pieces in as few messages as possible, but at least one if `wanted` is False."""
     starts = range(0, max(len(pieces), 0 if wanted else 1), MAX_BATCHED)
     return [
         Have(info_hash=info_hash, pieces=tuple(pieces[start : start + MAX_BATCHED]), wanted=wanted) for start in starts

@@ -12,7 +12,7 @@ from echo_shared.errors import ConnectError
 from echo_shared.wire.messages.fields import printable_line
 
 CLOCK: Final = "clock"
-"""Code of a failure caused by this machine's clock."""
+"""Code of a failure that this machine's wrong clock causes."""
 _NOT_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST")
 """OpenSSL's reasons for an answer without TLS, in several releases."""
 _NOT_YET_VALID: Final = 9
@@ -45,8 +45,8 @@ def handshake_failure(error: ssl.SSLError, address: HubAddress) -> ConnectError:
 
 
 def _out_of_time(error: ssl.SSLCertVerificationError, address: HubAddress) -> ConnectError:
-    """Return the error for a certificate outside its period. The hub's clock or this machine's may be wrong. A
-    certificate that is not valid yet points to this machine's clock.
+    """Return the error for a certificate that is not valid at this machine's time. Either the certificate or this
+    machine's clock is wrong; a certificate that is not valid yet points to the clock.
     """
     here = f"by this machine's clock, which shows {datetime.now().astimezone():%Y-%m-%d %H:%M %z}"
     if error.verify_code == _NOT_YET_VALID:

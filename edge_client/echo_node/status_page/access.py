@@ -1,10 +1,10 @@
-"""Access to the status page: with a one-time code that the node's owner requests, and then with a cookie.
+"""Access to the status page: a one-time code, which the node's owner requests, is exchanged for a cookie.
 
 Any user of this machine can reach the port, and any web page can send requests to it. Therefore:
-- a code is made only for a reader of the control file, works once, and expires after `CODE_S`;
-- it is exchanged for a cookie, which lasts `SESSION_S`, or until the process ends;
-- browsers send a cookie to every port of a host. This cookie's path is unguessable, so that other servers of this
-  machine never receive it.
+- a code is given only to a program that can read the control file, works once, and expires after `CODE_S` seconds;
+- it is exchanged for a cookie, which is valid for `SESSION_S` seconds, or until the process ends;
+- the cookie's path cannot be guessed: browsers send cookies to every port of a host, so other local servers could
+  otherwise receive this cookie.
 """
 
 from __future__ import annotations
@@ -18,21 +18,20 @@ from typing import Final
 CODE_S: Final = 60.0
 SESSION_S: Final = 12 * 3_600.0
 MOST: Final = 16
-"""Most codes, and most sessions; one more ends the oldest."""
+"""Maximum number of codes, and of sessions. One more ends the oldest."""
 COOKIE: Final = "echo_page"
 
 
 class PageAccess:
-    """Codes and sessions of the page. `path` starts all its addresses; `invite` makes a code, `enter` uses it."""
+    """Codes and sessions of the page. All its addresses start with `path`. `invite` makes a code, `enter` uses it."""
 
     def __init__(self) -> None:
         self.path = f"/{secrets.token_urlsafe(24)}/"
         self._codes: dict[str, float] = {}
-        """Expiry time by code; `_sessions` likewise."""
+        """Expiry time by code. `_sessions` holds it by session."""
         self._sessions: dict[str, float] = {}
 
     def invite(self) -> str:
-        """Return a new code."""
         return _add(self._codes, time.monotonic(), CODE_S)
 
     def enter(self, code: str) -> str | None:
@@ -45,7 +44,7 @@ class PageAccess:
         return f"{COOKIE}={session}; Path={self.path}; Max-Age={SESSION_S:.0f}; HttpOnly; SameSite=Strict"
 
     def is_in(self, cookies: str) -> bool:
-        """Return True if a Cookie header holds a session."""
+        """Return True if a Cookie header holds a valid session."""
         try:
             cookie = SimpleCookie(cookies).get(COOKIE)
         except CookieError:
@@ -62,6 +61,6 @@ def _add(known: dict[str, float], now: float, length_s: float) -> str:
 
 
 def _find(known: dict[str, float], given: str, now: float) -> str | None:
-    """Return the matching secret. The comparison's time reveals nothing about it."""
+    """Return the matching secret, unless it has expired. The duration of the comparison reveals nothing about it."""
     found = [secret for secret in known if hmac.compare_digest(secret.encode(), given.encode())]
     return found[0] if found and now < known[found[0]] else None

@@ -1,4 +1,4 @@
-"""Open the status page in the browser, without revealing its address to other users of this machine."""
+"""Opens the status page in the browser, without revealing its address to other users of this machine."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ _PAGE: Final = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Ec
 
 
 def open_in_browser(url: str, file: Path) -> bool:
-    """Start a browser. Return False if none starts. Pass it a private file that leads to `url`: all users can read a
-    program's arguments, and the first to show the code gets in.
+    """Start a browser. Return False if none starts.
+
+    The browser gets a private file that leads to `url`, because all users can read a program's arguments, and the first
+    one to show the code gets in.
     """
     try:
         write_private(file, _PAGE.format(url=html.escape(url)).encode())

@@ -1,9 +1,9 @@
 """The status page on the daemon's loopback port: a live `echo-node status` with buttons.
 
-It serves the page, its two files, and a websocket that sends the node's state after changes and accepts `pause`,
-`resume` and `finish`. Every request must name this host and port, which a name that a stranger's DNS binds to loopback
-does not, and must hold the session's cookie (`access`). Only the page itself may open the websocket. The page loads
-nothing from other servers.
+It consists of the page, its two files, and a websocket that sends the node's state after changes and accepts `pause`,
+`resume` and `finish`. Every request must hold the session's cookie (`access`) and name this host and port in its Host
+header: a stranger's domain that resolves to loopback does not. Only the page itself may open the websocket. The page
+loads nothing from other servers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 EVERY_S: Final = 1.0
 SEND_S: Final = 10.0
 VERBS: Final = ("pause", "resume", "finish")
-"""Verbs that the page may use."""
+"""Commands that the page may use."""
 TYPES: Final = {
     "page.html": "text/html; charset=utf-8",
     "page.css": "text/css; charset=utf-8",
@@ -39,8 +39,8 @@ TYPES: Final = {
 ENTERED: Final = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Echo</title>
 <meta http-equiv="refresh" content="0;url=./"><p><a href="./">Continue</a></p></html>
 """
-"""A page instead of a redirect: after a foreign page, browsers send a SameSite=Strict cookie only with the next own
-request.
+"""A page instead of a redirect: after a page of another site, browsers send a SameSite=Strict cookie only with the next
+request of this site.
 """
 CLOSED: Final = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Echo</title>
 <meta name="viewport" content="width=device-width"><h1>This page is the node owner's.</h1>
@@ -51,7 +51,9 @@ Verb = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
 class StatusPage:
-    """The page's content and actions. `view` returns its JSON; `verbs` are the control socket's."""
+    """The page's content and actions. `view` returns the JSON to show; `verbs` are the commands of the
+    control socket.
+    """
 
     def __init__(self, *, view: Callable[[], Mapping[str, Any]], verbs: Mapping[str, Verb]) -> None:
         self._view = view
@@ -60,7 +62,6 @@ class StatusPage:
         self._host = ""
 
     def listens(self, host: str, port: int) -> None:
-        """Record the page's own address."""
         self._host = f"{host}:{port}"
 
     def invite(self) -> str:
@@ -68,11 +69,10 @@ class StatusPage:
         return f"http://{self._host}{self._access.path}enter?code={self._access.invite()}"
 
     def owns(self, request: Request) -> bool:
-        """Return True if the request is for the page."""
         return request.path.startswith(self._access.path)
 
     def respond(self, request: Request) -> Response | None:
-        """Answer the page's request; None lets it become a websocket."""
+        """Answer a request for the page; None turns it into a websocket."""
         if request.headers.get_all("Host") != [self._host]:
             return self._answer(HTTPStatus.MISDIRECTED_REQUEST, "text/plain", b"This is another server.\n")
         if getattr(request, "method", "GET") != "GET":  # Older releases of websockets pass only GET.
@@ -121,14 +121,13 @@ class StatusPage:
                     continue
                 news.clear()
         except (WebSocketException, TimeoutError):
-            connection.transport.abort()  # This ends its reader.
+            connection.transport.abort()  # This ends the code that reads the connection.
 
     async def _send(self, connection: ServerConnection, text: str) -> None:
         async with asyncio.timeout(SEND_S):
             await connection.send(text)
 
     def _do(self, request: str | bytes) -> str:
-        """Carry out a request. Return the answer."""
         try:
             fields = json.loads(request)
             verb, arguments = str(fields["verb"]), dict(fields.get("arguments", {}))

@@ -1,6 +1,4 @@
-"""Hashing of an artefact's files on disk, to describe or verify them. Every function here reads whole files, so it
-blocks.
-"""
+"""Hashes an artefact's files on disk, to describe or verify them. Every function reads whole files, so it blocks."""
 
 from __future__ import annotations
 
@@ -14,13 +12,12 @@ from echo_shared.errors import SwarmError
 
 
 def describe_files(directory: Path) -> tuple[ManifestFile, ...]:
-    """Return all files below `directory` with their hashes, in path order."""
     paths = sorted(path for path in directory.rglob("*") if path.is_file())
     return tuple(describe_file(path, name=path.relative_to(directory).as_posix()) for path in paths)
 
 
 def describe_file(path: Path, *, name: str) -> ManifestFile:
-    """Return the file at `path`, hashed, under `name`. Raises SwarmError if it cannot be part of an artefact."""
+    """Hash the file at `path`. Raises SwarmError if it cannot be part of an artefact."""
     try:
         return ManifestFile(path=name, size_bytes=path.stat().st_size, sha256=_sha256(path))
     except ValidationError as error:

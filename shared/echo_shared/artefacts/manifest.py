@@ -1,4 +1,4 @@
-"""Signed manifests of artefacts, which are the base model or one policy version.
+"""Signed manifests of artefacts. An artefact is the files of the base model or of one policy version.
 
 A node trusts a file only if its manifest is signed with the pinned hub key and the file has the manifest's hash.
 """
@@ -20,14 +20,13 @@ from echo_shared.signing.identity import Identity
 from echo_shared.wire.messages import ArtefactOffer
 
 ALLOWED_SUFFIXES: Final = frozenset({".safetensors", ".json", ".gguf", ".txt", ".model", ".jinja"})
-"""Weights travel as safetensors or GGUF, everything else as plain text; nothing executable."""
+"""Allowed file types: safetensors or GGUF weights and plain text. Nothing that a loader could execute."""
 SEALED_SUFFIX: Final = ".sealed"
-"""Appended to the name of a sealed file."""
 PAYLOAD_NAME: Final = "payload" + SEALED_SUFFIX
-"""The only file of a keyframe or delta carrier: the artefact's files, encoded by `echo_shared.delta` and sealed."""
+"""Only file of a keyframe or delta carrier: the artefact's files, encoded by `echo_shared.delta`, then encrypted."""
 
 DELTA_REACH: Final = 4
-"""Number of newest policy versions that every node keeps, so that each can be a delta's parent."""
+"""Each node keeps this many newest policy versions, so a delta may use any of them as its parent."""
 
 
 class ManifestFile(BaseModel):
@@ -55,8 +54,8 @@ class ManifestFile(BaseModel):
 class Manifest(BaseModel):
     """The document that the hub signs: an artefact's files, and the carrier that transports them.
 
-    A carrier is a directory of sealed files (`echo_shared.artefacts.sealing`) with its own torrent. One version may
-    have two: a delta against an earlier version, and a keyframe that stands alone.
+    A carrier is a directory of encrypted files (`echo_shared.artefacts.sealing`) with its own torrent. One policy
+    version may have two carriers: a delta against an earlier version, and a keyframe, which needs no other version.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -70,13 +69,12 @@ class Manifest(BaseModel):
     parent: int | None = None
     """Version that this one was trained from."""
     carrier: Literal["files", "keyframe", "delta"]
-    """files: each file sealed separately. keyframe, delta: all files in one payload (`echo_shared.delta`)."""
+    """files: each file is encrypted separately. keyframe, delta: all files are in one payload (`echo_shared.delta`)."""
     delta_parent: Annotated[int, Field(ge=0)] | None = None
     """Parent version of a delta; None for other carriers."""
     key_id: Annotated[int, Field(ge=0)]
     """Id of the run key that sealed the carrier."""
     info_hash: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
-    """Info-hash of the carrier's torrent."""
     files: Annotated[tuple[ManifestFile, ...], Field(min_length=1, max_length=4_096)]
     """Files of the artefact itself, not of its carrier."""
     source: Annotated[str, Field(pattern=r"^[\w.-]+(/[\w.-]+)?@[0-9a-f]{40}$", max_length=256)] | None = None
@@ -94,7 +92,6 @@ class Manifest(BaseModel):
 
     @property
     def carrier_name(self) -> str:
-        """Name of the carrier's directory. It holds `files` with `SEALED_SUFFIX` for a base, else `PAYLOAD_NAME`."""
         suffixes = {"files": ".s", "keyframe": ".k", "delta": f".d{self.delta_parent}"}
         return self.name + suffixes[self.carrier]
 
@@ -104,11 +101,12 @@ class Manifest(BaseModel):
 
     @property
     def content(self) -> str:
-        """Hash of the artefact's name, files and file hashes (64 hex digits), independent of carrier and key."""
+        """SHA-256 of the artefact's name, file names, sizes and hashes (64 hex digits). All carriers of an artefact
+        have the same content hash.
+        """
         return content_of(self.name, self.files)
 
     def encode(self) -> bytes:
-        """Return the bytes to sign."""
         return self.model_dump_json().encode()
 
 
@@ -119,7 +117,6 @@ def artefact_name(kind: Literal["base", "policy"], run_id: str, policy_version: 
 
 
 def content_of(name: str, files: Iterable[ManifestFile]) -> str:
-    """Return `Manifest.content` for these files and this name."""
     parts = [name, *(f"{file.path}\n{file.size_bytes}\n{file.sha256}" for file in files)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
@@ -136,7 +133,7 @@ def open_offer(offer: ArtefactOffer, hub_key: bytes) -> Manifest:
 
 
 def sign_offer(manifest: Manifest, *, hub: Identity, torrent: bytes, web_seed_path: str) -> ArtefactOffer:
-    """Sign `manifest` and return its offer, without peers."""
+    """Sign `manifest` and return its offer, with an empty list of peers."""
     encoded = manifest.encode()
     return ArtefactOffer(
         manifest=encoded,
@@ -148,7 +145,7 @@ def sign_offer(manifest: Manifest, *, hub: Identity, torrent: bytes, web_seed_pa
 
 
 def verify_hashes(manifest: Manifest, hashes: Mapping[str, str]) -> None:
-    """Compare SHA-256 hashes by file path (hexadecimal) with `manifest`. Raises SwarmError at a difference."""
+    """Raise SwarmError unless `hashes` (file path -> SHA-256 in hexadecimal) has the manifest's hash for every file."""
     for file in manifest.files:
         if hashes.get(file.path) != file.sha256:
             raise SwarmError(

@@ -34,7 +34,6 @@ _COUNTER_BYTES: Final = 11
 
 
 def new_key() -> bytes:
-    """Return a random run key."""
     return os.urandom(KEY_BYTES)
 
 
@@ -74,10 +73,10 @@ def unseal(source: Path, target: Path, key: bytes) -> str:
 
 
 class UnsealingReader:
-    """Decrypts `source` in order while it is read; `source` must return fewer bytes than requested only at its end.
+    """Decrypts `source` in order while it is read. `source` may return fewer bytes than requested only at its end.
 
-    All returned bytes are unchanged and in their place. The caller must read until fewer bytes than requested return:
-    only that read detects a `source` that was cut off.
+    All returned bytes are authentic and in order. Read until a call returns fewer bytes than requested: only that last
+    read detects that `source` was cut off.
     """
 
     def __init__(self, source: Readable, key: bytes) -> None:
@@ -85,7 +84,7 @@ class UnsealingReader:
         self._rest = memoryview(b"")
 
     def read(self, count: int, /) -> bytes:
-        """Return the next `count` bytes, or all that remain. Raises CodecError like `unseal`, and the errors of
+        """Return the next `count` bytes, or all that remain. Raises CodecError if they were changed, and the errors of
         `source`.
         """
         parts = []
@@ -120,7 +119,7 @@ def _cipher(key: bytes, salt: bytes) -> AESGCM:
 
 
 def _chunks(file: Readable, chunk_bytes: int) -> Iterator[tuple[bytes, bytes]]:
-    """Yield (nonce, chunk) to the end of the file, at least once. Only the last chunk may be shorter or empty."""
+    """Yield (nonce, chunk) to the file's end, at least once. Only the last chunk may be shorter or empty."""
     counter, chunk, last = 0, file.read(chunk_bytes), False
     while not last:
         following = file.read(chunk_bytes)
@@ -130,7 +129,7 @@ def _chunks(file: Readable, chunk_bytes: int) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _write(target: Path, chunks: Iterator[bytes], *, synced: bool = False) -> None:
-    """Write `target` completely or not at all; with `synced`, even in a power failure."""
+    """Write `target` completely or not at all. `synced`: this also holds after a power failure."""
     temporary = target.with_name(f"{target.name}.tmp")
     with disk_errors(f"{target.name} cannot be written.", target.parent):
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -56,10 +56,10 @@ _HARMLESS_KEYS: Final = frozenset(
         "task_type",
     }
 )
-"""Settings of training that do not affect the adapter's output. Any other key must be unset."""
+"""Keys of PEFT's configuration that do not affect the adapter's output. Any other key must be unset."""
 
 _BASE_KEEPING_INITS: Final = (True, False, "gaussian", "orthogonal")
-"""Initializations that keep the base weights; the others subtract from them."""
+"""Values of `init_lora_weights` that keep the base weights. PEFT's other initializations change the base weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +69,9 @@ class LoraModule:
     path: str
     """Layer name in the base model, such as model.layers.0.self_attn.q_proj."""
     a: NDArray[np.float32]
-    """Matrix A [r, in]; r is the adapter's rank."""
+    """Matrix A, shape [rank, inputs]."""
     b: NDArray[np.float32]
-    """Matrix B [out, r], multiplied by the adapter's scaling."""
+    """Matrix B, shape [outputs, rank], already multiplied by the adapter's scaling."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +86,16 @@ class Adapter:
 
 
 def lora_scaling(rank: int, alpha: float, *, rslora: bool) -> float:
-    """Return the factor of B·A: alpha / r (arXiv 2106.09685, section 4.1) or alpha / √r (rsLoRA, 2312.03732)."""
+    """Return the factor of B·A: alpha / r (LoRA, arXiv 2106.09685, section 4.1) or alpha / √r (rsLoRA, arXiv
+    2312.03732).
+    """
     return alpha / math.sqrt(rank) if rslora else alpha / rank
 
 
 def load_adapter(directory: Path) -> Adapter:
-    """Read the adapter in `directory`. Raises CodecError if it is damaged, not finite, or not plain LoRA."""
+    """Read the adapter in `directory`. Raises CodecError if it is damaged, has values that are not finite, or is not
+    plain LoRA.
+    """
     config = _read_config(directory / CONFIG_FILE)
     halves: dict[str, dict[str, NDArray[np.float32]]] = {}
     named: set[str] = set()
@@ -127,12 +131,14 @@ def load_adapter(directory: Path) -> Adapter:
 
 
 def not_finite(tensors: Mapping[str, NDArray[np.float32]]) -> tuple[str, ...]:
-    """Return the sorted names of the tensors that hold a value that is not finite."""
+    """Return the sorted names of the tensors with NaN or infinite values."""
     return tuple(name for name in sorted(tensors) if not np.isfinite(tensors[name]).all())
 
 
 def plain_name(name: str) -> str:
-    """Return a tensor's name without the adapter's own name; `load_adapter` must have accepted the tensor."""
+    """Return a tensor's name without the name of the adapter that it may contain. The tensor must be one that
+    `load_adapter` accepts.
+    """
     match = _TENSOR_NAME.fullmatch(name)
     assert match is not None, "it was read"
     return f"base_model.model.{match[1]}.lora_{match[3]}.weight"

@@ -1,7 +1,7 @@
-"""Frames of a payload: a length, then a zstd frame.
+"""Frames of a payload. A frame is a length and a zstd frame of that length.
 
-The reader knows each frame's content size, or a limit on it, in advance. It never allocates memory for a size that only
-the frame declares.
+The reader knows each frame's content size, or its limit, in advance: it never allocates memory for a size that an
+untrusted frame declares.
 """
 
 from __future__ import annotations
@@ -17,16 +17,14 @@ from echo_shared.errors import CodecError
 from echo_shared.files.atomic import Readable
 
 LEVEL: Final = 1
-"""zstd's compression level. Levels 3 and 9 are slower and do not compress the output of `arrays` further."""
+"""zstd compression level. Levels 3 and 9 are slower and do not make the output of `arrays` smaller."""
 MAX_CONTENT_BYTES: Final = 2 << 20
-"""Most bytes of one frame's content."""
 
 _LENGTH: Final = struct.Struct("<I")
 _WINDOW_BYTES: Final = 2 * MAX_CONTENT_BYTES
 
 
 def damaged(got: str) -> CodecError:
-    """Return the error for a payload that does not decode."""
     return CodecError("A policy version's payload is damaged, or was made against another parent.", got=got)
 
 
@@ -60,20 +58,20 @@ class FrameReader:
         return self._take(1)[0]
 
     def plain(self, limit: int) -> bytes:
-        """Return the next uncompressed part. Raises CodecError if it exceeds `limit` bytes."""
+        """Read a length and that many uncompressed bytes. Raises CodecError if the length exceeds `limit` bytes."""
         length: int = _LENGTH.unpack(self._take(_LENGTH.size))[0]
         if length > limit:
             raise damaged(f"a part has {length} bytes, the limit is {limit}")
         return self._take(length)
 
     def frame(self, content_bytes: int, *, dictionary: bytes = b"") -> NDArray[np.uint8]:
-        """Return the next frame's content, uint8 [content_bytes]. Raises CodecError if its size differs."""
+        """Return the next frame's content, uint8 [content_bytes]. Raises CodecError if the content has another size."""
         frame = self.plain(content_bytes + content_bytes // 128 + 128)
         decompressor = self._decompressor
         if dictionary:
             decompressor = zstandard.ZstdDecompressor(dict_data=_raw(dictionary), max_window_size=_WINDOW_BYTES)
         try:
-            # zstandard allocates the size that the frame declares and ignores max_output_size.
+            # zstandard would allocate the size that the frame declares and ignore max_output_size.
             declared = zstandard.frame_content_size(frame)
             if declared != content_bytes:
                 raise damaged(f"a part holds {declared} bytes instead of {content_bytes}")

@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 from echo_shared.errors import CodecError
 
 MAX_HEADER_BYTES: Final = 100_000_000
-"""Most bytes of a header, by the safetensors format."""
+"""Limit of the safetensors format."""
 
 _STORED: Final[dict[str, np.dtype[Any]]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
-    """One tensor in its file, at bytes `begin` to `end`."""
+    """Place of one tensor: the bytes from `begin` up to `end` of its file."""
 
     dtype: str
     """Name of the dtype in the safetensors format, such as BF16."""
@@ -37,15 +37,15 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorLayout:
-    """Contents of a safetensors file's header: the tensors and their places."""
-
     header_bytes: int
     """Bytes of the header, including the length field before it."""
     tensors: dict[str, StoredTensor]
 
 
 def read_layout(content: NDArray[np.uint8], *, file_bytes: int, name: str) -> TensorLayout:
-    """Parse the header at the start of `content` [N] of a file of `file_bytes`. Raises CodecError if it is invalid."""
+    """Parse the header of a file of `file_bytes` bytes; `content` [N] is the file's start. Raises CodecError if it is
+    invalid.
+    """
     if content.size < 8:
         raise _broken(name, f"{content.size} bytes")
     header_bytes = 8 + int.from_bytes(content[:8].tobytes(), "little")
@@ -96,7 +96,7 @@ class TensorFile(Mapping[str, NDArray[np.float32]]):
 
     def __getitem__(self, name: str) -> NDArray[np.float32]:
         tensor = self._tensors[name]
-        # The header's length decides the alignment; np.frombuffer accepts any.
+        # np.frombuffer accepts any alignment; the header's length may leave the tensors unaligned.
         stored: NDArray[Any] = np.frombuffer(self._bytes[tensor.begin : tensor.end].data, dtype=_STORED[tensor.dtype])
         if tensor.dtype == "BF16":
             stored = (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)

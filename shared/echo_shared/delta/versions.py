@@ -1,8 +1,8 @@
-"""Encoding of a directory as one payload, and decoding.
+"""Encodes a policy version's directory as one payload, and decodes it.
 
 Each tensor of a safetensors file is encoded against the parent's tensor of the same name, dtype and shape, or against
-zeros if the parent has none. Everything else (the safetensors header, other files) is compressed with a dictionary:
-the parent's bytes at the same place.
+zeros if the parent has none. All other bytes (safetensors headers, other files) are compressed with the parent's bytes
+at the same offset as the zstd dictionary.
 
 Payload: magic, length of the index, index (JSON), then frames in the index's order. The size of each frame's content
 follows from the index, the headers and the parent.
@@ -32,13 +32,11 @@ MAGIC: Final = b"EchoDlt1"
 MAX_FILES: Final = 256
 MAX_INDEX_BYTES: Final = 256 * MAX_FILES
 MAX_HEADER_BYTES: Final = 8 << 20
-"""A safetensors file with a larger header is encoded like any other file."""
+"""A safetensors file with a larger header is compressed as plain bytes."""
 _CANNOT: Final = "A policy version cannot be read or written."
 
 
 class _Entry(BaseModel):
-    """Entry of one file in the payload's index."""
-
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$")]
@@ -56,14 +54,14 @@ class _Index(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stored:
-    """Bytes of a file, none if the file is missing. `layout`: the file's tensors, if they are encoded as tensors."""
+    """Bytes of a file; empty if the file is missing. `layout` is set if the file's tensors are encoded one by one."""
 
     content: NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
     layout: TensorLayout | None = None
 
 
 class _Output:
-    """A file that is hashed while it is written in order. Create it with `_Output.open`."""
+    """An output file that computes its SHA-256 while it is written. Create it with `_Output.open`."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -81,14 +79,15 @@ class _Output:
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of the bytes written so far, hexadecimal."""
         return self._hash.hexdigest()
 
 
 def encode(directory: Path, payload: Path, *, parent: Path | None = None) -> None:
-    """Write all files in `directory` to one `payload`: a delta against the directory `parent`, else a keyframe.
+    """Write all files in `directory` to one `payload`: a delta against the directory `parent`, or a keyframe without
+    it.
 
-    Raises CodecError for subdirectories, links or names that are not plain, and for a missing parent; StorageError.
+    Raises CodecError for subdirectories, links, names that are not plain and a missing parent; StorageError for disk
+    errors.
     """
     temporary = payload.with_name(f"{payload.name}.{os.getpid()}.tmp")
     with disk_errors(_CANNOT, payload.parent):
@@ -110,12 +109,13 @@ def encode(directory: Path, payload: Path, *, parent: Path | None = None) -> Non
 def decode(
     payload: Readable, directory: Path, *, files: Mapping[str, int], parent: Path | None = None
 ) -> Mapping[str, str]:
-    """Write the files of `payload` into `directory`, which is created if needed. Reads the payload in order to its end.
+    """Write the files of `payload` into `directory`, and return each file's SHA-256 (hexadecimal) by name.
 
-    Returns the SHA-256 of each file (hexadecimal), computed while writing. `files` gives the name and size in bytes of
-    every expected file. A delta needs the `parent` that it was made against; a keyframe ignores it. After an error,
-    unfinished files may remain. Raises CodecError for a payload that is damaged, does not fit `parent` or holds other
-    files; StorageError.
+    `files` gives the name and size in bytes of every expected file. A delta needs the `parent` that it was encoded
+    against; a keyframe ignores `parent`. After an error, unfinished files may remain.
+
+    Raises CodecError for a payload that is damaged, does not fit `parent` or holds other files; StorageError for disk
+    errors.
     """
     with disk_errors(_CANNOT, directory):
         reader = FrameReader(payload)
@@ -185,7 +185,7 @@ def _parents_file(parent: Path | None, name: str) -> _Stored:
 
 
 def _layout(content: NDArray[np.uint8], *, file_bytes: int, name: str) -> TensorLayout | None:
-    """Return the tensor layout of a file that is a header followed by tensors without gaps; None for any other file."""
+    """Return the tensor layout of a safetensors file without gaps between its tensors; None for any other file."""
     try:
         layout = read_layout(content, file_bytes=file_bytes, name=name)
     except CodecError:
@@ -203,7 +203,7 @@ def _encode_file(file: _Stored, parent: _Stored, writer: FrameWriter) -> None:
         writer.frame(file.content[begin:end], dictionary=parent.content[begin:end].tobytes())
     if file.layout:
         for chunk in _chunks(file.layout, parent.layout):
-            # Copy, because the memory-mapped file is not aligned.
+            # Copy the chunk: in the memory-mapped file it may be unaligned.
             new = np.array(file.content[chunk.begin : chunk.end]).view(PATTERNS[chunk.dtype])
             encode_array(new, chunk.compared_with(parent), chunk.dtype, writer)
 
@@ -230,19 +230,21 @@ def _parts(size_bytes: int) -> Iterator[tuple[int, int]]:
 
 @dataclass(slots=True, kw_only=True)
 class _Chunk:
-    """Bytes `begin` to `end` of a file, all of one dtype.
+    """Part of a file, bytes `begin` to `end` (exclusive), with one dtype.
 
-    A chunk is large enough to amortize the code tables and small enough to keep its temporaries in the CPU cache.
+    A chunk is large enough to amortize the code tables and small enough to stay in the CPU cache.
     """
 
     dtype: str
     begin: int
     end: int
     pieces: list[tuple[int, int | None]]
-    """(size in bytes, offset in the parent's file of the bytes to compare with, None = compare with zeros)."""
+    """(size in bytes, offset in the parent's file of the bytes to compare with). An offset of None means: compare with
+    zeros.
+    """
 
     def compared_with(self, parent: _Stored) -> Patterns:
-        """Return the parent's bit patterns [N], with zeros where the parent has none."""
+        """Return the parent's bit patterns [N], zeros where the parent has no tensor."""
         patterns = np.zeros(self.end - self.begin, np.uint8)
         at = 0
         for size, place in self.pieces:
@@ -253,7 +255,7 @@ class _Chunk:
 
 
 def _chunks(layout: TensorLayout, parent: TensorLayout | None) -> Iterator[_Chunk]:
-    """Yield the file's tensors in order, cut and joined into chunks of at most MAX_CONTENT_BYTES."""
+    """Yield the file's tensors in file order, split and merged into chunks of at most MAX_CONTENT_BYTES."""
     chunk: _Chunk | None = None
     for name, tensor in sorted(layout.tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         old = parent.tensors.get(name) if parent else None

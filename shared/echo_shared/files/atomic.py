@@ -27,7 +27,9 @@ class Readable(Protocol):
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Replace `path` by `data`, completely or not at all, even in a power failure. Only the owner may read it."""
+    """Replace `path` by `data`, completely or not at all, even after a power failure. Only the file's owner may read
+    it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
@@ -37,7 +39,7 @@ def write_private(path: Path, data: bytes) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError:
-        temporary.unlink(missing_ok=True)  # A temporary file of a failed write would take space on a full disk.
+        temporary.unlink(missing_ok=True)  # Remove the partial file, which would take space on a full disk.
         raise
 
 
@@ -82,7 +84,7 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def disk_errors(what: str, place: Path) -> Iterator[None]:
-    """Raise OSError within the block as StorageError with the text `what`, or as a full disk of `place`."""
+    """Convert an OSError of the block to StorageError: with the text `what`, or with the disk-full text for `place`."""
     try:
         yield
     except OSError as error:
@@ -90,7 +92,7 @@ def disk_errors(what: str, place: Path) -> Iterator[None]:
 
 
 def disk_error(what: str, place: Path, *, got: str, code: int | None) -> StorageError:
-    """Return the StorageError that `disk_errors` raises; `code` is the errno."""
+    """Return the StorageError for an OSError with errno `code`: the text `what`, or the disk-full text for `place`."""
     if code in _NO_ROOM:
         return StorageError("The disk is full.", got=got, do=f"Free some space on the disk of {place}.", code=DISK_FULL)
     return StorageError(what, got=got, do=f"Check that {place} can be read and written.")

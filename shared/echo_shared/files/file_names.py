@@ -6,11 +6,13 @@ import re
 from typing import Final
 
 _DEVICE: Final = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³]) *(\.|$)", re.IGNORECASE)
-"""Windows device names (https://learn.microsoft.com/windows/win32/fileio/naming-a-file), with any extension."""
+"""Names that Windows reserves for devices, with any extension
+(https://learn.microsoft.com/windows/win32/fileio/naming-a-file).
+"""
 
 
 def is_portable_name(name: str) -> bool:
-    """Return True if this is one path component that every system accepts; Windows accepts the fewest."""
+    """Return True if `name` is one path component that is valid on every system. Windows is the strictest."""
     return (
         0 < len(name) <= 255
         and not name.endswith((" ", "."))

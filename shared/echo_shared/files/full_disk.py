@@ -1,7 +1,7 @@
-"""Retries of writes to a full disk, which block all other work until there is space.
+"""Retries of writes to a full disk. A write blocks until there is space.
 
-A hub with a full disk thus stops, reports it, and resumes by itself: it leases, acknowledges or trains on nothing that
-was not written. A second `Room` retries in the same way while the database server cannot be reached.
+A hub with a full disk thus stops, reports it, and resumes by itself: it never leases, acknowledges or trains on data
+that was not written. The hub uses a second `Room` in the same way while its database server cannot be reached.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ RETRY_S: Final = 1.0
 
 
 class Room:
-    """Retries a write while it fails for lack of space. Thread-safe.
+    """Retries a write while it fails for lack of disk space. Thread-safe.
 
-    A failed write must leave nothing behind. `code` is the code of the StorageErrors that are retried. `tell` is called
-    from any thread: with the error text when the first writer starts to wait, and with "" when none waits any more.
+    A failed write must leave no partial data. `code` is the code of the StorageErrors to retry. `tell` is called from
+    any thread: with the error text when a first writer starts to wait, and with "" when no writer waits any more.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Room:
         self._given_up = Event()
         self._lock = Lock()
         self._waiting: dict[object, str] = {}
-        """Error text of each waiting writer."""
+        """Error text of each waiting writer, by an object that stands for the writer."""
 
     @property
     def lacks(self) -> str:
@@ -47,8 +47,8 @@ class Room:
             return next(iter(self._waiting.values()), "")
 
     def elsewhere(self, who: str, said: str) -> None:
-        """Note that another process, `who`, waits for space on the same disk with the error text `said`; "" = it waits
-        no longer.
+        """Record that another process, `who`, waits for space with the error text `said`. `said` = "": it no longer
+        waits.
         """
         if said:
             self._begin(who, said)
@@ -56,13 +56,13 @@ class Room:
             self._done(who)
 
     def give_up(self) -> None:
-        """End all waiting: errors are raised from now on."""
+        """Stop all retries: waiting writers raise their errors, and so do later writes that fail."""
         self._given_up.set()
 
     def until(self, write: Callable[[], T]) -> T:
         """Call `write` until it succeeds, and return its result. Blocks.
 
-        Raises other errors at once, and StorageError after `give_up`.
+        Raises every error other than the retried StorageError at once, and that StorageError after `give_up`.
         """
         turn = object()
         try:
@@ -77,7 +77,7 @@ class Room:
             self._done(turn)
 
     async def until_done(self, write: Callable[[], Awaitable[T]]) -> T:
-        """Retry like `until`, on the event loop."""
+        """Like `until`, but waits on the event loop instead of blocking."""
         turn = object()
         try:
             while True:
@@ -92,7 +92,7 @@ class Room:
             self._done(turn)
 
     def _wait(self, turn: object, error: StorageError) -> None:
-        """Register a waiting writer. Raises `error` if waiting cannot help."""
+        """Register a waiting writer. Raises `error` if a retry cannot help."""
         if error.code != self._code:
             raise error
         self._begin(turn, error.got or error.what)

@@ -1,4 +1,4 @@
-"""Strict JSON reader for data files: refuses texts that other readers would interpret differently or reject.
+"""Strict JSON reader for data files. It refuses JSON that other readers would interpret differently or reject.
 
 Python's reader accepts `NaN` and `Infinity`, reads `1e999` as infinity, keeps the last of two equal keys, accepts an
 unpaired surrogate (`"\\ud83d"`), and raises RecursionError for deep nesting.
@@ -13,16 +13,16 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 MOST_NESTED: Final = 100
-"""Limit on nested lists and maps: far below Python's own limit, which other readers of the value share."""
+"""Maximum depth of nested lists and maps, far below the recursion limit of Python and of other readers."""
 _MOST_DIGITS: Final = 4_300
-"""Most digits of a whole number: the limit of Python's conversion to int."""
+"""Maximum digits of an integer: the limit of Python's conversion from text to int."""
 _SHOWN_CHARACTERS: Final = 40
 
 
 def read_json(content: bytes) -> Any:
-    """Return the value of a JSON text in UTF-8; a leading byte order mark is skipped.
+    """Parse a JSON text in UTF-8; a leading byte order mark is skipped.
 
-    Raises ValueError with a clause that describes the fault: "it ...".
+    Raises ValueError whose text is a clause for the caller's sentence, such as "it is not UTF-8, at byte 7".
     """
     try:
         text = content.decode("utf-8-sig")
@@ -82,7 +82,7 @@ def _check_characters(value: Any) -> None:
 
 
 def texts_in(value: Any) -> Iterator[str]:
-    """Yield all texts in a value, keys included."""
+    """Yield all strings in a JSON value, dictionary keys included."""
     waiting = [value]
     while waiting:
         match waiting.pop():
@@ -95,7 +95,6 @@ def texts_in(value: Any) -> Iterator[str]:
 
 
 def _depth_of(value: Any) -> int:
-    """Return the nesting depth of lists and maps."""
     depth, level = 0, [value]
     while level := [one for one in level if isinstance(one, dict | list)]:
         depth += 1

@@ -1,4 +1,4 @@
-"""UTF-8 for file names and for a command's output, independent of the system's locale."""
+"""UTF-8 for file names and for a command's output, regardless of the system's locale."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _MODE: Final = "utf8"
 
 
 def use_utf8() -> None:
-    """Set up UTF-8; call this first in a command, before it reads a file name or prints.
+    """Set up UTF-8. Call this first in a command, before it reads a file name or prints.
 
-    In a locale with another encoding (`LC_ALL=C`), the command restarts in Python's UTF-8 mode, which child processes
-    inherit. Otherwise Python, libtorrent and databases would read names such as `/home/zoë` differently. Output
-    escapes characters that the terminal's encoding lacks.
+    In a locale with another encoding (`LC_ALL=C`), restart the command in Python's UTF-8 mode, which child processes
+    inherit. Otherwise Python, libtorrent and databases would read names such as `/home/zoë` differently. Output escapes
+    characters that the terminal's encoding lacks.
     """
     if sys.getfilesystemencoding() != "utf-8" and _MODE not in sys._xoptions and sys.executable:
-        # libtorrent uses the C library's locale.
+        # libtorrent uses the C library's locale, so LC_ALL is set as well.
         environment = {**os.environ, "PYTHONUTF8": "1", "LC_ALL": "C.UTF-8"}
         os.execve(sys.executable, [sys.executable, "-X", _MODE, *sys.orig_argv[1:]], environment)
     for stream in (sys.stdout, sys.stderr):
@@ -32,7 +32,9 @@ def use_utf8() -> None:
 
 @contextmanager
 def utf8_names() -> Iterator[None]:
-    """Raise ConfigError for a name within the block that is not UTF-8, because databases and peers cannot store it."""
+    """Convert a UnicodeEncodeError of the block to ConfigError: databases and peers cannot store names that are not
+    UTF-8.
+    """
     try:
         yield
     except UnicodeEncodeError as error:

@@ -1,6 +1,6 @@
 """A log file that survives a full disk: lines that cannot be written are counted, and the count is logged later.
 
-The logging thread itself passes each line to the system, so the last line before a kill is in the file.
+Each line reaches the operating system before the logging call returns, so the last line before a kill is in the file.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ _MISSING: Final = "%d lines are missing here, because the disk could not be writ
 
 
 class LogFile(RotatingFileHandler):
-    """Rotates at `max_bytes` and keeps `kept` older files. Disk errors do not affect other handlers.
+    """Log handler that rotates at `max_bytes` and keeps `kept` older files. Its disk errors do not affect other
+    handlers.
 
-    `refused` is called with the first error in a row, in the logging thread; it may log.
+    `refused` is called in the logging thread with the first disk error after a successful write; it may log.
     """
 
     def __init__(
@@ -35,11 +36,10 @@ class LogFile(RotatingFileHandler):
     ) -> None:
         super().__init__(file, maxBytes=max_bytes, backupCount=kept, encoding="utf-8", errors="backslashreplace")
         self.missing = 0
-        """Lines lost to disk errors since the last line that was written."""
+        """Lines lost to disk errors since the last successful write."""
         self._refused = refused
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write the record. Never raises for disk errors, and prints nothing on standard error."""
         try:
             if self.shouldRollover(record):
                 self.doRollover()
@@ -50,17 +50,17 @@ class LogFile(RotatingFileHandler):
             self.missing += 1
             if self.missing == 1:
                 self._refused(error)
-        except (TypeError, ValueError):  # A record whose arguments do not fit its format string has no line.
+        except (TypeError, ValueError):  # The record's arguments do not fit its format string.
             self.handleError(record)
 
     def _note(self, behind: logging.LogRecord) -> str:
-        """Return the line that reports missing lines, to be written before `behind`."""
+        """Return the line that reports missing lines, with the time of `behind`, the record that follows it."""
         note = logging.LogRecord(__name__, logging.WARNING, __file__, 0, _MISSING, (self.missing,), None)
         note.created, note.msecs = behind.created, behind.msecs
         return self.format(note)
 
     def _write(self, text: str) -> None:
-        """Write all of `text`, or raise and write nothing."""
+        """Write all of `text`. On an error, write nothing and raise."""
         if self.stream is None:
             self.stream = self._open()
         end = self.stream.seek(0, os.SEEK_END)
@@ -68,7 +68,7 @@ class LogFile(RotatingFileHandler):
             self.stream.write(text)
             self.stream.flush()
         except OSError:
-            stream, self.stream = self.stream, None  # The stream still buffers the unwritten text.
+            stream, self.stream = self.stream, None  # Drop the stream, which still buffers the text.
             with suppress(OSError):
                 stream.close()
             os.truncate(self.baseFilename, end)

@@ -1,7 +1,7 @@
-"""Reader of a log's last lines and of new lines, across file rotation.
+"""Reads a log's last lines and its new lines, across file rotation.
 
-`node.log` becomes `node.log.1` when it is full, and later `node.log.2`. No file stays open between calls, because
-Windows would not let the writer rename it.
+A full `node.log` becomes `node.log.1`, later `node.log.2`. No file stays open between calls, because Windows would then
+refuse to rename it.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from echo_shared.wire.messages.fields import printable
 
 
 class LogReader:
-    """Reads one log from its end; the log may not exist yet. Up to `kept` older files are read.
+    """Reads one log from its end; the log may not exist yet. Up to `kept` rotated files are read.
 
-    Lines are made safe for a terminal, because a log contains text from untrusted peers and libraries.
+    Control characters are replaced, because a log contains text from untrusted peers and libraries.
     """
 
     def __init__(self, path: Path, *, kept: int = KEPT) -> None:
         self._path = path
         self._kept = kept
         self._identity: tuple[int, int] | None = None
-        """Identity of the file that the previous call read; another identity means that the log was rotated."""
+        """Device and inode of the file that the previous call read. Another value means that the log was rotated."""
         self._offset = 0
         self._rest = b""
-        """Bytes of the last line, whose end is not in the file yet."""
+        """Bytes of an incomplete last line."""
 
     def last(self, count: int) -> list[str]:
         """Return the last `count` lines, oldest first; `more` continues after them. Raises StorageError."""
@@ -57,7 +57,7 @@ class LogReader:
         yield from self._read_on(self._path)
 
     def _rest_of_former(self) -> Iterator[str]:
-        """Yield the unread lines of the previous log file, which rotation has renamed."""
+        """Yield the unread lines of the previous log file, which was renamed by rotation."""
         former = next((path for path in self._older() if self._identity and _identity(path) == self._identity), None)
         if former is not None:
             yield from self._read_on(former)
@@ -97,7 +97,6 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _cut(data: bytes) -> tuple[bytes, bytes]:
-    """Split into complete lines and the rest, an incomplete last line."""
     end = data.rfind(b"\n") + 1
     return data[:end], data[end:]
 

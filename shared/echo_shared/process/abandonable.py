@@ -1,4 +1,4 @@
-"""Blocking work in a thread that is left behind when its caller is cancelled."""
+"""Blocking work in a thread that is abandoned when its caller is cancelled."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _Result = TypeVar("_Result")
 
 
 async def abandonable(function: Callable[..., _Result], *arguments: Any) -> _Result:
-    """Run `function` in a thread of its own; return its result or raise its error.
+    """Run `function` in a new thread; return its result or raise its error.
 
-    Once the call is cancelled, nothing waits for the thread: it ends with the process at the latest. (A process waits
-    at its end for the threads of asyncio.to_thread.) So `function` must leave nothing open that has to be closed.
+    A cancelled caller leaves the thread running, at most until the process ends. (A process waits at its end for the
+    threads of asyncio.to_thread.) So `function` must not hold anything that has to be closed.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_Result] = loop.create_future()
@@ -24,11 +24,11 @@ async def abandonable(function: Callable[..., _Result], *arguments: Any) -> _Res
     def run() -> None:
         try:
             result = function(*arguments)
-        except Exception as error:  # noqa: BLE001  # Raised where it is waited for.
+        except Exception as error:  # noqa: BLE001  # Raised in the caller.
             tell = partial(done.set_exception, error)
         else:
             tell = partial(done.set_result, result)
-        with suppress(RuntimeError):  # The loop is closed, so no caller waits for the result.
+        with suppress(RuntimeError):  # RuntimeError: the loop is closed, so no caller waits.
             loop.call_soon_threadsafe(lambda: None if done.done() else tell())
 
     threading.Thread(target=run, name=f"abandonable-{function.__name__}", daemon=True).start()

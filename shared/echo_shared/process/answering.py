@@ -14,8 +14,8 @@ log = logging.getLogger(__name__)
 def serve(pipe: ParentPipe, opened: Callable[[Frame], Callable[[Frame], Iterable[Frame]]]) -> int:
     """Run the loop and return the process's exit status.
 
-    `opened` takes the opening frame and returns a function, which takes a request and yields its answers; each answer
-    is sent as soon as it is yielded. `opened` raises EchoError if the worker cannot start.
+    `opened` takes the opening frame and returns the request handler; it raises EchoError if the worker cannot start.
+    The handler takes a request and yields its answers; each is sent as soon as it is yielded.
     """
     opening = pipe.receive()
     if opening is None:

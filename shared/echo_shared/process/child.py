@@ -1,9 +1,12 @@
-"""A child process that exchanges frames over its standard streams. `echo_shared.process.supervised` monitors one.
+"""A child process that exchanges frames with its parent over standard input and output.
 
 A frame is a 4-byte little-endian length and one MessagePack map, which may contain numpy arrays of any shape. Both ends
 run this project's code on one machine, so frames are trusted. The child exits when its parent dies, because its
 standard input ends; on POSIX, the processes that it started end with it. The child's prints go to its log file, never
-into the frames. At the next start, a log larger than `LOG_BYTES` is renamed and replaces the previously renamed one.
+into the frames.
+
+At the next start, a log larger than `LOG_BYTES` is renamed; it replaces the one renamed before.
+`echo_shared.process.supervised` monitors a child.
 """
 
 from __future__ import annotations
@@ -33,7 +36,6 @@ _HEADER = struct.Struct("<I")
 _ARRAY = 1
 
 HEADER_BYTES: Final = _HEADER.size
-"""Size of the header that `pack_frame` writes; `unpack_frame` takes the bytes after it."""
 
 OUT_OF_MEMORY_STATUS: Final = 70
 """Exit status of a child that ran out of memory."""
@@ -42,14 +44,13 @@ LOG_BYTES: Final = 2**20
 _LAST_WORDS_BYTES: Final = 4_096
 PIPE_BYTES: Final = 2**20
 UNSENT_BYTES: Final = 2**22
-"""Bytes buffered for the child before `send` waits; a pipe holds only a part of a large frame."""
+"""Bytes buffered in this process before `send` waits. A pipe holds only a part of a large frame."""
 _READ_BYTES: Final = 256 * 1024
-"""Most bytes of one read from the pipe."""
 ENDING_S: Final = 60.0
-"""Grace period in seconds after the child closed its pipe, and again after SIGTERM, before the kill."""
+"""Seconds to wait for the exit of a child that closed its pipe: first before SIGTERM, and again before SIGKILL."""
 _LOOK_S: Final = 1.0
-"""Seconds between two checks for the child's exit. The pipes may stay open after it, in processes that the child
-started.
+"""Seconds between two checks for the child's exit. A closed pipe is no sure sign of it: processes that the child
+started may keep the pipes open.
 """
 
 
@@ -79,8 +80,6 @@ def unpack_frame(body: bytes) -> Frame:
 
 
 class Death(StrEnum):
-    """Reason why a child ended."""
-
     UNSTARTED = "unstarted"
     """The system did not start the process."""
     EXITED = "exited"
@@ -118,7 +117,7 @@ class ChildExited(EchoError):
         self.death = death or (Death.EXITED if (returncode or 0) >= 0 else Death.SIGNALLED)
 
     def because(self, death: Death, did: str, *, got: str | None) -> ChildExited:
-        """Set the reason found by the caller, with the text "The NAME process `did`.", and return self."""
+        """Set the reason `death` and the text "The NAME process `did`.", and return self."""
         self.death, self.what, self.got = death, f"The {self.name} process {did}.", got
         return self
 
@@ -145,9 +144,9 @@ OpenEnd = Callable[[], Awaitable[asyncio.StreamWriter]]
 
 @contextlib.contextmanager
 def _wide_pipe() -> Iterator[tuple[int, OpenEnd | None]]:
-    """Yield the child's stdin and a function that opens the parent's end; None = asyncio opens it.
+    """Yield the child's stdin and a function that opens the parent's end, None if asyncio opens it.
 
-    On Linux the pipe is enlarged, because a busy event loop seldom gets to fill it.
+    On Linux the pipe is enlarged: a busy event loop seldom gets to refill a small one.
     """
     if sys.platform == "win32":
         yield asyncio.subprocess.PIPE, None
@@ -195,7 +194,7 @@ class Child:
         self._log = log
         self._log_begin = log_begin
         self._unread = bytearray()
-        """Received bytes that were not returned yet; they begin with the start of a frame."""
+        """Received bytes that were not returned yet, starting at the beginning of a frame."""
         self._seen_ended = False
         self._over = False
         self._suspended = False
@@ -212,7 +211,7 @@ class Child:
     ) -> Child:
         """Run `python -m module arguments` with standard error appended to `log`; `env` extends the environment.
 
-        `ending_s`: seconds to exit after the child has closed its pipe.
+        `ending_s`: seconds to wait for the exit after the child has closed its pipe.
         """
         with _open_log(log) as log_file, _wide_pipe() as (their_end, open_our_end):
             log_begin = log_file.tell()
@@ -237,7 +236,7 @@ class Child:
         return self._process.pid
 
     async def send(self, frame: Mapping[str, Any]) -> None:
-        """Send a frame; waits while the pipe is full. Raises ChildExited if the child no longer reads."""
+        """Send a frame; wait while the pipe is full. Raises ChildExited if the child no longer reads."""
         try:
             self._stdin.write(pack_frame(frame))
             await self._stdin.drain()
@@ -245,15 +244,15 @@ class Child:
             raise await self.exited() from error
 
     async def receive(self) -> Frame:
-        """Return the child's next frame. Raises ChildExited at its end. Cancel-safe, for one reader at a time."""
+        """Return the child's next frame. Raises ChildExited when the child has ended. Cancel-safe, for one reader at a
+        time.
+        """
         while (frame := await self.look(_LOOK_S)) is None:
             pass
         return frame
 
     async def look(self, within_s: float) -> Frame | None:
-        """Return the child's next frame; None if no frame arrives within `within_s` seconds. Otherwise like
-        `receive`.
-        """
+        """Like `receive`, but return None if no frame arrives within `within_s` seconds."""
         if (frame := self._whole_frame()) is not None:
             return frame
         try:
@@ -262,7 +261,7 @@ class Child:
         except asyncio.IncompleteReadError as error:
             raise await self.exited() from error
         except TimeoutError:
-            if self._seen_ended:  # The child had already exited at the previous timeout, so every frame is read.
+            if self._seen_ended:  # The child exited before this wait: no frame is left unread.
                 raise await self.exited() from None
             self._seen_ended = self._process.returncode is not None
             return None
@@ -290,7 +289,9 @@ class Child:
         return unpack_frame(body)
 
     async def exited(self) -> ChildExited:
-        """Wait for the exit and return its description. A child that closed its pipe but runs on is ended."""
+        """Wait for the child's exit and return the ChildExited to raise. End a child that closed its pipe but still
+        runs.
+        """
         lived_on = False
         for make_end in (self.terminate, self.kill):
             try:
@@ -310,7 +311,7 @@ class Child:
     async def _end(self) -> int:
         """Wait for the exit, kill the processes that the child started, and return the exit status.
 
-        `Process.wait` alone also waits for other holders of its pipes, in some releases of Python
+        In some Python releases, `Process.wait` alone also waits for other processes that hold the child's pipes
         (https://github.com/python/cpython/issues/119710).
         """
         while self._process.returncode is None:
@@ -342,7 +343,6 @@ class Child:
             self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Continue after `suspend`. No effect if the child runs or has exited."""
         self._suspended = False
         if sys.platform == "win32":
             for process in self._family():
@@ -352,7 +352,7 @@ class Child:
             self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """Kill the child and, on POSIX, the processes that it started; `receive` then raises. No effect after exit."""
+        """Kill the child and, on POSIX, the processes that it started. No effect after its exit."""
         if sys.platform == "win32":
             if not self._over:
                 with contextlib.suppress(ProcessLookupError):
@@ -363,7 +363,9 @@ class Child:
     if sys.platform == "win32":
 
         def _family(self) -> list[psutil.Process]:
-            """Return the child, then its descendants. The child comes first, so that it cannot start more processes."""
+            """Return the child, then its descendants. The child is suspended first, so that it cannot start more
+            processes.
+            """
             if self._over:
                 return []
             with contextlib.suppress(psutil.Error):
@@ -374,7 +376,6 @@ class Child:
     else:
 
         def _signal(self, number: signal.Signals) -> None:
-            """Signal the child and the processes that it started. No effect after exit."""
             if not self._over:
                 # PermissionError: macOS raises it for a group whose processes have all exited.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -401,14 +402,14 @@ class Child:
 
 
 class ParentPipe:
-    """The child's end, blocking. Creating one takes over the standard streams: prints then go to standard error.
+    """The child's end of the pipes, blocking. Its constructor redirects standard output to standard error.
 
     A thread reads frames into a queue, so that a busy child can check for frames without waiting (`poll`). A child that
     must work before it starts threads passes `begun=False`, reads the first frame with `opening`, then calls `begin`.
     """
 
     def __init__(self, *, begun: bool = True) -> None:
-        """`begun`: start the reading thread at once."""
+        """`begun`: True starts the reading thread at once."""
         self._input: BinaryIO = os.fdopen(os.dup(0), "rb")
         self._output: BinaryIO = os.fdopen(os.dup(1), "wb")
         os.dup2(2, 1)
@@ -420,11 +421,10 @@ class ParentPipe:
             self.begin()
 
     def opening(self) -> Frame | None:
-        """Return the first frame, before `begin`; None if the parent has closed the pipe or died."""
+        """Return the first frame without the reading thread; None if the parent has closed the pipe or died."""
         return self._take(self._read_one())
 
     def begin(self) -> None:
-        """Start the reading thread."""
         threading.Thread(target=self._read, name="parent-pipe", daemon=True).start()
 
     def _read_one(self) -> Frame | None:
@@ -432,7 +432,7 @@ class ParentPipe:
             return None
         (size,) = _HEADER.unpack(header)
         body = self._input.read(size)
-        # The body is shorter than its header says if the parent died while sending it.
+        # The body is incomplete if the parent died while it sent the frame.
         return None if len(body) < size else unpack_frame(body)
 
     def _read(self) -> None:
@@ -452,7 +452,7 @@ class ParentPipe:
         return self._ended
 
     def receive(self, *, timeout_s: float | None = None) -> Frame | None:
-        """Return the next frame; None at the end (see `ended`) or after `timeout_s`."""
+        """Return the next frame; None at the end of all frames (`ended`) or after `timeout_s` seconds."""
         try:
             return None if self._ended else self._take(self._frames.get(timeout=timeout_s))
         except queue.Empty:

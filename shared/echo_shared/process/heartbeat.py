@@ -1,7 +1,7 @@
 """A child process's heartbeat: a thread regularly tells the parent that the child is alive and makes progress.
 
-Time without progress is counted in beats instead of clock time: a suspended machine sends no beats, so it does not look
-stalled.
+Time without progress is counted in heartbeats instead of clock time: a suspended machine sends none, so the child does
+not look stalled afterwards.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from typing import Final
 from echo_shared.process.child import ParentPipe
 
 ALIVE: Final = "alive"
-"""Type of a heartbeat frame, as opposed to an answer."""
 
 
 class Heartbeat:
-    """Sends {"type": ALIVE, "stalled_s": ...}, where stalled_s is the time since the last step while there is work."""
+    """Sends {"type": ALIVE, "stalled_s": ...} every `beat_s` seconds. stalled_s: seconds without a call of `step`
+    during work.
+    """
 
     def __init__(self, pipe: ParentPipe, beat_s: float) -> None:
         self.working = False
-        """True while there is work, so that calls of `step` are expected."""
+        """True while the child has work, so that it must call `step`."""
         self._pipe = pipe
         self._beat_s = beat_s
         self._steps = 0
@@ -40,12 +41,12 @@ class Heartbeat:
         self._thread.join()
 
     def step(self) -> None:
-        """Note that the child's loop has made progress."""
+        """Record that the child's loop has made progress."""
         self._steps += 1
 
     @contextmanager
     def at_work(self, *, expects_steps: bool = True) -> Iterator[None]:
-        """Mark the block as work, during which `step` must be called. `expects_steps=False` marks a wait within such
+        """Mark the block as work, during which `step` must be called. `expects_steps=False` marks a wait inside such
         work.
         """
         before, self.working = self.working, expects_steps
@@ -67,4 +68,4 @@ class Heartbeat:
             try:
                 self.beat()
             except BrokenPipeError:
-                return  # The child's main thread detects this as well.
+                return  # The main thread detects the closed pipe as well.

@@ -10,14 +10,15 @@ from typing import Final
 import psutil
 
 _OOM_SCORE_ADJ: Final = 800
-"""Linux's oom_score_adj of a worker, of at most 1000: the kernel kills the worker before the user's other processes."""
+"""Linux's oom_score_adj (at most 1000) of a worker: the kernel kills a worker before the user's other processes."""
 _KERNEL_COUNTS: Final = Path("/proc/vmstat")
 
 
 def own_bytes(pid: int) -> int:
-    """Return the bytes that only this process holds, without mapped model files, which the system can evict.
+    """Return the bytes that only this process holds. Mapped model files do not count, because the system can evict
+    them.
 
-    On macOS, mapped files are included. Returns 0 after the process has ended, or if the system reports nothing.
+    On macOS, mapped files are included. Returns 0 if the process has ended or the system reports nothing.
     """
     try:
         process = psutil.Process(pid)
@@ -32,12 +33,11 @@ def own_bytes(pid: int) -> int:
 
 
 def left_bytes() -> int:
-    """Return the bytes of memory available on the machine."""
     return int(psutil.virtual_memory().available)
 
 
 def kernel_kills() -> int | None:
-    """Return the number of processes that the kernel killed for memory since boot; None if it is not reported."""
+    """Return the number of out-of-memory kills by the kernel since boot; None if the system does not report it."""
     try:
         counts = dict(line.split() for line in _KERNEL_COUNTS.read_text(encoding="ascii").splitlines())
         return int(counts["oom_kill"])
@@ -48,5 +48,5 @@ def kernel_kills() -> int | None:
 def go_first() -> None:
     """Make the kernel kill this process before the user's other programs when memory runs out."""
     if sys.platform == "linux":
-        with suppress(OSError):  # A sandbox may forbid it.
+        with suppress(OSError):  # A container may forbid it.
             Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE_ADJ), encoding="ascii")

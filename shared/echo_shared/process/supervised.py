@@ -1,15 +1,16 @@
 """A supervised child process: its start, readiness, heartbeat, memory and end are monitored, and each end has a reason.
 
     child = await SupervisedChild.start(Command("package.module", name="verifying", log=log), {"base": "..."})
-    child.ready                                   its answer to the opening frame
+    child.ready                                   the child's answer to the opening frame
     await child.send({"call": 1})
-    answer = await child.receive(within_s=60.0)   raises ChildExited if it has ended, for any reason
+    answer = await child.receive(within_s=60.0)   raises ChildExited if the child has ended, for any reason
     await child.stop()
 
-The child takes the opening frame from its `ParentPipe`, runs inside a `heartbeat.Heartbeat`, and answers. Its owner
-decides on restarts (`backoff.Restarts`). The engine, the learner and the scorers are such children.
+The child takes the opening frame from its `ParentPipe`, runs inside a `heartbeat.Heartbeat`, and answers. The code that
+started the child decides on restarts (`backoff.Restarts`). The engine, the learner and the scorers are such children.
 
-Time is counted in checks of the child, each capped at `look_s`: a child of a suspended machine must not look silent.
+Waiting time is summed over checks of the child, and each check counts at most `look_s`: otherwise a child would look
+silent after its machine was suspended.
 """
 
 from __future__ import annotations
@@ -32,53 +33,51 @@ _GIB: Final = 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """The process to run: `python -m module arguments`, with standard error appended to `log`."""
-
     module: str
     arguments: tuple[str, ...] = ()
     name: str
     """Name in texts such as "The NAME process ended"."""
     log: Path
     env: Mapping[str, str] = field(default_factory=dict)
-    """Variables added to this process's environment."""
+    """Variables that extend this process's environment."""
     ends_its_own: bool = False
-    """True: the child is ended by SIGTERM instead of being killed, so that it first ends the processes that it started
-    in separate sessions.
+    """True: end the child by SIGTERM instead of SIGKILL, so that it can first end the processes that it started in
+    other sessions.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildLimits:
-    """Limits beyond which a child is killed. The defaults suit a child with a heartbeat; NO_HEARTBEAT suits one
-    without.
+    """Limits beyond which a child is killed. The defaults are for children with a heartbeat; otherwise use
+    NO_HEARTBEAT.
     """
 
     memory_bytes: int = 0
-    """Most bytes of private memory, which excludes mapped model files; 0 = no limit."""
+    """Maximum private memory, which excludes mapped model files; 0 = no limit."""
     ready_s: float = 1_800.0
     """Seconds to answer the opening frame: enough to convert and load a large model from a slow disk."""
     silent_s: float = 30.0
-    """Seconds without any frame from the child."""
+    """Seconds without any frame from the child, once it is ready."""
     silent_start_s: float = 300.0
-    """Seconds without any frame until the child is ready: loading libraries and the model may block all of its
+    """Seconds without any frame before the child is ready. Loading libraries and the model may block all of its
     threads.
     """
     stalled_s: float = 600.0
-    """Seconds without a step, as its heartbeat reports, while it has work."""
+    """Seconds without a step while the child has work, as its heartbeat reports."""
     beat_s: float = 2.0
-    """Seconds between heartbeats; the owner passes this to the child in the opening frame."""
+    """Seconds between heartbeats. The child gets this value in its opening frame."""
     look_s: float = 1.0
     """Seconds between two checks of the child."""
     ending_s: float = ENDING_S
-    """Seconds to exit after it has closed its pipe."""
+    """Seconds to wait for the exit after the child has closed its pipe."""
 
 
 NO_HEARTBEAT: Final = ChildLimits(ready_s=math.inf, silent_s=math.inf, silent_start_s=math.inf)
-"""For a child that sends only answers and may take any time to get ready."""
+"""For a child without a heartbeat, which may take any time to get ready."""
 
 
 class SupervisedChild:
-    """A supervised child, created by `start`. After ChildExited it is unusable: start another one."""
+    """A supervised child, created by `start`. After a ChildExited it is unusable: start another one."""
 
     def __init__(self, child: Child, command: Command, limits: ChildLimits) -> None:
         self.ready: Frame = {}
@@ -98,7 +97,7 @@ class SupervisedChild:
     async def start(
         cls, command: Command, opening: Mapping[str, object], limits: ChildLimits = NO_HEARTBEAT
     ) -> SupervisedChild:
-        """Run `spawn` and `open`. Raises ChildExited. After an error or a cancellation, no process is left."""
+        """Run `spawn` and `open`. Raises ChildExited. After an error or a cancellation, no process remains."""
         child = await cls.spawn(command, limits)
         await child.open(opening)
         return child
@@ -121,7 +120,7 @@ class SupervisedChild:
         return cls(child, command, limits)
 
     async def open(self, opening: Mapping[str, object]) -> None:
-        """Send the opening frame and wait for `ready`. Raises ChildExited. An error or a cancellation ends it."""
+        """Send the opening frame and wait for `ready`. Raises ChildExited. Errors and cancellation end the child."""
         try:
             await self.send(opening)
             self.ready = await self.receive(within_s=self._limits.ready_s)
@@ -136,7 +135,7 @@ class SupervisedChild:
         return self._child.pid
 
     async def send(self, frame: Mapping[str, object]) -> None:
-        """Send a frame; waits while the pipe is full. Raises ChildExited if the child no longer reads."""
+        """Send a frame; wait while the pipe is full. Raises ChildExited if the child no longer reads."""
         try:
             await self._child.send(frame)
         except ChildExited as error:
@@ -157,7 +156,7 @@ class SupervisedChild:
             except ChildExited as error:
                 raise self._with_reason(error) from error
             if self._stopped:
-                continue  # Read on until the child's end is reported: it may block on a full pipe and could not exit.
+                continue  # Read on until the end is reported: a child blocked on a full pipe cannot exit.
             if self._suspended and frame is None:
                 continue
             passed_s = min(clock() - began, self._limits.look_s)
@@ -192,8 +191,8 @@ class SupervisedChild:
         raise (await self._child.exited()).because(death, did, got=got)
 
     def _with_reason(self, error: ChildExited) -> ChildExited:
-        """Add the reason of the child's end. A SIGKILL counts as the kernel's out-of-memory killer, unless the kernel's
-        count of such kills is unchanged.
+        """Add the reason of the child's end. SIGKILL counts as an out-of-memory kill, unless the kernel's count of such
+        kills is unchanged.
         """
         if self._stopped:
             return error.because(Death.STOPPED, "was stopped", got=None)
@@ -210,9 +209,9 @@ class SupervisedChild:
         )
 
     def kill(self) -> None:
-        """Kill the child and, on POSIX, the processes that it started; see `Command.ends_its_own`. `stop` waits for it.
+        """Kill the child and, on POSIX, the processes that it started, or send SIGTERM (`Command.ends_its_own`).
 
-        No effect after its exit.
+        `stop` waits for the exit. No effect after the exit.
         """
         if self._command.ends_its_own:
             self._child.terminate()
@@ -220,18 +219,18 @@ class SupervisedChild:
             self._child.kill()
 
     def suspend(self) -> None:
-        """Pause the child and the processes that it started; no frame is expected until `resume`."""
+        """Pause the child and the processes that it started. Until `resume`, silence is no reason to kill it."""
         self._suspended = True
         self._child.suspend()
 
     def resume(self) -> None:
-        """Continue after `suspend`. No effect if the child runs or has exited."""
         self._suspended = False
         self._silent_s = 0.0
         self._child.resume()
 
     async def stop(self, *, timeout_s: float = 10.0) -> None:
-        """Close the child's input, which requests its exit, and kill it after `timeout_s`. No effect after exit.
+        """Close the child's input, which requests its exit, and kill it after `timeout_s` seconds. No effect after its
+        exit.
 
         A concurrent `receive` then raises ChildExited with Death.STOPPED.
         """

@@ -1,4 +1,4 @@
-"""Blocking work in a thread. The caller continues after the thread's end, even if the caller is cancelled."""
+"""Blocking work in a thread. A cancelled caller continues only after the thread's end."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ _T = TypeVar("_T")
 async def in_thread(work: Callable[[], _T], *, stop: threading.Event | None = None) -> _T:
     """Run `work` in a thread and return its result.
 
-    A thread cannot be cancelled, and the caller's next action may delete files that it uses. When this call is
-    cancelled, it sets `stop`, which may ask the thread to end. CancelledError is raised only after the thread
-    has ended, even after repeated cancellations.
+    A thread cannot be cancelled, and the caller may next delete files that the thread uses. So a cancelled call sets
+    `stop`, the thread's request to end, and raises CancelledError only after the thread has ended, even if it is
+    cancelled again.
     """
-    thread = asyncio.get_running_loop().run_in_executor(None, work)  # Not a task: a closing loop cancels tasks.
+    thread = asyncio.get_running_loop().run_in_executor(
+        None, work
+    )  # This is a future, not a task: a closing loop cancels tasks.
     try:
         return await asyncio.shield(thread)
     except asyncio.CancelledError:

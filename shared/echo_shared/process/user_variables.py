@@ -1,7 +1,8 @@
-"""Environment variables for the user's name and home, if unset, as in containers and under service managers.
+"""Environment variables for the user's name and home. They are often unset in containers and under service managers.
 
-PyTorch's compiler calls `getpass.getuser` to name a directory. If USER is unset, `getuser` reads /etc/passwd. It raises
-KeyError if that file lacks the user or is unreadable, as in a cage. Every child process gets these variables.
+PyTorch's compiler names a directory after `getpass.getuser()`. If USER is unset, `getuser` reads /etc/passwd, and
+raises KeyError if that file lacks the user or is unreadable, as in the engine's sandbox. Every child process gets these
+variables.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import os
 from typing import Final
 
 _NAMES: Final = ("LOGNAME", "USER", "LNAME", "USERNAME")
-"""Variables that `getpass.getuser` reads."""
 
 
 def user_variables() -> dict[str, str]:
@@ -27,6 +27,6 @@ def user_variables() -> dict[str, str]:
 def _name() -> str:
     try:
         return getpass.getuser()
-    # The type of `getuser`'s error depends on Python's version and on the system.
+    # The error's type depends on the version of Python and on the system.
     except (KeyError, OSError, ImportError):
         return f"user-{os.getuid()}" if os.name == "posix" else "user"

@@ -19,7 +19,6 @@ __all__ = ["MOST_BYTES", "PREFIX", "Contribution", "moment", "sign", "verified"]
 
 PREFIX: Final = b"echo-swarm certificate of contribution 1\0"
 MOST_BYTES: Final = 16_384
-"""Most bytes of a document."""
 _NAME: Final = "certificate"
 
 
@@ -50,14 +49,14 @@ class Contribution(Signed):
 
 
 def sign(contribution: Contribution, hub: Identity) -> bytes:
-    """Return the signed document as JSON."""
+    """Add the hub's signature; return the document as JSON."""
     return signed_document.sign(contribution, hub, name=_NAME, prefix=PREFIX)
 
 
 def verified(document: bytes) -> Contribution:
-    """Return the contents of a document whose signature matches the key that it names.
+    """Return the contents of a document whose signature matches the key that the document names.
 
-    The caller must check that the key is the hub's. Raises CodecError for any other document.
+    The caller must check that this key is the hub's. Raises CodecError for any other document.
     """
     what = "certificate of contribution"
     said = signed_document.verified(document, Contribution, name=_NAME, prefix=PREFIX, what=what, most_bytes=MOST_BYTES)

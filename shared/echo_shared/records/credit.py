@@ -19,8 +19,6 @@ BOARD_ORDERS: Final[tuple[BoardOrder, ...]] = get_args(BoardOrder)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoardQuery:
-    """Selection and order of the rows of one board."""
-
     kind: BoardKind = "node"
     order: BoardOrder = "rank"
     reverse: bool = False
@@ -36,37 +34,38 @@ class BoardQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkKinds:
-    """Kinds of work that earned a node's credit, and checks, which earn none."""
+    """Work of one node by kind. Checks of other nodes' rollouts earn no credit; all other kinds do."""
 
     trained_rollouts: int = 0
     trained_tokens: int = 0
     evaluated_rollouts: int = 0
     others_checked: int = 0
-    """Checks of other nodes' rollouts: counted, but without credit."""
     others_checked_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreditStanding:
-    """Credit of one node or team: rollouts trained on or evaluated."""
+    """Credit of one node or team. A rollout counts once a training step or an evaluation has used it."""
 
     kind: BoardKind
     rank: int
-    """Rank by rollouts that counted, from 1, among all nodes or all teams."""
+    """Position by number of rollouts that counted, from 1, among all nodes or all teams."""
     node: str = ""
     """Shortest unique start of the node id; empty for a team."""
     name: str
     team: str = ""
-    """Current team of the node."""
+    """Current team of a node; empty: none."""
     members: int = 0
     """Number of members of a team; 0 for a node."""
     rollouts: int
     tokens: int
-    """Tokens that it drew of rollouts that counted, including parts of rollouts shared with other nodes."""
+    """Tokens of rollouts that counted and that this node or team drew, including its parts of rollouts shared with
+    other nodes.
+    """
     share: float
-    """Share of this node or team in all rollouts that counted."""
+    """Fraction of all rollouts that counted, in 0..1."""
     recent: float
-    """Recent tokens per day: see `echo_hub.store.recent_average`."""
+    """Average tokens per day, with recent days weighted most: see `echo_hub.store.recent_average`."""
     steps: int
     """Number of training steps that used a rollout of this node or team."""
     streak_days: int
@@ -76,22 +75,22 @@ class CreditStanding:
     """UTC day of the first rollout that counted; None: nothing has counted in this run."""
     last_day: int | None
     elsewhere_rollouts: int = 0
-    """Rollouts in runs of other hubs, from their signed exports."""
+    """Rollouts that counted in runs of other hubs, from the exports that those hubs signed."""
     elsewhere_tokens: int = 0
     last_seen: float = 0.0
     """Time of a node's last connection; 0 = it never connected."""
     work: WorkKinds = field(default=WorkKinds(), metadata=FLAT)
-    """For a node."""
+    """Work by kind; zeros for a team."""
 
     @property
     def all_rollouts(self) -> int:
-        """Rollouts that counted, in this run and in the imported runs of other hubs."""
+        """Rollouts that counted in this run and in imported runs of other hubs."""
         return self.rollouts + self.elsewhere_rollouts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Board:
-    """A page of rows of a board."""
+    """One page of a board's rows."""
 
     rows: tuple[CreditStanding, ...]
     num_found: int
@@ -99,13 +98,11 @@ class Board:
     num_ranked: int
     """Number of all rows of the board."""
     has_elsewhere: bool = False
-    """True: rows include exports of other hubs."""
+    """True if rows include credit from other hubs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreditDay:
-    """Credit of one day."""
-
     day: int
     rollouts: int
     tokens: int
@@ -113,7 +110,7 @@ class CreditDay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunElsewhere:
-    """One imported run of another hub."""
+    """Credit from one imported run of another hub."""
 
     run_id: str
     run_name: str
@@ -123,11 +120,11 @@ class RunElsewhere:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """One node or team in full."""
+    """One node or team, with its daily credit and its credit from other hubs."""
 
     standing: CreditStanding
     days: tuple[CreditDay, ...]
-    """Days with credit, in order; only the newest if there are many."""
+    """Days with credit, in order. Old days are left out if there are many."""
     elsewhere: tuple[RunElsewhere, ...] = ()
 
 
@@ -142,7 +139,7 @@ class StepShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublicReceipt:
-    """State of one rollout, as reported to its own node."""
+    """State of one rollout, as the hub reports it to the node that drew it."""
 
     rollout_id: str
     state: str

@@ -1,4 +1,4 @@
-"""State of a hub, as shown at /healthz, at /metrics, on the operator's page and on the terminal.
+"""State of a hub, as shown at /healthz, at /metrics, on the operator's page and in the terminal.
 
     starting ──> live <──> ready ──> finished
                    └─> degraded <─┘
@@ -13,8 +13,6 @@ from enum import StrEnum
 
 
 class HubState(StrEnum):
-    """The hub's state."""
-
     STARTING = "starting"
     """The base model is loading: nodes may join, but no step is trained."""
     LIVE = "live"
@@ -22,7 +20,7 @@ class HubState(StrEnum):
     READY = "ready"
     """The hub trains or evaluates with its nodes."""
     DEGRADED = "degraded"
-    """The hub works, but something is broken or suspect and needs the operator."""
+    """The hub works, but a problem needs the operator's attention."""
     FINISHED = "finished"
     """The run is over; the pages remain available."""
 

@@ -41,14 +41,15 @@ class CheckEvidence:
     """Results of recomputing a node's tokens; `echo_hub.core.trust.evidence` defines what is counted."""
 
     draws: tuple[TokenClass, ...]
-    """Tokens by the distance of the draw from the claimed token's interval, in log-odds. An honest node's tokens fall
-    into the first bins."""
+    """Histogram of tokens by the distance of the draw from the claimed token's interval, in log-odds. An honest node's
+    tokens are in the first bins.
+    """
     claims: tuple[TokenClass, ...]
-    """Tokens by the error of the claimed log-odds."""
+    """Histogram of tokens by the error of the claimed log-odds."""
     mismatch_kl: float
-    """Mean over tokens of the k3 estimate of KL(behavior ‖ truth), nats."""
+    """Mean over tokens of the k3 estimate of KL(claimed ‖ recomputed), in nats."""
     bias: float | None
-    """Mean of true minus claimed log-odds, nats; None: no claims."""
+    """Mean over tokens of true minus claimed log-odds, in nats; None: the node claimed none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,14 +62,14 @@ class TrustDecision:
     """quarantined, released (by the hub) or pardoned (by the operator)."""
     reason: str
     rollout_id: str
-    """Rollout that led to the decision; empty = none."""
+    """Rollout that led to the decision; empty: none."""
     evidence: CheckEvidence | None
     """Evidence from that rollout's check."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeMismatch:
-    """Mismatch between one node's claims and the learner's log-probabilities, over its rollouts of the newest steps."""
+    """Difference between a node's log-probabilities and the learner's, over the node's rollouts in the newest steps."""
 
     node_id: str
     kl: float
@@ -78,39 +79,37 @@ class NodeMismatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrustStatus:
-    """Results of all checks. Counts since the hub's start, except for the present numbers of nodes and waiting checks.
-
-    The core makes it, and the pages and metrics show it.
-    """
+    """Results of all checks of nodes' rollouts. Counts are since the hub's start, except those with "now"."""
 
     checks: Mapping[str, int] = field(default_factory=dict)
-    """Verdicts by class of numerics (backend/precision/device), one for each node that drew a part."""
+    """Verdicts by numerics class (backend/precision/device), one for each node that drew a part of the checked rollout.
+    """
     failed_checks: Mapping[str, int] = field(default_factory=dict)
-    """Verdicts against the node, by class of numerics."""
+    """Verdicts against the node, by numerics class."""
     abandoned_checks: int = 0
-    """Checks that the verifier could not make."""
+    """Checks that the verifier could not complete."""
     waiting_checks: int = 0
-    """Number of rollouts whose check is not finished."""
+    """Number of rollouts whose check is not finished now."""
     quarantined: int = 0
-    """Number of nodes in quarantine, which get no work."""
+    """Number of nodes in quarantine now; they get no work."""
     checkers: int = 0
-    """Number of connected nodes that offer to check others."""
+    """Number of connected nodes now that offer to check other nodes' rollouts."""
     opinions: int = 0
-    """Findings of nodes about others' rollouts; several findings about one rollout count each."""
+    """Findings of nodes about other nodes' rollouts. Several findings about one rollout count each."""
     disagreements: int = 0
     """Number of rollouts whose first two findings contradict each other."""
     outvoted: int = 0
     """Number of findings that two other findings contradict."""
     checked_tokens: int = 0
-    """Tokens that nodes computed for checks, prompts included."""
+    """Tokens that nodes recomputed for checks, prompts included."""
     mismatch: tuple[NodeMismatch, ...] = ()
     """Nodes with the largest mismatch with the learner, the largest first."""
     lagging: tuple[tuple[str, str], ...] = ()
-    """Nodes that probably draw with an older version than they claim, each with the reason."""
+    """(node, reason) for each node that probably draws with an older policy version than it claims."""
     suspended: tuple[str, ...] = ()
-    """Versions and groups whose checks many nodes of a class fail. These checks condemn no node."""
+    """Versions and groups whose checks fail on many nodes of a numerics class. Their checks count against no node."""
     coarser: tuple[str, ...] = ()
-    """Classes of numerics whose nodes round more than measured here, with their scales."""
+    """Numerics classes whose nodes round more coarsely than the hub measured itself, with the scale of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,9 +122,9 @@ class NodeRecord:
     outcomes: tuple[NodeOutcome, ...]
     """Ordered by number of rollouts, largest first."""
     shown: CheckEvidence | None
-    """Evidence since its current standing began; None: no evidence that counts."""
+    """Check results since the node's current standing began; None: none yet."""
     decisions: tuple[TrustDecision, ...]
     checked: tuple[RolloutSummary, ...]
-    """Rollouts that were checked."""
+    """Rollouts of the node that the hub checked."""
     rollouts: tuple[RolloutSummary, ...]
     """Rollouts leased to the node."""

@@ -1,6 +1,6 @@
-"""Rewards with components, equality of rewards, and returns per turn of an episode.
+"""Rewards with components, comparison of rewards, and returns per turn of an episode.
 
-The ledger and the learner share `all_equal`, so both find the same groups without advantage.
+Hub and learner share `all_equal`, so both agree on the groups without advantage.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 RELATIVE_TOLERANCE: Final = 1e-9
-"""Far above float64 rounding and far below any intended difference: 0.1 + 0.2 equals 0.3."""
+"""Relative difference up to which rewards are equal: far above float64 rounding (0.1 + 0.2 equals 0.3), far below any
+intended difference.
+"""
 
 
 def all_equal(rewards: Sequence[float]) -> bool:
-    """Return True if the rewards differ by no more than rounding; also for none or one."""
+    """Return True if the rewards differ by rounding at most. True for zero or one reward."""
     if not rewards:
         return True
     low, high = min(rewards), max(rewards)
@@ -22,7 +24,7 @@ def all_equal(rewards: Sequence[float]) -> bool:
 
 
 class Reward(float):
-    """A reward with its named, unweighted components."""
+    """A reward with its components: named values, before weighting."""
 
     components: Mapping[str, float]
 
@@ -33,12 +35,12 @@ class Reward(float):
 
 
 def components_of(reward: float) -> Mapping[str, float] | None:
-    """Return the reward's components; None if it is only the task's score."""
+    """Return the reward's components; None if the reward is a plain score without components."""
     return reward.components if isinstance(reward, Reward) else None
 
 
 def mean_components(of_each: Iterable[Mapping[str, float] | None]) -> dict[str, float] | None:
-    """Return each component's mean over the rewards that contain the component; None if none contains any."""
+    """Return each component's mean over the rewards that have it; None if no reward has components."""
     found: dict[str, list[float]] = {}
     for components in of_each:
         for name, value in (components or {}).items():
@@ -47,9 +49,9 @@ def mean_components(of_each: Iterable[Mapping[str, float] | None]) -> dict[str, 
 
 
 def returns(reward: float, turn_rewards: Sequence[float], *, discount: float) -> list[float]:
-    """Return the discounted return of each turn of an episode: each later turn's reward is multiplied by `discount`.
+    """Return the return of each turn of an episode: the turn's reward plus `discount` times the next turn's return.
 
-    `turn_rewards` covers all turns but the last; the last one gets the rest of the episode's `reward`.
+    `turn_rewards` covers all turns but the last, whose reward is the rest of the episode's `reward`.
     """
     found = [reward - math.fsum(turn_rewards)]
     for earned in reversed(turn_rewards):
@@ -58,6 +60,8 @@ def returns(reward: float, turn_rewards: Sequence[float], *, discount: float) ->
 
 
 def of_each_turn(episodes: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Return, for each turn, the returns of all episodes that reached it, in order; `episodes` are their `returns`."""
+    """Return, for each turn, the returns of all episodes that reached it. `episodes` holds each episode's returns by
+    turn.
+    """
     most = max(map(len, episodes), default=0)
     return [[found[turn] for found in episodes if turn < len(found)] for turn in range(most)]

@@ -21,10 +21,10 @@ from echo_shared.wire.messages.fields import TokenIds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutFilter:
-    """Filter for rollouts; all set fields must match. None and "" match any rollout."""
+    """Filter for rollouts. A rollout must match all fields that are set; None and "" match any rollout."""
 
     step: int | None = None
-    """Groups of this step's batch, dropped rollouts included."""
+    """Rollouts of the groups in this step's batch, including dropped rollouts."""
     group: int | None = None
     node: str = ""
     """Id of the node that held the lease."""
@@ -46,17 +46,17 @@ class RolloutFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSummary:
-    """One leased rollout: its receipt, and the time of each state."""
+    """State of one leased rollout, and the time at which it reached each state."""
 
     rollout_id: str
     group_id: int
     index: int
     turn: int
-    """Turn of its episode; 0 = the first, and the only one outside environments."""
+    """Number of the turn in its episode, from 0. Single-turn tasks have only turn 0."""
     step: int | None
     """Step whose batch contains its group."""
     evaluation: str
-    """Held-out problem, for a rollout of an evaluation; else empty."""
+    """Id of the held-out problem if the rollout belongs to an evaluation; else empty."""
     task: str = ""
     """Task key; empty if the run has only one task."""
     node_id: str
@@ -69,16 +69,16 @@ class RolloutSummary:
     checked: str
     reward: float | None
     components: Mapping[str, float] | None
-    """Components of the reward, unweighted; None: the reward is only the task's score, or missing."""
+    """Components of the reward before weighting; None: the reward has no components, or is missing."""
     num_tokens: int | None
     """Number of drawn tokens; None: the rollout has not arrived."""
     leased_at: float
     received_at: float | None
     scored_at: float | None
     final_at: float | None
-    """Time when it was trained on, evaluated or dropped."""
+    """Time when the rollout was trained on, evaluated or dropped."""
     not_kept: str
-    """Retention setting that removed its tokens: share or bytes; else empty."""
+    """Retention setting that removed the rollout's tokens: share or bytes; else empty."""
 
     @property
     def is_in_flight(self) -> bool:
@@ -101,35 +101,34 @@ class RolloutsPage:
 
     rollouts: tuple[RolloutRow, ...]
     before: str
-    """Cursor of the next page; empty: this is the last one. A page may be short or empty before the last one, because
-    each request examines a bounded number of rollouts."""
+    """Cursor of the next page; empty: this is the last one. Other pages may be short or empty, because each request
+    examines a bounded number of rollouts.
+    """
     kept_rollouts: int
-    """Final rollouts of the run whose tokens are stored. The next fields also count the whole run."""
+    """Final rollouts whose tokens are stored. This and the following fields count the whole run."""
     kept_bytes: int
     left_out_by_share: int
     deleted_by_bytes: int
     retired_rollouts: int = 0
-    """Rollouts removed from the database: archived, or deleted by the retention settings."""
+    """Rollouts that were removed from the database: archived, or deleted by the retention settings."""
     retired_step: int = 0
     """Last step whose rollouts were removed; 0: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextPiece:
-    """Shortest run of tokens that decodes to text, usually one token."""
+    """Shortest run of tokens that decodes to complete characters, usually one token."""
 
     text: str
     num_tokens: int
     logprob: float
     """Sum of the tokens' log-probabilities, as reported by the node that drew them."""
     version: int
-    """Policy version that drew its last token."""
+    """Policy version with which the piece's last token was drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnSpan:
-    """Consecutive tokens that one node drew with one version."""
-
     node_id: str
     policy_version: int
     num_tokens: int
@@ -140,16 +139,16 @@ _NO_IDS: Final[NDArray[np.int32]] = np.empty(0, np.int32)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutPayload(Completion):
-    """A completion as the hub holds, stores and shows it: with the nodes that drew it and the environment's answer."""
+    """A completion as the hub stores it, with the nodes that drew it and the environment's answer."""
 
     observation_ids: TokenIds = field(default_factory=lambda: _NO_IDS)
-    """Tokens between this turn and the next; empty after the last turn."""
+    """Tokens of the environment's answer, between this turn and the next; empty after the last turn."""
     spans: tuple[DrawnSpan, ...] = ()
-    """In token order. Empty: the node that holds the lease drew all tokens, with the lease's version."""
+    """Spans in token order. Empty: the node that holds the lease drew all tokens, with the lease's version."""
 
     @classmethod
     def of(cls, completion: Completion, spans: tuple[DrawnSpan, ...] = ()) -> RolloutPayload:
-        """Return the payload of a node's message or an engine's report."""
+        """Convert a node's message or an engine's report."""
         return cls(*content_of(completion), spans=spans)
 
     def attributed(self, node_id: str, policy_version: int) -> RolloutPayload:
@@ -164,24 +163,22 @@ _Payload = TypeVar("_Payload", bound=RolloutPayload)
 
 
 def pack_payload(payload: RolloutPayload) -> dict[str, Any]:
-    """Return all fields, those of a subclass included, for a frame between the hub's processes."""
+    """Return all fields, including those of a subclass, as a frame between the hub's processes."""
     frame = {each.name: getattr(payload, each.name) for each in fields(payload)}
     return {**frame, "spans": pack_spans(payload.spans)}
 
 
 def unpack_payload(kind: type[_Payload], frame: Mapping[str, Any]) -> _Payload:
-    """Return the payload in a frame that `pack_payload` made of one of this class."""
+    """Rebuild a payload of class `kind` from the frame of `pack_payload`."""
     reason, spans = FinishReason(frame["finish_reason"]), unpack_spans(frame["spans"])
     return kind(**{**frame, "finish_reason": reason, "spans": spans})
 
 
 def pack_spans(spans: Sequence[DrawnSpan]) -> list[list[str | int]]:
-    """Return node, version and number of tokens of each span."""
     return [[span.node_id, span.policy_version, span.num_tokens] for span in spans]
 
 
 def unpack_spans(packed: Iterable[Sequence[Any]]) -> tuple[DrawnSpan, ...]:
-    """Return the spans that `pack_spans` packed."""
     return tuple(
         DrawnSpan(node_id=node_id, policy_version=version, num_tokens=count) for node_id, version, count in packed
     )
@@ -193,11 +190,10 @@ class RolloutText:
 
     text: str
     pieces: tuple[TextPiece, ...]
-    """Pieces of `text`, in order."""
     payload: RolloutPayload = field(metadata=FLAT)
     """The completion; its spans cover all tokens."""
     observation: str
-    """The environment's answer, masked out of the loss; empty after the last turn."""
+    """The environment's answer, which the loss excludes; empty after the last turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,14 +202,14 @@ class RolloutView:
 
     summary: RolloutSummary = field(metadata=FLAT)
     advantage: float | None
-    """Advantage under the run's objective; None: the step's batch does not contain the rollout."""
+    """Advantage under the run's objective; None: the rollout is not in the step's batch."""
     drawn: RolloutText | None
     """Text of the completion; None: its tokens are not stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRecord:
-    """One prompt with the times of its group and of the step that trained on it."""
+    """One prompt, its group's state, and the times of the step that trained on the group."""
 
     group_id: int
     step: int | None
@@ -221,18 +217,18 @@ class GroupRecord:
     """Time when the group was opened; None: the group belongs to an evaluation."""
     drop_reason: str | None
     staleness: int | None
-    """Optimizer steps from sampling to consumption; None: no step's batch contains the group."""
+    """Optimizer steps between sampling and training; None: the group is in no step's batch."""
     planned_at: float | None
     trained_at: float | None
     published_at: float | None
-    """Publication time of the version that the group's step produced."""
+    """Time at which the hub published the version that this step produced."""
     retired: bool = False
-    """True: its rollouts were removed from the database, archived or deleted by the retention settings."""
+    """True: the group's rollouts were removed from the database (archived, or deleted by the retention settings)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupView(GroupRecord):
-    """One prompt with all rollouts ever leased for it, by index, turn and lease."""
+    """One prompt with all rollouts ever leased for it, ordered by index, turn and lease."""
 
     evaluation: str
     task: str = ""

@@ -1,8 +1,8 @@
-"""Records of a run in the hub's database, and the form in which the pages show them.
+"""Records of a run in the hub's database, in the form that the pages show.
 
-The pages use these classes without importing the hub. Their field names are those of the JSON under /api/v1/, so
-renaming one breaks clients. Times are seconds since the epoch on the hub's clock. Durations end in `_s`, sizes in
-`_bytes`; shares and accuracies lie in 0..1.
+The pages use these classes without importing the hub. Field names are those of the JSON under /api/v1/, so renaming one
+breaks clients. Times are seconds since the epoch on the hub's clock. Durations end in `_s`, sizes in `_bytes`; shares
+and accuracies lie in 0..1.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Final, NamedTuple
 
 FLAT: Final = MappingProxyType({"flat": True})
-"""Metadata of a field whose own fields, or items, are merged into the enclosing JSON object."""
+"""Metadata of a field whose own fields, or map entries, are merged into the enclosing JSON object."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accounting:
-    """Current state of every rollout ever leased: leased = trained + evaluated + dropped + in flight."""
+    """State of all rollouts ever leased: leased = trained + evaluated + dropped + in flight."""
 
     leased: int = 0
     trained: int = 0
     evaluated: int = 0
-    """Rollouts that nodes drew on held-out problems to evaluate a version."""
+    """Rollouts on held-out problems, drawn by nodes to evaluate a version."""
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Counts by `DropReason` value."""
     in_flight: int = 0
-    """Rollouts that are leased, received or scored, but neither trained on nor evaluated nor dropped yet."""
+    """Rollouts that are leased, received or scored, but not yet trained on, evaluated or dropped."""
 
     @property
     def num_dropped(self) -> int:
@@ -40,8 +40,6 @@ class Accounting:
 
 
 class Severity(StrEnum):
-    """Importance of an event."""
-
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
@@ -57,23 +55,23 @@ class RunEvent:
     """Assigned by the store; later events have higher numbers."""
     at: float
     kind: str = "log"
-    """Such as `node_joined`; `log` = only a log line. At most 32 characters."""
+    """Kind of event, such as `node_joined`; `log`: only a log line. At most 32 characters."""
     severity: Severity = Severity.INFO
     subject: str = ""
-    """The node or part concerned, such as a node id; at most 64 characters."""
+    """The node or component concerned, such as a node id; at most 64 characters."""
     text: str
     data: Mapping[str, Any] = field(default_factory=dict)
-    """Details for programs."""
+    """Details in machine-readable form."""
 
     @property
     def warning(self) -> bool:
-        """True if an operator should read the event."""
+        """True for warnings and errors, which an operator should read."""
         return self.severity is not Severity.INFO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventFilter:
-    """Filter for events; empty fields match any event."""
+    """Filter for events. An empty field matches any event."""
 
     kind: str = ""
     severity: str = ""
@@ -85,16 +83,16 @@ class EventFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostTotals:
-    """Cost of all nodes together while they were active."""
+    """Cost of all nodes that have a price."""
 
     dollars: float = 0.0
     active_s: float = 0.0
-    """Seconds of active time, summed over the nodes that have a price."""
+    """Active time, summed over those nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invite:
-    """Admits up to `max_keys` nodes of one person, until it expires or is revoked."""
+    """An invite. It admits up to `max_keys` node keys of one person, until it expires or is revoked."""
 
     invite_id: int = 0
     """Assigned by the store."""
@@ -107,7 +105,7 @@ class Invite:
 
 
 class CountedName(NamedTuple):
-    """Name of a node whose rollouts have counted; `invite_id` is the invite that admitted it."""
+    """A node with rollouts that were trained on or evaluated; `invite_id` is the invite that admitted it."""
 
     node_id: str
     name: str
@@ -128,9 +126,9 @@ class NodeTotals:
     first_seen: float
     last_seen: float
     banned_at: float | None = None
-    """Time of the ban; None = not banned."""
+    """Time of the ban; None: not banned."""
     invite: str = ""
-    """Operator's name for the invite that admitted the node; empty = none."""
+    """Name that the operator gave to the invite that admitted the node; empty: none."""
     cost_per_hour: float = 0.0
     """Price that the node asked for when it last joined, in US dollars; 0 = donated."""
     power_watts: float = 0.0
@@ -138,7 +136,7 @@ class NodeTotals:
     cost: float = 0.0
     """Cost of its active time so far, in US dollars; updated within seconds."""
     active_s: float = 0.0
-    """Active time that was paid for; not recorded for donated nodes."""
+    """Active time that was paid for, in seconds; 0 for donated nodes."""
     trained_rollouts: int = 0
     trained_tokens: int = 0
     evaluated_rollouts: int = 0
@@ -149,22 +147,22 @@ class NodeTotals:
     """Rollouts that arrived, whatever their final state."""
     dropped: int = 0
     others_checked: int = 0
-    """Checks of other nodes' rollouts that this node made and the hub upheld."""
+    """Checks of other nodes' rollouts that this node made and whose result the hub confirmed."""
     others_checked_tokens: int = 0
     """Tokens of those checks, prompts included."""
     standing: str = ""
-    """The hub's verdict: new, proven, suspect or quarantined; empty = never checked."""
+    """The hub's verdict: new, proven, suspect or quarantined; empty: never checked."""
     standing_reason: str = ""
     """Reason for suspect or quarantined."""
     standing_since: float = 0.0
     verified_in_a_row: int = 0
     checks: int = 0
-    """Rollouts of this node whose tokens the hub has recomputed."""
+    """Rollouts of this node whose tokens the hub recomputed."""
     failed_checks: int = 0
     last_checked: float | None = None
     """Time of the last check; None = never checked."""
     precision: str = ""
-    """Precision of its engine's weights at the last check, as the node reported it; empty = unknown."""
+    """Precision of the engine's weights at the last check, as the node reported it; empty: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +177,7 @@ class NumNodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFigures:
-    """A step's share of one of several tasks."""
+    """One task's part of a training step, in a run with several tasks."""
 
     num_groups: int
     """Groups in the step's batch."""
@@ -188,12 +186,13 @@ class TaskFigures:
     share_solved: float | None = None
     """Share of those episodes with the task's highest reward."""
     num_flat: int = 0
-    """Groups with equal rewards, which give no gradient, in the batch or dropped since the previous step."""
+    """Groups with equal rewards, which give no gradient: those in the batch, and those dropped since the previous step.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One training step. It turned version `step` - 1 into `step`."""
+    """One training step, which turned policy version `step` - 1 into version `step`."""
 
     step: int
     planned_at: float
@@ -211,35 +210,37 @@ class StepRecord:
     by_task: Mapping[str, TaskFigures] = field(default_factory=dict)
     """Figures by task key; empty if the run has only one task."""
     figures: Mapping[str, float | None] = field(default_factory=dict, metadata=FLAT)
-    """All of `echo_shared.records.step_figures` by key. In JSON they are merged into the step's fields."""
+    """Figures by key, as defined in `echo_shared.records.step_figures`. In JSON they are fields of the step."""
     components: Mapping[str, float] = field(default_factory=dict)
-    """Mean of each component of the batch's rewards, unweighted; empty = the reward is only the task's score."""
+    """Mean of each component of the batch's rewards, before weighting; empty: the rewards have no components."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionRecord:
-    """One published version and its distribution to the nodes."""
+    """One published policy version, and how it reached the nodes."""
 
     policy_version: int
     published_at: float
     payload_bytes: int | None = None
-    """Size of the transferred payload; None = unknown, as for the next two fields."""
+    """Size of the transferred payload. None in this and the next two fields: unknown."""
     carrier: str | None = None
     """`keyframe` or `delta`."""
     way: str | None = None
-    """Transport used by the hub: `inline`, `broadcast`, `swarm` or `web_seed`."""
+    """Transport that the hub used: `inline`, `broadcast`, `swarm` or `web_seed`."""
     dissemination_p50_s: float | None = None
-    """Time from the announcement to a node's report of a complete, intact copy, on the hub's clock.
+    """Median time from the announcement to a node's report of a complete, verified copy, on the hub's clock.
 
     This and the next two fields cover the nodes that were connected at the announcement.
     """
     dissemination_p95_s: float | None = None
     dissemination_max_s: float | None = None
     fetches_by_transport: Mapping[str, int] = field(default_factory=dict)
-    """Number of nodes by the transport that delivered most of the bytes: `swarm`, `web_seed`, `shared_memory`,
-    `inline` or `broadcast`."""
+    """Number of nodes by the transport that delivered most of their bytes: `swarm`, `web_seed`, `shared_memory`,
+    `inline` or `broadcast`.
+    """
     bytes_by_transport: Mapping[str, int] = field(default_factory=dict)
-    """Bytes by source: `swarm`, `web_seed`, `shared_memory`, `pushed` by the hub, forwarded by nodes (`mesh`)."""
+    """Bytes by source: `swarm`, `web_seed`, `shared_memory`, `pushed` by the hub, or forwarded by other nodes (`mesh`).
+    """
 
     @property
     def num_fetched(self) -> int:
@@ -255,10 +256,10 @@ class EvaluationKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """Results of one version on the held-out problems; only this version drew the completions."""
+    """Results of one policy version on the held-out problems. Only this version drew the completions."""
 
     name: str = ""
-    """Name of the evaluation set; empty = the run's own figures, from its only set or the mean of all sets."""
+    """Name of the evaluation set; empty: figures of the whole run, from its only set or the mean of all sets."""
     policy_version: int
     kind: EvaluationKind
     num_problems: int
@@ -266,27 +267,28 @@ class Evaluation:
     samples: int
     """Completions per problem."""
     num_unscored: int
-    """Completions on which the scorer failed; excluded from all means."""
+    """Completions that the scorer failed to score; excluded from all means."""
     accuracy: float
-    """Share of a problem's completions that solve it, mean over problems: mean@k."""
+    """Fraction of a problem's completions that solve the problem, averaged over problems (mean@k)."""
     accuracy_error: float
     """Standard error of `accuracy`."""
     pass_at: Mapping[int, float]
     """k -> probability that at least one of k completions solves a problem, for k = 2, 4, ... and `samples`."""
     mean_reward: float
     mean_tokens: float
-    """Drawn tokens per completion, over all turns."""
+    """Mean number of drawn tokens per completion, over all its turns."""
     share_truncated: float
     """Share of completions whose last turn reached the length limit."""
     seconds: float
-    """Time of the sampling engine; with nodes, from the first lease to the last completion."""
+    """Time that the sampling engine took; if nodes drew the completions, time from the first lease to the last
+    completion.
+    """
     evaluated_at: float
     components: Mapping[str, float] = field(default_factory=dict)
-    """Mean of each component of the rewards over completions; empty = the reward is only the task's score."""
+    """Mean of each reward component over completions; empty: the rewards have no components."""
 
     @property
     def text(self) -> str:
-        """Summary, such as "greedy 92.4% ± 1.2%" or "mean@8 91.0% ± 1.0%, pass@8 97.1%"."""
         sampled = self.kind is EvaluationKind.SAMPLED
         how = f"mean@{self.samples}" if sampled else "greedy"
         known = f"{self.name}{': ' if self.name else ''}{how} {self.accuracy:.1%} ± {self.accuracy_error:.1%}"

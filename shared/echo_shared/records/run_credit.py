@@ -1,9 +1,9 @@
-"""Credit of one run, signed with its hub's key: each node's rollouts that counted, to be added up on another hub.
+"""Credit of one run, signed with its hub's key, so that another hub can add it to a node's total.
 
     {"credit": {"hub_key": "…", "run_id": "…", "nodes": [{"node_id": "…", "rollouts": 12, "tokens": 3456}, …]},
      "signature": "…"}
 
-A run's id begins with the hub's id, which is derived from the hub's key, so no other hub can sign for a run.
+A run's id begins with its hub's id, which is derived from the hub's key, so no other hub can sign for the run.
 `echo_shared.signing.signed_document` defines the signature and its check.
 """
 
@@ -21,7 +21,6 @@ from echo_shared.wire.messages.fields import Count, Name, NodeId
 
 PREFIX: Final = b"echo-swarm credit of a run 1\0"
 MOST_BYTES: Final = 64 * 2**20
-"""Most bytes of a document."""
 MOST_NODES: Final = 200_000
 _NAME: Final = "credit"
 
@@ -36,7 +35,7 @@ class NodeCredit(BaseModel):
     rollouts: Count
     """Rollouts trained on or evaluated."""
     tokens: Count
-    """Tokens that it drew of those rollouts."""
+    """Tokens of those rollouts that this node drew."""
 
 
 class RunCredit(Signed):
@@ -47,11 +46,11 @@ class RunCredit(Signed):
     run_name: Name
     issued_at: Moment
     nodes: Annotated[tuple[NodeCredit, ...], Field(max_length=MOST_NODES)]
-    """Ordered by id, without duplicates."""
+    """Nodes in order of id, without duplicates."""
 
 
 def sign(credit: RunCredit, hub: Identity) -> bytes:
-    """Return the signed document as JSON."""
+    """Add the hub's signature; return the document as JSON."""
     return signed_document.sign(credit, hub, name=_NAME, prefix=PREFIX)
 
 

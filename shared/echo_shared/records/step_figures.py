@@ -18,31 +18,31 @@ Better = Literal["higher", "lower", ""]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFigure:
-    """One number of a step; a step may lack it."""
+    """One number that describes a training step. Older steps may lack it."""
 
     key: str
-    """Key in a step's metrics and in the pages' JSON; in TensorBoard after `train/`."""
+    """Key in a step's metrics and in the pages' JSON. TensorBoard prefixes it with `train/`."""
     label: str
     """Label in the chart's legend."""
     about: str
-    """A sentence for Prometheus."""
+    """Description for Prometheus and the operator's page, one sentence."""
     unit: Unit = ""
     prometheus: str | None = None
-    """Metric name at /metrics; None = not exported under its own name."""
+    """Metric name at /metrics; None: not exported under its own name."""
     largest: bool = False
-    """Combine several steps in one chart point by their maximum instead of their mean."""
+    """True: when a chart point covers several steps, it shows their maximum instead of their mean."""
     chart: str | None = None
     """Key of the chart that shows the figure as a line."""
     colour: Colour = "speed"
     column: str = ""
-    """Column heading in the table of newest steps; empty = no column."""
+    """Column heading in the table of newest steps; empty: no column."""
     better: Better = ""
-    """Better direction of the value; empty = neither."""
+    """Direction in which the value improves; empty: neither."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """A small chart of the learner; figures that name the chart are its lines, the last one on top."""
+    """A small chart of the learner. Its lines are the figures that name its key, the last one on top."""
 
     key: str
     title: str
@@ -325,7 +325,7 @@ STEP_FIGURES: tuple[StepFigure, ...] = (
     *(ENTROPY, ENTROPY_COEFFICIENT, REWARD_STD, REWARD_STD_WITHIN, COMPLETION_LENGTH_MAX, COMPLETION_LENGTH),
     TRAIN_S,
 )
-"""All figures, in the order of lines and columns."""
+"""All figures, in the order in which charts draw them as lines and the table shows them as columns."""
 
 CHARTS: tuple[Chart, ...] = (
     Chart(
@@ -396,10 +396,10 @@ def lines_of(chart: Chart) -> tuple[StepFigure, ...]:
 
 
 def figures_of(metrics: Mapping[str, float], *, lasted_s: float) -> dict[str, float | None]:
-    """Return all figures by key, from a step's metrics and values derived from them; None = the step lacks the figure.
+    """Return all figures by key, from a step's metrics and values derived from them; None: the step lacks the figure.
 
-    `lasted_s`: from the step's plan to its end, on the hub's clock. It replaces the learner's own time for steps of
-    older stores, which may have no metrics.
+    `lasted_s`: seconds from the plan of the step to its end, on the hub's clock. It replaces the training time for
+    steps of older databases without metrics.
     """
     seconds = metrics.get(TRAIN_S.key, lasted_s)
     derived = {SECONDS.key: seconds}

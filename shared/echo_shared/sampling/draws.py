@@ -1,9 +1,10 @@
-"""Seeded inverse-CDF sampling, which defines the token that a rollout must draw.
+"""Seeded inverse-CDF sampling, which defines the token that a node must draw for a rollout.
 
-Token t of rollout `index` under `seed` is the first id whose cumulative probability exceeds u[t]. Probabilities are
-summed in id order, under the full softmax at the lease's temperature; u[t] is output t of Philox(key=(seed, index)).
-Every backend draws this way, so a check with the same weights can recompute a rollout: `interval` locates a token, and
-`nats_outside` gives the distance of u from it. These are the reference; other implementations are tested against them.
+Token t of rollout `index` under `seed` is the first token id whose cumulative probability exceeds u[t]. Probabilities
+are summed in id order, under the full softmax at the lease's temperature; u[t] is output t of Philox(key=(seed,
+index)). Every backend draws this way, so a check with the same weights can recompute a rollout: `interval` locates a
+token in the cumulative distribution, and `nats_outside` gives the distance of u from it. This numpy code is the
+reference; tests compare other implementations with it.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 LEAST_TAIL: Final = 1e-3
-"""Smallest tail probability, at either end of [0, 1], that counts in log-odds. Smaller ones are raised to it, because
-they are rounding noise.
+"""Smallest tail probability, at either end of [0, 1], that counts in log-odds. Smaller tails are rounding noise, so
+they are raised to this value.
 """
 
 
 def derive_seed(*parts: int | str) -> int:
-    """Return a 64-bit sub-seed, a hash of `parts`; unlike `seed + i`, adjacent values give unrelated seeds."""
+    """Return a 64-bit seed, hashed from `parts`. Unlike `seed + i`, adjacent values give unrelated seeds."""
     digest = hashlib.blake2b(digest_size=8)
     for part in parts:
         encoded = f"{type(part).__name__}:{part}".encode()
@@ -32,19 +33,21 @@ def derive_seed(*parts: int | str) -> int:
 
 
 def uniforms(seed: int, index: int, count: int) -> NDArray[np.float64]:
-    """Return u[0:count] in [0, 1) for rollout `index` of group `seed`; 53 random bits each, stable under `count`."""
+    """Return u[0:count] in [0, 1) for rollout `index` of the group with this seed, 53 random bits each. A larger
+    `count` only appends values.
+    """
     return all_uniforms([(seed, index, count)])
 
 
 def group_uniforms(seed: int, indices: Sequence[int], count: int) -> NDArray[np.float64]:
-    """Return `uniforms` of several rollouts of one group, [len(indices), count]."""
+    """Return the `uniforms` of several rollouts of one group, [len(indices), count]."""
     return all_uniforms([(seed, index, count) for index in indices]).reshape(len(indices), count)
 
 
 def all_uniforms(drawn: Iterable[tuple[int, int, int]]) -> NDArray[np.float64]:
     """Return `uniforms` of each (seed, index, count), concatenated."""
     generator = np.random.Philox(key=0)
-    state = generator.state  # Setting the state takes a third of the time of a new generator.
+    state = generator.state  # Setting the state of one generator takes a third of the time of creating another one.
     rows = [np.empty(0, np.uint64)]
     for seed, index, count in drawn:
         state["state"]["key"][:] = seed, index
@@ -58,9 +61,10 @@ def draw(
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Draw one token per row.
 
-    Args: `logits_RV` [rows, vocabulary]; `u_R` [rows] in [0, 1); `temperature` > 0 divides the logits.
-    Returns: token ids [rows] and their log-probabilities [rows] in nats, under the softmax at `temperature`.
-    If rounding leaves the total below u, the last id with non-zero probability is drawn.
+    Args: `logits_RV` [rows, vocabulary]; `u_R` [rows] in [0, 1); `temperature` > 0 divides the logits. Returns: token
+    ids [rows] and their log-probabilities [rows] in nats, under the softmax at `temperature`.
+
+    If rounding leaves the total of all probabilities below u, the last id with non-zero probability is drawn.
     """
     scaled = logits_RV.astype(np.float64) / temperature
     scaled -= scaled.max(axis=-1, keepdims=True)
@@ -77,9 +81,10 @@ def draw(
 def interval(
     logits_RV: NDArray[np.float32], tokens_R: NDArray[np.integer], temperature: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the start of each token's interval in cumulative probability [rows] and its log-probability [rows].
+    """Return the start of each token's interval in cumulative probability, and the token's log-probability, both
+    [rows].
 
-    Log-probabilities are in nats, -inf for probability 0. NaN where logits are not finite.
+    Log-probabilities are in nats, -inf for probability 0. Both are NaN where logits are not finite.
     """
     scaled = logits_RV.astype(np.float64) / temperature
     scaled -= scaled.max(axis=-1, keepdims=True)
@@ -93,11 +98,12 @@ def interval(
 def nats_outside(
     below_R: NDArray[np.floating], logprobs_R: NDArray[np.floating], u_R: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return how far each u lies outside the interval that begins at `below_R` and is exp(`logprobs_R`) wide, [rows].
+    """Return the distance of each u from its token's interval, which starts at `below_R` and is exp(`logprobs_R`) wide,
+    [rows].
 
-    The unit is nats of log-odds, ln(x / (1 - x)); 0 inside. Rounding moves logits, and so an edge by about as many nats
-    of its log-odds wherever it lies. In cumulative probability an edge near 0 or 1 would hardly move, although most
-    forged draws miss there.
+    The unit is nats of log-odds, ln(x / (1 - x)); 0 inside the interval. Rounding of logits by n nats moves an edge by
+    about n nats of log-odds, wherever the edge is. In cumulative probability, an edge near 0 or 1 would hardly move,
+    although most forged draws miss there.
     """
     below = below_R.astype(np.float64)
     return _nats_apart(below, below + np.exp(logprobs_R.astype(np.float64)), u_R)

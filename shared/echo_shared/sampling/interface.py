@@ -1,7 +1,8 @@
-"""Interface of all sampling engines: a group to draw, and its rollouts, in progress or finished, as token ids.
+"""Interface of all sampling engines: a request for a group's rollouts, and the rollouts, in progress or finished, as
+token ids.
 
-Draw t of a completion depends only on (seed, index, t), so an interrupted rollout can resume on another engine. A
-request that carries the tokens drawn so far, as a `Prefix`, yields the same completion as its first engine.
+Draw t of a completion depends only on (seed, index, t), so an interrupted rollout can resume on another engine: a
+request with the tokens drawn so far, a `Prefix`, yields the same completion that the first engine would have drawn.
 """
 
 from __future__ import annotations
@@ -16,24 +17,23 @@ from echo_shared.errors import BackendError
 from echo_shared.wire.messages import Completion
 
 BAD_PREFIX: Final = "bad_prefix"
-"""Code of the BackendError for a request whose prefix no completion can continue."""
+"""Code of the BackendError for a prefix that no unfinished completion can start with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefix:
-    """First tokens of rollout `index`, drawn earlier."""
+    """First tokens of rollout `index`, drawn by an earlier engine."""
 
     index: int
     ids: NDArray[np.int32]
-    """Token ids [T]; the next token is draw number T."""
+    """Token ids [T]. The engine's first draw is draw number T."""
     logprobs: NDArray[np.float32]
     """Log-probabilities [T] in nats, as reported by the node that drew the tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRequest:
-    """The rollouts `indices` of one group: one prompt, to draw with `policy_version` as in
-    `echo_shared.sampling.draws`."""
+    """Request for the rollouts `indices` of one group: one prompt, drawn as `echo_shared.sampling.draws` defines."""
 
     lease_id: int
     group_id: int
@@ -43,29 +43,30 @@ class GroupRequest:
     policy_version: int
     temperature: float
     max_tokens: int
-    """Most tokens of a completion, its prefix and stop token included."""
+    """Maximum tokens of a completion, including its prefix and stop token."""
     stop_ids: tuple[int, ...]
     prefixes: tuple[Prefix, ...] = ()
-    """At most one prefix per index; a rollout without a prefix starts at its first token."""
+    """At most one prefix per index. A rollout without a prefix starts at its first token."""
 
     @property
     def fresh(self) -> tuple[int, ...]:
-        """Indices whose rollouts have no prefix."""
+        """Indices of the rollouts without a prefix."""
         if not self.prefixes:
             return self.indices
         begun = {prefix.index for prefix in self.prefixes}
         return tuple(index for index in self.indices if index not in begun)
 
     def starts(self) -> list[tuple[NDArray[np.int32], tuple[int, ...]]]:
-        """Return (token ids to prefill, indices that start from them): the prompt for all indices without a prefix,
-        then prompt plus prefix for each index with one."""
+        """Return (token ids to prefill, indices that start from them): the prompt for the rollouts without a prefix,
+        then prompt plus prefix for each other rollout.
+        """
         alike = [(self.prompt_ids, self.fresh)] if self.fresh else []
         return alike + [(np.concatenate([self.prompt_ids, one.ids]), (one.index,)) for one in self.prefixes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnPart:
-    """New tokens of one rollout in progress, from token number `start`."""
+    """New tokens of an unfinished rollout. `start` is the position of the first one in the completion."""
 
     lease_id: int
     index: int
@@ -87,11 +88,11 @@ class FinishedRollout(Completion):
     index: int
     policy_version: int
     num_given: int = 0
-    """Number of leading tokens that came from the request's prefix."""
+    """Number of first tokens that came from the request's prefix."""
 
 
 def check_prefixes(request: GroupRequest, *, vocab_size: int) -> None:
-    """Raise BackendError if a prefix is not the start of an unfinished completion of this request."""
+    """Raise BackendError for a prefix that is not the start of an unfinished completion of this request."""
     seen: set[int] = set()
     for prefix in request.prefixes:
         count, problem = len(prefix.ids), None

@@ -1,9 +1,9 @@
-"""Host-side state of a batched engine's rollouts: arrays with one row per rollout, so that no step loops over tokens.
+"""Rollouts of a batched engine in host memory: arrays with one row per rollout, so that no step loops over tokens.
 
 An engine starts rollouts in rows (`start`). In each step it feeds every row's last token (`next_inputs`), draws with
 every row's next uniform (`next_draws`) and stores the drawn tokens (`record`), which frees the rows of finished
-rollouts. A rollout with a prefix starts after it. `news` returns newly drawn tokens once. A free row takes another
-rollout, or one of the last rows (`close_gaps`); the engine must then also move its own data of that row.
+rollouts. `news` returns each drawn token once, while its rollout is unfinished. A free row takes another rollout, or
+one of the last rows (`close_gaps`); the engine must then move its own data of that row, such as keys and values.
 
 Dimensions: W rows of the table, R rows of a call, T tokens, S stop tokens.
 """
@@ -24,13 +24,13 @@ from echo_shared.wire.messages import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class ActiveRollout:
-    """One rollout in progress; `started` is a time of the clock that also supplies `now` to `record`."""
+    """One unfinished rollout. `started` and the `now` of `record` must come from the same clock."""
 
     group: GroupRequest
     index: int
     started: float
     num_given: int = 0
-    """Number of leading tokens that the request gave."""
+    """Number of first tokens that came from the request's prefix."""
 
     def finished(self, ids_T: NDArray[np.int32], logprobs_T: NDArray[np.float32], now: float) -> FinishedRollout:
         """Return the completion from its token ids [T] and log-probabilities [T] in nats."""
@@ -49,11 +49,11 @@ class ActiveRollout:
 
 
 class RolloutTable:
-    """Rollouts by row, with their tokens so far. The table grows when rows are added."""
+    """Rollouts by row, with their tokens so far. The table grows on demand."""
 
     def __init__(self) -> None:
         self.rollouts: list[ActiveRollout | None] = []
-        """Rollout of each row; None = the row is free."""
+        """Rollout of each row; None: the row is free."""
         self._tokens_W, self._positions_W = (np.zeros(0, dtype=np.int32) for _ in range(2))
         self._drawn_W, self._told_W, self._limit_W, self._end_W = (np.zeros(0, dtype=np.int64) for _ in range(4))
         self._temperature_W = np.zeros(0)
@@ -64,20 +64,19 @@ class RolloutTable:
         self._now = 0.0
 
     def __len__(self) -> int:
-        """Return the number of rows, free ones included."""
+        """Return the number of rows, including free ones."""
         return len(self.rollouts)
 
     def free(self) -> list[int]:
-        """Return the free rows of the table, in ascending order."""
         return [row for row, rollout in enumerate(self.rollouts) if rollout is None]
 
     def longest(self) -> int:
-        """Return the largest possible length of a rollout in tokens, prompt included; 0 if the table is empty."""
+        """Return the largest possible length of a rollout in tokens, including its prompt; 0 if the table is empty."""
         used = [row for row, rollout in enumerate(self.rollouts) if rollout is not None]
         return int(self._end_W[used].max(initial=0))
 
     def start(self, rows: Sequence[int], group: GroupRequest, indices: Sequence[int], started: float) -> None:
-        """Start one rollout of `group` per index, in `rows`, which must be free or follow the last row.
+        """Start one rollout of `group` per index, in `rows`, which must be free or directly follow the last row.
 
         The first token to feed is the last one of the prompt, or of the rollout's prefix.
         """
@@ -99,7 +98,7 @@ class RolloutTable:
             self._give_prefixes(dict(zip(indices, rows, strict=True)), group, started)
 
     def _give_prefixes(self, rows: Mapping[int, int], group: GroupRequest, started: float) -> None:
-        """Advance the rollouts that have a prefix past it; `rows` maps index to row."""
+        """Move rollouts with a prefix to the prefix's end; `rows` maps index to row."""
         for prefix in group.prefixes:
             row, count = rows.get(prefix.index), len(prefix.ids)
             if row is not None:
@@ -110,7 +109,7 @@ class RolloutTable:
                 self._drawn_W[row] = self._told_W[row] = count
 
     def news(self) -> list[DrawnPart]:
-        """Return the tokens drawn since the last call, for each rollout in progress; prefixes are excluded."""
+        """Return the tokens of unfinished rollouts drawn since the last call, without prefixes."""
         parts = []
         for row in np.flatnonzero(self._drawn_W[: len(self)] > self._told_W[: len(self)]).tolist():
             rollout, new = self.rollouts[row], slice(self._told_W[row], self._drawn_W[row])
@@ -164,7 +163,6 @@ class RolloutTable:
         return finished
 
     def rows_of(self, lease_id: int) -> list[int]:
-        """Return the rows of a lease's rollouts, in ascending order."""
         return [
             row
             for row, rollout in enumerate(self.rollouts)
@@ -172,12 +170,12 @@ class RolloutTable:
         ]
 
     def drop(self, rows: Sequence[int]) -> None:
-        """Free these rows, finished or not."""
+        """Free these rows without finishing their rollouts."""
         for row in rows:
             self.rollouts[row] = None
 
     def close_gaps(self) -> tuple[list[int], list[int]]:
-        """Move the last rows into free ones and shorten the table. Returns (source rows, target rows)."""
+        """Move the last rows into free ones and shorten the table. Returns (source rows, target rows) of the moves."""
         used = [row for row, rollout in enumerate(self.rollouts) if rollout is not None]
         targets = [row for row in self.free() if row < len(used)]
         sources = used[len(used) - len(targets) :]

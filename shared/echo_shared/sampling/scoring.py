@@ -1,7 +1,7 @@
-"""Request to recompute another node's completion, and the result, token by token.
+"""Request to recompute another node's completion, and the result for each token.
 
-The request omits the claimed log-probabilities and the seed. The node reports each token's interval in the cumulative
-distribution; the hub checks that the draw lies in it.
+The request omits the claimed log-probabilities and the seed, so that the checking node cannot copy the claims. It
+reports each token's interval in the cumulative distribution; the hub checks that the draw lies in the interval.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Intervals = tuple[NDArray[np.float64], NDArray[np.float64]]
-"""(start of each token's interval, log-probability in nats), both [T]."""
+"""(start of each token's interval in cumulative probability, log-probability in nats), both [T]."""
 
 LEAST_LOGPROB: Final = -1e4
 """Reported for a token of probability 0, because messages hold only finite numbers."""
@@ -22,13 +22,13 @@ LEAST_LOGPROB: Final = -1e4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreRequest:
-    """One completion, and the versions to recompute it with."""
+    """One completion to recompute, with the policy versions that drew it."""
 
     rollout_id: str
     prompt_ids: NDArray[np.int32]
     completion_ids: NDArray[np.int32]
     versions: tuple[tuple[int, int], ...]
-    """(version, number of tokens), in token order, covering the whole completion."""
+    """(version, number of tokens) in token order, for the whole completion."""
     temperature: float
 
     def spans(self) -> Iterator[tuple[int, NDArray[np.int32], int]]:
@@ -42,7 +42,7 @@ class ScoreRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """Recomputed intervals of a completion; both arrays are empty if the engine cannot compute them."""
+    """Recomputed intervals of a completion, one per token; both arrays are empty if the engine cannot compute them."""
 
     rollout_id: str
     below: NDArray[np.float32]
@@ -50,7 +50,7 @@ class Scored:
 
     @classmethod
     def of(cls, rollout_id: str, found: list[Intervals]) -> Scored:
-        """Join the spans' intervals in order. A NaN makes the result empty."""
+        """Join the intervals of consecutive version spans. A NaN makes the result empty."""
         below = np.concatenate([one for one, _ in found] or [np.zeros(0)])
         logprobs = np.concatenate([one for _, one in found] or [np.zeros(0)])
         if np.isnan(below).any() or np.isnan(logprobs).any():

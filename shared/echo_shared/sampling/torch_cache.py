@@ -1,8 +1,8 @@
-"""Keys and values of a continuous batch, behind transformers' cache interface; rows join and leave, memory is reused.
+"""Keys and values of a continuous batch, behind transformers' cache interface. Rows join and leave; memory is reused.
 
 All rows end at the same column: one step writes one column of every row, and a joining prompt is copied up to that
-column. Attention reads from the first token of the longest row; columns before a shorter row's first token are
-masked. When the last column is reached, all rows move to the left. Keys arrive with rotary positions applied, so a
+column. Attention reads from the first token of the longest row; columns before a shorter row's first token are masked.
+When the last column is reached, all rows move to the left. Keys arrive with rotary positions applied, so a token's
 column need not equal its position; columns must only be consecutive.
 
 Rows are 0..n-1 without gaps. Layers with a recurrent state have no columns: the row's state is copied instead.
@@ -32,21 +32,22 @@ from echo_shared.errors import BackendError
 
 _COLUMN_STEP: Final = 32
 _CACHE: Final = "cache" if "cache" in {field.name for field in fields(CausalLMOutputWithPast)} else "past_key_values"
-"""Name of a model's cache argument: transformers 5.24 renamed it, and accepts the old name until 5.40."""
+"""Name of a model's cache argument. transformers 5.24 renamed it and accepts the old name until 5.40."""
 
 
 def cache_argument(cache: Any) -> Mapping[str, Any]:
-    """Return the keyword argument that passes `cache` to a model; None starts a new cache."""
+    """Return the keyword argument that passes `cache` to a model. None lets the model create a cache."""
     return {_CACHE: cache}
 
 
 def cache_of(output: Any) -> Any:
-    """Return the cache in a model's output."""
     return output[_CACHE]
 
 
 def columns_for(length: int) -> int:
-    """Return the number of columns for rows of `length` tokens, with some spare ones so that moves are rare."""
+    """Return the number of columns to reserve for rows of `length` tokens, with spare ones so that rows seldom have to
+    move left.
+    """
     return -(-(length + length // 8 + 16) // _COLUMN_STEP) * _COLUMN_STEP
 
 
@@ -58,14 +59,14 @@ def kv_bytes_per_token(model: Any) -> int:
 
 
 def spare_bytes(device: torch.device) -> int:
-    """Return the bytes available for keys and values: half of a GPU's free memory, a quarter of the host's memory."""
+    """Return the bytes to use for keys and values: half of a GPU's free memory, or a quarter of the host's memory."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0]) // 2
     return int(psutil.virtual_memory().total) // 4
 
 
 class SlotCache:
-    """Keys and values by row. Pass `cache` to the model between `before_step` and `after_step`."""
+    """Keys and values of all rows. Run the model on `cache` between `before_step` and `after_step`."""
 
     def __init__(self, device: torch.device) -> None:
         self.cache: Any = None
@@ -81,9 +82,9 @@ class SlotCache:
         return self._window.count
 
     def reserve(self, rows: int, columns: int) -> None:
-        """Resize the memory, which must at least hold the rows in use."""
+        """Resize the memory. The rows in use must fit."""
         window = self._window
-        # Forget columns before the longest remaining row: longer rows may have left since the last step.
+        # Drop the columns before the longest remaining row: longer rows may have left since the last step.
         window.low = int(self._starts[: window.count].min()) if window.count else window.high
         length = window.high - window.low
         for layer in self._slot_layers():
@@ -97,9 +98,10 @@ class SlotCache:
         window.low, window.high = 0, length
 
     def join(self, prompts: Any, sources: Sequence[int], rows: Sequence[int], lengths: Sequence[int]) -> None:
-        """Copy prompts of these lengths into `rows`; new rows must directly follow the last one.
+        """Copy the keys and values of prompts of these lengths into `rows`; new rows must directly follow the last one.
 
-        `prompts` is the cache that the model returned for them, padded on the left; `sources` are its rows.
+        `prompts` is the cache that the model returned for the prompts, padded on the left. `sources` are the prompts'
+        rows in it.
         """
         window = self._window
         if self.cache is None:
@@ -119,7 +121,7 @@ class SlotCache:
                 _join_states(mine, theirs, sources_J, rows_J, count)
         window.count = count
         self._starts[rows] = window.high - np.asarray(lengths)
-        # Updated at once, because `reserve` uses this window when more rows join before the next step.
+        # Update now: `reserve` uses this window if more rows join before the next step.
         window.low = int(self._starts[:count].min())
         columns = torch.arange(self.columns, device=self._device)
         self._mask[rows_J] = columns >= self._index(self._starts[rows])[:, None]
@@ -141,7 +143,7 @@ class SlotCache:
     def states(self, row: int) -> list[tuple[Tensor, Tensor]] | None:
         """Return copies of a row's keys and values by layer, both [heads, tokens, head size].
 
-        None if some layers do not hold every token's keys and values.
+        Return None if some layers do not hold every token's keys and values.
         """
         layers = self._slot_layers()
         if len(layers) < len(self.cache.layers) or any(layer.is_sliding for layer in layers):
@@ -150,7 +152,7 @@ class SlotCache:
         return [(layer.held[0][row, :, used].clone(), layer.held[1][row, :, used].clone()) for layer in layers]
 
     def before_step(self) -> Tensor | None:
-        """Make space for one token per row. Returns the mask [rows, tokens], or None if no token is masked."""
+        """Make space for one token per row. Return the attention mask [rows, tokens], or None if no token is masked."""
         window = self._window
         starts = self._starts[: window.count]
         window.low = int(starts.min())
@@ -202,7 +204,7 @@ class _SlotLayer(DynamicLayer):
         self.held: list[Tensor] = [like.keys[:0, :, :0], like.values[:0, :, :0]]
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Append one token per row, both [rows, heads, 1, head size]; return all keys and values of the rows."""
+        """Append one token's keys and values per row, both [rows, heads, 1, head size]. Return those of all tokens."""
         count, low, high = self._window.count, self._window.low, self._window.high
         for held, new in zip(self.held, (key_states, value_states), strict=True):
             held[:count, :, high] = new[:, :, 0]
@@ -218,7 +220,7 @@ class _SlotLayer(DynamicLayer):
     def resize(self, rows: int, columns: int) -> None:
         count, low, high = self._window.count, self._window.low, self._window.high
         for number, old in enumerate(self.held):
-            # Zeros, because uninitialized memory may hold NaN, which masking does not remove.
+            # Use zeros: uninitialized memory may hold NaN, which masking does not remove.
             new = old.new_zeros((rows, old.shape[1], columns, old.shape[3]))
             new[:count, :, : high - low] = old[:count, :, low:high]
             self.held[number] = new
@@ -227,11 +229,10 @@ class _SlotLayer(DynamicLayer):
         """Copy the last `length` tokens of rows `sources` [R] of `prompts` into `rows` [R]."""
         high = self._window.high
         for held, new in zip(self.held, (prompts.keys, prompts.values), strict=True):
-            last = new[:, :, -length:]  # A layer with a sliding window may hold fewer tokens than the prompt has.
+            last = new[:, :, -length:]  # A sliding-window layer may hold fewer tokens than the prompt has.
             held[rows, :, high - last.shape[2] : high] = last[sources]
 
     def move_rows(self, sources: Tensor, rows: Tensor) -> None:
-        """Copy rows `sources` [R] over `rows` [R]."""
         low, high = self._window.low, self._window.high
         for held in self.held:
             held[rows, :, low:high] = held[sources, :, low:high]

@@ -1,7 +1,8 @@
 """`draw` and `interval` of `echo_shared.sampling.draws` in torch, for many rows at once, on the logits' device.
 
-Uses the reference's float64 arithmetic. A large vocabulary is summed in blocks, and only the token's block is
-accumulated, so additions have another order: sums differ by parts in 1e16. No function synchronizes with the device.
+Arithmetic is float64, as in the reference. A large vocabulary is summed in blocks, and only the token's block is
+accumulated. This changes the order of additions, so sums differ from the reference by parts in 1e16. No function
+synchronizes with the device.
 
 Dimensions: R rows, V vocabulary, B tokens in a block.
 """
@@ -16,30 +17,33 @@ from torch import Tensor
 
 _BLOCK: Final = 1_024
 _CHUNK_VALUES: Final = {"cpu": 2**17}
-"""Logits per chunk; on a CPU a chunk must fit a core's cache as float64."""
+"""Number of logits per chunk: on a CPU, a chunk in float64 must fit a core's cache."""
 _DEVICE_CHUNK_VALUES: Final = 2**24
 _LEAST_WEIGHT: Final = 1e-300
-"""Floor for underflowed weights, so that log() stays finite."""
+"""Floor for underflowed weights. It keeps log() finite."""
 
 
 def draw(logits_RV: Tensor, u_R: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw one token per row; `u_R` and `temperature_R` are float64.
+    """Draw one token per row. `u_R` (uniforms) and `temperature_R` are float64.
 
-    Returns ids [R] (int64) and logprobs [R] (float64, nats), on the device of `u_R`; NaN where logits are not finite.
+    Returns token ids [R] (int64) and their log-probabilities [R] (float64, nats), on the device of `u_R`.
+    Log-probabilities are NaN where logits are not finite.
     """
     return _in_chunks(_draw, logits_RV, u_R, temperature_R)
 
 
 def interval(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the start of each token's interval in cumulative probability, and the logprobs of `tokens_R` (int64).
+    """Return the start of each token's interval in cumulative probability and the log-probabilities of `tokens_R`
+    (int64).
 
-    Both [R], float64, on the device of `temperature_R`, where `tokens_R` is too; NaN as in `draw`.
+    Both are [R], float64, on the device of `temperature_R`, the required device of `tokens_R`. NaN where logits are not
+    finite.
     """
     return _in_chunks(_interval, logits_RV, tokens_R, temperature_R)
 
 
 def shortfall(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> Tensor:
-    """Return by how many nats each token is less likely than the most likely one [R], 0 for a greedy choice.
+    """Return each token's log-probability deficit to the most likely token, in nats [R]; 0 for a greedy choice.
 
     Devices and types are those of `interval`.
     """
@@ -48,8 +52,8 @@ def shortfall(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> Ten
 
 
 def most_likely(logits_RV: Tensor, _u_R: Tensor, _temperature_R: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the most likely token of each row [R] and its log-probability [R] in nats: a greedy choice, with the
-    parameters of `draw`.
+    """Return the most likely token of each row [R] and its log-probability [R] in nats. The parameters are those of
+    `draw`.
     """
     logprobs_R, tokens_R = logits_RV.float().log_softmax(dim=-1).max(dim=-1)
     return tokens_R, logprobs_R
@@ -88,7 +92,6 @@ def _draw(logits_RV: Tensor, u_R: Tensor, temperature_R: Tensor) -> tuple[Tensor
 
 
 def _logprobs(logits_RV: Tensor, tokens_R1: Tensor, temperature_R: Tensor, top_R1: Tensor, totals_R1: Tensor) -> Tensor:
-    """Return the log-probabilities of the tokens [R]."""
     chosen_R1 = logits_RV.gather(1, tokens_R1.to(logits_RV.device)).to(device=top_R1.device, dtype=torch.float64)
     return (chosen_R1 / temperature_R[:, None] - top_R1 - totals_R1.log()).squeeze(1)
 
@@ -108,8 +111,8 @@ def _shortfall(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> tu
 
 
 def _edges(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the weight of all ids before each token, the weight of all ids, and the largest scaled logit, each
-    [R, 1].
+    """Return, each [R, 1]: the weight of all ids before the token, the weight of all ids, and the largest
+    scaled logit.
     """
     weights_RV, top_R1 = _weights(logits_RV, temperature_R)
     tokens_R1 = tokens_R[:, None]
@@ -137,7 +140,7 @@ def _draw_by_blocks(weights_RV: Tensor, u_R: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _block_sums(weights_RV: Tensor) -> Tensor:
-    """Return the sums [R, blocks]; the last block may be short."""
+    """Return the sum of each block's weights [R, blocks]; the last block may be shorter."""
     vocabulary = weights_RV.shape[1]
     whole = vocabulary // _BLOCK * _BLOCK
     sums: Tensor = weights_RV[:, :whole].unflatten(1, (-1, _BLOCK)).sum(dim=2)
@@ -159,6 +162,6 @@ def _of_block(weights_RV: Tensor, blocks: Tensor, block_R1: Tensor) -> tuple[Ten
 
 
 def _first_above(cumulative_RN: Tensor, target_R1: Tensor) -> Tensor:
-    """Return the first index above the target [R, 1]; if rounding leaves none, the last one with non-zero weight."""
+    """Return the first index above the target [R, 1]; if rounding leaves none, the last index with non-zero weight."""
     last_R1 = torch.searchsorted(cumulative_RN, cumulative_RN[:, -1:].contiguous())
     return torch.minimum(torch.searchsorted(cumulative_RN, target_R1.contiguous(), right=True), last_R1)

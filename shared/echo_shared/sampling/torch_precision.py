@@ -1,9 +1,9 @@
-"""Detects the 16-bit precisions that a device multiplies in hardware, for engine and learner.
+"""Detects whether a device multiplies 16-bit numbers in hardware, for engine and learner.
 
-On a CPU, a few short products measure the support, which depends on the processor and on PyTorch's build.
-With hardware support, a product takes 0.5 to 2 times float32's time. Without it, a forward pass's product takes 3 to 6
-times, and a backward pass's 5 times (AVX-512) or more than 100 times (AVX2). A training step could then exceed half an
-hour, so training itself is no measurement.
+A CPU's support depends on the processor and on PyTorch's build, so it is measured with a few short products. With
+hardware support, a product takes 0.5 to 2 times float32's time. Without it, a forward pass's product takes 3 to 6
+times, and a backward pass's 5 times (AVX-512) or more than 100 times (AVX2). A training step could then take more than
+half an hour, so training itself cannot serve as the measurement.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _WIDTH: Final = 512
 _REPEATS: Final = 20
 _LEAST: Final = 3
 _BUDGET_S: Final = 0.1
-"""Seconds of measuring after which only the minimum number of repetitions is completed."""
+"""Seconds of measuring after which no repetition starts beyond the first `_LEAST`."""
 _MOST: Final = 2.5
-"""Highest time of a 16-bit product, relative to float32, that counts as hardware support. Processors with and without
-support are far from this limit, so repeated measurements agree.
+"""Maximum time of a 16-bit product, relative to float32, that counts as hardware support. Processors with and without
+support are far from this value, so repeated measurements agree.
 """
 
 
@@ -41,9 +41,10 @@ def multiplies(device: torch.device, dtype: torch.dtype) -> bool:
 
 @torch.inference_mode()
 def time_over_float32(dtype: torch.dtype) -> float:
-    """Return the ratio of a CPU product's time in `dtype` to float32; both alternate, and the fastest of each counts.
+    """Return a CPU product's time in `dtype` divided by its time in float32. The two alternate, and the fastest of each
+    counts.
 
-    Uses one thread, because several would wait for the slowest one on a busy machine. Run nothing else meanwhile.
+    Uses one thread, because several threads would wait for the slowest one on a busy machine.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -57,7 +58,7 @@ def _time_over_float32(dtype: torch.dtype) -> float:
     exact = torch.ones(_ROWS, _WIDTH), torch.ones(_WIDTH, _WIDTH)
     rough = exact[0].to(dtype), exact[1].to(dtype)
     _products_s(*exact), _products_s(*rough)  # Warm up: the first products allocate and choose kernels.
-    # Times above the fastest include other load of the machine.
+    # Use the fastest time of each: slower ones include other load of the machine.
     exact_s = rough_s = float("inf")
     ends_at = time.perf_counter() + _BUDGET_S
     for repeat in range(_REPEATS):
@@ -68,7 +69,6 @@ def _time_over_float32(dtype: torch.dtype) -> float:
 
 
 def _products_s(x: Tensor, weight: Tensor) -> float:
-    """Time a linear layer's forward product and its backward product for the inputs."""
     began = time.perf_counter()
     x @ weight.T
     x @ weight

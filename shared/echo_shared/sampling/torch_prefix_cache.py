@@ -1,11 +1,12 @@
-"""Automatic prefix caching, as in vLLM and SGLang: keys and values of sampled sequences, for prompts that extend them.
+"""Prefix caching, as in vLLM and SGLang: keeps keys and values of sampled sequences for prompts that extend them.
 
 In an episode of several turns, each prompt is the previous one, its completion, and the environment's answer:
 
     turn 0   prompt            -> completion                    keys and values of all but the last token are kept
     turn 1   prompt completion observation -> completion        only the last token and the observation are computed
 
-Kept states equal recomputed ones up to rounding while the policy is the same, so each policy needs its own cache.
+Kept states equal recomputed ones, up to rounding, only under the same policy version, so each version needs its own
+cache.
 
 Dimensions: H heads, T tokens, D head size.
 """
@@ -22,11 +23,11 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
 States = Sequence[tuple[Tensor, Tensor]]
-"""Keys and values of one sequence by layer, both [H, T, D]."""
+"""Keys and values of one sequence, a pair for each layer, both [H, T, D]."""
 
 
 class PrefixCache:
-    """Keys and values of the newest sequences of one policy, up to `max_tokens` in all."""
+    """Keys and values of the newest sequences of one policy version, of up to `max_tokens` tokens in total."""
 
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
@@ -36,7 +37,7 @@ class PrefixCache:
         self._lengths: Counter[int] = Counter()
 
     def keep(self, ids_T: NDArray[np.int32], states: States) -> None:
-        """Store `states`; drops the oldest sequences to make space. The caller must not modify `states` afterwards."""
+        """Store `states`; drop the oldest sequences to make space. The caller must not modify `states` afterwards."""
         if len(ids_T) > self._max_tokens:
             return
         key = _key(ids_T)
@@ -54,7 +55,7 @@ class PrefixCache:
         self._lengths[length] -= 1
 
     def longest(self, ids_T: NDArray[np.int32]) -> States:
-        """Return the states of the longest kept sequence that is a proper prefix of `ids_T`; empty if there is none."""
+        """Return the states of the longest kept sequence that is a proper prefix of `ids_T`; () if there is none."""
         for length in sorted(+self._lengths, reverse=True):
             if length < len(ids_T) and (found := self._kept.get(_key(ids_T[:length]))) is not None:
                 return found
@@ -62,14 +63,14 @@ class PrefixCache:
 
 
 def length_of(states: States) -> int:
-    """Return the number of tokens."""
     return int(states[0][0].shape[1]) if states else 0
 
 
 def as_past(states_P: Sequence[States], lengths_P: Sequence[int], columns: int) -> Any:
-    """Build a transformers cache of `columns` columns that ends with each prompt's first `lengths_P` states.
+    """Build a transformers cache of `columns` columns from each prompt's first `lengths_P` states, aligned to the
+    right.
 
-    Earlier columns are zero. At least one prompt must have states.
+    Columns before a prompt's states are zero. At least one prompt must have states.
     """
     layers: list[Any] = []
     for number, (like, _) in enumerate(next(states for states in states_P if states)):

@@ -1,7 +1,7 @@
 """Sampling with a transformers causal LM: continuous batching, one prefill per prompt, seeded draws.
 
 The learner (co-located mode, evaluation) and the node's torch backend share this code, so both draw the same tokens.
-This module imports torch, as do `torch_draws` and `torch_cache`, on which it builds; import all three lazily.
+Import this module, `torch_draws` and `torch_cache` lazily: they import torch.
 
 A prompt is prefilled once for all rollouts of its group; the first token of each is drawn from the prompt's logits. A
 rollout with a prefix is prefilled separately, with prompt and prefix, and continues from there. A rollout that needs
@@ -38,10 +38,10 @@ from echo_shared.sampling.torch_draws import draw, most_likely
 from echo_shared.sampling.torch_prefix_cache import PrefixCache, as_past, length_of
 
 PREFILL_TOKENS: Final = 2_048
-"""Limit on the tokens of one prefill, padding included; a longer prompt is prefilled separately."""
+"""Maximum tokens of one prefill, padding included. A longer prompt is prefilled alone."""
 
 Choose = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Maps (logits [R, V], uniforms [R], temperatures [R]) to token ids [R] and their logprobs [R]."""
+"""Function from (logits [R, V], uniforms [R], temperatures [R]) to token ids [R] and their log-probabilities [R]."""
 
 
 def sample_groups(
@@ -55,10 +55,10 @@ def sample_groups(
 ) -> Iterator[FinishedRollout]:
     """Draw all rollouts of `groups` in one batch and yield each when it is finished.
 
-    `model`: a transformers causal LM, bare or wrapped by PEFT, in eval mode. Pass `torch_draws.most_likely` as `choose`
-    for greedy completions. `width`: limit on rollouts in progress, None = all. `max_cells`: limit on the tokens whose
-    keys and values are held. `prefixes`: sequences sampled by this policy, reused by prompts that extend them; new
-    sequences are added. Raises BackendError if logits are not finite.
+    `model`: a transformers causal LM, bare or wrapped by PEFT, in eval mode. `choose`: `torch_draws.most_likely` gives
+    greedy completions. `width`: maximum unfinished rollouts at a time, None = all. `max_cells`: maximum tokens whose
+    keys and values are held. `prefixes`: cache of sequences that this policy version sampled; it is read and extended.
+    Raises BackendError if logits are not finite.
     """
     width = sum(len(group.indices) for group in groups) if width is None else width
     batch = Batch(model, width=width, max_cells=max_cells, choose=choose, prefixes=prefixes)
@@ -73,7 +73,9 @@ def greedy(
     max_tokens: int,
     stop_ids: tuple[int, ...],
 ) -> list[NDArray[np.int32]]:
-    """Return the greedy completion [T] of each prompt [T], in order; a stop token is its last token."""
+    """Return the greedy completion [T] of each prompt [T], in order. A stop token is the last token of its
+    completion.
+    """
     completions: list[NDArray[np.int32]] = [np.zeros(0, dtype=np.int32)] * len(prompts)
     groups = [
         GroupRequest(
@@ -96,7 +98,7 @@ def greedy(
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """Rollouts of a group that have not started and share their first tokens."""
+    """Unstarted rollouts of a group with the same tokens to prefill."""
 
     group: GroupRequest
     ids: NDArray[np.int32]
@@ -104,11 +106,11 @@ class _Waiting:
     indices: tuple[int, ...]
     started: float = 0.0
     cache: Any = None
-    """Cache of all prompts prefilled together; None before."""
+    """Cache of all prompts that were prefilled together; None before the prefill."""
     place: int = 0
-    """Row of `cache` that holds the prompt."""
+    """The prompt's row in `cache`."""
     logits: Tensor | None = None
-    """Logits of the first token, [1, V]."""
+    """Logits of the first token to draw, [1, V]."""
 
     @property
     def num_given(self) -> int:
@@ -117,13 +119,13 @@ class _Waiting:
 
 
 class _Prefill:
-    """Number of prompts and tokens of one prefill, padding included."""
+    """Size of one prefill, in prompts and in tokens with padding."""
 
     def __init__(self) -> None:
         self._prompts = self._longest = 0
 
     def add(self, waiting: _Waiting) -> bool:
-        """Add the prompt and return True if it fits; the first one always fits."""
+        """Add the prompt if it fits, and return True if so. The first prompt always fits."""
         longest = max(self._longest, len(waiting.ids))
         if self._prompts and (self._prompts + 1) * longest > PREFILL_TOKENS:
             return False
@@ -132,7 +134,7 @@ class _Prefill:
 
 
 class Batch:
-    """Rollouts in progress, of as many groups as fit."""
+    """Unfinished rollouts, from as many groups as fit."""
 
     def __init__(
         self,
@@ -143,8 +145,9 @@ class Batch:
         choose: Choose = draw,
         prefixes: PrefixCache | None = None,
     ) -> None:
-        """`width`: limit on rollouts in progress; `max_cells`: limit on the tokens whose keys and values are held;
-        `prefixes`: see `sample_groups`."""
+        """`width`: maximum unfinished rollouts at a time; `max_cells`: maximum tokens whose keys and values are held;
+        `prefixes`: see `sample_groups`.
+        """
         self._model = model
         self._prefixes = prefixes
         self._width = width
@@ -156,9 +159,10 @@ class Batch:
         self._waiting: deque[_Waiting] = deque()
 
     def sample(self, groups: Iterator[GroupRequest]) -> Iterator[list[FinishedRollout]]:
-        """Yield the rollouts that each step finished, often none; takes more of `groups` whenever there is capacity.
+        """Yield the rollouts that each step finished, often none. Groups are taken from `groups` whenever there is
+        capacity.
 
-        `groups` may yield again after it was exhausted. Ends when it is exhausted and no rollout runs. Raises
+        `groups` may yield again after it was exhausted. Ends when it is exhausted and no rollout is unfinished. Raises
         BackendError if logits are not finite.
         """
         while True:
@@ -170,17 +174,21 @@ class Batch:
             yield finished
 
     def cancel(self, lease_id: int) -> None:
-        """Drop the lease's rollouts; call between two steps of `sample`."""
+        """Drop the lease's rollouts. Call this between two steps of `sample`."""
         self._waiting = deque(waiting for waiting in self._waiting if waiting.group.lease_id != lease_id)
         self._table.drop(self._table.rows_of(lease_id))
 
     def news(self) -> list[DrawnPart]:
-        """Return the tokens drawn since the last call; call between two steps of `sample`."""
+        """Return the tokens of unfinished rollouts drawn since the last call. Call this between two steps
+        of `sample`.
+        """
         return self._table.news()
 
     @torch.inference_mode()
     def _admit(self, groups: Iterator[GroupRequest]) -> list[FinishedRollout]:
-        """Start rollouts until the batch is full, `groups` is exhausted, or a first token finishes some of them."""
+        """Start rollouts until the batch is full, `groups` is exhausted, or some rollouts finish with their first drawn
+        token.
+        """
         finished: list[FinishedRollout] = []
         while not finished and (taken := self._take(groups)):
             fresh = [waiting for waiting, _ in taken if waiting.cache is None]
@@ -191,7 +199,7 @@ class Batch:
         return finished
 
     def _take(self, groups: Iterator[GroupRequest]) -> list[tuple[_Waiting, tuple[int, ...]]]:
-        """Return the rollouts to start next, limited by free rows and by the size of one prefill."""
+        """Return the rollouts to start next: limited by free rows and by the size of one prefill."""
         taken: list[tuple[_Waiting, tuple[int, ...]]] = []
         running = len(self._table) - len(self._table.free())
         longest = self._table.longest()
@@ -214,9 +222,9 @@ class Batch:
         return taken
 
     def _ahead(self, fresh: Sequence[_Waiting], groups: Iterator[GroupRequest]) -> list[_Waiting]:
-        """Return further waiting groups, whose prompts are prefilled ahead, together with those of `fresh`.
+        """Return waiting groups whose prompts are prefilled early, together with those of `fresh`.
 
-        A prefill of few tokens costs about one step, because the time goes into calls of the device.
+        A prefill of few tokens costs about as much as a step, because launching device kernels takes most of the time.
         """
         prefill = _Prefill()
         for waiting in fresh:
@@ -241,13 +249,15 @@ class Batch:
         return self._waiting.popleft() if self._waiting else None
 
     def _rows_of(self, length: int) -> int:
-        """Return how many rows of up to `length` tokens fit; at least 1, because only the device can tell."""
+        """Return how many rows of up to `length` tokens fit; at least 1, because the device itself reports a lack of
+        memory.
+        """
         if self._max_cells is None:
             return self._width
         return min(self._width, max(1, self._max_cells // columns_for(length)))
 
     def _prefill(self, fresh: Sequence[_Waiting]) -> None:
-        """Compute the prompts in one batch padded on the left; equal prompts are computed once."""
+        """Run the model on the prompts, in one batch padded on the left. Equal prompts are computed once."""
         started = time.perf_counter()
         distinct: dict[bytes, int] = {}
         places = [distinct.setdefault(one.ids.astype("<i4").tobytes(), len(distinct)) for one in fresh]
@@ -258,7 +268,7 @@ class Batch:
         for row, prompt in enumerate(prompts_P):
             ids[row, longest - len(prompt) :] = prompt
         positions = np.arange(longest) - (longest - lengths_P)[:, None]
-        # Without padding no mask is passed, so that attention can use its fastest path.
+        # Without padding, pass no mask, so that attention can use its fastest path.
         mask = _on(self._model.device, positions >= 0) if lengths_P.min() < longest else None
         past, columns = self._past(prompts_P)
         logits, cache = self._forward(np.stack([ids, np.maximum(positions, 0)])[:, :, columns:], mask, past)
@@ -269,7 +279,8 @@ class Batch:
     def _past(self, prompts_P: Sequence[NDArray[np.int32]]) -> tuple[Any, int]:
         """Return the cached keys and values of the first columns, padding included, and the number of those columns.
 
-        The computed part is equally long for all prompts, so prompts with longer cached prefixes recompute some of it.
+        The computed part has the same length for all prompts, so prompts with longer cached prefixes recompute some
+        tokens.
         """
         if self._prefixes is None:
             return None, 0
@@ -280,7 +291,7 @@ class Batch:
         return (as_past(known_P, lengths_P, columns), columns) if columns else (None, 0)
 
     def _begin(self, taken: Sequence[tuple[_Waiting, tuple[int, ...]]]) -> list[FinishedRollout]:
-        """Draw the first tokens, and assign rows to the rollouts that need more."""
+        """Draw the first token of each rollout, and give rows to the rollouts that need more tokens."""
         begun = [(waiting, index) for waiting, indices in taken for index in indices]
         first_u = [
             draws.group_uniforms(waiting.group.seed, indices, waiting.num_given + 1)[:, -1]
@@ -305,7 +316,7 @@ class Batch:
         return finished
 
     def _rows_for(self, joining: Sequence[_Waiting]) -> list[int]:
-        """Copy the prompts of `joining` into free rows of the cache and after the last one; return the rows."""
+        """Copy the keys and values of the prompts of `joining` into free rows, then into new rows; return the rows."""
         if not joining:
             return []
         longest = max(len(waiting.group.prompt_ids) + waiting.group.max_tokens for waiting in joining)
@@ -343,7 +354,6 @@ class Batch:
 
     @torch.inference_mode()
     def _step(self) -> list[FinishedRollout]:
-        """Draw one token for every row."""
         rows = np.arange(len(self._table))
         inputs = np.stack(self._table.next_inputs(rows), dtype=np.int64)
         mask = self._slots.before_step()
@@ -356,7 +366,7 @@ class Batch:
             for row, rollout in finished.items():
                 states, begun = self._slots.states(row), running[row]
                 if states is not None and begun is not None:
-                    # The last token was drawn but not fed, so its keys and values do not exist.
+                    # The last token was drawn but not fed to the model, so its keys and values do not exist.
                     fed = np.concatenate([begun.group.prompt_ids, rollout.completion_ids[:-1]])
                     self._prefixes.keep(fed, states)
         return list(finished.values())
@@ -375,7 +385,7 @@ class Batch:
         return output.logits[:, -1], cache_of(output)
 
     def _draw(self, logits: Tensor, drawing: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Draw with uniforms and temperatures [2, R], in one transfer to the device and one back."""
+        """Draw with uniforms and temperatures [2, R]: one transfer to the device and one back."""
         u_R, temperature_R = _on(self._draw_device, drawing)
         tokens_R, logprobs_R = self._choose(logits, u_R, temperature_R)
         drawn = torch.stack([tokens_R.double(), logprobs_R.double()]).numpy(force=True)
@@ -389,7 +399,7 @@ class Batch:
 
 
 def _on(device: torch.device, array: NDArray[Any]) -> Tensor:
-    """Copy to the device; for CUDA asynchronously, from pinned memory."""
+    """Copy to the device, asynchronously from pinned memory on CUDA."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
@@ -399,7 +409,7 @@ def _starts(group: GroupRequest) -> list[_Waiting]:
 
 
 def _ended_at_once(waiting: _Waiting, index: int, token: np.int64, logprob: np.float64, now: float) -> FinishedRollout:
-    """Return a rollout that its first drawn token finished."""
+    """Return a rollout that ended with its first drawn token."""
     before = next((prefix for prefix in waiting.group.prefixes if prefix.index == index), None)
     ids_T, logprobs_T = np.array([token], np.int32), np.array([logprob], np.float32)
     if before is not None:

@@ -1,5 +1,5 @@
-"""Version spans: which version drew which tokens of a completion, in token order. Tokens drawn with the versions (7, 7,
-7, 9, 9) are the spans 3 tokens with version 7, 2 tokens with version 9.
+"""Version spans: the policy versions that drew a completion's tokens, in token order. Tokens drawn with the versions
+(7, 7, 7, 9, 9) are two spans: 3 tokens with version 7, 2 tokens with version 9.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ Spans = tuple[VersionSpan, ...]
 
 
 def num_tokens(spans: Sequence[VersionSpan]) -> int:
-    """Return the total number of tokens."""
     return sum(span.num_tokens for span in spans)
 
 
 def grown(spans: Spans, policy_version: int, more_tokens: int) -> Spans:
-    """Return `spans` with `more_tokens` tokens of one version appended."""
     if more_tokens == 0:
         return spans
     if spans and spans[-1].policy_version == policy_version:
@@ -28,7 +26,7 @@ def grown(spans: Spans, policy_version: int, more_tokens: int) -> Spans:
 
 
 def between(spans: Spans, start: int, stop: int) -> Spans:
-    """Return the spans of tokens `start` to `stop` - 1, as far as they exist."""
+    """Return the spans of tokens `start` up to `stop`, as far as they exist."""
     found: list[VersionSpan] = []
     begin = 0
     for span in spans:
@@ -41,7 +39,7 @@ def between(spans: Spans, start: int, stop: int) -> Spans:
 
 
 def problem(spans: Sequence[VersionSpan], completion_tokens: int) -> str:
-    """Return the fault of these spans for a completion of this length; "" if the spans are valid."""
+    """Return the reason why `spans` cannot describe a completion of this length; "" if they can."""
     if num_tokens(spans) != completion_tokens:
         return f"versions that cover {num_tokens(spans)} tokens instead of {completion_tokens}"
     versions = [span.policy_version for span in spans]

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 
 class Identity:
-    """A private key, with its public key, id and signatures."""
+    """An Ed25519 private key, with its public key and id."""
 
     def __init__(self, key: Ed25519PrivateKey) -> None:
         self._key = key
@@ -29,7 +29,7 @@ class Identity:
     def from_pem(cls, pem: bytes) -> Identity:
         """Read a private key from PEM bytes.
 
-        Raises ValueError if they hold no private key, TypeError if the key is encrypted or not Ed25519.
+        Raises ValueError if the bytes hold no private key, TypeError if the key is encrypted or not Ed25519.
         """
         key = load_pem_private_key(pem, password=None)
         if not isinstance(key, Ed25519PrivateKey):
@@ -37,7 +37,6 @@ class Identity:
         return cls(key)
 
     def to_pem(self) -> bytes:
-        """Return the private key as unencrypted PEM."""
         return self._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
     @property
@@ -45,12 +44,11 @@ class Identity:
         return node_id(self.public_key)
 
     def sign(self, data: bytes) -> bytes:
-        """Return the signature over `data`, 64 bytes."""
+        """Return the 64-byte signature over `data`."""
         return self._key.sign(data)
 
 
 def verify(public_key: bytes, signature: bytes, data: bytes) -> bool:
-    """Return True if `signature` over `data` was made with `public_key`."""
     try:
         Ed25519PublicKey.from_public_bytes(public_key).verify(signature, data)
     except (InvalidSignature, ValueError):
@@ -59,11 +57,11 @@ def verify(public_key: bytes, signature: bytes, data: bytes) -> bool:
 
 
 def node_id(public_key: bytes) -> str:
-    """Return the node's short id in logs, pages and the store: 20 hexadecimal characters of the key's hash."""
+    """Return a node's short id, used in logs, pages and the database: 20 hexadecimal characters of the key's hash."""
     return hashlib.blake2b(public_key, digest_size=10).hexdigest()
 
 
 def fingerprint(public_key: bytes) -> str:
-    """Return the key's fingerprint for people to compare: eight groups of four hexadecimal characters."""
+    """Return the key's fingerprint, which people compare: eight groups of four hexadecimal characters."""
     digits = hashlib.blake2b(public_key, digest_size=16).hexdigest()
     return " ".join(digits[i : i + 4] for i in range(0, len(digits), 4))

@@ -24,7 +24,7 @@ def load(path: Path) -> Identity:
 
 
 def load_or_create(path: Path) -> Identity:
-    """Read the key at `path`, or create one that only its owner may read. Raises as `load`."""
+    """Read the key at `path`, or create one that only its owner may read. Raises like `load`."""
     if path.exists():
         return load(path)
     identity = Identity.generate()

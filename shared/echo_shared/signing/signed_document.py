@@ -1,9 +1,9 @@
-"""JSON documents signed by a hub, which anyone with the hub's key can check, offline and at any time.
+"""JSON documents signed by a hub. Anyone with the hub's key can check them, offline and at any time.
 
     {"certificate": {…, "hub_key": "…"}, "signature": "…"}
 
 The signature covers a fixed prefix, one per kind of document, and the contents as JSON in UTF-8 with sorted keys and no
-spaces. Contents are text and whole numbers only, so this form is unique.
+spaces. Contents are texts and integers only, so this form is unique.
 """
 
 from __future__ import annotations
@@ -45,22 +45,21 @@ Moment = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$"), Aft
 
 
 def moment(seconds: float) -> str:
-    """Convert seconds since the epoch to a `Moment`."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def sign(said: Signed, hub: Identity, *, name: str, prefix: bytes) -> bytes:
-    """Return the signed document as JSON, with the contents under the key `name`."""
+    """Return the signed document as JSON, with the contents of `said` under the key `name`."""
     signature = hub.sign(prefix + _canonical(said)).hex()
     document = {name: said.model_dump(mode="json"), _SIGNATURE: signature}
     return f"{json.dumps(document, indent=2, ensure_ascii=False)}\n".encode()
 
 
 def verified(document: bytes, kind: type[_Said], *, name: str, prefix: bytes, what: str, most_bytes: int) -> _Said:
-    """Return the contents of a document whose signature matches the key that it names.
+    """Return the contents of a document whose signature matches the key that the document names.
 
-    The caller must check that the key is the hub's. Raises CodecError for any other document; `what` names the expected
-    kind in its text.
+    The caller must check that this key is the hub's. Raises CodecError for any other document; `what` names the
+    expected kind of document in its text.
     """
     not_one = f"This is no {what}."
     if len(document) > most_bytes:
@@ -88,7 +87,7 @@ def _parsed(value: Any, kind: type[_Said], not_one: str) -> _Said:
 
 
 def _hexadecimal(value: Any) -> bytes:
-    """Decode a signature; b"" if it is malformed, which never verifies."""
+    """Decode a signature; return b"", which never verifies, if it is malformed."""
     try:
         return bytes.fromhex(value) if isinstance(value, str) and len(value) == 128 else b""
     except ValueError:

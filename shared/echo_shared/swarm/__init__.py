@@ -1,8 +1,7 @@
-"""Distribution of artefacts between hub and nodes: BitTorrent first, the hub's web seed as fallback.
+"""Distribution of artefacts between hub and nodes: BitTorrent first, the hub's web seed (HTTP) as fallback.
 
-`open_swarm` returns a libtorrent session on platforms that have libtorrent, else a client that downloads from the web
-seed only. The caller must check a fetched artefact against its signed manifest (`echo_shared.artefacts.manifest`)
-before use.
+`open_swarm` returns a libtorrent session, or a client that downloads from the web seed only if libtorrent is not
+available. The caller must check a fetched artefact against its signed manifest (`echo_shared.artefacts.manifest`).
 """
 
 from echo_shared.swarm.base import FetchStats, OnProgress, PeerAddress, Swarm, SwarmSettings, TorrentStats

@@ -1,4 +1,4 @@
-"""Interface of all swarm clients, independent of the transport."""
+"""Interface of all swarm clients. A swarm client transfers artefacts between this process and its peers."""
 
 from __future__ import annotations
 
@@ -27,24 +27,28 @@ class SwarmSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     listen_host: str = "0.0.0.0"
-    """Address on which other peers may connect; 127.0.0.1 blocks remote peers."""
+    """Address on which other peers may connect; 127.0.0.1 refuses peers on other machines."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """TCP port for other peers; 0 = any free one."""
+    """TCP port for connections of other peers; 0 = any free one."""
     upload_limit_bytes_s: Annotated[int, Field(ge=0)] = 0
-    """Upload to peers outside the local network; 0 = unlimited."""
+    """Upload limit in bytes per second, for peers outside the local network; 0 = unlimited."""
     download_limit_bytes_s: Annotated[int, Field(ge=0)] = 0
-    """Download from the web seed, and from peers outside the local network; 0 = unlimited."""
+    """Download limit in bytes per second, for the web seed and for peers outside the local network; 0 = unlimited."""
     web_seed_after_s: Annotated[float, Field(ge=0)] = 3.0
-    """Silence of all peers, in seconds, after which a fetch also uses the hub's web seed.
+    """Seconds without data from any peer after which a fetch also uses the hub's web seed.
 
     0 = at once. A fetch without peers and trackers does not wait either.
     """
     stall_timeout_s: Annotated[float, Field(gt=0)] = 120.0
-    """Silence of peers and web seed, in seconds, after which a fetch fails; the next try resumes from the files."""
+    """Seconds without data from peers and web seed after which a fetch fails. The next attempt resumes from the files
+    on disk.
+    """
 
 
 class FetchStats(BaseModel):
-    """Time and traffic of one fetch. Bytes count received payload, including pieces that failed their hash check."""
+    """Duration and traffic of one fetch. Byte counts include pieces that failed their hash check, but no protocol
+    overhead.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -65,14 +69,14 @@ class TorrentStats(BaseModel):
 
 
 class Swarm(ABC):
-    """Swarm client of this process. Create it with `opening.open_swarm`, end it with `close`."""
+    """Swarm client of this process. Create it with `opening.open_swarm`, and end it with `close`."""
 
     port: int = 0
-    """TCP port for incoming connections; 0 = none."""
+    """TCP port for incoming connections; 0 = it takes none."""
 
     @abstractmethod
     async def seed(self, torrent: bytes, directory: Path, tracker_urls: Iterable[str] = ()) -> None:
-        """Serve the complete `directory`, without checking its contents, until `remove` or `close`."""
+        """Serve the complete `directory`, whose contents are not checked, until `remove` or `close`."""
 
     @abstractmethod
     async def fetch(
@@ -88,29 +92,31 @@ class Swarm(ABC):
         """Complete the torrent's directory below `parent`, then continue to serve it.
 
         Resumes from existing files. `web_seed_url` ends in a slash; the artefact's name and the file's path are
-        appended to it. Raises SwarmError if no peer serves the artefact, StorageError if the disk fails. Cancel-safe:
-        the transfer stops and keeps what has arrived.
+        appended to it. Raises SwarmError if no peer serves the artefact, StorageError for disk errors. When cancelled,
+        the transfer stops and keeps the data on disk.
         """
 
     @abstractmethod
     async def add_peers(self, info_hash: bytes, peers: Iterable[PeerAddress]) -> None:
-        """Add peers to a running transfer; no effect if there is none."""
+        """Add peers to a transfer. No effect if there is no transfer of this torrent."""
 
     @abstractmethod
     async def remove(self, info_hash: bytes) -> None:
-        """Stop serving or fetching this torrent, and return once its files are closed. No effect if it is unknown."""
+        """Stop serving or fetching this torrent, and return after its files were closed. No effect for an unknown
+        torrent.
+        """
 
     @abstractmethod
     async def stats(self) -> Mapping[bytes, TorrentStats]:
-        """Return the state of every torrent that is served or fetched, by info-hash."""
+        """Return the state of each torrent that is served or fetched, by info-hash."""
 
     @abstractmethod
     async def traffic(self) -> tuple[int, int]:
-        """Return (bytes sent, bytes received) since opening, protocol overhead included."""
+        """Return (bytes sent, bytes received) since the start, including protocol overhead."""
 
     @abstractmethod
     def set_online(self, is_online: bool) -> None:
-        """Pause or resume all traffic; paused fetches wait. A new client is online."""
+        """Pause or resume all traffic; paused fetches wait. A client starts online."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -118,7 +124,6 @@ class Swarm(ABC):
 
 
 def stalled(name: str, *, after_s: float, last_problem: str) -> SwarmError:
-    """Return the error for a fetch that no peer and no web seed serves."""
     return SwarmError(
         f"No peer and no web seed has sent anything of {name} for {after_s:.0f} s.",
         got=last_problem or "no answer",
@@ -127,7 +132,7 @@ def stalled(name: str, *, after_s: float, last_problem: str) -> SwarmError:
 
 
 async def resolve(peers: Iterable[PeerAddress]) -> list[PeerAddress]:
-    """Return `peers` with host names replaced by IP addresses; peers that do not resolve are left out."""
+    """Return `peers` with host names replaced by IP addresses, without peers that do not resolve."""
     loop = asyncio.get_running_loop()
     found: list[PeerAddress] = []
     for host, port in peers:

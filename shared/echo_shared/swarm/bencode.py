@@ -1,6 +1,6 @@
-"""Bencoding, BitTorrent's wire format (https://www.bittorrent.org/beps/bep_0003.html), for torrents and trackers.
+"""Bencoding, the encoding of torrents and tracker answers (https://www.bittorrent.org/beps/bep_0003.html).
 
-Pure Python, so hub and node also work without libtorrent.
+Pure Python, so that hub and node also work without libtorrent.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ Value: TypeAlias = "int | bytes | list[Value] | dict[str, Value]"
 Encodable: TypeAlias = "int | bytes | str | Sequence[Encodable] | Mapping[str, Encodable]"
 
 MAX_DEPTH: Final = 32
-"""Limit on nesting; no torrent or tracker reply comes near it."""
+"""Maximum nesting depth. Torrents and tracker answers stay far below."""
 _MAX_DIGITS: Final = 19
 
 
 def encode(value: Encodable) -> bytes:
-    """Return the canonical encoding of `value`; keys are sorted, text is UTF-8."""
+    """Return the canonical encoding of `value`: keys sorted, text in UTF-8."""
     if isinstance(value, str):
         value = value.encode()
     if isinstance(value, bytes):
@@ -32,7 +32,7 @@ def encode(value: Encodable) -> bytes:
 
 
 def decode(data: bytes) -> Value:
-    """Return the value that `data` encodes. Raises CodecError unless `data` is its canonical encoding."""
+    """Return the value that `data` encodes. Raises CodecError unless `data` is the value's canonical encoding."""
     try:
         value, end = _decode(data, 0, MAX_DEPTH)
     except (ValueError, IndexError) as error:

@@ -1,11 +1,11 @@
-"""Swarm client over libtorrent.
+"""Swarm client based on libtorrent.
 
-libtorrent runs its own threads. It signals new alerts through a socket; the event loop then reads them and passes each
-to its transfer, without polling. The signal is a socket because a Python callback would wait for the interpreter lock
-while it holds libtorrent's lock, which deadlocks when the session closes.
+libtorrent runs its own threads. It signals new alerts (its events) through a socket; the event loop then reads the
+alerts and passes each to its transfer, without polling. The signal is a socket because a Python callback would wait for
+the interpreter lock while libtorrent holds its own lock, which deadlocks when the session closes.
 
-libtorrent checks every piece against its hash and bans peers that send wrong bytes. Neither a peer nor the web seed can
-corrupt a fetch.
+libtorrent checks every piece against its hash and bans peers that send wrong bytes, so neither a peer nor the web seed
+can corrupt a fetch.
 """
 
 from __future__ import annotations
@@ -89,17 +89,17 @@ _TUNED: Final = {
 }
 _LEAST_WAIT_S: Final = 1.0
 _STATS_S: Final = 5.0
-"""Seconds to wait for libtorrent's statistics; after that the previous ones are returned."""
+"""Seconds to wait for libtorrent's statistics. After that, the previous statistics are returned."""
 _REVIVE_WEB_SEED_AFTER_S: Final = 15.0
-"""Least seconds until the web seed is added again, in case libtorrent has dropped it: time for a slow connection to be
-established.
+"""Minimum seconds between two additions of the web seed. Adding it again revives a web seed that libtorrent has
+dropped, but interrupts one that is still connecting.
 """
 _RECHECK_AFTER_S: Final = 5.0
 """Seconds without a new block, after a failed hash check, until the files are checked again."""
 
 
 class BitTorrentSwarm(Swarm):
-    """One libtorrent session, used from one event loop. Call `listen` first."""
+    """A libtorrent session, used from one event loop. Call `listen` first."""
 
     def __init__(self, settings: SwarmSettings) -> None:
         self._settings = settings
@@ -111,7 +111,6 @@ class BitTorrentSwarm(Swarm):
         self._traffic_told = asyncio.Event()
 
     async def listen(self) -> None:
-        """Start the session. Raises SwarmError if it cannot listen."""
         _trust_what_python_trusts()
         host, port = _bindable(self._settings.listen_host, self._settings.port)
         settings: Any = {
@@ -137,7 +136,7 @@ class BitTorrentSwarm(Swarm):
             await self._loop.sock_recv(self._bell, 64)
             try:
                 self._take_alerts()
-            except Exception:  # One transfer's callback must not stop the alerts of all others.
+            except Exception:  # One transfer's failing callback must not stop other transfers' alerts.
                 log.exception("A libtorrent alert could not be handled.")
 
     def _take_alerts(self) -> None:
@@ -175,7 +174,7 @@ class BitTorrentSwarm(Swarm):
                 do="Wait: it is published or fetched again automatically.",
             )
         transfer = Transfer(layout, directory.parent, on_progress=None)
-        transfer.finished.set()  # Seeded files count as complete until libtorrent reports otherwise.
+        transfer.finished.set()  # Count the seeded files as complete until libtorrent reports otherwise.
         params = _params(layout, directory.parent, tracker_urls)
         params.flags |= lt.torrent_flags.seed_mode
         await self._add(transfer, params)
@@ -220,11 +219,11 @@ class BitTorrentSwarm(Swarm):
         return FetchStats(seconds=seconds, swarm_bytes=received_bytes - web_seed_bytes, web_seed_bytes=web_seed_bytes)
 
     async def _until_finished(self, transfer: Transfer, web_seed_url: str | None, *, patience_s: float) -> None:
-        """Wait for the end of the transfer; add the web seed after each `patience_s` seconds of silence."""
+        """Wait for the end of the transfer. Add the web seed once all peers were silent for `patience_s` seconds."""
         stall_s = self._settings.stall_timeout_s
         asked_web_seed_at = -math.inf
         if patience_s:
-            # Wait for libtorrent's check of the files: a web seed that is added after the check is connected at once.
+            # Wait for libtorrent's check of the files: libtorrent connects at once to a web seed added after the check.
             await transfer.checked.wait()
         while not transfer.finished.is_set():
             now = self._loop.time()
@@ -233,7 +232,7 @@ class BitTorrentSwarm(Swarm):
                 raise stalled(transfer.layout.name, after_s=stalled_s, last_problem=transfer.last_problem)
             if web_seed_url and quiet_s >= patience_s and now - asked_web_seed_at >= _REVIVE_WEB_SEED_AFTER_S:
                 asked_web_seed_at = now
-                # Remove and add the web seed, which revives one that libtorrent has dropped.
+                # Remove and add the web seed: this revives a web seed that libtorrent has dropped.
                 transfer.handle.remove_url_seed(web_seed_url)
                 transfer.handle.add_url_seed(web_seed_url)
             if quiet_s >= _RECHECK_AFTER_S:
@@ -301,7 +300,7 @@ class BitTorrentSwarm(Swarm):
         self._rope.close()
 
     async def _add(self, transfer: Transfer, params: lt.add_torrent_params) -> None:
-        """Add the torrent to the session; replaces a failed transfer of the same torrent."""
+        """Add the torrent to the session, in place of a failed transfer of the same torrent."""
         info_hash = transfer.layout.info_hash
         if (running := self._transfers.get(info_hash)) is not None and running.error is not None:
             await self._remove(running)
@@ -317,9 +316,9 @@ class BitTorrentSwarm(Swarm):
 
 
 def _params(layout: TorrentLayout, parent: Path, tracker_urls: Iterable[str]) -> lt.add_torrent_params:
-    """Return libtorrent's parameters of a torrent.
+    """Return libtorrent's parameters for a torrent.
 
-    Raises CodecError unless libtorrent finds the same files as `read_torrent`, SwarmError if the path is not UTF-8.
+    Raises CodecError unless libtorrent finds the same files as `read_torrent`; SwarmError if the path is not UTF-8.
     """
     try:
         params = lt.load_torrent_buffer(layout.torrent)
@@ -340,7 +339,9 @@ def _params(layout: TorrentLayout, parent: Path, tracker_urls: Iterable[str]) ->
 
 
 def _utf8(path: Path) -> str:
-    """Return the path in UTF-8, as libtorrent needs it, whatever Python's file name encoding. Raises SwarmError."""
+    """Return the path in UTF-8, which libtorrent needs even if Python's file name encoding differs. Raises
+    SwarmError.
+    """
     try:
         return os.fsencode(path).decode()
     except UnicodeDecodeError as error:
@@ -352,9 +353,9 @@ def _utf8(path: Path) -> str:
 
 
 def check_libtorrent() -> None:
-    """Raise SwarmError if this libtorrent cannot read a torrent as `BitTorrentSwarm` needs.
+    """Raise SwarmError if the installed libtorrent cannot read a torrent.
 
-    Fast enough to run at each start; `echo_shared.swarm.trial` is the full test.
+    This is fast enough for every start; `echo_shared.swarm.trial` is the full test.
     """
     info: bencode.Encodable = {
         "files": [{"length": 1, "path": ["file"]}],
@@ -386,7 +387,7 @@ def _info_hash_of(alert: lt.torrent_alert) -> bytes:
 
 
 def _received(handle: lt.torrent_handle) -> tuple[int, int]:
-    """Return (payload bytes in all, payload bytes from the web seeds connected now). Blocks."""
+    """Return (all payload bytes, payload bytes from the currently connected web seeds). Blocks."""
     web_seed_bytes = sum(
         peer.total_download for peer in handle.get_peer_info() if peer.connection_type == lt.peer_info.web_seed
     )
@@ -408,7 +409,9 @@ def _stats_of(handles: Mapping[bytes, lt.torrent_handle]) -> dict[bytes, Torrent
 
 
 def _bindable(host: str, port: int) -> tuple[str, int]:
-    """Return the IP address of `host` and one free port; libtorrent would pick another port for each interface."""
+    """Return the IP address of `host` and a free port. libtorrent itself would choose another port for each
+    interface.
+    """
     try:
         with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as server:
             address, free_port = server.getsockname()[:2]
@@ -428,8 +431,8 @@ def _cannot_listen(got: str) -> SwarmError:
 def _trust_what_python_trusts() -> None:
     """Point libtorrent's own OpenSSL to the certificates that Python uses.
 
-    Its default path is that of its build machine, so every https tracker and web seed would fail. On Windows libtorrent
-    uses the system's certificates.
+    Its default path is that of its build machine, so every https tracker and web seed would fail. On Windows,
+    libtorrent uses the system's certificates.
     """
     paths = ssl.get_default_verify_paths()
     if os.name == "posix" and paths.cafile is not None:

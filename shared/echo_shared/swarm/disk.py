@@ -1,4 +1,4 @@
-"""Disk errors on fetched files, as StorageError with advice."""
+"""Converts disk errors on fetched files to StorageError."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CANNOT: Final = "A fetched file cannot be written or read."
 
 
 def on_disk(path: Path) -> AbstractContextManager[None]:
-    """Convert OSError on the fetched file at `path` into StorageError within a `with` block."""
+    """Convert an OSError of a `with` block on the fetched file at `path` to StorageError."""
     return disk_errors(_CANNOT, path)
 
 

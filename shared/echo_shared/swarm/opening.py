@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 async def open_swarm(settings: SwarmSettings) -> Swarm:
-    """Return a listening client: libtorrent if a compatible version is installed, else the web seed client.
+    """Return a client that listens: libtorrent if a compatible version is installed, else the web seed client.
 
     Raises SwarmError if libtorrent cannot listen on the configured address.
     """

@@ -1,9 +1,11 @@
-"""A torrent's directory that is filled piece by piece; only pieces that match their hash are written.
+"""A torrent's directory that is filled piece by piece. Only pieces that match their hash are written.
 
 The files have their full size from the start, with holes for missing pieces, so libtorrent or another process can
-resume from them. Writes go to the page cache: a piece of 64 KiB takes microseconds. On file systems without holes
-(NTFS, exFAT), the first write near a file's end fills everything before it with zeros, which takes seconds for a large
-file. `open`, which runs in a thread, therefore writes each file's last byte, so that no later write is slow.
+resume from them. Writes go to the page cache: a piece of 64 KiB takes microseconds.
+
+On file systems without holes (NTFS, exFAT), the first write near a file's end fills everything before it with zeros,
+which takes seconds for a large file. `open`, which runs in a thread, therefore writes each file's last byte, so that no
+later write is slow.
 """
 
 from __future__ import annotations
@@ -18,14 +20,15 @@ from echo_shared.swarm.disk import on_disk
 from echo_shared.swarm.torrent import FileSlice, TorrentLayout, piece_hash
 
 GIVEN_UP: Final = "given_up"
-"""Code of the SwarmError that tells waiting readers that the artefact will not be completed."""
+"""Code of the SwarmError that waiting readers get when the artefact will not be completed."""
 _READ_BYTES: Final = 2**20
 
 
 class PieceFile:
-    """Reads and writes pieces; one file is open at a time. Used by one thread at a time; call `close` at the end.
+    """Reads and writes pieces of a torrent, from one thread at a time. Only one file is open at a time; call `close` at
+    the end.
 
-    Other threads may read arrived bytes through an `ArrivingFile`.
+    Other threads may read the bytes that have arrived through an `ArrivingFile`.
     """
 
     def __init__(self, layout: TorrentLayout, parent: Path) -> None:
@@ -44,7 +47,9 @@ class PieceFile:
         return not self.missing
 
     def open(self) -> None:
-        """Give every file its full size, and count the pieces on disk that match. Blocks. Raises StorageError."""
+        """Give every file its full size, and find the pieces on disk that match their hash. Blocks. Raises
+        StorageError.
+        """
         with on_disk(self.directory):
             found = [self._make_room(path, size) for path, size in self.layout.files]
         if any(found):
@@ -56,13 +61,14 @@ class PieceFile:
                 self.close()
 
     def has(self, piece: int) -> bool:
-        """Return True if the piece has arrived."""
+        """Return True if the piece has arrived. False for an index outside the torrent."""
         return 0 <= piece < len(self.layout.piece_hashes) and piece not in self.missing
 
     def write(self, piece: int, data: bytes) -> bool:
-        """Write a piece to its place; return False if it had arrived before.
+        """Write a piece to its place; return False if it had already arrived.
 
-        Raises CodecError, and writes nothing, if the piece does not match the torrent's hash; StorageError.
+        Raises CodecError, and writes nothing, if the piece does not match the torrent's hash; StorageError for disk
+        errors.
         """
         if not 0 <= piece < len(self.layout.piece_hashes) or piece_hash(data) != self.layout.piece_hashes[piece]:
             raise CodecError(
@@ -79,22 +85,22 @@ class PieceFile:
         return True
 
     def close(self) -> None:
-        """Close the open file; the next `write` opens it again. Raises StorageError."""
+        """Close the open file; the next access opens it again. Raises StorageError."""
         if self._open is not None:
             file, self._open = self._open[1], None
             with on_disk(self.directory):
                 file.close()
 
     def give_up(self) -> None:
-        """Wake all waiting readers: no further piece will be written."""
+        """End the wait of all readers, because no further piece will be written."""
         with self._arrival:
             self._given_up = True
             self._arrival.notify_all()
 
     def await_bytes(self, count: int) -> None:
-        """Block until the first `count` bytes of the artefact have arrived. For other threads.
+        """Block until the first `count` bytes of the artefact have arrived. For threads that read.
 
-        Raises SwarmError with the code `GIVEN_UP` after `give_up`.
+        Raises SwarmError with the code `GIVEN_UP` if they will not arrive (`give_up`).
         """
         with self._arrival:
             self._arrival.wait_for(lambda: self._given_up or self._next * self.layout.piece_bytes >= count)
@@ -111,7 +117,7 @@ class PieceFile:
                 self._arrival.notify_all()
 
     def _make_room(self, name: str, size: int) -> bool:
-        """Give the file its full size; return True if it had bytes before."""
+        """Give the file its full size; return True if it already had bytes."""
         path = self.directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
@@ -124,7 +130,7 @@ class PieceFile:
         return had_bytes > 0
 
     def read(self, piece: int) -> bytes:
-        """Return the bytes of a piece that has arrived, usually from the page cache. Raises StorageError."""
+        """Return the bytes of a piece that has arrived. Raises StorageError."""
         return self._read(piece)
 
     def _read(self, piece: int) -> bytes:
@@ -142,7 +148,9 @@ class PieceFile:
             data = data[file.write(data) :]
 
     def _at(self, part: FileSlice) -> io.FileIO:
-        """Return the file of `part` at its offset. Only one file is open, because a torrent may have thousands."""
+        """Return the file of `part`, positioned at its offset. Only one file is open, because a torrent may have
+        thousands.
+        """
         if self._open is None or self._open[0] != part.path:
             self.close()
             self._open = part.path, io.FileIO(self.directory / part.path, "r+")
@@ -152,7 +160,9 @@ class PieceFile:
 
 
 class ArrivingFile:
-    """The first file of `pieces`, read in order by another thread while it arrives; `read` waits for missing bytes."""
+    """The first file of `pieces`, for a thread that reads it in order while it arrives. `read` waits for
+    missing bytes.
+    """
 
     def __init__(self, pieces: PieceFile) -> None:
         path, self._left_bytes = pieces.layout.files[0]
@@ -162,7 +172,7 @@ class ArrivingFile:
             self._file = (pieces.directory / path).open("rb")
 
     def read(self, count: int, /) -> bytes:
-        """Return the next `count` bytes, fewer at the file's end. Raises SwarmError (`GIVEN_UP`), StorageError."""
+        """Return the next `count` bytes, fewer at the file's end. Raises SwarmError (`GIVEN_UP`) and StorageError."""
         count = min(count, self._left_bytes)
         self._pieces.await_bytes(self._read_bytes + count)
         with on_disk(self._pieces.directory):

@@ -1,11 +1,11 @@
 """Transfer of artefacts through memory to nodes on the hub's host, without network and torrent. Linux only.
 
-The hub copies an artefact into a memory file (`MemorySegment`), and offers its address to nodes that connect from the
-same host. The memory has no path, so nothing is left behind: the kernel frees it once the hub has closed it or died,
-and the last reader has finished. Only the hub's user can open it.
+The hub copies an artefact into an unnamed memory file (`MemorySegment`), and offers its address to nodes that connect
+from the same host. The kernel frees the memory once the hub has closed the file or died, and the last reader has
+finished. Only the hub's user can open it.
 
-multiprocessing.shared_memory uses names: a killed hub would leave its segments behind, and before Python 3.13 the first
-reader to exit would remove them for all others (https://github.com/python/cpython/issues/82300).
+multiprocessing.shared_memory uses names instead: a killed hub would leave its segments behind, and before Python 3.13
+the first reader to exit would remove them for all others (https://github.com/python/cpython/issues/82300).
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from echo_shared.artefacts.manifest import Manifest
 from echo_shared.wire.messages import SharedMemory
 
 AVAILABLE: Final = sys.platform == "linux" and hasattr(os, "memfd_create")
-"""True if this system supports a `MemorySegment`: not on macOS and Windows, nor with a Python built for an old
-Linux."""
+"""True if this system supports `MemorySegment`. Requires Linux and a Python built for a recent kernel."""
 
 
 class MemorySegment:
-    """One artefact in memory, its files concatenated in the manifest's order.
+    """One artefact in memory: its files, concatenated in the manifest's order.
 
-    After `close` no new reader can open it; readers that have it open continue to its end.
+    After `close`, no further reader can open it; readers that have opened it can still read everything.
     """
 
     def __init__(self, descriptor: int, address: SharedMemory) -> None:
@@ -54,10 +53,10 @@ class MemorySegment:
 
 
 def read(address: SharedMemory, manifest: Manifest, directory: Path) -> None:
-    """Copy the artefact at `address` into `directory`; the caller must verify it. Blocks.
+    """Copy the artefact at `address` into `directory`. Blocks. The caller must verify the files.
 
-    Raises OSError if the hub has closed it, or if this process cannot see the hub's: on another host, as another user,
-    or in a container. The random name is checked, so no unrelated file with the same numbers is opened.
+    Raises OSError if the hub has closed the memory, or if this process cannot see the hub's process: on another host,
+    as another user, or in a container.
     """
     if sys.platform != "linux":
         raise OSError("Only Linux supports reading another process's memory files.")
@@ -73,8 +72,8 @@ def read(address: SharedMemory, manifest: Manifest, directory: Path) -> None:
 
 
 def _open(address: SharedMemory) -> int:
-    """Open the memory file. Check its random name before and after: the hub may reuse the descriptor's number in
-    between.
+    """Open the memory file. Its random name is checked before and after, because the hub may reuse the descriptor's
+    number.
     """
     assert sys.platform == "linux", "the caller has checked the platform"
     link = Path("/proc", str(address.pid), "fd", str(address.descriptor))
@@ -94,7 +93,7 @@ def _check_name(link: Path, address: SharedMemory) -> None:
 
 
 def _copy(source: int, target: int, size_bytes: int) -> None:
-    """Copy within the kernel."""
+    """Copy within the kernel, without a buffer in this process."""
     assert sys.platform == "linux", "the callers have checked the platform"
     while size_bytes:
         sent = os.sendfile(target, source, None, size_bytes)

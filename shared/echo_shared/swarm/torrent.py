@@ -1,6 +1,6 @@
 """Torrents (version 1, private): built from a directory, and parsed into a layout of files and pieces.
 
-Equal directories give equal torrent bytes, so a republished artefact keeps its info-hash.
+Equal directories give equal torrents, so an artefact that is published again keeps its info-hash.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from echo_shared.files.file_names import is_portable_name
 from echo_shared.swarm import bencode
 
 BLOCK_BYTES: Final = 16 * 1024
-"""Request size of BitTorrent clients."""
+"""Bytes that BitTorrent clients request at a time."""
 _USUAL_PIECE_BYTES: Final = 64 * 1024
 _FEWEST_PIECES: Final = 128
-"""Target piece count of a small payload, whose pieces shrink down to BLOCK_BYTES to reach it.
+"""Minimum number of pieces of a small payload, whose pieces are made smaller (down to BLOCK_BYTES) to reach it.
 
-A broadcast starts and ends with a few pieces per node, and that time is lost; smaller pieces shorten it. More pieces
-gain nothing and cost each node processor time."""
+During the first and last few pieces of a broadcast, not all nodes can transfer in parallel; smaller pieces shorten that
+time. Still more pieces gain nothing and cost each node processor time.
+"""
 _MOST_PIECES: Final = 32_768
-"""Limits the torrent of a large model to well below the size of one message."""
+"""Maximum number of pieces. It keeps the torrent of a large model well below the size limit of a message."""
 _HASH_BYTES: Final = 20
 _MOST_PIECE_BYTES: Final = 2**26
 
@@ -39,12 +40,12 @@ def _check_part(name: str) -> str:
 
 
 PathPart = Annotated[str, AfterValidator(_check_part)]
-"""One path component; hidden names and names that could leave the directory on any system are refused."""
+"""One path component. Hidden names, and names that could leave the directory on any system, are refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Torrent:
-    """A torrent's bytes and its info-hash."""
+    """A torrent file's bytes, and its info-hash."""
 
     torrent: bytes
     info_hash: bytes
@@ -52,7 +53,7 @@ class Torrent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSlice:
-    """`length` bytes from `offset` of the file `path` (below the artefact's directory)."""
+    """`length` bytes from `offset` of the file `path`, a path below the artefact's directory."""
 
     path: str
     offset: int
@@ -61,14 +62,16 @@ class FileSlice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorrentLayout:
-    """Contents of a torrent: the artefact's directory `name`, its files in order, and the hash of every piece."""
+    """Contents of a torrent: the artefact's directory `name`, its files in order, and the hash of each piece."""
 
     info_hash: bytes
     torrent: bytes
-    """Re-encoded from the info dictionary only, so foreign web seeds, trackers and peers are removed."""
+    """Torrent encoded from the info dictionary only, so that web seeds, trackers and peers named by its sender are
+    removed.
+    """
     name: str
     files: tuple[tuple[str, int], ...]
-    """(path below the directory, size in bytes)."""
+    """(path below the artefact's directory, size in bytes) of each file."""
     piece_bytes: int
     piece_hashes: tuple[bytes, ...]
     total_bytes: int
@@ -80,13 +83,15 @@ class TorrentLayout:
         return min(BLOCK_BYTES, self.size_of_piece(piece) - block * BLOCK_BYTES)
 
     def fits(self, directory: Path) -> bool:
-        """Return True if `directory` has the torrent's name and all files in full size; contents are not read."""
+        """Return True if `directory` has the torrent's name and all its files in full size. File contents
+        are not read.
+        """
         return directory.name == self.name and all(
             (directory / path).is_file() and (directory / path).stat().st_size == size for path, size in self.files
         )
 
     def slices(self, first_piece: int, end_piece: int) -> Iterator[FileSlice]:
-        """Yield the file slices that hold the pieces `first_piece` to `end_piece` (exclusive), in order."""
+        """Yield the parts of files that hold the pieces from `first_piece` up to `end_piece` (exclusive), in order."""
         start, end = first_piece * self.piece_bytes, min(end_piece * self.piece_bytes, self.total_bytes)
         file_start = 0
         for path, size in self.files:
@@ -97,7 +102,7 @@ class TorrentLayout:
 
 
 class _File(BaseModel):
-    """One file; other keys, which some clients obey (another path, a link), are forbidden."""
+    """One file of the torrent. Other keys are refused, because some clients obey them (another path, a link)."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -106,7 +111,9 @@ class _File(BaseModel):
 
 
 class _Info(BaseModel):
-    """Info dictionary; other keys, which some clients obey (another name, a single file, version 2), are forbidden."""
+    """Info dictionary. Other keys are refused, because some clients obey them (another name, a single file,
+    version 2).
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -146,7 +153,7 @@ def read_torrent(torrent: bytes) -> TorrentLayout:
     """Parse `torrent` into its layout.
 
     Only the info dictionary is read, and it may only hold what `make_torrent` writes. Raises CodecError if it is
-    malformed or one of its paths leaves the artefact's directory.
+    malformed or if a path leaves the artefact's directory.
     """
     decoded = bencode.decode(torrent)
     raw_info: bencode.Value = decoded.get("info", b"") if isinstance(decoded, dict) else b""
@@ -173,12 +180,12 @@ def read_torrent(torrent: bytes) -> TorrentLayout:
 
 
 def piece_hash(data: bytes) -> bytes:
-    """Return the SHA-1 of a piece, 20 bytes."""
+    """Return the SHA-1 of a piece, as BitTorrent requires; 20 bytes."""
     return hashlib.sha1(data, usedforsecurity=False).digest()
 
 
 def piece_bytes_for(total_bytes: int) -> int:
-    """Return the piece size for a payload of this size, in bytes."""
+    """Return the piece size in bytes for a payload of `total_bytes`."""
     piece_bytes = _USUAL_PIECE_BYTES
     while piece_bytes > BLOCK_BYTES and total_bytes < _FEWEST_PIECES * piece_bytes:
         piece_bytes //= 2

@@ -1,4 +1,4 @@
-"""Decides which unanswered tracker announces are worth reporting.
+"""Decides which failed tracker announces are reported.
 
 libtorrent announces a torrent from each address of this machine, through that address's network device. For example, it
 announces to a hub at 127.0.0.1 through lo and through eth0, and only lo gets an answer. One answered announce is
@@ -11,20 +11,19 @@ from echo_shared.swarm.base import PeerAddress
 
 
 class TrackerAnswers:
-    """Answered and unanswered announces of one torrent."""
-
     def __init__(self) -> None:
         self._answered: set[PeerAddress] = set()
         """Local addresses whose last announce was answered."""
 
     def answered(self, local: PeerAddress) -> None:
-        """Note that the tracker answered an announce from this address."""
+        """Record that the tracker answered an announce from the address `local`."""
         self._answered.add(local)
 
     def failed(self, local: PeerAddress, times_in_row: int) -> bool:
-        """Note a failed announce from this address; return True if it should be reported.
+        """Record a failed announce from the address `local`; return True if it should be reported.
 
-        A first failure is ignored until an address has an answer: the announces of other addresses may still be open.
+        A first failure is not reported: announces from other addresses may still be answered. No failure is reported
+        while another address has an answer.
         """
         if local in self._answered:
             self._answered.remove(local)

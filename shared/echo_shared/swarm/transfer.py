@@ -1,4 +1,4 @@
-"""State of one torrent in libtorrent's session, updated by its alerts."""
+"""State of one torrent in libtorrent's session, updated by libtorrent's alerts (events)."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ _INCOMPLETE: Final = (lt.torrent_status.states.checking_files, lt.torrent_status
 
 
 class Transfer:
-    """State of one torrent in the session, updated by `handle_alert`."""
-
     def __init__(self, layout: TorrentLayout, parent: Path, *, on_progress: OnProgress | None) -> None:
         self.layout = layout
         self.handle = lt.torrent_handle()
         self.error: EchoError | None = None
         self.checked = asyncio.Event()
-        """Set once libtorrent has checked the files found on disk."""
+        """Set once libtorrent has checked the files that it found on disk."""
         self.finished = asyncio.Event()
         """Set when the transfer is complete or has failed."""
         self.flushed = asyncio.Event()
         self.removing = False
         self.removed = asyncio.Event()
         self.web_seed_addresses: frozenset[PeerAddress] = frozenset()
-        """Addresses of the web seed. An alert about a block names only the address that the block came from."""
+        """Addresses of the web seed. They identify its blocks: an alert about a block names only the
+        sender's address.
+        """
         self.web_seed_bytes = 0
-        """Bytes received from the web seed, without the last blocks: libtorrent does not report blocks written after
-        the last piece is complete.
+        """Bytes received from the web seed. The last blocks are missing, because libtorrent does not report blocks that
+        it writes after the last piece is complete.
         """
         self.last_problem = ""
         self.last_block_at = self.last_piece_at = asyncio.get_running_loop().time()
@@ -55,13 +55,13 @@ class Transfer:
         return self.finished.is_set() and self.error is None
 
     def fail(self, error: EchoError) -> None:
-        """End the transfer; waiters must read `error`."""
+        """End the transfer with `error`. Code that waits for `finished` must then read `error`."""
         self.error = self.error or error
         self.checked.set()
         self.finished.set()
 
     def abandon(self) -> None:
-        """End the transfer when the session closes, because no further alert will come."""
+        """End the transfer because the session closes, after which no further alert comes."""
         self.fail(stopped(self.layout, got="the swarm was closed"))
         for event in (self.flushed, self.removed):
             event.set()
@@ -69,7 +69,7 @@ class Transfer:
     def recheck_after_damage(self) -> None:
         """Check the files again if a piece has failed its hash check.
 
-        libtorrent 2.1.1 sometimes never requests such a piece again from any peer once its sender has disconnected.
+        libtorrent 2.1.1 sometimes never requests such a piece again once the peer that sent it has disconnected.
         """
         if self._damaged:
             self._damaged = False
@@ -113,7 +113,7 @@ class Transfer:
                 self._tracker_failed(alert)
 
     def _tracker_failed(self, alert: lt.tracker_error_alert) -> None:
-        # The alert's full message contains the tracker's address, and with it the passkey.
+        # Do not log the alert's full message: it contains the tracker's address with the passkey.
         if reason := alert.failure_reason():
             self._note(f"tracker error: {reason}")
             return
@@ -140,5 +140,4 @@ class Transfer:
 
 
 def stopped(layout: TorrentLayout, *, got: str) -> SwarmError:
-    """Return the error for a transfer that ended before it was complete."""
     return SwarmError(f"The transfer of {layout.name} stopped.", got=got)

@@ -2,7 +2,7 @@
 
     python -m echo_shared.swarm.trial
 
-Raises an exception if anything that a transfer needs is missing or broken.
+The command fails with an exception if a function that a transfer needs is missing or broken.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ async def trial(directory: Path) -> None:
 
 
 def main() -> None:
-    """Run the trial in a temporary directory."""
     with tempfile.TemporaryDirectory(prefix="echo-swarm-trial-", ignore_cleanup_errors=True) as directory:
         asyncio.run(trial(Path(directory)))
 

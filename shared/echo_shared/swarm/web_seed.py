@@ -1,7 +1,7 @@
-"""Swarm client for platforms without libtorrent: HTTP range requests to the hub's web seed.
+"""Swarm client for platforms without libtorrent. It sends HTTP range requests to the hub's web seed.
 
-The client cannot serve other nodes. It checks pieces against the torrent's hashes, so a fetch resumes from the files on
-disk and requests damaged pieces again.
+It cannot serve other nodes. It checks pieces against the torrent's hashes, so a fetch resumes from the files on disk
+and requests damaged pieces again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from echo_shared.wire.rate_cap import RateCap
 log = logging.getLogger(__name__)
 
 _BATCH_BYTES: Final = 16 * 2**20
-"""Bytes that one batch of requests asks the web seed for; progress is reported after each batch."""
+"""Bytes that the client requests from the web seed before it reports progress."""
 _READ_BYTES: Final = 256 * 1024
 _ANSWER_TIMEOUT_S: Final = 10.0
 _FIRST_DELAY_S: Final = 0.5
@@ -46,7 +46,7 @@ _LONGEST_DELAY_S: Final = 15.0
 
 
 class WebSeedSwarm(Swarm):
-    """Fetches from the web seed; serves nothing."""
+    """Fetches from the web seed, and serves nothing."""
 
     def __init__(self, settings: SwarmSettings) -> None:
         self._settings = settings
@@ -117,7 +117,7 @@ class WebSeedSwarm(Swarm):
 
 
 class _Download:
-    """One fetch, which runs in a thread because it blocks."""
+    """One fetch. It runs in a thread, because HTTP requests block."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class _Download:
         self._ended = asyncio.Event()
 
     async def run(self) -> None:
-        """Fetch until every piece is on disk. Cancel-safe: the thread has ended when this raises."""
+        """Fetch until every piece is on disk. When cancelled, it raises only after its thread has ended."""
         try:
             complete = await in_thread(self._work, stop=self._stopping)
         finally:
@@ -154,7 +154,7 @@ class _Download:
         await self._ended.wait()
 
     def _work(self) -> bool:
-        """Fetch everything; return False if `stop` ended it early."""
+        """Fetch everything; return False if `stop` ended the download early."""
         try:
             self._pieces.open()
             self._report()
@@ -168,7 +168,9 @@ class _Download:
             self._loop.call_soon_threadsafe(self._on_progress, done_bytes, total_bytes)
 
     def _fetch_missing(self) -> bool:
-        """Fetch in rounds until complete. Raises SwarmError after `stall_timeout_s` without a valid piece."""
+        """Request missing pieces again and again until all are there; False: `stop` ended it. Raises SwarmError after
+        `stall_timeout_s` without a valid piece.
+        """
         delay_s, last_good_at, problem = _FIRST_DELAY_S, time.monotonic(), ""
         while not self._pieces.complete:
             before_bytes = self._pieces.done_bytes
@@ -190,7 +192,7 @@ class _Download:
         return True
 
     def _ask_for_missing(self) -> None:
-        """Request every missing piece once. Raises OSError or HTTPException at the first failure."""
+        """Request every missing piece once. Raises the OSError or HTTPException of the first failure."""
         most = max(1, _BATCH_BYTES // self._layout.piece_bytes)
         for batch in _batches(sorted(self._pieces.missing), most=most):
             piece, data = batch.start, bytearray()
@@ -213,7 +215,7 @@ class _Download:
             log.info("From the web seed %s: %s", self._url, error)
 
     def _get(self, batch: range) -> Iterator[bytes]:
-        """Yield the bytes of these pieces in order. Raises OSError if the web seed sends fewer."""
+        """Yield the bytes of these pieces in order. Raises OSError if the web seed sends fewer bytes."""
         for wanted in self._layout.slices(batch.start, batch.stop):
             request = urllib.request.Request(
                 self._url + quote(wanted.path),
@@ -236,7 +238,7 @@ class _Download:
 
 
 def _batches(pieces: Sequence[int], *, most: int) -> Iterator[range]:
-    """Split ascending `pieces` into ranges without gaps, of at most `most` pieces each."""
+    """Split ascending piece numbers into ranges without gaps, of at most `most` pieces each."""
     start = 0
     for end in range(1, len(pieces) + 1):
         if end == len(pieces) or pieces[end] != pieces[end - 1] + 1 or end - start == most:

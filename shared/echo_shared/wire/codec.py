@@ -1,8 +1,9 @@
 """Encoding of messages as frames, one MessagePack map each, and decoding.
 
-A small frame can expand to a hundred times its size in memory and cost seconds: 8 MiB of empty lists, for example.
-Large frames are therefore decoded with the message's field types: scalar fields accept no lists, lists are limited to
-their maximum length, and unknown fields are skipped without decoding. Small frames are decoded first, then checked.
+A small frame can expand to a hundred times its size in memory and cost seconds of processing: 8 MiB of empty lists, for
+example. Large frames are therefore decoded along the message's field types: scalar fields accept no lists, lists are
+limited to their maximum length, and unknown fields are skipped without decoding. Small frames are decoded first, then
+checked.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from echo_shared.wire.messages.fields import pack_array, printable_line
 _T = TypeVar("_T")
 
 SMALL_BYTES: Final = 16_384
-"""Frames up to this size are decoded at once: a frame holds at most one value per byte."""
+"""Frames up to this size are decoded before any check: each byte gives at most one value, so they cannot cost much."""
 MOST_FIELDS: Final = 64
-"""Limit for one map. No message has as many fields; a newer peer may send unknown ones."""
+"""Maximum entries of one map. No message has as many fields; the rest is for unknown fields of a newer peer."""
 _CONTAINERS: Final = frozenset([*range(0x80, 0xA0), *range(0xDC, 0xE0)])
 """First bytes of MessagePack maps and arrays."""
 
@@ -38,13 +39,11 @@ _BY_TYPE: Final[Mapping[str, type[Message]]] = {
 
 
 def encode(message: FromHub | FromNode) -> bytes:
-    """Return the message as one frame."""
     frame: bytes = msgpack.packb(message.__dict__, default=_plain)
     return frame
 
 
 def _plain(value: object) -> dict[str, Any]:
-    """Convert nested messages and arrays, for which MessagePack has no types."""
     if isinstance(value, Message):
         return value.__dict__
     if isinstance(value, np.ndarray):
@@ -55,22 +54,23 @@ def _plain(value: object) -> dict[str, Any]:
 def decode_from_hub(frame: bytes) -> FromHub:
     """Return the message in `frame`.
 
-    Raises CodecError unless it is one valid message that a hub may send, and LocalProtocolError if this installation
-    cannot read such a message either.
+    Raises CodecError unless the frame is one valid message that a hub may send; LocalProtocolError if this installation
+    cannot even decode its own messages.
     """
     return _decode(frame, _from_hub)
 
 
 def decode_from_node(frame: bytes) -> FromNode:
-    """Return the message in `frame`, sent by a node; raises as `decode_from_hub`."""
+    """Return the message in `frame`, sent by a node. Raises like `decode_from_hub`."""
     return _decode(frame, _from_node)
 
 
 @cache
 def check_codec() -> None:
-    """Raise LocalProtocolError unless this installation reads the large frames that it writes.
+    """Raise LocalProtocolError unless this installation can decode the large frames that it encodes.
 
-    Libraries that Echo was not tested with are the usual cause. Every node and hub checks this before it connects.
+    Library versions that Echo was not tested with are the usual cause. Every node and hub checks this before it
+    connects.
     """
     try:
         of_hub, of_node = specimens.from_hub(), specimens.from_node()
@@ -122,7 +122,9 @@ def _decoded(frame: bytes, adapter: TypeAdapter[_T]) -> _T:
 
 
 def _said(error: ValidationError) -> str:
-    """Return the first fault and its place. pydantic may quote the peer, so the text is cut and made printable."""
+    """Return the first fault and its place. pydantic may quote the peer's data, so the text is shortened and made
+    printable.
+    """
     first = error.errors(include_url=False, include_input=False)[0]
     place = ".".join(str(part) for part in first["loc"]) or "the message"
     return printable_line(f"{place}: {first['msg']}")[:200]
@@ -133,11 +135,11 @@ def _not_valid(got: str) -> CodecError:
 
 
 _TYPE: Final = MapForm({"type": None})
-"""Form that reads only a frame's type."""
+"""Form that decodes only a frame's type."""
 
 
 def _read(frame: bytes) -> Any:
-    """Decode the map in `frame`, limited to the fields of the message type that it names."""
+    """Decode the map in `frame`, restricted to the fields of the message type that the frame names."""
     found = _Reader(frame, "the message").read(_TYPE)
     if not isinstance(found, dict):
         raise _not_valid(f"the message: {type(found).__name__} instead of a map")
@@ -147,17 +149,18 @@ def _read(frame: bytes) -> Any:
 
 
 class _Reader:
-    """Decodes by form. Raises CodecError if the frame breaks the form, ValueError if it is not MessagePack."""
+    """Decodes one frame along a form. Raises CodecError if the frame breaks the form, ValueError if it is not
+    MessagePack.
+    """
 
     def __init__(self, frame: bytes, name: str) -> None:
         self._frame = frame
         self._place = [name]
-        """Message name, then the keys down to the value that is being decoded."""
+        """Message name, then the keys that lead to the value being decoded, for error texts."""
         self._unpacker = msgpack.Unpacker(read_size=len(frame), max_buffer_size=len(frame))
         self._unpacker.feed(frame)
 
     def read(self, form: Form) -> Any:
-        """Return the frame's only value."""
         value = self._value(form)
         if self._unpacker.tell() != len(self._frame):
             raise ValueError("extra bytes follow its end")

@@ -1,15 +1,16 @@
-"""Congestion control of a connection: the system's default, or BBR where packets are lost without congestion.
+"""Congestion control of a TCP connection: the system's default, or BBR on a line that loses packets without congestion.
 
-Cubic and Reno treat each loss as a full queue and shrink their window. With 1 % of packets lost and a round trip of
-60 ms, one connection carries 2.4 Mbit/s on any line (Mathis et al., The Macroscopic Behavior of the TCP Congestion
-Avoidance Algorithm, 1997). BBR follows the rate at which packets arrive (Cardwell et al., 2016). BBR is slower where
-only full queues lose packets. A connection therefore switches only after its line proved lossy: packets were
-retransmitted while no queue had formed, by Page's cumulative sum test (1954). It never switches back.
+Cubic and Reno, the usual defaults, treat each loss as a full queue and shrink their window. With 1 % of packets lost
+and a round trip of 60 ms, one connection carries 2.4 Mbit/s on any line (Mathis et al., The Macroscopic Behavior of the
+TCP Congestion Avoidance Algorithm, 1997). BBR follows the rate at which packets arrive (Cardwell et al., 2016), but is
+slower on lines that lose packets only in full queues. A connection therefore switches to BBR only after its line proved
+lossy: packets were retransmitted while no queue had formed, by Page's cumulative sum test (1954). It never switches
+back.
 
-A hub pools the observations of its connections: alone, each needs many versions to detect a loss of 0.2 %, together
-they need one version. Reports of one or two places do not suffice, because a place can feign losses: several must lose
-packets at the same time. A node does not pool. Its few slow links fill its uplink well with Cubic, where a loss slows
-one flow; BBR flows would push each other's packets out of the router's queue.
+A hub pools the observations of its connections: alone, each needs many policy versions to detect a loss of 0.2 %,
+together they need one. Losses on one or two peers do not suffice, because a peer can feign them: several peers must
+lose packets at the same time. A node does not pool: its few slow connections fill its uplink well with Cubic, where a
+loss slows only one of them, whereas several BBR connections would push each other's packets out of the router's queue.
 
 Linux only, with BBR in the kernel; on other systems nothing changes.
 """
@@ -29,28 +30,27 @@ _log = logging.getLogger(__name__)
 
 CLEAN_LOSS: Final = 2e-4
 LOSSY_LOSS: Final = 3e-3
-"""Share of lost packets on a clean line and on a lossy one; the test decides between the two."""
+"""Fraction of lost packets on a clean line and on a lossy line. The test decides between these two."""
 ENOUGH: Final = 4.0
-"""Log-likelihood ratio of lossy over clean from which a line counts as lossy: two losses among 500 packets reach it."""
+"""Log-likelihood ratio of lossy to clean at which a line counts as lossy. Two losses among 500 packets reach it."""
 FEWEST_PLACES: Final = 3
 BYTES_A_LOSS: Final = 2_000_000
-"""Bytes per loss below which a pool's lines count as lossy; a loss of 0.2 % gives about three losses in as many
-bytes.
+"""A pool of lines counts as lossy if it loses more than one packet in this many delivered bytes. A loss rate of 0.2 %
+costs about three packets in this amount.
 """
 LOOK_BYTES: Final = 16_384
-"""Bytes sent between two checks of a connection's counters."""
 CAN_LOOK: Final = hasattr(socket, "TCP_INFO") and hasattr(socket, "TCP_CONGESTION")
-"""True if this system reports a connection's counters and lets a program choose the congestion control."""
+"""True if the system reports a connection's counters and lets a program choose its congestion control."""
 BBR: Final = b"bbr"
 _SO_MAX_PACING_RATE: Final = 47
 _NAME_BYTES: Final = 16
 _INFO_BYTES: Final = 220
 _PACKET_BYTES, _RTT, _RETRANSMITTED, _MIN_RTT, _PACKETS, _DELIVERED, _NEEDLESS = 16, 68, 100, 148, 156, 192, 216
-"""Byte offsets in Linux' `struct tcp_info`."""
+"""Byte offsets in Linux's `struct tcp_info`."""
 
 
 class LossTest:
-    """Detects losses that no full queue explains, on one connection."""
+    """Detects packet losses that no full queue explains, on one connection."""
 
     def __init__(self) -> None:
         self._sum = 0.0
@@ -67,21 +67,21 @@ class LossTest:
 
 
 class LossPool:
-    """Detects losses that no full queue explains, on connections to several places at the same time.
+    """Detects packet losses that no full queue explains, on connections to several peers at the same time.
 
-    Each place counts as one loss. All losses expire once BYTES_A_LOSS bytes per loss have arrived, at any place. Bytes
-    count instead of packets, because a place could request small packets.
+    Each peer counts as one loss at most. All losses expire once BYTES_A_LOSS bytes per loss were delivered, to any
+    peers. Bytes count instead of packets, because a peer could request small packets.
     """
 
     def __init__(self) -> None:
         self._to_come = 0
-        """Bytes that must still arrive before the losses expire."""
+        """Bytes that must still be delivered before the losses expire."""
         self._num_lost: dict[str, int] = {}
-        """Lost packets by place; packets that arrived after all are subtracted."""
+        """Lost packets by peer. A packet that arrived after all is subtracted."""
         self.is_lossy = False
 
     def saw(self, last: Sent, sent: Sent, place: str) -> None:
-        """Count the losses of `place` between two consecutive snapshots of one connection to it."""
+        """Count the losses between two consecutive snapshots of one connection to the peer `place`."""
         if sent.queues or last.queues:
             return
         before = self._num_lost.pop(place, 0)
@@ -96,12 +96,14 @@ class LossPool:
 
 
 class LossWatch:
-    """Watches one connection. Call `sent` for each frame."""
+    """Watches one connection and switches it to BBR. Call `sent` for each frame."""
 
     def __init__(self, transport: asyncio.BaseTransport | None, pool: LossPool | None = None, place: str = "") -> None:
-        """`pool`: shared by all connections of this host that switch together; this connection leads to `place`."""
+        """`pool`: observations shared by all connections of this host that switch together; `place`: the connection's
+        peer.
+        """
         self._socket = transport.get_extra_info("socket") if CAN_LOOK and transport is not None else None
-        """None: nothing to watch, or watching has ended."""
+        """None: the connection cannot be watched, or watching has ended."""
         self._test = LossTest()
         self._pool, self._place = pool, place
         self._last: Sent | None = None
@@ -124,13 +126,13 @@ class LossWatch:
                 _use_bbr(self._socket)
             if self._last is None or is_lossy:
                 self._socket = None
-        except OSError as error:  # The connection ended, or the kernel lacks BBR or forbids it to this process.
+        except OSError as error:  # The connection has ended, or the kernel lacks BBR or forbids it to this process.
             _log.debug("A connection keeps its congestion control: %s", error)
             self._socket = None
 
 
 def pace(connection: socket.socket, bytes_per_s: int) -> None:
-    """Limit the kernel's sending rate, packet by packet: a whole frame at once would fill the line's queue.
+    """Limit the kernel's sending rate, packet by packet: a whole frame sent at once would fill the line's queue.
 
     Raises OSError. Linux only, see `CAN_LOOK`.
     """
@@ -138,7 +140,6 @@ def pace(connection: socket.socket, bytes_per_s: int) -> None:
 
 
 def _use_bbr(connection: socket.socket) -> None:
-    """Switch to BBR unless the connection already uses it. Raises OSError."""
     now = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _NAME_BYTES)
     if now.rstrip(b"\0") != BBR:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, BBR)
@@ -146,7 +147,7 @@ def _use_bbr(connection: socket.socket) -> None:
 
 
 def sent_by(connection: socket.socket) -> Sent | None:
-    """Return the connection's counters; None if this kernel does not report them. Raises OSError."""
+    """Return the connection's counters, None if the kernel reports none. Raises OSError."""
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
     if len(info) < _INFO_BYTES:
         return None

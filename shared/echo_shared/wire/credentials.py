@@ -1,4 +1,5 @@
-"""Handshake frames in HTTP authentication headers (RFC 9110, section 11), so that it ends before the upgrade.
+"""Handshake frames in HTTP authentication headers (RFC 9110, section 11), so that the handshake ends before the upgrade
+to a websocket.
 
     GET /node, Authorization: Echo hello=…                  ──►
             ◄── 401, WWW-Authenticate: Echo challenge=…
@@ -22,38 +23,35 @@ from echo_shared.errors import RemoteProtocolError
 
 SCHEME: Final = "Echo"
 MOST_CHARACTERS: Final = 8_000
-"""Most characters of one header. The longest proof takes about half of them; servers and proxies allow lines of 8
-KiB.
-"""
+"""Maximum length of one header. The longest proof takes about half of it; servers and proxies allow lines of 8 KiB."""
 REFUSED_TYPE: Final = "application/vnd.msgpack"
-"""Content type of a response whose body is a Refused or another message."""
+"""Content type of a response whose body is a message, such as Refused."""
 BOOKS_RECEIPTS: Final = "/node/receipts"
 BOOKS_CERTIFICATE: Final = "/node/certificate"
-"""Paths at which a node with these credentials reads its own records, without a websocket."""
+"""Paths at which a node reads its own records over HTTP, with the credentials of this module."""
 BOOKS_TEAM: Final = "/node/team"
 """Path at which a node reads its team, or creates, joins or leaves one."""
 MOST_RECEIPTS: Final = 1_024
-"""Limit on the rollouts in one request to BOOKS_RECEIPTS."""
+"""Maximum number of rollouts in one request to BOOKS_RECEIPTS."""
 
 _PARAMETER: Final = re.compile(r"([a-z]{1,16})=([A-Za-z0-9_-]{0,8000})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """Credentials of a node's request: only `hello` in the first request, all three in the second."""
+    """Credentials in a node's request: `hello` in the first request, all three fields in the second."""
 
     hello: bytes
     nonce: bytes = b""
     proof: bytes = b""
 
     def header(self) -> str:
-        """Return the value of `Authorization`."""
         fields = {"hello": self.hello, "nonce": self.nonce, "proof": self.proof}
         return _header({name: value for name, value in fields.items() if value})
 
     @classmethod
     def of_header(cls, header: str) -> Credentials | None:
-        """Parse `Authorization`; None for another scheme. Raises RemoteProtocolError if the value is malformed."""
+        """Parse the `Authorization` header; None for another scheme. Raises RemoteProtocolError if it is malformed."""
         fields = _fields(header)
         if fields is None:
             return None
@@ -63,12 +61,11 @@ class Credentials:
 
 
 def challenge_header(challenge: bytes) -> str:
-    """Return the value of `WWW-Authenticate` that requests a proof."""
     return _header({"challenge": challenge})
 
 
 def challenge_of(header: str) -> bytes | None:
-    """Return the Challenge frame in `WWW-Authenticate`; None for another scheme."""
+    """Return the Challenge frame in a `WWW-Authenticate` header; None for another scheme."""
     fields = _fields(header)
     return None if fields is None else fields.get("challenge")
 

@@ -1,13 +1,12 @@
 """Rate limit on the small websocket frames (RFC 6455) of a peer, counted on raw bytes before any parsing.
 
-A frame of two bytes costs the reader about as much as a message of a kilobyte, and a library answers or joins frames
-before its user sees a message. Small frames therefore draw from two token buckets:
-
+A frame of two bytes costs the receiver about as much as a message of a kilobyte, and a websocket library answers or
+joins frames before the program sees a message. Small frames therefore draw from two token buckets:
 - Control frames (pings, pongs, closes), frames too short for a message, and fragments shorter than SMALL_BYTES that end
   no message. A working peer sends a few per minute; a proxy that splits messages makes larger fragments.
-- Other frames shorter than SMALL_BYTES. A working peer sends many only if its reader keeps up.
+- Other frames shorter than SMALL_BYTES. A working peer sends many only while the receiver keeps up.
 
-A message has at most MOST_FRAGMENTS fragments. The reader itself limits larger frames by their bytes.
+A message has at most MOST_FRAGMENTS fragments. Larger frames are limited elsewhere, by their bytes.
 
     gate = FrameGate(now=0.0)
     gate.admits(chunk, now=0.1)    # False: too many small frames have arrived; end the connection
@@ -19,16 +18,18 @@ from typing import Final
 
 SMALL_BYTES: Final = 1_024
 LEAST_BYTES: Final = 24
-"""Bytes of the smallest message of Echo, except for a node's Goodbye."""
+"""Size of Echo's smallest message, except for a node's Goodbye."""
 CONTROLS_PER_S: Final = 50.0
 CONTROLS_AT_ONCE: Final = 500.0
 MESSAGES_PER_S: Final = 1_000.0
 MESSAGES_AT_ONCE: Final = 20_000.0
-"""Most small messages at once. More than can wait in the buffers of a reader that takes MESSAGES_PER_S, after a burst
-of ten seconds.
+"""Token-bucket burst of small messages. It exceeds what an honest peer can send at once: what waits in the buffers of a
+receiver of MESSAGES_PER_S, after a burst of ten seconds.
 """
 MOST_FRAGMENTS: Final = 16_384
-"""Most fragments of one message; a library may hold each fragment separately until the last one has come."""
+"""Maximum fragments of one message. A websocket library may hold every fragment in memory until the last
+one has come.
+"""
 
 _HEAD_ENDS: Final = b"\r\n\r\n"
 _FINAL: Final = 0x80
@@ -36,27 +37,27 @@ _CONTROL: Final = 0x08
 _MASKED: Final = 0x80
 _SIZES: Final = 0x7F
 _ENDS: Final = (_FINAL, _FINAL | 0x1, _FINAL | 0x2)
-"""First bytes of frames that end a message."""
+"""First bytes of frames that end a message, with continuation, text or binary opcode."""
 
 
 class FrameGate:
     """Counts the frames of one direction of one connection. `now`: seconds of a monotonic clock."""
 
     def __init__(self, *, now: float, after_head: bool = False) -> None:
-        """`after_head`: an HTTP head comes first, up to the first empty line."""
+        """`after_head`: True if an HTTP head comes first, up to the first empty line."""
         self._at = now
         self._controls = CONTROLS_AT_ONCE
         self._messages = MESSAGES_AT_ONCE
         self._begun = b""
-        """Bytes of an incomplete header; within the HTTP head, its last three bytes."""
+        """Bytes of an incomplete frame header; within the HTTP head, its last three bytes."""
         self._in_head = after_head
         self._fragments = 0
-        """Fragments of the current message so far."""
+        """Fragments of the unfinished message."""
         self._left_bytes = 0
         """Bytes of the current frame's payload that have not arrived."""
 
     def admits(self, data: bytes, *, now: float) -> bool:
-        """Count the frames that begin in `data`; return False once there are too many."""
+        """Count the frames that begin in `data`. Return False once there are too many."""
         passed, self._at = now - self._at, now
         self._controls = min(self._controls + passed * CONTROLS_PER_S, CONTROLS_AT_ONCE)
         self._messages = min(self._messages + passed * MESSAGES_PER_S, MESSAGES_AT_ONCE)
@@ -75,7 +76,7 @@ class FrameGate:
         return self._count(data, at)
 
     def _count(self, data: bytes, at: int) -> bool:
-        """Count the frames in `data` from the header at offset `at`; return False once there are too many."""
+        """Count the frames in `data`, whose first header is at offset `at`. Return False once there are too many."""
         end = len(data)
         while at + 2 <= end:
             first, second = data[at], data[at + 1]

@@ -3,7 +3,7 @@
 `form_of(Receipts)` is `MapForm({"type": None, "receipts": ListForm(MapForm({"rollout_id": None, ...}), 4096)})`:
 `receipts` is a list of at most 4,096 maps; every other field is one number or text.
 
-Forms are derived from a message's JSON Schema, a published format, because libraries change how they represent Python
+Forms are derived from a message's JSON Schema, a published format, because Python libraries change how they represent
 types. An unknown schema raises LocalProtocolError: a guess could refuse messages of honest peers.
 """
 
@@ -20,7 +20,7 @@ from echo_shared.wire.messages import Message
 
 @dataclass(frozen=True, slots=True)
 class ListForm:
-    """A list of at most `most` values that share one form."""
+    """A list of at most `most` items, all of one form."""
 
     item: Form
     most: int
@@ -28,13 +28,13 @@ class ListForm:
 
 @dataclass(frozen=True, slots=True)
 class MapForm:
-    """A map; keys that `fields` lacks are ignored."""
+    """A map. Keys that `fields` lacks are ignored."""
 
     fields: Mapping[str, Form]
 
 
 Form = ListForm | MapForm | None
-"""Form of a value; None = one number, text, boolean, nil or byte string."""
+"""Form of a value. None: one number, text, boolean, nil or byte string."""
 
 _REFERENCE: Final = "#/$defs/"
 _PLAIN: Final = frozenset({"string", "integer", "number", "boolean", "null"})
@@ -43,7 +43,9 @@ _ALTERNATIVES: Final = ("anyOf", "oneOf", "allOf")
 
 @cache
 def form_of(kind: type[Message]) -> MapForm:
-    """Return the form of a message class. Raises LocalProtocolError if its schema is not understood."""
+    """Return the form of a message class. Raises LocalProtocolError for a schema that this module does not
+    understand.
+    """
     schema = kind.model_json_schema(by_alias=False, mode="validation")
     form = _form(schema, schema.get("$defs", {}), kind.__name__)
     if not isinstance(form, MapForm) or form.fields.keys() != kind.model_fields.keys():
@@ -75,7 +77,7 @@ def _form(schema: Mapping[str, Any], definitions: Mapping[str, Any], place: str)
 
 
 def _only_container(forms: list[Form], schema: Mapping[str, Any], place: str) -> Form:
-    """Return the one container form among alternatives; plain values need no form of their own."""
+    """Return the only list or map form among the alternatives, None if all are plain values."""
     containers = [form for form in forms if form is not None]
     if any(form != containers[0] for form in containers):
         raise _not_understood(place, schema)

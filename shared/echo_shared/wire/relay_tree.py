@@ -1,7 +1,6 @@
-"""Route of a piece as a tree of nodes, in three bytes per node.
+"""Forwarding route of a piece: a tree of nodes, packed into three bytes per node.
 
     node 7 receives the piece and forwards it to 3 and 9; 9 forwards it to 2
-
     pack([(3, 0, b""), (9, 1, pack([(2, 0, b"")]))]) == 3·0 9·1 2·0    number·children, parents before children
     split(3·0 9·1 2·0) == [(3, b""), (9, 2·0)]                         node 7 sends 9 the subtree below 9
 
@@ -16,16 +15,16 @@ from typing import Final
 from echo_shared.errors import CodecError
 
 NODE_BYTES: Final = 3
-"""Bytes of a packed node: two bytes of number, one byte of child count (at most 255). The root is not packed."""
+"""Bytes of a packed node: two for its number, one for its count of children. The receiver itself is not packed."""
 
 
 def pack(branches: Iterable[tuple[int, int, bytes]]) -> bytes:
-    """Encode sibling nodes, each given as (number, count of children, encoded subtree)."""
+    """Encode sibling nodes, each given as (number, count of children, encoded subtree below it)."""
     return b"".join([number.to_bytes(2, "little") + bytes((count,)) + below for number, count, below in branches])
 
 
 def pack_all(number: int, children: Mapping[int, Sequence[int]]) -> bytes:
-    """Encode everything below node `number`. `children` maps each parent to its children."""
+    """Encode all nodes below node `number`. `children` maps a node to its children."""
     nodes: list[int] = []
     waiting = list(reversed(children.get(number, ())))
     while waiting:
@@ -37,7 +36,7 @@ def pack_all(number: int, children: Mapping[int, Sequence[int]]) -> bytes:
 
 
 def split(packed: bytes) -> list[tuple[int, bytes]]:
-    """Return the top nodes, each with its encoded subtree. Raises CodecError if `packed` is cut off."""
+    """Return the nodes at the top level, each with its encoded subtree. Raises CodecError if `packed` is cut off."""
     branches: list[tuple[int, bytes]] = []
     start = 0
     while start < len(packed):
@@ -48,7 +47,7 @@ def split(packed: bytes) -> list[tuple[int, bytes]]:
 
 
 def _end(packed: bytes, start: int) -> int:
-    """Return the end offset of the node at `start`, its subtree included."""
+    """Return the end offset of the node at `start`, including its subtree."""
     open_nodes = 1
     while open_nodes:
         if start + NODE_BYTES > len(packed):

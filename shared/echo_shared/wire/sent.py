@@ -1,4 +1,4 @@
-"""The system's counters of a sending connection, and the queueing delay that they show."""
+"""The system's counters of a sending TCP connection, and the queueing delay that they show."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Final
 
 QUEUE_S: Final = 0.025
 QUEUE_SHARE: Final = 0.25
-"""A round trip time that exceeds the minimum by QUEUE_S, and by this share of the minimum, shows a queue on the path.
-Smaller excesses are jitter.
+"""A queue on the path is assumed if the round trip time exceeds its minimum by both QUEUE_S seconds and this share of
+the minimum. Smaller differences are jitter.
 """
 
 
@@ -18,13 +18,13 @@ class Sent:
 
     num_packets: int
     num_lost: int
-    """Retransmitted packets, except those whose original arrived."""
+    """Retransmitted packets, except those whose original arrived after all."""
     arrived_bytes: int
-    """Approximate bytes that the other end has acknowledged."""
+    """Approximate number of bytes that the other end has acknowledged."""
     rtt_s: float
     min_rtt_s: float
 
     @property
     def queues(self) -> bool:
-        """True if packets wait in a queue on the path."""
+        """True if the round trip time shows a queue on the path."""
         return self.rtt_s > self.min_rtt_s + max(QUEUE_S, QUEUE_SHARE * self.min_rtt_s)

@@ -6,14 +6,15 @@
     checks version, signature and pin
     Proof(signature over nonce_h, token)──► checks the signature; the caller checks the token
               ◄──  Welcome                 open: every other message, both ways
+
     At any moment: ◄── Refused (hub ends it), Goodbye ──► (node ends it).
 
-Everything before Welcome travels in HTTP headers (`credentials`), ahead of any websocket. Hello comes with the first
-request, and again with the Proof. The hub creates a session per request and keeps no state in between: the second
-session gets the nonce that the node returns. The caller must check that nonce's age and origin.
+Everything before Welcome travels in HTTP headers (`credentials`), before any websocket exists. Hello comes with the
+first request, and again with the Proof. The hub creates a session for each request and keeps no state in between: the
+second session gets the nonce that the node returns. The caller must check that nonce's age and origin.
 
 A frame that the state does not allow, or that does not decode, raises RemoteProtocolError; the caller then ends this
-connection only. Sessions send nothing by themselves: `send` and the handshake calls return frames.
+connection only. Sessions send nothing themselves: `send` and the handshake calls return frames to send.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ from echo_shared.wire.messages import (
 )
 
 UPGRADE_NODE: Final = "Upgrade the node: run its installer again."
-"""The hub's advice to an outdated node; the node replaces it by advice that fits its installation."""
+"""The hub's advice to an outdated node. The node shows advice that fits its own installation instead."""
 SUPPORTED_VERSIONS: Final = range(OLDEST_PROTOCOL_VERSION, PROTOCOL_VERSION + 1)
 
 
@@ -100,7 +101,9 @@ NODE_MAY_RECEIVE: Final[dict[SessionState, dict[type, SessionState]]] = {
     },
     SessionState.CLOSED: {},
 }
-"""Node's state machine: CHALLENGED = Hello sent, PROVEN = Proof sent."""
+"""Messages that the node may receive in each state, with the next state. CHALLENGED = Hello sent, PROVEN =
+Proof sent.
+"""
 
 HUB_MAY_RECEIVE: Final[dict[SessionState, dict[type, SessionState]]] = {
     SessionState.START: {Hello: SessionState.CHALLENGED},
@@ -126,16 +129,18 @@ HUB_MAY_RECEIVE: Final[dict[SessionState, dict[type, SessionState]]] = {
     },
     SessionState.CLOSED: {},
 }
-"""Hub's state machine: CHALLENGED = Challenge sent, PROVEN = signature verified, waiting for the caller's decision."""
+"""Messages that the hub may receive in each state, with the next state. CHALLENGED = Challenge sent, PROVEN = signature
+verified, waiting for the caller's decision.
+"""
 
 
 def _transcript(role: str, *, node_nonce: bytes, hub_nonce: bytes, node_key: bytes, hub_key: bytes) -> bytes:
-    """Return the bytes that a handshake signature covers: role, keys and nonces of both ends prevent replays."""
+    """Return the bytes that a handshake signature covers. Role, keys and nonces of both ends prevent replays."""
     return b"echo-swarm handshake 1\0" + role.encode() + b"\0" + node_nonce + hub_nonce + node_key + hub_key
 
 
 def _version_refusal(*, mine: str, theirs: str, peer: Hello | Challenge) -> RefusedError:
-    """Return the refusal; the side with the older protocol must upgrade."""
+    """Return the refusal. Its advice goes to the side with the older protocol."""
     behind = theirs if peer.protocol_version < OLDEST_PROTOCOL_VERSION else mine
     upgrade = {"node": UPGRADE_NODE, "hub": "Ask the hub's operator to upgrade it."}
     return RefusedError(
@@ -151,7 +156,7 @@ def _in_state(message: FromHub | FromNode, state: SessionState) -> str:
 
 
 class NodeSession:
-    """The node's end. If `pinned_hub_key` is None (first use), any hub is accepted, and the caller must pin its key."""
+    """The node's end. On first use, `pinned_hub_key` is None: any hub is accepted, and the caller must pin its key."""
 
     def __init__(self, *, me: Identity, pinned_hub_key: bytes | None, software_version: str, nonce: bytes) -> None:
         self.state = SessionState.START
@@ -176,7 +181,9 @@ class NodeSession:
         )
 
     def receive(self, frame: bytes) -> FromHub:
-        """Decode `frame` and check it against the state. A returned Challenge has proven the hub's key."""
+        """Decode `frame` and check that the state allows it. After a Challenge is returned, the hub has
+        proven its key.
+        """
         message = decode_from_hub(frame)
         next_state = NODE_MAY_RECEIVE[self.state].get(type(message))
         if next_state is None:
@@ -222,7 +229,7 @@ class NodeSession:
         cost_per_hour: float = 0.0,
         power_watts: float = 0.0,
     ) -> bytes:
-        """Return the frame to send after the Challenge; the caller must have pinned `hub_key` first."""
+        """Return the frame to send after the Challenge. The caller must have pinned `hub_key` first."""
         if self.state is not SessionState.PROVEN or self._challenge is None:
             raise LocalProtocolError("Proof answers a Challenge.", got=self.state.value)
         return encode(
@@ -241,7 +248,7 @@ class NodeSession:
         )
 
     def send(self, message: FromNode) -> bytes:
-        """Encode a message that the open state allows."""
+        """Encode a message. Raises LocalProtocolError unless the open state allows it."""
         if self.state is not SessionState.OPEN or type(message) not in HUB_MAY_RECEIVE[SessionState.OPEN]:
             raise LocalProtocolError("This message may not be sent now.", got=_in_state(message, self.state))
         if isinstance(message, Goodbye):
@@ -250,7 +257,7 @@ class NodeSession:
 
 
 class HubSession:
-    """The hub's end. `hello` and `proof` are set on receipt; the caller then calls `welcome` or `refuse`."""
+    """The hub's end. Receiving sets `hello`, then `proof`; the caller then calls `welcome` or `refuse`."""
 
     def __init__(self, *, me: Identity, software_version: str, nonce: bytes) -> None:
         self.state = SessionState.START
@@ -266,13 +273,13 @@ class HubSession:
 
     @property
     def node_id(self) -> str:
-        """The peer's id; verified once `proof` is set."""
+        """The peer's id. It is verified once `proof` is set."""
         if self.hello is None:
             raise LocalProtocolError("The node has not sent its key yet.", got=self.state.value)
         return identity.node_id(self.hello.node_key)
 
     def receive(self, frame: bytes) -> FromNode:
-        """Decode `frame`. Raises RefusedError, to be sent with `refuse`, for a wrong version or signature."""
+        """Decode `frame`. Raises RefusedError for a wrong protocol version or signature; send it with `refuse`."""
         message = decode_from_node(frame)
         next_state = HUB_MAY_RECEIVE[self.state].get(type(message))
         if next_state is None:
@@ -303,7 +310,6 @@ class HubSession:
         )
 
     def challenge(self) -> bytes:
-        """Return the frame to send after the Hello."""
         if self.state is not SessionState.CHALLENGED or self.hello is None:
             raise LocalProtocolError("Challenge answers a Hello.", got=self.state.value)
         return encode(
@@ -317,19 +323,19 @@ class HubSession:
         )
 
     def welcome(self, message: Welcome) -> bytes:
-        """Return the frame to send after the Proof, if the join policy admits the node."""
+        """Return the frame that admits the node, to send after its Proof."""
         if self.state is not SessionState.PROVEN:
             raise LocalProtocolError("Welcome answers a Proof.", got=self.state.value)
         self.state = SessionState.OPEN
         return encode(message)
 
     def refuse(self, code: str, what: str, do: str = "") -> bytes:
-        """Return the last frame of this connection, in any state."""
+        """Return the last frame of this connection. Allowed in any state."""
         self.state = SessionState.CLOSED
         return encode(Refused(code=code, what=what, do=do))
 
     def send(self, message: FromHub) -> bytes:
-        """Encode a message that the open state allows."""
+        """Encode a message. Raises LocalProtocolError unless the open state allows it."""
         if self.state is not SessionState.OPEN or type(message) not in NODE_MAY_RECEIVE[SessionState.OPEN]:
             raise LocalProtocolError("This message may not be sent now.", got=_in_state(message, self.state))
         return encode(message)

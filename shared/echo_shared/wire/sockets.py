@@ -9,10 +9,10 @@ import socket
 
 
 def keep_unsent_short(transport: asyncio.BaseTransport, unsent_bytes: int) -> None:
-    """Keep the kernel's unsent data of a connection below `unsent_bytes`; Linux and macOS support it.
+    """Keep a connection's data that the kernel has not sent yet below `unsent_bytes`. Linux and macOS only.
 
     Data in flight does not count, so the connection's speed is unchanged. Later data stays in the program, which may
-    still drop or reorder it, and connections share the line fairly.
+    still drop or reorder it, and connections share the network line fairly.
     """
     option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
     if option is None:

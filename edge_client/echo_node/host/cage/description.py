@@ -1,5 +1,5 @@
-"""The rights of a caged process, and the guards (limits on files, network and other processes) that the system
-enforces.
+"""The rights of a caged (sandboxed) process, and the guards that the system enforces. A guard is a limit on files,
+network or other processes.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ class Cage:
 
     reads: tuple[Path, ...] = ()
     writes: tuple[Path, ...] = ()
-    """Writable and readable directories; only those that exist at entry."""
+    """Directories that the process may write and read. They must exist when the process enters the cage."""
     connects: tuple[int, ...] = ()
-    """TCP ports on any host; empty = no sockets."""
+    """TCP ports to which the process may connect, on any host; empty = it may use no sockets."""
     gpu: bool = False
-    """True if the process uses the devices and files of GPU drivers."""
+    """True if the process needs the devices and files of GPU drivers."""
     leeway: Leeway = SEALED
-    """Further needs of that GPU's driver, on Linux."""
+    """What that GPU's driver needs besides, on Linux."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +35,9 @@ class Held:
     """Guards that the system enforces on a caged process."""
 
     by: tuple[str, ...]
-    """Mechanisms of the system; empty = no cage."""
+    """Mechanisms of the system that enforce them; empty = no cage."""
     lacks: Mapping[Guard, str] = field(default_factory=dict)
-    """Reason for each missing guard."""
+    """Missing guards, each with the reason."""
 
     @classmethod
     def to_nothing(cls, why: str, guards: Iterable[Guard] = tuple(GUARDS)) -> Held:
@@ -45,7 +45,6 @@ class Held:
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Held:
-        """Rebuild from `as_json`."""
         return cls(by=tuple(fields["by"]), lacks=dict(fields["lacks"]))
 
     @property
@@ -54,7 +53,6 @@ class Held:
 
     @property
     def sentence(self) -> str:
-        """One line for people."""
         if not self.holds:
             return f"none: {'; '.join(dict.fromkeys(self.lacks.values()))}"
         kept = f"{', '.join(self.holds)} (by {' and '.join(self.by)})"

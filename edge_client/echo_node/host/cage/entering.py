@@ -1,4 +1,4 @@
-"""Put this process into a cage for the rest of its life, with the system's own mechanism."""
+"""Puts this process into a cage (sandbox) for the rest of its life, with the system's own mechanism."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from echo_node.host.cage.description import Cage, Held
 def enter(cage: Cage) -> Held:
     """Limit this process, with all its threads, to the rights of `cage`, permanently.
 
-    Never raises: refusals of the system are in the result. On Linux, call this before any thread starts.
+    Never raises: the result says what the system refused. On Linux, call this before any thread starts.
     """
     if sys.platform == "linux":
         return linux.enter(cage)

@@ -1,4 +1,4 @@
-"""Names of the guards of a cage, for settings and reports."""
+"""Names of a cage's guards (its limits on a process), for settings and reports."""
 
 from __future__ import annotations
 
@@ -14,4 +14,4 @@ GUARDS: Final[Mapping[Guard, str]] = {
     "programs": "it starts no program",
     "processes": "it touches no other process",
 }
-"""Meaning of each guard, for people."""
+"""Meaning of each guard, for reports."""

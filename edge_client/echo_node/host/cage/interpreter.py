@@ -1,4 +1,4 @@
-"""Directories of this Python and its libraries."""
+"""Directories of this Python and its libraries, which a caged process must be able to read."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ _MAPS: Final = Path("/proc/self/maps")
 def directories() -> tuple[Path, ...]:
     """Return the directories of the interpreter, of all importable packages, and of the loaded libraries.
 
-    Exclude the working directory, which `python -m` adds to the path, and any directory that holds the user's home.
+    The working directory, which `python -m` adds to the path, is left out, and so is any directory that contains the
+    user's home.
     """
     found = [sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix, *_importable(), *_libraries()]
     return narrow(Path(name) for name in dict.fromkeys(found) if name)
 
 
 def narrow(paths: Iterable[Path]) -> tuple[Path, ...]:
-    """Drop missing directories, and those that hold the user's home."""
+    """Return the resolved paths, without missing ones and without those that contain the user's home."""
     home = _home()
     kept_out = () if home is None else (home, *home.parents)
     resolved = dict.fromkeys(path.resolve() for path in paths)
@@ -29,7 +30,7 @@ def narrow(paths: Iterable[Path]) -> tuple[Path, ...]:
 
 
 def _home() -> Path | None:
-    """Return the home directory; None for a container's user without one."""
+    """Return the home directory; None for a user without one, as in a container."""
     try:
         return Path.home().resolve()
     except RuntimeError:
@@ -42,7 +43,7 @@ def _importable() -> Iterator[str]:
     if not first or Path(first).resolve() != Path.cwd():
         yield first
     yield from rest
-    for name in ("echo_node", "echo_shared"):  # Add Echo's own packages: a linked checkout is on no import path.
+    for name in ("echo_node", "echo_shared"):  # A linked checkout of Echo is on no import path.
         module = sys.modules.get(name)
         yield from () if module is None else map(str, module.__path__)
 

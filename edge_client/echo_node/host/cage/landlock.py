@@ -1,4 +1,5 @@
-"""Landlock: limit the use of files, TCP ports, signals and abstract sockets, for this thread and its later threads.
+"""Landlock: limits the use of files, TCP ports, signals and abstract sockets, for this thread and the threads that it
+starts later.
 
 https://docs.kernel.org/userspace-api/landlock.html. Its system calls have the same numbers on all processors.
 """
@@ -26,17 +27,17 @@ _RULESET_BYTES: Final = 24
 _PR_SET_NO_NEW_PRIVS: Final = 38
 
 PORTS_ABI: Final = 4
-"""First ABI that limits TCP ports."""
+"""First version of Landlock's interface (ABI) that limits TCP ports."""
 TRUNCATING_ABI: Final = 3
 """First ABI that controls the truncation of files."""
 SCOPES_ABI: Final = 6
 """First ABI that limits signals and abstract sockets."""
 THREADS_ABI: Final = 8
-"""First ABI that includes running threads."""
+"""First ABI that includes threads that already run."""
 
 
 class AccessRights(IntFlag):
-    """Access rights to a file, or below a directory."""
+    """Access rights to a file, or to everything below a directory."""
 
     EXECUTE = 1 << 0
     WRITE_FILE = 1 << 1
@@ -76,14 +77,16 @@ _OF_FILES: Final = (
     | AccessRights.IOCTL_DEV
 )
 _BITS_OF_ABI: Final = {1: 13, 2: 14, 3: 15, 5: 16}
-"""Number of known bits of `AccessRights`, from an ABI on."""
+"""Number of bits of `AccessRights` that an ABI knows, from that ABI on."""
 
 _kept: list[int] = []
-"""Open descriptors of the /proc entries in rules: an inode of /proc changes once nothing holds it open."""
+"""Open descriptors of the /proc entries in rules. They stay open, because an entry of /proc that nothing holds open
+changes its inode.
+"""
 
 
 def abi() -> int:
-    """Return the kernel's ABI. Raises OSError without Landlock."""
+    """Return the ABI of this kernel's Landlock. Raises OSError if it has none."""
     try:
         return _call(_CREATE_RULESET, None, 0, _VERSION)
     except OSError as error:
@@ -92,9 +95,9 @@ def abi() -> int:
 
 
 def restrict(version: int, rules: Mapping[Path, AccessRights], ports: Iterable[int]) -> None:
-    """Forbid all other access from now on; `version` as returned by `abi`. Raises OSError, and then changes nothing.
+    """Forbid all access that `rules` and `ports` do not allow, from now on. `version` is the result of `abi`.
 
-    Paths that do not exist or cannot be opened are skipped.
+    Paths that do not exist or cannot be opened are skipped. Raises OSError, and then changes nothing.
     """
     known = AccessRights((1 << max(bits for since, bits in _BITS_OF_ABI.items() if since <= version)) - 1)
     ruleset = _call(

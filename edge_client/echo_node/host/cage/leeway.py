@@ -1,10 +1,9 @@
-"""Steps of the cage for a GPU's driver, from narrow to wide.
+"""Steps of the cage (sandbox) for a GPU's driver, from narrow to wide.
 
 Example: NVIDIA's driver creates a Unix socket when CUDA starts. The first step refuses that, and CUDA answers with
 error 304; the second step allows it, and CUDA starts. `backends.gpu_cage` finds the first step that works on a machine.
 
-System calls of CUDA's start that a sandbox refuses, as other projects traced them with driver 570 and newer:
-
+Calls at CUDA's start that sandboxes have refused, as other projects traced them with driver 570 and newer:
 - CUDA writes thread names to /proc/self/task/*/comm. EACCES leads to error 304. Every step allows it.
   https://github.com/nolabs-ai/nono/pull/673, https://github.com/NVIDIA/OpenShell/issues/1486
 - CUDA opens nvidia-uvm-tools and reads /proc/driver/nvidia-uvm. Every step allows it.
@@ -24,8 +23,9 @@ from typing import Final, Literal
 from echo_node.host.cage.guards import GUARDS, Guard
 
 LocalSockets = Literal["none", "listening", "any"]
-"""Allowed Unix sockets. none: no socket; listening: SOCK_SEQPACKET, which may bind and listen, but neither connect nor
-accept; any: all kinds, which may connect to programs on this machine."""
+"""Unix sockets that a process may use. none: none; listening: SOCK_SEQPACKET sockets, which may bind and listen, but
+neither connect nor accept; any: all kinds, which may connect to other programs on this machine.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +34,10 @@ class Leeway:
 
     name: str
     what: str
-    """The driver's rights, for people: the end of the sentence "The GPU's driver may ..."."""
+    """The driver's rights, as the end of the sentence "The GPU's driver may ..."."""
     sockets: LocalSockets
     system_files: bool = False
-    """True if the driver reads all files outside the user's home and writes to /dev/shm and /tmp."""
+    """True if the driver may read all files outside the user's home, and write to /dev/shm and /tmp."""
     file_rules: bool = True
     """False if this step does without Landlock, which limits files and ports."""
     call_filter: bool = True
@@ -47,7 +47,6 @@ class Leeway:
 
     @property
     def why(self) -> str:
-        """Reason for the missing guards, for people."""
         return f'the GPU does not start without this (step "{self.name}"): its driver may {self.what}'
 
 
@@ -90,7 +89,7 @@ LEEWAYS: Final = (
     ),
     NO_CAGE,
 )
-"""Steps from narrow to wide."""
+"""All steps, from narrow to wide."""
 
 
 BY_NAME: Final = {step.name: step for step in LEEWAYS}

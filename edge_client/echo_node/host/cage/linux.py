@@ -1,7 +1,7 @@
-"""The cage on Linux, without root: Landlock for files, ports and other processes, seccomp for system calls.
+"""The cage (sandbox) on Linux, without root: Landlock for files, ports and other processes, seccomp for system calls.
 
-Landlock applies to the calling thread and its later threads, so a process enters before it starts threads. Landlock
-from ABI 8 on, and seccomp, apply to all threads.
+Landlock applies to the calling thread and the threads that it starts later, so a process enters before it starts
+threads. From ABI 8 on, Landlock applies to all threads, as seccomp always does.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ _GPU_FILES: Final = (
     *("opt/cuda*", "opt/rocm*", "opt/amdgpu*", "opt/intel", "run/opengl-driver"),
     *("etc/OpenCL", "etc/vulkan", "etc/glvnd", "etc/egl", "etc/nvidia", "etc/drirc", "etc/nv_tegra_release"),
 )
-"""Files below the root that drivers read."""
+"""Files below the root directory that GPU drivers read."""
 _OWN_THREADS: Final = "/proc/self/task"
-"""CUDA writes thread names to files below. All writable files there concern this process only."""
+"""CUDA writes thread names to files below this directory. All files there that can be written concern only this
+process.
+"""
 _SHARED_PLACES: Final = ("/tmp", "/dev/shm")
 
 
@@ -66,7 +68,7 @@ def _filter_calls(cage: Cage, by: list[str], lacks: dict[Guard, str]) -> None:
 
 
 def _lock_files(cage: Cage, by: list[str], lacks: dict[Guard, str]) -> int:
-    """Apply Landlock. Return the version of its interface (ABI); 0 if Landlock is not in force."""
+    """Apply Landlock. Return Landlock's interface version (ABI), 0 if Landlock failed."""
     threads = len(list(_TASKS.iterdir()))
     try:
         version = landlock.abi()
@@ -86,7 +88,6 @@ def _lock_files(cage: Cage, by: list[str], lacks: dict[Guard, str]) -> int:
 
 
 def _rules(cage: Cage) -> dict[Path, AccessRights]:
-    """Return the access rights by path."""
     rules = dict.fromkeys([*map(Path, _SYSTEM), *interpreter.directories()], READ)
     rules |= dict.fromkeys((path.resolve() for path in cage.reads), READ)
     rules[Path(_NOTHING)] = READ | AccessRights.WRITE_FILE
@@ -96,7 +97,6 @@ def _rules(cage: Cage) -> dict[Path, AccessRights]:
 
 
 def _gpu_rules(cage: Cage) -> dict[Path, AccessRights]:
-    """Return the rules for a GPU's driver."""
     root = Path("/")
     rules = dict.fromkeys((path for pattern in _GPU_FILES for path in root.glob(pattern)), READ)
     if cage.leeway.system_files:

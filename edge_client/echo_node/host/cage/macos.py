@@ -1,8 +1,8 @@
-"""The cage on macOS: a sandbox profile that the process applies to itself with `sandbox_init`.
+"""The cage (sandbox) on macOS: a sandbox profile that the process applies to itself with `sandbox_init`.
 
-The call and the program `sandbox-exec` are both deprecated, and use the same kernel extension. The call needs no second
-program, reports errors in a profile, and can wait until the model's directory is known. The last matching rule of a
-profile wins. Metal compiles and computes in system services, so the profile allows by default. It refuses files,
+This call and the program `sandbox-exec` are both deprecated, and use the same kernel extension. The call needs no
+second program, reports errors in a profile, and can wait until the model's directory is known. The last matching rule
+of a profile wins. Metal compiles and computes in system services, so the profile allows by default, and refuses files,
 network, programs and other processes by name.
 """
 
@@ -22,7 +22,7 @@ _SYSTEM: Final = (
     *("/private/etc", "/private/var/db/timezone", "/private/var/db/dyld", "/private/preboot"),
 )
 _USER_CACHE: Final = 65_538
-"""_CS_DARWIN_USER_CACHE_DIR of confstr(3): Metal's compile cache."""
+"""Name of _CS_DARWIN_USER_CACHE_DIR for confstr(3): the directory of Metal's compile cache."""
 
 
 def enter(cage: Cage) -> Held:
@@ -35,7 +35,7 @@ def enter(cage: Cage) -> Held:
 
 
 def profile(cage: Cage, *, reads: Iterable[Path], gpu_caches: Iterable[Path]) -> str:
-    """Return the rules in the sandbox's own language; `reads`: directories of Python and its libraries."""
+    """Return the rules in the sandbox's own language. `reads`: directories of Python and its libraries."""
     writable = [*(path.resolve() for path in cage.writes), *gpu_caches]
     readable = [*map(Path, _SYSTEM), *reads, *(path.resolve() for path in cage.reads), *writable]
     rules = [

@@ -1,7 +1,8 @@
-"""A filter of system calls for all threads of this process: refused calls fail with EPERM, or as `ANSWERS` says.
+"""A filter of system calls for all threads of this process. Refused calls fail with EPERM, or as `ANSWERS` says.
 
-https://docs.kernel.org/userspace-api/seccomp_filter.html. Calls without a rule are allowed: GPU drivers use many and
-different calls. The checked arguments are C ints. The kernel reads only their lower 32 bits, and so does the filter.
+https://docs.kernel.org/userspace-api/seccomp_filter.html. Calls without a rule are allowed, because GPU drivers use
+many different calls. The checked arguments are C ints: the kernel reads only their lower 32 bits, and so does the
+filter.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ _ARCHITECTURES: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _SECCOMP: Final = {"x86_64": 317, "aarch64": 277}
 _SET_MODE_FILTER: Final = 1
 _ALL_THREADS, _AS_FAST_AS_BEFORE = 1 << 0, 1 << 2
-"""The second flag keeps the speed: kernels before 5.16 else slow down filtered code against speculation attacks."""
+"""Flags of seccomp(2). The second one keeps the speed: kernels before 5.16 would otherwise slow down filtered code as a
+protection against speculation attacks.
+"""
 _X32_CALLS: Final = 0x40000000
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NO_NEW_PRIVS: Final = 38
@@ -39,16 +42,17 @@ _UNIX, _IPV4, _IPV6 = 1, 2, 10
 _STREAM, _SEQUENCED = 1, 5
 _IPPROTO_TCP: Final = 6
 _KIND: Final = 0xF
-"""Bits of a socket's type; the other bits are flags."""
+"""Bits of a socket's type. The other bits are flags."""
 _FAST_OPEN: Final = 0x20000000
-"""MSG_FASTOPEN: connects by sending, which Landlock does not check."""
+"""MSG_FASTOPEN: it connects by sending, which Landlock does not check."""
 _WHOLE: Final = 0xFFFFFFFF
 _ASKS_ONLY: Final = 0xFFFFFFFF
 ANSWERS: Final = {"clone3": errno.ENOSYS, "socket": errno.EAFNOSUPPORT, "connect": errno.ENOENT}
-"""Errno of a refused call where a caller would take EPERM for a broken system.
+"""Errno of a refused call where the caller would take EPERM for a broken system.
 
 clone3: a filter cannot read its flags; on ENOSYS the C library falls back to clone. socket: a kernel without that kind
-of socket answers EAFNOSUPPORT. connect: a missing service answers ENOENT, and CUDA then starts without MPS."""
+of socket answers EAFNOSUPPORT. connect: a missing service answers ENOENT, and CUDA then starts without MPS.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +66,6 @@ class Only:
 
 @dataclass(frozen=True, slots=True)
 class Except:
-    """Allow the call unless its argument is `value`."""
-
     argument: int
     value: int
 
@@ -74,17 +76,18 @@ _TCP: Final = (
     Only(2, (0, _IPPROTO_TCP)),  # MPTCP is a stream too, but Landlock does not check it.
 )
 _PAIR: Final = (Only(0, (_UNIX,)), Only(1, (_STREAM,), _KIND))
-"""Pairs of connected Unix sockets; a datagram socket could send to any address."""
+"""Pairs of connected Unix sockets. Only streams are allowed, because a datagram socket could send to any address."""
 _LOCAL: Final = Only(0, (_UNIX,))
 
 Check = tuple[Only | Except, ...]
-"""Conditions on the arguments, which must all hold; empty = the call is always allowed."""
+"""Conditions on a call's arguments, which must all hold; empty = the call is always allowed."""
 
 
 def conditions(pid: int, *, tcp: bool, local: LocalSockets = "none") -> Mapping[str, tuple[Check, ...]]:
-    """Return the calls that process `pid` may make in part: allowed if one of the checks holds.
+    """Return the calls that process `pid` may make only in part. A call is allowed if one of its checks holds.
 
-    `tcp`: it may connect, as far as Landlock lets it. `local`: Landlock refuses to bind to a name in a file system.
+    `tcp`: the process may connect, as far as Landlock allows. `local`: the Unix sockets that it may use; Landlock
+    refuses to bind them to a file name.
     """
     return {name: (check,) for name, check in _for_itself(pid).items()} | _sockets(tcp=tcp, local=local)
 
@@ -147,7 +150,7 @@ def program(processor: str, pid: int, *, tcp: bool, local: LocalSockets = "none"
 
 
 def _compiled(check: Check) -> list[bytes]:
-    """Compile a check: allow the call if all conditions hold, else jump to the code after it."""
+    """Compile a check: allow the call if all conditions hold, else jump to the code after the check."""
     code = [_step(RETURN, _ALLOW)]
     for one in reversed(check):
         load = _step(_LOAD, _ARGUMENTS + 8 * one.argument)
@@ -176,7 +179,7 @@ def install(*, tcp: bool, local: LocalSockets = "none") -> None:
 
 
 def load(program: bytes, flags: int) -> int:
-    """Install this filter with these flags of seccomp(2), and return the result of that call. Raises OSError."""
+    """Install this filter with these flags of seccomp(2), and return that call's result. Raises OSError."""
     buffer = ctypes.create_string_buffer(program, len(program))
     described = struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer))
     libc = ctypes.CDLL(None, use_errno=True)

@@ -1,4 +1,4 @@
-"""Numbers of the system calls that a cage refuses or partly allows, by processor.
+"""Numbers of the system calls that a cage refuses or allows only in part, by processor.
 
 Source: the kernel's arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h.
 """
@@ -150,10 +150,9 @@ _NUMBERS: Final[Mapping[str, tuple[int | None, int | None]]] = {
     "iopl": (172, None),
     "ioperm": (173, None),
 }
-"""Numbers by name, in the order of `PROCESSORS`; None = no such call."""
+"""Call numbers by name, in the order of `PROCESSORS`; None = the processor has no such call."""
 
 
 def numbers(processor: str) -> dict[str, int]:
-    """Return the numbers by name, for one of `PROCESSORS`."""
     place = PROCESSORS.index(processor)
     return {name: number for name, known in _NUMBERS.items() if (number := known[place]) is not None}

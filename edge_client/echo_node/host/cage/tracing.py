@@ -1,10 +1,10 @@
-"""Record the system calls that a cage refuses to a process, and the files that the process opens.
+"""Records the system calls that a cage refuses to a process, and the files that the process opens.
 
 The filter of `seccomp` refuses silently. The filter here notifies a supervisor process of each refused call and of each
 openat. The supervisor records the call and returns the errno of the silent filter. A process cannot supervise itself:
 it would wait for its own answer.
 
-    child: listener = watch(tcp=False, local="none"); tells that number to its parent; does what is to be watched
+    child: listener = watch(tcp=False, local="none"); sends that number to its parent; does the work to record
     parent: Supervisor(pid, listener).run()
 
 https://docs.kernel.org/userspace-api/seccomp_filter.html#userspace-notification
@@ -31,7 +31,7 @@ from echo_node.host.cage.leeway import LocalSockets
 
 _NOTIFY: Final = 0x7FC00000
 _HEADER_STEPS: Final = 6
-"""Instructions of `seccomp.program` before the first comparison of the call's number."""
+"""Number of instructions in `seccomp.program` before the first comparison of the call's number."""
 _NEW_LISTENER: Final = 1 << 3
 _OPENAT: Final = {"x86_64": 257, "aarch64": 56}
 _NOTICE: Final = struct.Struct("=QIIiIQ6Q")
@@ -47,16 +47,14 @@ _KINDS: Final = {1: "SOCK_STREAM", 2: "SOCK_DGRAM", 3: "SOCK_RAW", 5: "SOCK_SEQP
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A file that the process tried to open."""
-
     path: str
     flags: int
 
 
 def watch(*, tcp: bool, local: LocalSockets) -> int:
-    """Watch this thread and the threads that it starts. Return the descriptor for the supervisor.
+    """Watch this thread and the threads that it starts later. Return the descriptor for the supervisor.
 
-    Raises OSError if the kernel has no notifications, as before Linux 5.0.
+    Raises OSError if the kernel has no notifications (before Linux 5.0).
     """
     processor = platform.machine()
     steps = _watched(seccomp.program(processor, os.getpid(), tcp=tcp, local=local), _OPENAT[processor])
@@ -64,7 +62,7 @@ def watch(*, tcp: bool, local: LocalSockets) -> int:
 
 
 def _watched(program: bytes, openat: int) -> bytes:
-    """Return the filter with notifications in place of refusals, and with a notification of openat."""
+    """Return the filter with notifications instead of refusals, and with a notification of openat."""
     notify = (seccomp.RETURN, 0, 0, _NOTIFY)
     steps = [notify if _refuses(step) else step for step in struct.iter_unpack("=HBBI", program)]
     steps[_HEADER_STEPS:_HEADER_STEPS] = [(seccomp.JUMP_EQUAL, 0, 1, openat), notify]
@@ -72,13 +70,13 @@ def _watched(program: bytes, openat: int) -> bytes:
 
 
 def _refuses(step: tuple[int, ...]) -> bool:
-    """Return True if the step refuses a call. ENOSYS does not count: every new thread gets it from clone3."""
+    """Return True if the step refuses a call. ENOSYS does not count, because every new thread gets it from clone3."""
     code, _, _, value = step
     return code == seccomp.RETURN and value >> 16 == seccomp.ERRNO >> 16 and value & 0xFFFF != errno.ENOSYS
 
 
 class Supervisor:
-    """Supervisor of one child. `refused` counts calls in words; `opened` has each file once, in order."""
+    """Supervisor of one child. `refused` counts described calls; `opened` has each file once, in order."""
 
     def __init__(self, pid: int, listener: int) -> None:
         """`listener`: the descriptor that `watch` returned in the child. Raises OSError if tracing is forbidden."""
@@ -125,7 +123,6 @@ class Supervisor:
 
 
 def _take(child: int, listener: int) -> int:
-    """Copy the child's descriptor into this process."""
     libc = ctypes.CDLL(None, use_errno=True)
     taken: int = libc.syscall(
         ctypes.c_long(_PIDFD_GETFD), ctypes.c_long(child), ctypes.c_long(listener), ctypes.c_long(0)
@@ -136,7 +133,7 @@ def _take(child: int, listener: int) -> int:
 
 
 def _words(name: str, thread: int, arguments: list[int]) -> str:
-    """Describe the arguments of calls whose arguments show the purpose."""
+    """Describe the arguments of those calls whose arguments show their purpose; else ""."""
     if name in ("socket", "socketpair"):
         return f"{_FAMILIES.get(arguments[0], arguments[0])}, {_KINDS.get(arguments[1] & 0xF, arguments[1])}"
     if name in ("connect", "bind"):
@@ -162,7 +159,7 @@ def _text(thread: int, address: int) -> str:
 
 
 def _pieces(thread: int, address: int) -> Iterator[bytes]:
-    """Yield the text page by page: the page after its end may not exist."""
+    """Yield the text page by page, because the page after its end may not exist."""
     while address and (count := min(_LONGEST_PATH, 4_096 - address % 4_096)):
         piece = _bytes(thread, address, count)
         yield piece

@@ -1,7 +1,7 @@
-"""`python -m echo_node.host.cage.trial FILE`: enter a cage, try to break each of its guards, and report the guards that
-held.
+"""`python -m echo_node.host.cage.trial FILE`: enters a cage, tries to break each of its guards, and reports the guards
+that held.
 
-It runs as its own process and prints `Held.as_json` on its last line.
+It runs in its own process and prints `Held.as_json` on its last line.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ ATTEMPTS: Final[Mapping[Guard, Callable[[Path], None]]] = {
     "programs": _start,
     "processes": _touch,
 }
-"""An attempt against each guard, on a file unknown to the cage."""
+"""An attempt to break each guard. The argument is a file that the cage does not allow."""
 
 
 def tried(private: Path, held: Held) -> Held:
@@ -71,7 +71,6 @@ def tried(private: Path, held: Held) -> Held:
 
 
 def main() -> None:
-    """Run the trial on the file of the command line, which the cage must not know."""
     print(json.dumps(tried(Path(sys.argv[1]), enter(Cage())).as_json()), flush=True)
 
 

@@ -1,8 +1,9 @@
-"""The cage on Windows, limited to measures that a process can apply to itself: a job without further processes, and low
-integrity.
+"""The cage (sandbox) on Windows, limited to what a process can apply to itself: a job without further processes, and
+low integrity.
 
 A process of low integrity can write only to places marked for it, and cannot open its user's other processes. It can
 still read and connect. Only a parent process can forbid these, with an AppContainer or a restricted token.
+
 https://learn.microsoft.com/windows/win32/secauthz/mandatory-integrity-control
 """
 
@@ -18,20 +19,20 @@ from echo_node.host.cage.guards import Guard
 
 _LOW_INTEGRITY: Final = "S-1-16-4096"
 _LOW_LABEL: Final = "S:(ML;OICI;NW;;;LW)"
-"""Label for a directory and everything below it: processes of low integrity may write."""
+"""Label for a directory and everything below it: processes of low integrity may write there."""
 _FILE_OBJECT: Final = 1
 _LABEL_INFORMATION: Final = 0x10
 _INTEGRITY_LEVEL: Final = 25
 _INTEGRITY_ATTRIBUTE: Final = 0x20
 _ADJUST_TOKEN: Final = 0x0080 | 0x0008
-"""Windows' TOKEN_ADJUST_DEFAULT and TOKEN_QUERY: rights to read and lower the process's integrity."""
+"""Windows' TOKEN_ADJUST_DEFAULT and TOKEN_QUERY: the rights to read and lower the process's integrity."""
 _BASIC_LIMITS, _UI_RESTRICTIONS = 2, 4
 _ONE_PROCESS, _END_ON_EXCEPTION = 0x8, 0x400
 _ALL_UI: Final = 0xFF
 
 
 class BasicLimits(ctypes.Structure):
-    """JOBOBJECT_BASIC_LIMIT_INFORMATION."""
+    """Windows' JOBOBJECT_BASIC_LIMIT_INFORMATION."""
 
     _fields_ = (
         ("process_time", ctypes.c_int64),
@@ -47,7 +48,7 @@ class BasicLimits(ctypes.Structure):
 
 
 class TokenLabel(ctypes.Structure):
-    """TOKEN_MANDATORY_LABEL."""
+    """Windows' TOKEN_MANDATORY_LABEL."""
 
     _fields_ = (("sid", ctypes.c_void_p), ("attributes", ctypes.c_uint32))
 
@@ -77,7 +78,9 @@ def one_process_limits() -> BasicLimits:
 
 
 def _enter_job() -> None:
-    """Forbid further processes and the desktop: clipboard, other programs' windows, settings. Raises OSError."""
+    """Forbid further processes, and the use of the desktop: clipboard, other programs' windows, settings. Raises
+    OSError.
+    """
     kernel = _library("kernel32")
     kernel.CreateJobObjectW.restype = kernel.GetCurrentProcess.restype = ctypes.c_void_p
     job = ctypes.c_void_p(_checked(kernel.CreateJobObjectW(None, None)))

@@ -1,5 +1,5 @@
-"""D-Bus, which reports the user's activity on Linux desktops. Calls have a deadline; after a failure the bus is left
-alone for a while.
+"""D-Bus, which reports the user's activity on Linux desktops. Each call has a deadline; after a failure no calls are
+made for a while.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ log = logging.getLogger(__name__)
 
 ANSWER_S: Final = 0.5
 AGAIN_S: Final = 30.0
-"""Seconds without calls after the bus failed."""
+"""Seconds without calls after a failure."""
 
 
 class Bus:
-    """Connection to D-Bus, opened at the first call."""
+    """Connection to D-Bus. The first call opens it."""
 
     def __init__(self, kind: Literal["SESSION", "SYSTEM"]) -> None:
         self._kind = kind
@@ -37,8 +37,9 @@ class Bus:
         *,
         may_start: bool = False,
     ) -> tuple[Any, ...] | None:
-        """Return the answer; None without a bus, a service, or an answer in time. `may_start`: let the bus start the
-        service.
+        """Return the answer; None without a bus, a service, or an answer in time.
+
+        `may_start`: True allows the bus to start the service.
         """
         import jeepney
 
@@ -48,7 +49,9 @@ class Bus:
         address = jeepney.DBusAddress(path, service, interface)
         message = jeepney.new_method_call(address, method, signature or None, body)
         if not may_start:
-            message.header.flags |= jeepney.MessageFlag.no_auto_start  # A sensor must not start a desktop's services.
+            message.header.flags |= (
+                jeepney.MessageFlag.no_auto_start
+            )  # A sensor must not start services of the desktop.
         try:
             reply = connection.send_and_get_reply(message, timeout=ANSWER_S)
         except (OSError, EOFError, ValueError) as error:  # TimeoutError is an OSError.
@@ -64,7 +67,7 @@ class Bus:
         return None if answer is None else answer[0][1]
 
     def close(self) -> None:
-        """Close the connection. Calls reopen it after AGAIN_S."""
+        """Close the connection. Later calls open it again, AGAIN_S seconds from now at the earliest."""
         self._not_before = time.monotonic() + AGAIN_S
         if self._connection is not None:
             self._connection.close()

@@ -1,4 +1,4 @@
-"""Memory left under the limits of this process's Linux control groups, as containers and services have.
+"""Memory left under the limits of this process's Linux control groups, which containers and services have.
 
 https://docs.kernel.org/admin-guide/cgroup-v2.html#memory and cgroup-v1/memory.html
 """
@@ -14,11 +14,12 @@ from echo_node.host.sensors.sysfs import text_of
 GROUPS: Final = Path("/sys/fs/cgroup")
 OWN: Final = Path("/proc/self/cgroup")
 _NO_LIMIT: Final = 2**60
-"""Bytes from which a limit means "no limit": version 1 of control groups writes at least this number then."""
+"""Bytes from which a limit means "no limit". Version 1 of control groups writes such a number if there is none."""
 
 
 def left_bytes(groups: Path = GROUPS, own: Path = OWN) -> int | None:
-    """Return the smallest remainder of all groups of this process, counting file caches as free; None without a limit.
+    """Return the bytes left under the strictest limit of this process's groups, None without a limit. File caches count
+    as free.
 
     `groups`: mount point of the groups; `own`: the file that names this process's groups.
     """
@@ -36,7 +37,7 @@ _Names = tuple[str, str, tuple[str, ...]]
 
 
 def _places(groups: Path, own: Path) -> Iterator[tuple[Path, _Names]]:
-    """Yield the directories of this process's groups and their parents."""
+    """Yield the directories of this process's groups and of their parents."""
     for line in text_of(own).splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -48,7 +49,7 @@ def _places(groups: Path, own: Path) -> Iterator[tuple[Path, _Names]]:
             continue
         for mount in mounts:
             place = mount / path.lstrip("/")
-            # In a container, the path may exist only on its host; the mount itself is then the group.
+            # In a container, the path may exist only on the host; the mount point itself is then the group.
             place = place if place.is_dir() else mount
             for group in (place, *place.parents):
                 if group == mount or mount in group.parents:

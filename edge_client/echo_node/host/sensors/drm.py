@@ -16,29 +16,31 @@ from echo_node.host.sensors.sysfs import number_of, text_of
 _ENGINES: Final = ("drm-engine-gfx", "drm-engine-compute", "drm-engine-render")
 _NANOSECONDS: Final = 1e9
 SHORTEST_S: Final = 0.5
-"""Minimum seconds between two readings: a process's share of the GPU is measured over an interval."""
+"""Minimum seconds between two readings. Shares of the GPU are measured between two readings."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """GPU time of this node's processes by device, in total."""
+    """Total GPU time of this node's processes since their start, by device."""
 
     at: float
     by_device_s: dict[str, float]
 
 
 class DrmSensors:
-    """Sensors of the cards below `sys_root`; `proc_root`: Linux's process directory."""
+    """Sensors of the GPUs below `sys_root`. `proc_root`: Linux's process directory."""
 
     def __init__(self, sys_root: Path, proc_root: Path) -> None:
         self._cards = sys_root / "class" / "drm"
         self._proc = proc_root
         self._taken: _Taken | None = None
         self._own: dict[str, float] = {}
-        """Share of each device that this node used between the last two readings."""
+        """Share of each device's time that this node used between the last two readings."""
 
     def read(self, own: Collection[int], now: float) -> list[GpuReading]:
-        """Return one reading for each card with a reporting driver. `own`: processes of this node; `now`: monotonic."""
+        """Return one reading for each GPU whose driver reports something. `own`: processes of this node; `now`:
+        monotonic time.
+        """
         self._look(own, now)
         return [
             reading
@@ -67,13 +69,13 @@ class DrmSensors:
             taken[device] = taken.get(device, 0.0) + seconds
         if self._taken is not None:
             passed_s, before = now - self._taken.at, self._taken.by_device_s
-            # An ended process reduces the total, so clip at 0.
+            # Clip at 0: a process that has ended reduces the total.
             self._own = {name: max(0.0, all_s - before.get(name, 0.0)) / passed_s for name, all_s in taken.items()}
         self._taken = _Taken(now, taken)
 
     def _clients(self, own: Collection[int]) -> Iterator[tuple[str, float]]:
-        """Yield (device, seconds) of each connection of a process to a device. Several open files of one connection
-        count once.
+        """Yield (device, seconds) of each connection of a process to a device. A connection with several open files
+        counts once.
         """
         seen: set[tuple[str, str]] = set()
         for pid in own:
@@ -93,6 +95,6 @@ def _said(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _whole(text: str) -> int:
-    """Parse "123 ns"; 0 for other texts."""
+    """Return the number in "123 ns"; 0 for other texts."""
     first = text.split(" ")[0]
     return int(first) if first.isdecimal() else 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """Readings of a GPU; None = not reported by the driver."""
+    """Readings of a GPU; None = the driver does not report the value."""
 
     others: float | None = None
     """Share of the GPU's time that other processes used since the previous reading."""

@@ -1,7 +1,7 @@
-"""Recognise Echo's own processes of the same user: this node, other nodes, and a hub with its learner.
+"""Recognises this user's processes that belong to Echo: this node, other nodes, and a hub with its learner.
 
-Example: a hub's learner trains on the GPU of the machine, and a node samples on the same GPU. The owner did not cause
-the learner's load, so the node must not yield to it.
+Example: a hub's learner trains on this machine's GPU, and a node samples on the same GPU. The owner did not cause the
+learner's load, so the node must keep working.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from typing import Final
 import psutil
 
 LOOK_S: Final = 10.0
-"""Seconds that a scan of all processes is reused."""
+"""Seconds for which a scan of all processes is reused."""
 _PACKAGES: Final = ("echo_hub", "echo_node")
 _COMMANDS: Final = ("echo-hub", "echo-node")
 _NAMESPACE: Final = Path("/proc/self/ns/pid")
 _FIRST_NAMESPACE: Final = 0xEFFFFFFC
-"""PROC_PID_INIT_INO of the kernel: the inode of the namespace that the machine started with."""
+"""PROC_PID_INIT_INO of the kernel: the inode of the process namespace with which the machine started."""
 
 
 class Kin:
-    """Echo's processes. A cached answer holds while the process runs."""
+    """Recognises Echo's processes. A result is cached as long as its process runs."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[float, bool]] = {}
-        """Start time of each process, and True if the process is Echo's."""
+        """(start time, True if the process is Echo's), by process id."""
         self._pids: frozenset[int] = frozenset()
         self._looked_at = -LOOK_S
 
     def includes(self, pid: int) -> bool:
-        """Return True if the process is Echo's and this user's. An unreadable process is not."""
+        """Return True if the process is Echo's and this user's. False if the system does not tell."""
         try:
             process = psutil.Process(pid)
             started_at = process.create_time()
@@ -48,7 +48,7 @@ class Kin:
             return False
 
     def pids(self) -> frozenset[int]:
-        """Return the numbers of Echo's processes, at most LOOK_S old."""
+        """Return the ids of Echo's processes, at most LOOK_S seconds old."""
         if time.monotonic() - self._looked_at >= LOOK_S:
             everybody = frozenset(psutil.pids())
             self._known = {pid: known for pid, known in self._known.items() if pid in everybody}
@@ -58,7 +58,9 @@ class Kin:
 
 
 def is_echo(command: Sequence[str]) -> bool:
-    """Return True for `python -m echo_hub...` and for the programs echo-hub and echo-node."""
+    """Return True for the command lines `python -m echo_hub...`, `python -m echo_node...`, and the programs echo-hub
+    and echo-node.
+    """
     modules = [name for option, name in pairwise(command) if option == "-m"]
     if any(name.partition(".")[0] in _PACKAGES for name in modules):
         return True
@@ -70,7 +72,7 @@ def _user() -> str:
 
 
 def sees_the_machines_pids() -> bool:
-    """Return False in a container: a GPU's driver reports the machine's process numbers, not the container's."""
+    """Return False in a container: there, a GPU's driver reports the machine's process ids, not the container's."""
     if sys.platform != "linux":
         return True
     try:

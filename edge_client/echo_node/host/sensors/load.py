@@ -12,12 +12,12 @@ from typing import Final
 import psutil
 
 SHORTEST_S: Final = 0.5
-"""Minimum seconds between two readings: the system counts processor time in hundredths of a second."""
+"""Minimum seconds between two readings, because the system counts processor time in hundredths of a second."""
 
 
 class OthersLoad:
-    """Share of all cores that other programs used since the previous reading. This node and programs at low priority do
-    not count.
+    """Share of all cores that other programs used since the previous reading, without this node and without programs of
+    low priority.
     """
 
     def __init__(self) -> None:
@@ -26,14 +26,14 @@ class OthersLoad:
         self._share: float | None = None
 
     def share(self, engines: Iterable[int]) -> float | None:
-        """Return the share; None at the first reading. `engines`: processes of this node besides its own."""
+        """Return the share; None at the first reading. `engines`: processes of this node besides this one."""
         now = time.monotonic()
         if self._seen_at and now - self._seen_at < SHORTEST_S:
             return self._share
         busy_s, own_s, since = _busy_s(), sum(map(_counted_s, (os.getpid(), *engines))), self._seen_at
         if since:
             cores = psutil.cpu_count() or 1
-            # An engine that has ended reduces the total, so clip at 0.
+            # Clip at 0: an engine that has ended reduces the total.
             others_s = (busy_s - self._busy_s) - max(0.0, own_s - self._own_s)
             self._share = min(1.0, max(0.0, others_s / (now - since) / cores))
         self._seen_at, self._busy_s, self._own_s = now, busy_s, own_s
@@ -41,17 +41,21 @@ class OthersLoad:
 
 
 def _busy_s() -> float:
-    """Return the busy seconds of all cores since the system's start."""
+    """Return the busy seconds of all cores since the system's start, without those of low priority."""
     times = psutil.cpu_times()
     return float(sum(times) - times.idle - sum(getattr(times, name, 0.0) for name in _NOT_OTHERS))
 
 
 _NOT_OTHERS: Final = ("iowait", "nice", "guest", "guest_nice", "steal")
-"""Times that do not count: waiting, niced programs, guests (counted in `user` already), and other virtual machines."""
+"""Times that do not count: waiting, programs of low priority, guests (already counted in `user`), other virtual
+machines.
+"""
 
 
 def _counted_s(pid: int) -> float:
-    """Return a process's part of `_busy_s`. Linux counts the computing time of niced processes separately."""
+    """Return the part of `_busy_s` that this process caused. Linux counts the computing time of niced processes
+    separately.
+    """
     with suppress(psutil.Error):
         process = psutil.Process(pid)
         times = process.cpu_times()

@@ -24,18 +24,18 @@ from echo_node.host.sensors.sysfs import number_of, text_of
 SYS: Final = Path("/sys")
 PROC: Final = Path("/proc")
 _PROCESSORS: Final = ("coretemp", "k10temp", "k8temp", "zenpower", "cpu_thermal", "soc_thermal", "cpu")
-"""Drivers of processor sensors, as hwmon names them."""
+"""Drivers of processor sensors, by their names in hwmon."""
 _CELSIUS: Final = (-20.0, 150.0)
-"""Range of plausible temperatures in degrees Celsius. Values outside come from unconnected sensors."""
+"""Plausible temperatures in degrees Celsius. Values outside this range come from sensors that are not connected."""
 
 
 class Sensors(Protocol):
-    """Sensors, read once a second. Missing values never raise."""
+    """Sensors that are read once a second. A missing value never raises an error."""
 
     def read(self, settings: MannersConfig, *, engines: Collection[int], on_gpu: bool) -> SensorReading:
-        """Read the sensors that the settings need. Blocks for milliseconds, or half a second if a desktop hangs.
+        """Read the sensors that the settings need. Blocks for milliseconds, or for half a second if a desktop hangs.
 
-        `engines`: processes of this node besides its own.
+        `engines`: processes of this node besides this one.
         """
         ...
 
@@ -43,8 +43,6 @@ class Sensors(Protocol):
 
 
 class MachineSensors:
-    """The sensors of this machine."""
-
     def __init__(self, data_dir: Path, *, sys_root: Path = SYS, proc_root: Path = PROC) -> None:
         self._data_dir = data_dir
         self._sys_root = sys_root
@@ -77,7 +75,7 @@ class MachineSensors:
         return together([*self._nvidia.read(engines), *self._drm.read(self._ours(engines), time.monotonic())])
 
     def _ours(self, engines: Collection[int]) -> frozenset[int]:
-        """Return Echo's processes of this user and the engines, without the calling process."""
+        """Return the ids of this user's Echo processes and of the engines, without this process."""
         return self._kin.pids().union(engines) - {os.getpid()}
 
     def close(self) -> None:
@@ -86,7 +84,7 @@ class MachineSensors:
 
 
 def _free_memory_bytes() -> int:
-    """Return the machine's free memory, or less under a memory limit of this process."""
+    """Return the machine's free memory, or less if a control group limits this process."""
     allowed, free = cgroup.left_bytes(), int(psutil.virtual_memory().available)
     return free if allowed is None else min(free, allowed)
 
@@ -99,7 +97,7 @@ def _free_bytes(directory: Path) -> int | None:
 
 
 def running(names: Collection[str]) -> frozenset[str]:
-    """Return the `names` of running programs, compared without case, directory and ".exe"."""
+    """Return those of `names` that are running programs. Case, directory and ".exe" do not matter."""
     if not names:
         return frozenset()
     wanted = {_plain(name): name for name in names}
@@ -112,13 +110,13 @@ def running(names: Collection[str]) -> frozenset[str]:
 
 
 def _plain(name: str) -> str:
-    """Return a program's name as users write it. Linux cuts a process's own name to 15 characters."""
+    """Return a program's name as users write it: without directory, case and ".exe"."""
     return PurePath(name).name.casefold().removesuffix(".exe")
 
 
 def cpu_celsius(sys_root: Path) -> float | None:
-    """Return the temperature of the hottest part; None if unknown, as on macOS and Windows without administrator
-    rights.
+    """Return the temperature of the processor's hottest part; None if unknown, as on macOS, and on Windows without
+    administrator rights.
 
     https://www.kernel.org/doc/Documentation/hwmon/sysfs-interface.rst: thousandths of a degree.
     """

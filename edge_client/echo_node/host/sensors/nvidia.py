@@ -1,7 +1,7 @@
-"""GPU readings of NVIDIA's driver: load by others, temperature, power.
+"""GPU readings of NVIDIA's driver: load by other programs, temperature, power.
 
-NVIDIA's driver reports the machine's process numbers. A container has different process numbers, and cannot translate
-one kind into the other. In a container the load of other programs is therefore unknown.
+NVIDIA's driver reports the machine's process ids. A container has different process ids and cannot translate them, so
+other programs' load stays unknown there.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ _MICROSECONDS: Final = 1_000_000
 
 
 class NvidiaSensors:
-    """Sensors of NVIDIA's driver, opened at the first reading. Without a driver there are no readings."""
+    """Sensors of NVIDIA's driver, which is opened at the first reading. Without the driver there are no readings."""
 
     def __init__(self, kin: Kin | None = None) -> None:
         self._kin = kin or Kin()
         self._nvml: Any = None
         self._devices: list[Any] = []
         self._seen: dict[int, int] = {}
-        """Time of the newest sample of each device, in microseconds since the epoch."""
+        """Time of each device's newest sample, in microseconds since the epoch."""
         self._is_open = False
 
     def read(self, own: Collection[int]) -> list[GpuReading]:
-        """One reading for each GPU. `own`: processes of this node."""
+        """Return one reading for each GPU. `own`: processes of this node."""
         if not self._is_open:
             self._open()
         knows = bool(self._devices) and (sees_the_machines_pids() or self._lists(own))
@@ -56,7 +56,7 @@ class NvidiaSensors:
             log.debug("No GPU of NVIDIA's tells anything: %s", error)
 
     def _lists(self, own: Collection[int]) -> bool:
-        """Return True if the driver lists a process of this node under its local process number."""
+        """Return True if the driver lists a process of this node under the id that the process has here."""
         listed = [self._ask(self._nvml.nvmlDeviceGetComputeRunningProcesses, device) for device in self._devices]
         return any(process.pid in own for processes in listed for process in processes or ())
 
@@ -77,7 +77,7 @@ class NvidiaSensors:
         )
 
     def _ask(self, question: Any, *arguments: Any) -> Any:
-        """Return the driver's answer; None without one. NotFound means that no process ran, and gives ()."""
+        """Return the driver's answer; None if there is none. NotFound means that no process ran, which gives ()."""
         try:
             return question(*arguments)
         except self._nvml.NVMLError_NotFound:
@@ -87,7 +87,7 @@ class NvidiaSensors:
 
 
 def share_of_others(samples: Collection[tuple[int, int, int]], own: Collection[int]) -> float:
-    """Return the share of other processes in the newest second of (process, percent, microseconds) samples."""
+    """Return the share of other processes in the newest second of the samples (process id, percent, microseconds)."""
     newest = max((at for _, _, at in samples), default=0)
     percents: dict[int, int] = {}
     for pid, percent, at in samples:

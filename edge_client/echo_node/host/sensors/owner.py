@@ -1,7 +1,7 @@
-"""Time since the owner's last input, and full-screen programs.
+"""Time since the owner's last input, full-screen programs, and metered networks.
 
-Linux asks by D-Bus the desktop's idle monitor, then the screen saver, then the login manager. A machine without a
-desktop login counts as unattended. macOS and Windows have a system counter.
+Linux: D-Bus is asked, first the desktop's idle monitor, then the screen saver, then the login manager. A machine
+without a desktop login counts as unattended. macOS and Windows have a system counter.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _LOGIN: Final = "org.freedesktop.login1"
 _SCREEN_SAVER: Final = "org.freedesktop.ScreenSaver"
 _DESKTOPS: Final = ("x11", "wayland", "mir")
 _FULL_SCREEN_STATES: Final = (2, 3, 4)
-"""QUNS_BUSY, QUNS_RUNNING_D3D_FULL_SCREEN, QUNS_PRESENTATION_MODE: results of SHQueryUserNotificationState."""
+"""Results of SHQueryUserNotificationState: QUNS_BUSY, QUNS_RUNNING_D3D_FULL_SCREEN, QUNS_PRESENTATION_MODE."""
 
 
 class LinuxOwner:
-    """The owner of a Linux desktop, by D-Bus."""
+    """Activity of the owner of a Linux desktop, through D-Bus."""
 
     def __init__(self) -> None:
         self._session, self._system = Bus("SESSION"), Bus("SYSTEM")
@@ -44,7 +44,8 @@ class LinuxOwner:
         return None if clients is None else int(clients) > 0
 
     def metered(self) -> bool | None:
-        """Read NMMetered: 1 yes, 3 guessed yes.
+        """Return True if the network is metered, by NetworkManager's NMMetered (1 yes, 3 guessed yes); None if unknown.
+
         https://networkmanager.dev/docs/api/latest/nm-dbus-types.html#NMMetered
         """
         service = "org.freedesktop.NetworkManager"
@@ -84,7 +85,6 @@ class LinuxOwner:
         return min(found, default=None)
 
     def _desktops(self) -> Iterator[dict[str, Any]]:
-        """Yield the properties of each session with a desktop login."""
         manager = f"{_LOGIN}.Manager"
         answer = self._system.call(_LOGIN, "/org/freedesktop/login1", manager, "ListSessions")
         for *_, path in () if answer is None else answer[0]:
@@ -97,9 +97,11 @@ class LinuxOwner:
 
 
 class _ScreenSaverClock:
-    """Convert the screen saver's idle time. The interface defines seconds, but some desktops send milliseconds.
+    """Converts the screen saver's idle time to seconds. The interface defines seconds, but some desktops send
+    milliseconds.
 
-    The growth of the value shows the unit. Until then assume milliseconds: an unneeded pause is better than none.
+    The growth of the value shows which. Until then milliseconds are assumed: an unneeded pause of the node is better
+    than a missing one.
     """
 
     def __init__(self) -> None:
@@ -118,7 +120,7 @@ class _ScreenSaverClock:
 
 
 class MacOwner:
-    """The owner of a Mac, by Quartz."""
+    """Activity of the owner of a Mac, through Quartz."""
 
     def idle_s(self) -> float | None:
         """Return seconds since the session's last input (kCGEventSourceStateHIDSystemState, kCGAnyInputEventType)."""
@@ -138,7 +140,7 @@ class MacOwner:
 
 
 class WindowsOwner:
-    """The owner of a Windows desktop, by user32 and shell32."""
+    """Activity of the owner of a Windows desktop, through user32 and shell32."""
 
     def idle_s(self) -> float | None:
         class LastInput(ctypes.Structure):

@@ -1,4 +1,4 @@
-"""Detect if the machine runs on its battery."""
+"""Detects whether the machine runs on its battery."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Battery:
 
 
 def battery(sys_root: Path) -> Battery | None:
-    """Return the battery's state; None without a battery. `sys_root`: usually /sys."""
+    """Return the battery's state; None if there is no battery. `sys_root`: usually /sys."""
     if sys.platform == "linux":
         return _from_sysfs(sys_root / "class" / "power_supply")
     found = psutil.sensors_battery()

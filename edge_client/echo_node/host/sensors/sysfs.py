@@ -1,4 +1,4 @@
-"""Read Linux's one-line files."""
+"""Reads Linux's one-line files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def text_of(file: Path) -> str:
-    """Return the file's text; empty if unreadable, as for a removed or silent device."""
+    """Return the file's text; "" if it is unreadable, as for a removed or silent device."""
     try:
         return file.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -14,6 +14,6 @@ def text_of(file: Path) -> str:
 
 
 def number_of(file: Path) -> int | None:
-    """Return the file's whole number, or None."""
+    """Return the file's integer, or None."""
     text = text_of(file)
     return int(text) if text.removeprefix("-").isdecimal() else None

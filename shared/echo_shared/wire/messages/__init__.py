@@ -2,7 +2,7 @@
 
 A message is one MessagePack map (`codec`) whose `type` names its class. The codec ignores unknown fields, because a
 newer peer may send more. A wrong type, a missing field or a value out of bounds raises CodecError before any other code
-reads the message. Arrays travel as {dtype, shape, data} with raw little-endian bytes, never as pickle.
+sees the message. Arrays travel as {dtype, shape, data} with raw little-endian bytes, never as pickle.
 
 Reading order: `handshake`, `spread`, `leases`, `rollouts`, `receipts`, `checking`, `teams`. The unions `FromHub` and
 `FromNode` below list every message that each side may send.

@@ -7,19 +7,17 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict
 
 PROTOCOL_VERSION: Final = 8
-"""Protocol version of this software. Raise it when an old peer could misread a new one."""
+"""Protocol version of this software. Increase it when an old peer could misread a new message."""
 OLDEST_PROTOCOL_VERSION: Final = 8
-"""Oldest protocol version of a peer that this software still understands."""
+"""Oldest protocol version that this software still understands."""
 MAX_FRAME_BYTES: Final = 8 * 2**20
 MAX_FRAME_FROM_NODE_BYTES: Final = 2 * 2**20
-"""Nodes send less than the hub: a rollout of `MAX_TOKENS`, their largest message, takes half of this limit."""
+"""Nodes send less than the hub. A rollout of `MAX_TOKENS`, their largest message, takes half of this limit."""
 MAX_GROUP_SIZE: Final = 1_024
 MAX_BATCHED: Final = 4_096
 
 
 class Message(BaseModel):
-    """Base of all messages."""
-
     model_config = ConfigDict(
         strict=True, frozen=True, extra="ignore", allow_inf_nan=False, arbitrary_types_allowed=True
     )

@@ -11,19 +11,19 @@ from echo_shared.wire.messages.fields import Logprobs, RolloutId, Shares, TokenI
 from echo_shared.wire.messages.rollouts import VersionSpans
 
 MAX_CHECKS: Final = 8
-"""Completions that one node is given to check at once."""
+"""Maximum number of completions that a node checks at a time."""
 
 
 class CheckLease(Message):
-    """Ask a node to recompute another node's completion with the versions that drew it.
+    """Ask a node to recompute another node's completion with the policy versions that drew it.
 
-    The lease omits the seed and the claimed log-probabilities, so that a node cannot build its result from them.
+    The lease omits the seed and the claimed log-probabilities, so that the checking node cannot copy its result from
+    them.
     """
 
     type: Literal["check_lease"] = "check_lease"
     rollout_id: RolloutId
     prompt_ids: TokenIds
-    """Prompt tokens before the completion."""
     completion_ids: TokenIds
     versions: Annotated[VersionSpans, Field(min_length=1)]
     """Versions that drew the completion, in token order."""
@@ -39,14 +39,14 @@ class CheckLease(Message):
 
 
 class CheckResult(Message):
-    """Token intervals that the checking node computed; both arrays are empty if its engine cannot check."""
+    """Token intervals that the checking node computed. Both arrays are empty if its engine cannot check."""
 
     type: Literal["check_result"] = "check_result"
     rollout_id: RolloutId
     below: Shares
     """Start of each token's interval in the cumulative distribution, in token-id order, at the lease's temperature."""
     logprobs: Logprobs
-    """Width of each token's interval as a log-probability, in nats; one value per token."""
+    """Width of each token's interval as a log-probability in nats, one value per token."""
 
     @model_validator(mode="after")
     def _is_whole(self) -> CheckResult:

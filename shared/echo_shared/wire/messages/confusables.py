@@ -170,4 +170,4 @@ LOOK_LIKE: Final[Mapping[str, str]] = MappingProxyType(
         "~": "\u2053\u223c",
     }
 )
-"""ASCII text -> all characters that look like it."""
+"""ASCII text -> all Unicode characters that look like it."""

@@ -1,7 +1,7 @@
 """Names of the engines and precisions that a node may report.
 
-The hub refuses other names, because it has no error limits for such engines. A new engine needs its name here and its
-limits in `echo_hub.core.trust.numerics`.
+The hub refuses other names: their engines have no defined error limits. A new engine needs its name here and its limits
+in `echo_hub.core.trust.numerics`.
 """
 
 from __future__ import annotations
@@ -11,16 +11,14 @@ from typing import Final
 BACKENDS: Final = ("llama_cpp", "mlx", "torch", "vllm", "none")
 """none: the node runs no engine and only asks for its owner's receipts."""
 PRECISIONS: Final = ("", "f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0", "q3_k_m")
-"""Precision of an engine's weights; "" = no engine runs, or the base model's format defines none."""
+"""Precision of an engine's weights. "": no engine runs, or the base model's format has no defined precision."""
 
 
 def known_backend(name: str) -> str:
-    """Return the engine name. Raises ValueError if BACKENDS does not list it."""
     return _known(name, BACKENDS, "engine")
 
 
 def known_precision(name: str) -> str:
-    """Return the precision name. Raises ValueError if PRECISIONS does not list it."""
     return _known(name, PRECISIONS, "precision")
 
 

@@ -44,35 +44,33 @@ def unpack_array(value: Any, *, dtype: str, max_length: int) -> NDArray[Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedArray:
-    """Annotation of a field that holds an array [N] and travels in the form of `pack_array`.
+    """Annotation of a field that holds an array [N], which travels in the form of `pack_array`.
 
-    The annotation supplies pydantic's schema itself, so numpy's definition of `NDArray` does not matter: up to numpy
-    2.4 `NDArray[np.int32]` is a generic alias, since 2.5 a type alias.
+    The annotation supplies pydantic's schema, so that numpy's definition of `NDArray` does not matter: up to numpy 2.4
+    `NDArray[np.int32]` is a generic alias, since 2.5 a type alias.
     """
 
     dtype: str
     within_one: bool = False
-    """True: every value must lie between 0 and 1."""
+    """True: all values must lie between 0 and 1."""
 
     @classmethod
     def of(cls, hint: Any) -> PackedArray | None:
-        """Return the annotation of a field's type; None: the field is no array."""
+        """Return the annotation of a field's type, or None if the field is no array."""
         return next((each for each in getattr(hint, "__metadata__", ()) if isinstance(each, cls)), None)
 
     def unpack(self, value: Any) -> NDArray[Any]:
-        """Return the array [N] in `value`. Raises ValueError if it breaks this annotation's limits."""
+        """Return the array [N] packed in `value`. Raises ValueError if it breaks this annotation's limits."""
         array = unpack_array(value, dtype=self.dtype, max_length=MAX_TOKENS)
         if self.within_one and len(array) and not 0.0 <= array.min() <= array.max() <= 1.0:
             raise ValueError("the array holds a value that is not between 0 and 1")
         return array
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Build a schema that validates with `unpack` and serializes with `pack_array`."""
         packed = core_schema.plain_serializer_function_ser_schema(pack_array)
         return core_schema.no_info_plain_validator_function(self.unpack, serialization=packed)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Return the JSON schema of the map that `pack_array` makes."""
         shape = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": MAX_TOKENS}, "maxItems": 1}
         properties = {"dtype": {"const": self.dtype}, "shape": shape, "data": {"type": "string", "format": "binary"}}
         return {"type": "object", "properties": properties, "required": list(properties)}
@@ -84,16 +82,16 @@ Shares = Annotated[NDArray[np.float32], PackedArray(dtype="<f4", within_one=True
 
 
 _UNPRINTABLE: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-"""Unicode categories: control, format (includes text direction), surrogate, line and paragraph separator."""
+"""Unicode categories: control, format (for example text direction), surrogate, line separator, paragraph separator."""
 
 
 def printable(text: str) -> str:
-    """Replace characters that could steer a terminal or a log by "?"; keep "\\n" and "\\t"."""
+    """Replace characters that could control a terminal or fake log lines by "?"; keep "\\n" and "\\t"."""
     return "".join(char if char in "\n\t" or unicodedata.category(char) not in _UNPRINTABLE else "?" for char in text)
 
 
 def printable_line(text: str) -> str:
-    """Return `text` on one line, cleaned as by `printable`."""
+    """Like `printable`, but also replace line breaks and tabs."""
     return printable(text.replace("\n", "?").replace("\t", "?"))
 
 
@@ -106,7 +104,7 @@ Seed = Annotated[int, Field(ge=0, le=2**64 - 1)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 PolicyVersion = Annotated[int, Field(ge=0, lt=2**31)]
 Lax = Field(strict=False)
-"""Allow lists and strings from MessagePack, which has no tuples and no enums; the items stay strict."""
+"""Accept lists and strings for tuples and enums, which MessagePack lacks. The items are still checked strictly."""
 
 InfoHash = Annotated[bytes, Field(min_length=20, max_length=20)]
 NodeId = Annotated[str, Field(pattern=r"^[0-9a-z]{1,64}$")]

@@ -23,7 +23,7 @@ from echo_shared.wire.messages.shown_names import checked_name
 from echo_shared.wire.messages.spread import ArtefactOffer, MeshPeers, RunKeys
 
 MAX_COST_PER_HOUR: Final = 1_000.0
-"""US dollars; no single machine costs more."""
+"""In US dollars. No single machine costs more."""
 MAX_POWER_WATTS: Final = 100_000.0
 
 
@@ -43,11 +43,11 @@ class RefusalCode(StrEnum):
     SHUTTING_DOWN = "shutting_down"
     FINISHED = "finished"
     NAME_TAKEN = "name_taken"
-    """The name looks like that of another node, which had it first."""
+    """The name looks like the name of another node that had it first."""
 
 
 class Hello(Message):
-    """First message of a node. Its first three fields keep their meaning in every protocol version."""
+    """First message of a node. Its first three fields keep their meaning in all protocol versions."""
 
     type: Literal["hello"] = "hello"
     protocol_version: Count
@@ -57,7 +57,7 @@ class Hello(Message):
 
 
 class Challenge(Message):
-    """The hub's answer to Hello: `signature`, made with `hub_key` over the node's nonce, proves the hub's identity."""
+    """The hub's answer to Hello. `signature`, made with `hub_key` over the node's nonce, proves the hub's identity."""
 
     type: Literal["challenge"] = "challenge"
     protocol_version: Count
@@ -68,7 +68,9 @@ class Challenge(Message):
 
 
 class Proof(Message):
-    """The node's signature over the hub's nonce, with the node's description; sent once the hub's key is pinned."""
+    """The node's signature over the hub's nonce, and the node's description. The node sends it after it has pinned the
+    hub's key.
+    """
 
     type: Literal["proof"] = "proof"
     signature: Signature
@@ -79,17 +81,17 @@ class Proof(Message):
     swarm_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """TCP port on which the node's BitTorrent peer listens; 0 = none."""
     mesh_port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """TCP port on which other nodes hand pieces on to this one; 0 = none."""
+    """TCP port on which the node receives pieces from other nodes; 0 = none."""
     cost_per_hour: Annotated[float, Field(ge=0, le=MAX_COST_PER_HOUR)] = 0.0
-    """Price that the hub's operator pays for an active node, in US dollars; 0 = donated."""
+    """Price that the hub's operator pays for an active node, in US dollars per hour; 0 = donated."""
     power_watts: Annotated[float, Field(ge=0, le=MAX_POWER_WATTS)] = 0.0
-    """Power draw under load; 0 = not stated."""
+    """Power draw under load, in watts; 0 = not stated."""
     hears_totals: bool = False
-    """True: the node understands Totals."""
+    """True: the node understands the message Totals."""
 
 
 class Welcome(Message):
-    """The hub accepts the node. `policy` is None while the newest published version is 0, the base model."""
+    """The hub accepts the node. `policy` is None as long as the newest published version is 0, the base model."""
 
     type: Literal["welcome"] = "welcome"
     run_id: Name
@@ -101,13 +103,13 @@ class Welcome(Message):
     tracker_path: Annotated[str, Field(max_length=512, pattern=r"^/")]
     heartbeat_s: Annotated[float, Field(gt=0, le=600)]
     run_keys: RunKeys
-    """Keys of all published payloads."""
+    """Keys that decrypt all published artefacts."""
     mesh: MeshPeers = ()
     """Nodes to connect to."""
 
 
 class Refused(Message):
-    """The hub ends the connection, at any moment, and gives the reason; `do` tells the user what to change."""
+    """The hub ends the connection, at any moment, and gives the reason. `do` tells the user what to change."""
 
     type: Literal["refused"] = "refused"
     code: Name

@@ -1,4 +1,4 @@
-"""Leases: the node's capacity, the work that it is given, and messages that end a lease early."""
+"""Leases: the node's capacity, the work that the hub gives it, and messages that end a lease early."""
 
 from __future__ import annotations
 
@@ -25,44 +25,46 @@ from echo_shared.wire.messages.rollouts import VersionSpans
 from echo_shared.wire.messages.spread import ArtefactOffer
 
 MAX_PREFIX_TOKENS: Final = 262_144
-"""Limit on the sum over all prefixes of one lease."""
+"""Maximum number of tokens in all prefixes of one lease."""
 
 
 class StandbyReason(StrEnum):
-    """Reason why a node that asks for work gets none."""
+    """Reason why the hub gives no work to a node that asks for it."""
 
     CHEAPER_NODES_SUFFICE = "cheaper_nodes_suffice"
-    """The active nodes already produce enough."""
+    """The active nodes already draw enough rollouts."""
     SPEND_CAP = "spend_cap"
-    """The node costs more per hour than the hub may still spend."""
+    """The node's price per hour exceeds what the hub may still spend."""
     TOO_SLOW = "too_slow"
     """At the node's measured speed, its rollouts would be too stale to train on."""
     NO_WORK_NOW = "no_work_now"
     """Other nodes hold all open work."""
     FAILING = "failing"
-    """The node returned leases or sent invalid results, and pauses for a while."""
+    """The node returned leases or sent invalid results, so the hub gives it no work for a while."""
     QUARANTINED = "quarantined"
-    """The node's rollouts did not match their policy: it gets no work until the operator pardons it."""
+    """The node's rollouts did not match their policy version. It gets no work until the operator pardons it."""
 
 
 class NodeStatus(Message):
-    """The node's activity and capacity. Sent on every change, and as the heartbeat."""
+    """The node's activity and capacity, sent at every change and as the heartbeat."""
 
     type: Literal["node_status"] = "node_status"
     activity: Literal["preparing", "waiting", "fetching", "sampling", "paused", "draining"]
     capacity: Annotated[int, Field(ge=0, le=MAX_BATCHED)]
-    """Rollouts that the node is willing to hold, finished ones excluded; 0 = no leases wanted."""
+    """Maximum number of unfinished rollouts that the node wants to hold; 0 = it wants no leases."""
     policy_version: PolicyVersion | None
-    """Newest version that is verified and loaded; None while the base model is missing."""
+    """Newest version that is verified and loaded. None while the base model is missing."""
     tokens_per_s: Annotated[float, Field(ge=0)]
     precision: Annotated[str, Field(max_length=64), AfterValidator(known_precision)] = ""
     """Precision of the engine's weights, such as f32 or q4_k_m; "" = unknown, or no engine runs."""
     checks: Annotated[int, Field(ge=0, le=MAX_CHECKS)] = 0
-    """Checks that the node accepts at once; 0 = none, or the engine cannot check."""
+    """Number of checks that the node takes at a time; 0 = none, or its engine cannot check."""
 
 
 class Standby(Message):
-    """Reason why the node gets no work. The node stays connected and receives new versions, to start without delay."""
+    """Reason why the node gets no work. The node stays connected and receives new versions, so that it can start
+    without delay.
+    """
 
     type: Literal["standby"] = "standby"
     reason: Annotated[StandbyReason, Lax] | None
@@ -72,12 +74,12 @@ class Standby(Message):
 
 
 class LeasedPrefix(Message):
-    """First tokens of one rollout, drawn by another node: the new node continues with draw number len(ids)."""
+    """First tokens of one rollout, drawn by another node. The new node continues with draw number len(ids)."""
 
     index: Count
     ids: TokenIds
     logprobs: Logprobs
-    """Nats, as the earlier node reported them; one value per token."""
+    """Log-probabilities in nats, as the earlier node reported them, one value per token."""
     versions: VersionSpans = ()
     """Versions that drew the prefix, in token order; empty = the lease's version drew all of it."""
 
@@ -92,7 +94,7 @@ def _prefixes_in_bounds(prefixes: tuple[LeasedPrefix, ...]) -> tuple[LeasedPrefi
 
 
 class Lease(Message):
-    """Work for one node until a deadline: draw the rollouts `indices` of one group with `seed`."""
+    """Work for one node until a deadline: draw the rollouts `indices` of one group, using `seed`."""
 
     type: Literal["lease"] = "lease"
     lease_id: Count
@@ -101,22 +103,23 @@ class Lease(Message):
     prompt_ids: TokenIds
     seed: Seed
     policy_version: PolicyVersion
-    """Version to draw with; if `on_new_version` is "interrupt", the oldest version allowed."""
+    """Version to draw with. If `on_new_version` is "interrupt", it is the oldest version allowed."""
     temperature: Annotated[float, Field(gt=0, le=10)]
     max_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)]
-    """Limit for a completion, prefix included."""
+    """Maximum tokens of a completion, prefix included."""
     stop_ids: Annotated[tuple[Count, ...], Field(max_length=64, strict=False)]
     deadline_s: Annotated[float, Field(gt=0)]
     """Seconds from sending until the hub leases the work to another node."""
     offer: ArtefactOffer | None = None
-    """Offer of the lease's version; set in evaluation leases, whose version may not be the newest."""
+    """Offer of the lease's version. Set in evaluation leases, whose version may be old."""
     prefixes: Annotated[
         tuple[LeasedPrefix, ...], Field(max_length=MAX_GROUP_SIZE, strict=False), AfterValidator(_prefixes_in_bounds)
     ] = ()
-    """At most one prefix per index; a rollout without a prefix starts at its first token."""
+    """At most one prefix per index. A rollout without a prefix starts at its first token."""
     on_new_version: Literal["finish", "interrupt"] = "finish"
-    """Effect of a newer version on a running lease: "finish" completes it with its own version, "interrupt" switches
-    to the newer version in mid-completion."""
+    """What the node does with unfinished rollouts when a newer version arrives: "finish" completes them with the
+    lease's version, "interrupt" continues them with the newer version.
+    """
 
 
 class LeaseRevoked(Message):
@@ -135,4 +138,4 @@ class LeaseReturned(Message):
     indices: Annotated[tuple[Count, ...], Field(min_length=1, max_length=MAX_GROUP_SIZE, strict=False)]
     reason: Text
     unusable_version: PolicyVersion | None = None
-    """Policy version that the node's engine cannot use, if that is the reason."""
+    """Set if the reason is a policy version that the node's engine cannot use."""

@@ -12,10 +12,10 @@ from echo_shared.wire.messages.fields import Count, Lax, Name, RolloutId
 
 
 class ReceiptState(StrEnum):
-    """State of a rollout on the hub; TRAINED, EVALUATED and DROPPED are final."""
+    """State of a rollout on the hub. TRAINED, EVALUATED and DROPPED are final."""
 
     LEASED = "leased"
-    """A node holds the lease, until its deadline."""
+    """A node holds the lease until its deadline."""
     RECEIVED = "received"
     """The hub has stored the rollout."""
     SCORED = "scored"
@@ -23,7 +23,7 @@ class ReceiptState(StrEnum):
     TRAINED = "trained"
     """A training step used the rollout."""
     EVALUATED = "evaluated"
-    """The rollout counted in an evaluation of its version, on a held-out problem."""
+    """The rollout, on a held-out problem, counted in an evaluation of its version."""
     DROPPED = "dropped"
     """The rollout was not used; the drop reason says why."""
 
@@ -32,34 +32,37 @@ class DropReason(StrEnum):
     """Reason why a leased rollout was not used. Every dropped rollout has exactly one."""
 
     STALE = "stale"
-    """The oldest token of its group exceeded the staleness bound when the group was due for training."""
+    """The oldest token of the rollout's group was staler than the limit when the group was due for training."""
     EXPIRED = "expired"
-    """The rollout was late: its work was leased again, and its group completed without it."""
+    """The rollout came too late: other nodes had completed its group by then."""
     DUPLICATE = "duplicate"
     """Another node's result for the same work arrived first."""
     RETURNED = "returned"
-    """The node returned it unfinished, or its group was abandoned after too many returns."""
+    """The node returned the rollout unfinished, or the hub gave up its group after too many returns."""
     REVOKED = "revoked"
-    """The hub revoked it: it would have come too late, its evaluation was made smaller, or it continued tokens of a
-    node that lost the hub's trust."""
+    """The hub revoked the lease: the rollout would have come too late, its evaluation was made smaller, or it continued
+    tokens of a node that lost the hub's trust.
+    """
     INVALID = "invalid"
-    """The message did not match its lease."""
+    """The node's message did not match the lease."""
     SCORER_FAILED = "scorer_failed"
     """The task's scorer raised an error, timed out, or returned no valid reward."""
     NO_ADVANTAGE = "no_advantage"
-    """All rewards of its group were equal, and another group replaced it (training.dynamic_sampling)."""
+    """All rewards of the rollout's group were equal, and another group replaced it (training.dynamic_sampling)."""
     FORGED = "forged"
-    """A check showed that its policy version does not draw these tokens."""
+    """A check showed that the claimed policy version does not draw these tokens."""
     QUARANTINED = "quarantined"
-    """Its node lost the hub's trust before the rollout was used."""
+    """The rollout's node lost the hub's trust before the rollout was used."""
     RUN_ENDED = "run_ended"
     """The run ended before the rollout was used."""
     SCREENED = "screened"
-    """The learner's forward pass showed that no honest engine produces this rollout, or another one of its group."""
+    """The learner's forward pass showed that no honest engine produces this rollout, or another rollout of
+    its group.
+    """
 
 
 class Checked(StrEnum):
-    """Result of the hub's check of the tokens that the rollout's own node drew."""
+    """Result of the hub's check of a rollout: of the tokens that the rollout's own node drew."""
 
     NO = "no"
     """Not checked."""
@@ -70,9 +73,9 @@ class Checked(StrEnum):
 
 
 def check_in_words(checked: str, drop_reason: str | None) -> str:
-    """Return the check's result as shown to people, from values of `Checked` and `DropReason`.
+    """Return a check's result in words for people, from values of `Checked` and `DropReason`.
 
-    A passed rollout is still dropped if its node is quarantined for other rollouts.
+    A rollout that passed its check is still dropped if its node is quarantined for other rollouts.
     """
     if checked == Checked.PASSED and drop_reason == DropReason.QUARANTINED:
         return "passed; its node was quarantined later"
@@ -80,7 +83,7 @@ def check_in_words(checked: str, drop_reason: str | None) -> str:
 
 
 class Receipt(Message):
-    """State of one rollout, as committed in the hub's store."""
+    """State of one rollout, as committed in the hub's database."""
 
     rollout_id: RolloutId
     state: Annotated[ReceiptState, Lax]
@@ -90,45 +93,48 @@ class Receipt(Message):
 
 
 class Receipts(Message):
-    """States that the hub has committed. The first one of a rollout is its ack: the node may delete the payload."""
+    """States that the hub has committed. A rollout's first receipt is its acknowledgement: the node may then delete its
+    data.
+    """
 
     type: Literal["receipts"] = "receipts"
     receipts: Annotated[tuple[Receipt, ...], Field(max_length=MAX_BATCHED, strict=False)]
 
 
 class ReceiptsWanted(Message):
-    """Ask for the state of rollouts whose final state the node does not know, because receipts sent while it was
-    disconnected are lost."""
+    """Ask for the state of rollouts whose final state the node does not know: receipts that the hub sent while the node
+    was disconnected are lost.
+    """
 
     type: Literal["receipts_wanted"] = "receipts_wanted"
     rollout_ids: Annotated[tuple[RolloutId, ...], Field(min_length=1, max_length=MAX_BATCHED, strict=False)]
 
 
 class DroppedCount(Message):
-    """Number of rollouts dropped for one reason; a newer hub may send reasons that are unknown here."""
+    """Number of rollouts dropped for one reason. A newer hub may send reasons that this node does not know."""
 
     reason: Name
     rollouts: Count
 
 
 class Totals(Message):
-    """The node key's totals in this run, from the hub's database, and its place on the leaderboard.
+    """Totals of the node's key in this run, from the hub's database, with its place on the leaderboard.
 
-    Sent soon after Welcome, and later on change, to nodes whose Proof sets `hears_totals`.
+    Sent soon after Welcome, and again at changes, to nodes whose Proof sets `hears_totals`.
     """
 
     type: Literal["totals"] = "totals"
     trained_rollouts: Count
     trained_tokens: Count
-    """Tokens drawn by this node, without leased prefixes."""
+    """Tokens drawn by this node, without prefixes that other nodes drew."""
     evaluated_rollouts: Count
     dropped: Annotated[tuple[DroppedCount, ...], Field(max_length=64, strict=False)] = ()
     others_checked: Count = 0
-    """Checks of other nodes' rollouts that this node made and the hub upheld."""
+    """Checks of other nodes' rollouts that this node made and whose result the hub confirmed."""
     share: Annotated[float, Field(ge=0, le=1)]
-    """Fraction of all trained and evaluated rollouts."""
+    """Fraction of all rollouts that the run trained on or evaluated."""
     rank: Annotated[int, Field(ge=1, le=2**53)] | None
-    """Rank by share, largest first; None = no rollout was used yet."""
+    """Rank by share, largest first; None = none of the node's rollouts was used yet."""
     num_ranked: Count
     """Number of nodes that have a rank."""
     page: Annotated[str, Field(max_length=256, pattern=r"^/[!-~]*$")]

@@ -13,20 +13,22 @@ from echo_shared.wire.messages.base import MAX_GROUP_SIZE, Message
 from echo_shared.wire.messages.fields import MAX_TOKENS, Count, Lax, Logprobs, PolicyVersion, RolloutId, TokenIds
 
 MAX_PARTS_TOKENS: Final = 65_536
-"""Limit on the sum over all parts of one message: half a megabyte, so that it does not block a slow uplink for long."""
+"""Maximum tokens in all parts of one message: half a megabyte, so that it does not block a slow uplink for long."""
 MAX_VERSION_SPANS: Final = 64
-"""Version spans of one completion; a node that reaches the limit finishes with its last version."""
+"""Maximum version spans of one completion. At the limit, the node finishes the completion with its last version."""
 
 
 class FinishReason(StrEnum):
-    """Reason why a completion ended: STOP = a stop token (kept as last token), LENGTH = `max_tokens` reached."""
+    """Reason why a completion ended: STOP = a stop token was drawn (it is the last token), LENGTH = `max_tokens` was
+    reached.
+    """
 
     STOP = "stop"
     LENGTH = "length"
 
 
 class VersionSpan(Message):
-    """Consecutive tokens of one completion that one version drew."""
+    """Consecutive tokens of one completion that one policy version drew."""
 
     policy_version: PolicyVersion
     num_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)]
@@ -37,35 +39,36 @@ VersionSpans = Annotated[tuple[VersionSpan, ...], Field(max_length=MAX_VERSION_S
 
 @dataclass(frozen=True)
 class Completion:
-    """One finished completion, as its engine reports it. Every form of a rollout inherits these fields.
+    """One finished completion, as its engine reports it. All other classes for a finished rollout inherit these fields.
 
-    A new field reaches the engine's report, the spool, the wire, the hub's records and tables, the learner, the pages
-    and the exports. Give it bounds, because any node may send it. Give it a default, because older nodes and spools
-    lack it.
+    A new field reaches the engine's report, the node's spool, the messages, the hub's records and tables, the learner,
+    the pages and the exports. Give it bounds, because any node may send it. Give it a default, because older nodes and
+    spools lack it.
     """
 
     completion_ids: TokenIds
-    """[T]. A drawn stop token is the last one."""
+    """Token ids [T]. A drawn stop token is the last one."""
     behavior_logprobs: Logprobs
-    """[T] in nats, under the softmax at the lease's temperature, as the node reports them."""
+    """Log-probabilities [T] in nats, under the softmax at the lease's temperature, as the node reports them."""
     finish_reason: Annotated[FinishReason, Lax]
     sampling_s: Annotated[float, Field(ge=0)]
     """Seconds from the start of the prompt's prefill to the last token."""
 
     def content(self) -> dict[str, Any]:
-        """Return the fields of this class by name, without those of subclasses."""
+        """Return this class's fields by name, without those of subclasses."""
         return dict(zip(CONTENT, content_of(self), strict=True))
 
 
 CONTENT: Final = tuple(field.name for field in fields(Completion))
-"""Names of the fields of `Completion`."""
 content_of: Final = attrgetter(*CONTENT)
-"""Returns these fields' values, of any form, in the order of `Completion`'s parameters."""
+"""Returns the values of these fields, from an object of `Completion` or a subclass, in the order of `Completion`'s
+parameters.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Leased:
-    """Fields of a rollout's frame before its completion."""
+    """Fields that precede the completion in a rollout's frame."""
 
     type: Literal["rollout"] = "rollout"
     rollout_id: RolloutId
@@ -78,28 +81,28 @@ class _Leased:
     """Version that drew the last token."""
 
 
-# The order of the bases sets the order of a frame's fields: the last base comes first. Message is frozen, too, which
-# mypy cannot know.
+# The order of the bases sets the order of a frame's fields: the last base comes first. mypy cannot know that Message is
+# frozen.
 class Rollout(Message, Completion, _Leased):  # type: ignore[misc]
-    """One finished completion with its lease and the versions that drew it."""
+    """One finished completion, with its lease and the versions that drew it."""
 
     num_given: Count = 0
-    """Number of leading tokens that came from the lease's prefix; this node drew the rest."""
+    """Number of first tokens that came from the lease's prefix. This node drew the rest."""
     versions: VersionSpans = ()
-    """Versions that drew it, in token order; empty = one version drew all of it."""
+    """Versions that drew the completion, in token order; empty = one version drew all of it."""
 
 
 class RolloutPart(Message):
-    """New tokens of one unfinished completion, from token number `start`, all drawn by one version."""
+    """New tokens of one unfinished completion, all drawn by one version; `start` is the position of the first one."""
 
     lease_id: Count
     index: Count
     start: Annotated[int, Field(ge=0, lt=MAX_TOKENS)]
-    """0 after a reconnect: the part then repeats the completion from its first token, leased prefix included."""
+    """0 after a reconnect: the part then repeats the completion from its first token, including the leased prefix."""
     policy_version: PolicyVersion
     ids: TokenIds
     logprobs: Logprobs
-    """Nats; one value per token."""
+    """Log-probabilities in nats, one value per token."""
 
 
 def _parts_in_bounds(parts: tuple[RolloutPart, ...]) -> tuple[RolloutPart, ...]:
@@ -111,7 +114,8 @@ def _parts_in_bounds(parts: tuple[RolloutPart, ...]) -> tuple[RolloutPart, ...]:
 class RolloutParts(Message):
     """New tokens of rollouts that the node is still drawing.
 
-    The node does not spool parts: tokens lost on the way are sent again after a reconnect, or drawn again.
+    The node does not store these messages: a reconnected node sends the tokens again, a restarted node draws them
+    again.
     """
 
     type: Literal["rollout_parts"] = "rollout_parts"
@@ -123,5 +127,5 @@ class RolloutParts(Message):
 
 
 def rollout_id(lease_id: int, index: int) -> str:
-    """Return the id of one leased rollout, which is the same on node, hub and leaderboard."""
+    """Return the id of one leased rollout. Node, hub and leaderboard use the same id."""
     return f"{lease_id}-{index}"

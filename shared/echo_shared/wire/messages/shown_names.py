@@ -1,7 +1,7 @@
 """Checks of the display names that nodes and teams choose.
 
-A name may not contain invisible characters or impersonate the hub. Two names look alike if their skeletons (UTS #39)
-are equal:
+A name may not contain invisible characters or impersonate the hub. Two names look alike if they share a skeleton, the
+form in which UTS #39 replaces look-alike characters by one of them:
 
     looks_of("Аda") & looks_of("Ada")     # not empty: the first A is Cyrillic
 """
@@ -21,18 +21,20 @@ _TO_ASCII: Final = str.maketrans(
     }
 )
 _INVISIBLE: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-"""Unicode categories: control, format (includes text direction), surrogate, private use, unassigned, separators."""
+"""Unicode categories: control, format (for example text direction), surrogate, private use, unassigned, separators."""
 _BLANK: Final = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
-"""Letters and marks that render as nothing."""
+"""Letters and marks that are displayed as nothing."""
 _OF_EMOJI: Final = "\ufe0f"
-"""Variation selector 16: renders a preceding symbol as an emoji, and is invisible after other characters."""
+"""Variation selector 16. It displays the symbol before it as an emoji; after other characters it is invisible."""
 _LATIN: Final = re.compile(r"(?:LETTER|CAPITAL) ([A-Z])(?: WITH .*)?$")
-"""Finds the Latin letter in Unicode names of small capitals, squared letters and letters with strokes."""
+"""Matches the Latin letter in the Unicode names of small capitals, squared letters and letters with strokes."""
 MOST_MARKS: Final = 2
-"""Limit on the accents on one letter."""
+"""Maximum number of accents on one letter."""
 HUBS_OWN: Final = ("operator", "administrator", "admin", "moderator", "hub")
 _ABSORBED: Final = ("the", "echo", "official", "support", "team", "node")
-"""Words that HUBS_OWN absorbs: "official echo hub" impersonates the hub as "hub" does."""
+"""Words that make no difference next to a word of HUBS_OWN: "official echo hub" impersonates the hub as much as "hub"
+does.
+"""
 
 
 def fault_of(name: str) -> str:
@@ -58,14 +60,14 @@ def fault_of(name: str) -> str:
 
 
 def checked_name(name: str) -> str:
-    """Return the name. Raises ValueError with the text of `fault_of` if the name is not allowed."""
+    """Return `name`. Raises ValueError with the text of `fault_of` if it is not allowed."""
     if fault := fault_of(name):
         raise ValueError(fault)
     return name
 
 
 def looks_of(name: str) -> frozenset[str]:
-    """Return the name's skeletons; two names look alike if they share one.
+    """Return the name's skeletons. Two names look alike if they share one.
 
     One skeleton ignores case, the other keeps it: a capital I looks like an l, a small i does not.
     """
@@ -79,7 +81,9 @@ def _skeleton(text: str) -> str:
 
 
 def _blurred(word: str) -> str:
-    """Return the word's letters and digits, with accented and stylized letters made plain and i, l and 1 made equal."""
+    """Return the word's letters and digits, with accented and stylized letters made plain, and i, l and 1
+    made equal.
+    """
     return "".join(map(_letter, word)).replace("l", "i").replace("m", "rn")
 
 
@@ -91,7 +95,7 @@ def _letter(char: str) -> str:
 
 
 def _hubs_own(name: str) -> str:
-    """Return the word of HUBS_OWN that the name, or a word in it, looks like; "" if there is none.
+    """Return the word of HUBS_OWN that the name, or a word in the name, looks like; "" if there is none.
 
     `hub` counts only if the rest of the name is numbers and words of _ABSORBED: `my-hub-laptop` is allowed.
     """

@@ -1,4 +1,4 @@
-"""Large example messages, one of each kind that holds arrays; an installation decodes them as a self-test."""
+"""Large example messages, one of each kind with arrays. An installation tests itself by decoding them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from echo_shared.wire.messages.leases import Lease, LeasedPrefix
 from echo_shared.wire.messages.rollouts import FinishReason, Rollout, RolloutPart, RolloutParts, VersionSpan
 
 NUM_TOKENS: Final = 5_000
-"""Large enough for the codec to read the frame field by field: see `echo_shared.wire.codec.SMALL_BYTES`."""
+"""Large enough that the codec decodes the frame field by field, see `echo_shared.wire.codec.SMALL_BYTES`."""
 
 
 def from_hub() -> tuple[Lease, CheckLease]:
-    """Return one example of each message with arrays that a hub sends."""
     ids, logprobs = _arrays()
     spans = (VersionSpan(policy_version=1, num_tokens=NUM_TOKENS),)
     lease = Lease(
@@ -39,7 +38,6 @@ def from_hub() -> tuple[Lease, CheckLease]:
 
 
 def from_node() -> tuple[Rollout, RolloutParts, CheckResult]:
-    """Return one example of each message with arrays that a node sends."""
     ids, logprobs = _arrays()
     rollout = Rollout(
         rollout_id="1-0",

@@ -11,11 +11,11 @@ from echo_shared.wire.messages.base import MAX_BATCHED, Message
 from echo_shared.wire.messages.fields import Count, InfoHash, Lax, NodeId, Peer, PieceIndex, PolicyVersion, Signature
 
 MAX_MESH: Final = 32
-"""Limit on a node's connections to other nodes; a larger fleet connects at random."""
+"""Maximum connections of a node to other nodes. A larger fleet connects at random."""
 MAX_HAND_ON_BYTES: Final = 48 * 1024
-"""Limit on a piece's route; enough for 16,384 nodes."""
+"""Maximum size of a piece's forwarding route: enough for 16,384 nodes."""
 MAX_PIECE_BYTES: Final = 256 * 1024
-"""Limit on a piece in a message; artefacts with larger pieces go through the swarm."""
+"""Maximum size of a piece in a message. Artefacts with larger pieces go through BitTorrent."""
 
 
 class Way(StrEnum):
@@ -24,7 +24,7 @@ class Way(StrEnum):
     INLINE = "inline"
     """The hub sends every piece to every node over the websocket."""
     BROADCAST = "broadcast"
-    """The hub sends most pieces to one node each; that node forwards them to the others over open connections."""
+    """The hub sends most pieces to one node each, which forwards them to other nodes over open connections."""
     SWARM = "swarm"
     """BitTorrent, with the hub and other nodes as peers."""
     WEB_SEED = "web_seed"
@@ -32,7 +32,7 @@ class Way(StrEnum):
 
 
 class RunKey(Message):
-    """One of the run's keys that encrypt payloads: see `echo_shared.artefacts.sealing`."""
+    """One of the run's keys that encrypt artefacts, see `echo_shared.artefacts.sealing`."""
 
     key_id: Count
     key: Annotated[bytes, Field(min_length=32, max_length=32)]
@@ -42,7 +42,7 @@ RunKeys = Annotated[tuple[RunKey, ...], Field(max_length=256, strict=False)]
 
 
 class MeshPeer(Message):
-    """A peer to connect to, with its address for incoming pieces."""
+    """A node to connect to, with its address for incoming pieces."""
 
     node_id: NodeId
     host: Annotated[str, Field(max_length=255)]
@@ -56,8 +56,7 @@ MeshPeers = Annotated[tuple[MeshPeer, ...], Field(max_length=MAX_MESH, strict=Fa
 
 
 class SharedMemory(Message):
-    """Location of an artefact in the hub's memory, for a node on the same host: see
-    `echo_shared.swarm.shared_memory`."""
+    """Place of an artefact in the hub's memory, for a node on the same host, see `echo_shared.swarm.shared_memory`."""
 
     pid: Annotated[int, Field(ge=1, lt=2**31)]
     descriptor: Annotated[int, Field(ge=0, lt=2**31)]
@@ -65,25 +64,25 @@ class SharedMemory(Message):
 
 
 class ArtefactOffer(Message):
-    """Everything that a node needs to fetch and verify one artefact: the base model or one policy version."""
+    """All that a node needs to fetch and verify one artefact: the base model or one policy version."""
 
     manifest: Annotated[bytes, Field(max_length=2**20)]
     """Signed bytes of an `echo_shared.artefacts.manifest.Manifest`."""
     signature: Signature
     torrent: Annotated[bytes, Field(max_length=4 * 2**20)]
     web_seed_path: Annotated[str, Field(max_length=512, pattern=r"^/")]
-    """Path under the node's own passkey; ends in a slash."""
+    """Path of the artefact's directory under the node's secret path on the hub; ends in a slash."""
     way: Annotated[Way, Lax] = Way.SWARM
-    """Transport that the hub uses. If it fails, the node falls back to the swarm, then to the web seed."""
+    """Transport that the hub uses. If it fails, the node falls back to BitTorrent, then to the web seed."""
     delta_parent: PolicyVersion | None = None
-    """Version that the node must hold to decode this one; equals the manifest's. None = none."""
+    """Version that the delta's decoder needs, equal to the manifest's; None = it needs none."""
     peers: Annotated[tuple[Peer, ...], Field(max_length=64, strict=False)] = ()
     shared_memory: SharedMemory | None = None
     """Set for a node that connects from the hub's own host."""
 
 
 class PolicyPublished(Message):
-    """A new version is in the swarm."""
+    """A new policy version is available."""
 
     type: Literal["policy_published"] = "policy_published"
     policy_version: PolicyVersion
@@ -91,7 +90,7 @@ class PolicyPublished(Message):
 
 
 class Peers(Message):
-    """More peers for an artefact that the node is fetching or seeding."""
+    """More peers for an artefact that the node is fetching or serving."""
 
     type: Literal["peers"] = "peers"
     info_hash: Annotated[bytes, Field(min_length=20, max_length=20)]
@@ -99,14 +98,14 @@ class Peers(Message):
 
 
 class KeysRotated(Message):
-    """The run's current keys; earlier keys that are missing here are void."""
+    """The run's current keys. Earlier keys that are missing here are no longer used."""
 
     type: Literal["keys_rotated"] = "keys_rotated"
     run_keys: RunKeys
 
 
 class Mesh(Message):
-    """Complete list of the nodes to connect to; replaces the previous list."""
+    """Complete list of the nodes to connect to. It replaces the previous list."""
 
     type: Literal["mesh"] = "mesh"
     peers: MeshPeers
@@ -115,7 +114,7 @@ class Mesh(Message):
 class Piece(Message):
     """One piece of an artefact, sent by the hub or forwarded by a node. The receiver checks its hash.
 
-    An empty piece, which only the hub sends, asks a node to forward a piece that it has.
+    An empty piece, which only the hub sends, asks a node to forward a piece that the node already has.
     """
 
     type: Literal["piece"] = "piece"
@@ -123,8 +122,9 @@ class Piece(Message):
     index: PieceIndex
     data: Annotated[bytes, Field(max_length=MAX_PIECE_BYTES)]
     hand_on: Annotated[bytes, Field(max_length=MAX_HAND_ON_BYTES)] = b""
-    """Route: the nodes to forward the piece to, and their own onward nodes; encoded by
-    `echo_shared.wire.relay_tree`."""
+    """Forwarding route: tree of the nodes that must forward the piece, starting with this node's receivers; encoded by
+    `echo_shared.wire.relay_tree`.
+    """
 
 
 class Unwanted(Message):
@@ -146,32 +146,34 @@ class Fetched(Message):
     web_seed_bytes: Count
     shared_memory_bytes: Count = 0
     pushed_bytes: Count = 0
-    """Pieces sent by the hub over the websocket."""
+    """Bytes of pieces sent by the hub over the websocket."""
     mesh_bytes: Count = 0
-    """Pieces forwarded by other nodes."""
+    """Bytes of pieces forwarded by other nodes."""
     model_hub_bytes: Count = 0
-    """Bytes from a model hub."""
+    """Bytes from a model hub, such as Hugging Face."""
 
 
 class Have(Message):
-    """Pieces that have arrived, from the hub or from other nodes, and match their hash."""
+    """Pieces that arrived, from hub or nodes, and match their hash."""
 
     type: Literal["have"] = "have"
     info_hash: InfoHash
     pieces: Annotated[tuple[PieceIndex, ...], Field(max_length=MAX_BATCHED, strict=False)]
     wanted: bool = True
-    """False: the hub need not send the rest; the node has all pieces or uses another transport."""
+    """False: the hub need not send the rest, because the node has all pieces or uses another transport."""
 
 
 class Links(Message):
-    """Complete list of the nodes that this node is connected to and can forward pieces to."""
+    """Complete list of the nodes to which this node is connected and can forward pieces."""
 
     type: Literal["links"] = "links"
     node_ids: Annotated[tuple[NodeId, ...], Field(max_length=MAX_MESH, strict=False)]
 
 
 class KeyframeWanted(Message):
-    """The node cannot decode the delta that it was offered: the parent is missing, or the result's hash is wrong."""
+    """The node cannot decode the delta that it was offered, because its parent is missing or the result has a wrong
+    hash. It asks for a keyframe.
+    """
 
     type: Literal["keyframe_wanted"] = "keyframe_wanted"
     policy_version: PolicyVersion

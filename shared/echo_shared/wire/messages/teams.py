@@ -1,7 +1,7 @@
 """Teams: a node's request, and the state of its team.
 
-Both travel over HTTP with the node's credentials (`echo_shared.wire.credentials`), so that a command line tool can ask
-while the node is connected.
+Both travel over HTTP with the node's credentials (`echo_shared.wire.credentials`), so that a command can ask while the
+node is connected.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from echo_shared.wire.messages.shown_names import checked_name
 MAX_TEAM_NAME: Final = 40
 
 TeamName = Annotated[str, Field(max_length=MAX_TEAM_NAME), AfterValidator(printable_line)]
-"""Characters that steer terminals or change the text direction are replaced, as in a node's name."""
+"""Characters that control terminals or change the text direction are replaced, as in a node's name."""
 
 
 class TeamWanted(Message):
-    """Create a team, join one, leave it, or ask for its state. Answered by Team, or refused.
+    """Create a team, join one, leave it, or ask for its state. The answer is Team or Refused.
 
     A node that creates or joins a team leaves its previous one.
     """
@@ -34,14 +34,14 @@ class TeamWanted(Message):
     @model_validator(mode="before")
     @classmethod
     def _shows_what_it_is(cls, values: Any) -> Any:
-        """Check the name of a new team as given, before `TeamName` replaces invisible characters."""
+        """Check the name of a new team as the user typed it, before `TeamName` replaces invisible characters."""
         if isinstance(values, dict) and values.get("action") == "create" and isinstance(values.get("name"), str):
             checked_name(values["name"])
         return values
 
 
 class Team(Message):
-    """The node's current team; every field has its default if the node has none."""
+    """The node's current team. All fields have their defaults if the node has no team."""
 
     type: Literal["team"] = "team"
     name: TeamName = ""
@@ -49,12 +49,12 @@ class Team(Message):
     """True: this node created the team."""
     members: Count = 0
     rollouts: Count = 0
-    """Rollouts trained on or evaluated while their nodes were in the team; `tokens` counts their tokens."""
+    """Rollouts trained on or evaluated while their nodes were in the team. `tokens` counts their tokens."""
     tokens: Count = 0
     tokens_per_day: Annotated[float, Field(ge=0)] = 0.0
     """Recent average."""
     rank: Annotated[int, Field(ge=1, le=2**53)] | None = None
-    """Rank among teams by rollouts; None = no rollout was used yet."""
+    """Rank among teams by rollouts; None = none of the team's rollouts was used yet."""
     num_ranked: Count = 0
     page: Annotated[str, Field(max_length=512, pattern=r"^(/[!-~]*)?$")] = ""
     """Path of the team's page on the hub."""
