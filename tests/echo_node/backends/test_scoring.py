@@ -1,4 +1,4 @@
-"""A completion is scored in pieces; the result must equal that of the whole."""
+"""A completion scored in pieces gets the scores of the whole."""
 
 from __future__ import annotations
 

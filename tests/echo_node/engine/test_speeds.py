@@ -1,4 +1,4 @@
-"""Measured speeds of engines, as stored on disk, and how they are used."""
+"""Measured speeds of engines: stored on disk, and used."""
 
 from __future__ import annotations
 
