@@ -1,4 +1,4 @@
-"""Sensors of the machine (load, battery, user activity) with scripted readings."""
+"""Scripted sensors of the machine: load, battery and the owner's activity."""
 
 from __future__ import annotations
 

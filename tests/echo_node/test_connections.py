@@ -1,4 +1,4 @@
-"""All connections of a node, over real sockets: they are opened and closed together."""
+"""All connections of a node, over real sockets, open and close together."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""Settings that a running node can apply, and how."""
+"""Which changed settings a running node can apply, and how."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `echo-node log`, which shows the node's log."""
+"""`echo-node log`, which shows the node's log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agreement between the node's and the hub's records of rollouts."""
+"""Does the node's record of its rollouts agree with the hub's?"""
 
 from __future__ import annotations
 

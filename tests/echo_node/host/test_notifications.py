@@ -1,4 +1,4 @@
-"""Notifications over a real D-Bus, to a service like a desktop's."""
+"""Notifications over a real D-Bus to a service like a desktop's."""
 
 import sys
 

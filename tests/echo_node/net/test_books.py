@@ -1,4 +1,4 @@
-"""A node asks its hub by HTTP for the hub's records of it, over real sockets."""
+"""A node requests its own records from the hub by HTTP, over real sockets."""
 
 from __future__ import annotations
 
@@ -132,8 +132,6 @@ async def test_an_unreachable_hub_is_reported(bare_hub: Any) -> None:
 
 
 class serving:
-    """A server on loopback that gives every request to one handler."""
-
     def __init__(self, handler: Any) -> None:
         application = web.Application()
         application.router.add_route("*", "/{path:.*}", handler)
