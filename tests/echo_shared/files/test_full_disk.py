@@ -13,7 +13,7 @@ FULL = StorageError("The disk is full.", got="No space left on device", code=DIS
 
 
 def failing(times: int, error: Exception = FULL, seen: Callable[[], object] = lambda: None) -> Callable[[], str]:
-    """Return a write that fails the first `times` times it is called."""
+    """Return a write function whose first `times` calls fail."""
     left = [error] * times
 
     def write() -> str:

@@ -1,4 +1,4 @@
-"""Inputs for scoring a completion, and conversion of an engine's results."""
+"""The inputs for scoring a completion, and the conversion of an engine's results."""
 
 from __future__ import annotations
 

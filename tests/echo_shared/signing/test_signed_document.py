@@ -1,4 +1,4 @@
-"""A document that a hub has signed is read unchanged; any other one is refused."""
+"""A document signed by a hub is read unchanged; any other document is refused."""
 
 from __future__ import annotations
 

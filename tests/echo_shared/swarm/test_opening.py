@@ -1,4 +1,4 @@
-"""Which swarm client a process gets: libtorrent, or the one without it."""
+"""The swarm client that a process gets: libtorrent, or the client without libtorrent."""
 
 import sys
 

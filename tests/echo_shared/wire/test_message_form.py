@@ -1,4 +1,4 @@
-"""The form of each message, taken from its JSON Schema."""
+"""The form of each message, read from its JSON Schema."""
 
 from typing import Annotated, Any, get_args
 
@@ -33,7 +33,7 @@ def arrays_in(form: Form) -> int:
 
 
 def array_fields(kind: type[Message]) -> list[str]:
-    """Return the fields that are declared as arrays, without asking a library."""
+    """Return the fields declared as arrays in the class, without its JSON Schema."""
     return [
         name for name, field in kind.model_fields.items() if any(isinstance(m, PackedArray) for m in field.metadata)
     ]

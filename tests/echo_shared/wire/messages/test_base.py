@@ -1,4 +1,4 @@
-"""Rules that hold for every message."""
+"""Rules for every message."""
 
 from echo_shared.wire.codec import decode_from_node
 from tests.echo_shared.wire.messages.examples import ROLLOUT, changed, plain

@@ -1,4 +1,4 @@
-"""Bounds on what a node says about itself when it joins."""
+"""Limits on a node's introduction."""
 
 import msgpack
 import pytest

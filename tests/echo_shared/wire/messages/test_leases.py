@@ -1,4 +1,4 @@
-"""Bounds on leases, and on the prefixes in them."""
+"""Limits on leases and on the prefixes in them."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Bounds on receipts and queries about rollouts."""
+"""Limits on receipts and on queries about rollouts."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Bounds on rollouts and on their streamed parts."""
+"""Limits on rollouts and on streamed parts of rollouts."""
 
 from typing import Any
 
