@@ -1,4 +1,4 @@
-"""The text of the Windows scripts, and their syntax on machines that have PowerShell."""
+"""The text of the Windows scripts, and their syntax on machines with PowerShell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is in a wheelhouse. tests/installers/test_linux.py compiles one, for one processor."""
+"""The content of a wheelhouse; tests/installers/test_linux.py compiles one, for one processor."""
 
 from __future__ import annotations
 

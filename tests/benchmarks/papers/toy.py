@@ -1,4 +1,4 @@
-"""Invented run results, and scaled-down versions of the papers' cases."""
+"""Invented results of runs, and small versions of the papers' cases."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ def ran(*accuracies: float, norms: Sequence[float] = (1.0, 1.0)) -> Ran:
 
 
 def smaller(case: Case, sizes: Mapping[str, Mapping[str, Any]] = SIZES, **training: int) -> Case:
-    """Return the case with smaller settings: `sizes` by section, and `training`; every step is evaluated."""
+    """Return the case with smaller settings (`sizes` by section, and `training`) that evaluates every step."""
     settings = merged(merged(case.settings, sizes), {"training": training})
     return replace(case, settings=settings, evaluate_every=1)

@@ -1,4 +1,4 @@
-"""The benchmark must report an attack that succeeds."""
+"""The benchmark reports an attack that succeeds."""
 
 from __future__ import annotations
 

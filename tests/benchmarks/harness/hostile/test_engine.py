@@ -1,4 +1,4 @@
-"""A hostile engine wraps a real one and changes its requests and results."""
+"""A hostile engine wraps a real one, and changes its requests and results."""
 
 from __future__ import annotations
 
