@@ -33,7 +33,7 @@ CALLS: Final = 8_192
 ROUNDS: Final = 5
 GROUPS: Final = 64
 CLUSTER_STARTS: Final = 3
-"""Most attempts to start the cluster: a raylet ends if its agents need more than 15 s to start, as on a busy
+"""Maximum attempts to start the cluster: a raylet ends if its agents need more than 15 s to start, as on a busy
 machine.
 """
 _STORE_BYTES: Final = 80 * 2**20
@@ -108,5 +108,5 @@ async def _measured(case: str, sections: Mapping[str, Any], seed: int) -> dict[s
 
 
 def _processor_s() -> float:
-    """Processor seconds of this process and its descendants."""
+    """Return the processor seconds of this process and its descendants."""
     return processor_s(family(psutil.Process()))

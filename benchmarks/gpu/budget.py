@@ -19,6 +19,5 @@ class Budget:
         return self._limit_s - (time.monotonic() - self._began_at)
 
     def say(self, what: str) -> None:
-        """Print a progress line."""
         elapsed_s = time.monotonic() - self._began_at
         print(f"  {self._name}, {elapsed_s:.0f} of {self._limit_s:.0f} s: {what}", file=sys.stderr, flush=True)

@@ -57,7 +57,7 @@ def plan() -> list[Planned]:
 
 
 def measure(scratch: Path, progress: Progress, *, seed: int) -> list[dict[str, Any]]:
-    """Carry out the wanted runs, and return one row for each."""
+    """Carry out the wanted runs; return one row for each."""
     rows = []
     for number, case in enumerate(CASES):
         if progress.wants(case.name):
@@ -68,7 +68,7 @@ def measure(scratch: Path, progress: Progress, *, seed: int) -> list[dict[str, A
 
 
 def headline(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return, for each share of hostile rollouts, the accuracy that the worst attack costs compared with the honest
+    """Return, for each share of hostile rollouts, the accuracy that the worst attack costs, compared with the honest
     run.
     """
     learned = {row["case"]: row["learned"] for row in rows}
