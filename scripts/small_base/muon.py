@@ -14,12 +14,12 @@ from torch import Tensor
 
 MOMENTUM: Final = 0.95
 COEFFICIENTS: Final = (3.4445, -4.7750, 2.0315)
-"""Coefficients of the quintic iteration, whose fixed points are near 1."""
+"""Coefficients of the quintic iteration, whose fixed points are close to 1."""
 ITERATIONS: Final = 5
 
 
 class Muon:
-    """Orthogonalized momentum for matrices [O, I]."""
+    """Momentum, made orthogonal, for matrices [O, I]."""
 
     def __init__(self, matrices: Iterable[torch.nn.Parameter], *, weight_decay: float = 0.01) -> None:
         self._matrices = list(matrices)
