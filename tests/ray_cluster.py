@@ -1,5 +1,3 @@
-"""A Ray cluster of two raylets on this machine."""
-
 from __future__ import annotations
 
 import asyncio

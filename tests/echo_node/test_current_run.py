@@ -61,7 +61,6 @@ class Place:
         return self.run
 
     async def take_up(self, **changes: Any) -> bool:
-        """Handle a Welcome with these fields changed."""
         connections: Any = SimpleNamespace(client=SimpleNamespace(hub_key=self.hub.me.public_key))
         return await self.run.take_up(self.hub.welcome().model_copy(update=changes), connections)
 

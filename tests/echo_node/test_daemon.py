@@ -108,7 +108,6 @@ class Node:
 
     @asynccontextmanager
     async def running(self, url: str, **options: Any) -> AsyncIterator[Daemon]:
-        """Run the daemon with these options."""
         daemon = self.daemon(url, **options)
         task = asyncio.create_task(daemon.run())
         try:

@@ -52,7 +52,6 @@ def running(node: Node, url: str, sensors: FakeSensors, **given: Flag) -> Abstra
 
 
 async def set_(key: str, *values: str) -> dict[str, Any]:
-    """Return the JSON output of `echo-node config set --json`."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "echo_node", "config", "set", "--json", key, *values),
         stdout=asyncio.subprocess.PIPE,

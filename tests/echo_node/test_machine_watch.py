@@ -26,8 +26,6 @@ from tests.echo_node.net.test_client import Events, client_of, running
 
 
 class Machine:
-    """A machine with a connection to a hub."""
-
     def __init__(
         self, client: HubClient, events: Events, troubles: TroubleLog, monkeypatch: pytest.MonkeyPatch
     ) -> None:

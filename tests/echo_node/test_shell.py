@@ -67,8 +67,6 @@ class WatchedFetcher(Fetcher):
 
 
 class IdleEngine:
-    """A stub that records the versions that it gets."""
-
     def __init__(self, files: EngineFiles) -> None:
         self.files = files
 
@@ -113,7 +111,6 @@ class Site:
         )
 
     async def close(self) -> None:
-        """Close the shell; a second call does nothing."""
         if not self.closed:
             self.closed = True
             await self.shell.close()
@@ -126,7 +123,6 @@ class Site:
         return self.engines[-1]
 
     async def next(self, kind: type[Event]) -> Any:
-        """Handle events up to one of this kind, and return it."""
         while True:
             event = await self.inbox.get()
             await self.shell.handle(event)

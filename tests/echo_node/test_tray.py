@@ -62,7 +62,6 @@ class Desk:
         return icon.get_full_text_property(Xatom.WM_NAME, sizehint=1024)
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until the condition is true, and process the display's requests meanwhile."""
         deadline = time.monotonic() + 100
         while not condition():
             assert time.monotonic() < deadline
@@ -90,8 +89,6 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
 
 
 class Node:
-    """Answers commands like a daemon."""
-
     def __init__(self, paths: NodePaths) -> None:
         self.paths = paths
         self.told: list[tuple[str, Mapping[str, Any]]] = []
@@ -127,8 +124,6 @@ async def node(paths: NodePaths) -> AsyncIterator[Node]:
 
 
 class Icon:
-    """The properties of an icon that the tray program sets."""
-
     HAS_MENU = True
     HAS_NOTIFICATION = True
 

@@ -1,5 +1,3 @@
-"""One node with a real engine works for two hubs in turn."""
-
 from __future__ import annotations
 
 import asyncio

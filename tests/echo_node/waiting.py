@@ -1,5 +1,3 @@
-"""Waiting for conditions that nothing announces."""
-
 from __future__ import annotations
 
 import asyncio

@@ -21,7 +21,6 @@ STEPS = 60
 
 
 def batches(server: PostgreSQL) -> list[Any]:
-    """Return the steps that are trained according to the database."""
     engine = connect(server.url)
     with engine.connect() as connection:
         query = select(steps.c.step, steps.c.rollout_ids).where(steps.c.trained_at.is_not(None)).order_by(steps.c.step)

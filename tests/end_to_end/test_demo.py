@@ -1,5 +1,3 @@
-"""`echo-hub demo`, run to its end and interrupted."""
-
 from __future__ import annotations
 
 import json

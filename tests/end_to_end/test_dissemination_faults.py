@@ -42,8 +42,6 @@ VICTIM = 1
 
 
 class Scene:
-    """A fleet, and the version that its nodes must get."""
-
     def __init__(self, fleet: Fleet, net: Links, *, way: str, at_end: ExitStack) -> None:
         self.fleet = fleet
         self.net = net

@@ -74,7 +74,6 @@ class Site:
             return text
 
     async def pages(self) -> dict[str, str]:
-        """Return all pages and API answers that show nodes' figures."""
         return {
             path: await self.page(path) for path in ("/", "/leaderboard", "/metrics", "/api/v1/run", "/api/v1/nodes")
         }

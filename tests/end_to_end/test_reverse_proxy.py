@@ -182,7 +182,6 @@ async def test_nodes_files_and_pages_by_way_of_a_proxy(
 
 
 async def check_web_seed(http: aiohttp.ClientSession, run: Path, passkey: str) -> None:
-    """Fetch whole files, and ranges of files."""
     file = max(
         (path for path in (run / "artefacts").glob("*/*") if path.is_file()), key=lambda path: path.stat().st_size
     )
@@ -195,7 +194,6 @@ async def check_web_seed(http: aiohttp.ClientSession, run: Path, passkey: str) -
 
 
 async def look(url: str, token: str) -> None:
-    """Log in by the form, look at charts and live updates, log out."""
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if chromium is None:
         pytest.skip("no Chromium on this machine")

@@ -40,7 +40,6 @@ WRONG = "correct horse battery stable"
 
 
 def forms(name: str, secret: bytes) -> Iterator[tuple[str, bytes]]:
-    """Yield the secret as bytes and in its usual text encodings."""
     yield name, secret
     yield f"{name} in hex", secret.hex().encode()
     yield f"{name} in spaced hex", secret.hex(" ").encode()

@@ -68,7 +68,6 @@ class Home:
         return self.run(script, "--python", interpreter(), *options, timeout_s=1_500)
 
     def uninstall(self, *options: str) -> str:
-        """Run the Linux uninstaller; return its output."""
         done = self.run(self.checkout / "installers" / "linux" / "uninstall.sh", *options)
         assert done.returncode == 0, done.stdout
         return done.stdout

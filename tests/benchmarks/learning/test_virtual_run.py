@@ -26,7 +26,6 @@ def test_a_curriculum_seldom_repeats_hopeless_problems(tmp_path: Path) -> None:
 
 
 def _rewards(problems: Path, **training: Any) -> list[float]:
-    """Return the mean reward of each step."""
     config = HubConfig.model_validate(
         {
             "run": {"mode": "colocated"},

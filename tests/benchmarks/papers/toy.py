@@ -14,7 +14,6 @@ SIZES = {"training": {"steps": 1, "groups_per_step": 2, "group_size": 2}, "evalu
 
 
 def ran(*accuracies: float, norms: Sequence[float] = (1.0, 1.0)) -> Ran:
-    """Return a run with these evaluated accuracies and gradient norms."""
     return Ran(
         points=[
             Point(trained_rollouts=number, reward=None, accuracy=accuracy, staleness=0.0)

@@ -157,7 +157,6 @@ def test_the_layout_follows_the_requests(base: Path, kit: Any, tmp_path: Path) -
 
 
 def test_a_group_shares_its_prompt(base: Path, kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Although its rollouts start at different times, the group's prompt is fed once."""
     engine = open_engine(base, tmp_path, width=3)
     fed: list[int] = []
     feed = engine._llama.feed_prompt

@@ -36,8 +36,6 @@ WIDTH = 6
 
 
 class LendingProcess:
-    """`echo-node lend` on loopback."""
-
     def __init__(self, directory: Path) -> None:
         command = ("lend", "--host", LOOPBACK, "--port", "0", "--threads", "1", "--data-dir", str(directory))
         self.process = subprocess.Popen(

@@ -176,7 +176,6 @@ def test_a_model_without_a_description_raises(timed: Callable[..., Slow], tmp_pa
 
 
 def test_a_prompt_too_large_for_memory_is_not_measured(base_of: Callable[[str], Path], tmp_path: Path) -> None:
-    """The speed is then measured with a prompt of 32 tokens."""
     base = base_of("qwen3")
     engine = registry.make_engine("llama_cpp")
     shape_bytes = 2 * 4 * 2 * 32 * 4  # Keys and values, 4 layers, 2 heads, 32 numbers each, 4 bytes.

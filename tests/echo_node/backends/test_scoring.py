@@ -1,5 +1,3 @@
-"""A completion scored in pieces gets the scores of the whole."""
-
 from __future__ import annotations
 
 import numpy as np

@@ -96,7 +96,6 @@ async def end_of(engine: EngineChild) -> BackendError:
 
 
 async def test_a_version_is_prepared_while_another_samples(start: Starter, tmp_path: Path) -> None:
-    """Preparing version 1 must not delay the leases of version 0."""
     engine = await start()
     slow = tmp_path / "slow"
     slow.mkdir()

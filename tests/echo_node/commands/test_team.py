@@ -1,5 +1,3 @@
-"""`echo-node team`, with a hub on real sockets."""
-
 from __future__ import annotations
 
 import asyncio

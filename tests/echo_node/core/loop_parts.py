@@ -138,7 +138,6 @@ class Node:
         return self
 
     def ready(self, version: int = 0) -> "Node":
-        """Welcome the node, give it the base model and start its engine."""
         return self(welcome(version), here(None), EngineReady(width=WIDTH))
 
     def of(self, kind: type[E]) -> list[E]:

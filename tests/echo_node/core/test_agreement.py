@@ -1,5 +1,3 @@
-"""Does the node's record of its rollouts agree with the hub's?"""
-
 from __future__ import annotations
 
 import pytest

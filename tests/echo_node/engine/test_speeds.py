@@ -1,5 +1,3 @@
-"""Measured speeds of engines: stored on disk, and used."""
-
 from __future__ import annotations
 
 import json

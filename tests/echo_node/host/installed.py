@@ -1,5 +1,3 @@
-"""Make installed copies of Echo with a scripted installer."""
-
 from __future__ import annotations
 
 import json

@@ -23,8 +23,6 @@ PATIENCE_S = 60.0
 
 
 class Device:
-    """Lends an echo server, and counts the loans. If `broken`, lending fails."""
-
     def __init__(self) -> None:
         self.lent = 0
         self.present = 0

@@ -1,5 +1,3 @@
-"""A node requests its own records from the hub by HTTP, over real sockets."""
-
 from __future__ import annotations
 
 import asyncio

@@ -298,7 +298,6 @@ async def test_https_to_a_server_that_hangs_up_in_the_handshake() -> None:
 
 
 async def failure_with(certificate: Path) -> EchoError:
-    """Return the error of a client whose hub has this certificate."""
     server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server_side.load_cert_chain(certificate)
     async with serve(lambda _: asyncio.sleep(0), "127.0.0.1", 0, ssl=server_side) as listening:

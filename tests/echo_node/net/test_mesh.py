@@ -96,7 +96,6 @@ async def stranger(node: Node) -> AsyncIterator[ClientConnection]:
 
 
 async def prove(socket: ClientConnection, me: Identity, key: RunKey = KEY) -> None:
-    """Do the handshake as a member of the run would."""
     own = Handshake(me=me, run_key=key.key, role=b"connects")
     await socket.send(own.hello)
     theirs = await socket.recv()
@@ -328,7 +327,6 @@ async def test_a_new_key_excludes_nodes_without_it(nodes: list[Node], news: News
 
 
 async def test_a_new_key_while_strangers_come_and_go(nodes: list[Node], news: News) -> None:
-    """Meanwhile strangers connect all the time."""
     introduce(nodes)
 
     async def come_and_go() -> None:

@@ -48,7 +48,6 @@ async def connection(node: Node) -> ClientConnection:
 
 
 async def floods(ends: list[ClientConnection | ServerConnection], kind: str, *, reads: bool) -> list[bool]:
-    """Flood these connections; return, for each one, True if it was closed."""
     taken = [raw(end) for end in ends]
     over = asyncio.Event()
     longest = asyncio.create_task(longest_turn_s(over))

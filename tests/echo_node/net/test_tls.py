@@ -1,5 +1,3 @@
-"""The reports of failed TLS handshakes with hubs."""
-
 from __future__ import annotations
 
 import asyncio
@@ -12,7 +10,6 @@ from echo_node.net.tls import handshake_failure
 
 
 async def failed_handshake(answer: bytes) -> ssl.SSLError:
-    """Return the error of a handshake with a server that sends this answer."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)

@@ -72,7 +72,6 @@ class Site:
         return {}
 
     async def until(self, verb: str) -> Mapping[str, Any]:
-        """Return the arguments of the next command with this verb."""
         async with asyncio.timeout(60):
             while verb not in dict(self.told):
                 self.news.clear()

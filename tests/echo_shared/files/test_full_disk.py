@@ -13,7 +13,6 @@ FULL = StorageError("The disk is full.", got="No space left on device", code=DIS
 
 
 def failing(times: int, error: Exception = FULL, seen: Callable[[], object] = lambda: None) -> Callable[[], str]:
-    """Return a write function whose first `times` calls fail."""
     left = [error] * times
 
     def write() -> str:

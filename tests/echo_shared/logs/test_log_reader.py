@@ -1,5 +1,3 @@
-"""A log file is read while a real handler writes and rotates it."""
-
 from __future__ import annotations
 
 import logging

@@ -1,5 +1,3 @@
-"""The memory that a real process uses."""
-
 from __future__ import annotations
 
 import mmap

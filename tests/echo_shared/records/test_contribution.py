@@ -1,5 +1,3 @@
-"""Certificates of contribution; a changed certificate is detected."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""The inputs for scoring a completion, and the conversion of an engine's results."""
-
 from __future__ import annotations
 
 import numpy as np

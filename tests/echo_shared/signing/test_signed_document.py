@@ -1,5 +1,3 @@
-"""A document signed by a hub is read unchanged; any other document is refused."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Real libtorrent sessions on loopback."""
-
 import asyncio
 import logging
 import socket

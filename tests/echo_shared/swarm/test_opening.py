@@ -1,5 +1,3 @@
-"""The swarm client that a process gets: libtorrent, or the client without libtorrent."""
-
 import sys
 
 import libtorrent

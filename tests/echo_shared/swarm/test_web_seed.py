@@ -1,5 +1,3 @@
-"""The swarm client without libtorrent, with a real web server."""
-
 import asyncio
 import time
 from collections.abc import AsyncIterator

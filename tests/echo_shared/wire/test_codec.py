@@ -37,7 +37,6 @@ EMPTY_MAPS = b"\x80"
 
 
 def many(item: bytes, num_bytes: int = MAX_FRAME_BYTES - 1_000) -> bytes:
-    """Return a MessagePack list of `num_bytes` items of one byte each."""
     assert len(item) == 1
     return b"\xdd" + num_bytes.to_bytes(4, "big") + item * num_bytes
 

@@ -1,5 +1,3 @@
-"""The form of each message, read from its JSON Schema."""
-
 from typing import Annotated, Any, get_args
 
 import pytest

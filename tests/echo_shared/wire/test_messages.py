@@ -119,7 +119,6 @@ def test_truncated_bytes_give_a_codec_error(frame: bytes, data: st.DataObject) -
 
 
 def survives(frame: bytes) -> None:
-    """Check that decoding the frame either succeeds or raises CodecError."""
     for decode in (decode_from_hub, decode_from_node):
         try:
             decode(frame)

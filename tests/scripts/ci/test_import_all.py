@@ -10,7 +10,6 @@ from scripts.ci import import_all
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a package of one module in place of Echo's packages."""
     directory = tmp_path / "some_package"
     directory.mkdir()
     (directory / "__init__.py").touch()

@@ -14,7 +14,6 @@ from scripts.docs.settings import hub_page, node_page
 
 
 def rows(page: str) -> dict[str, dict[str, list[str]]]:
-    """Return the table's cells by the section's anchor and the setting's name."""
     found: dict[str, dict[str, list[str]]] = {}
     for section in page.split("\n## ")[1:]:
         anchor = re.search(r"\{ #(\w+) \}", section)

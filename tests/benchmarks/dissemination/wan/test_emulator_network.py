@@ -1,5 +1,3 @@
-"""Home links in virtual time, compared with computations by hand."""
-
 from collections import Counter
 from dataclasses import replace
 from random import Random

@@ -15,8 +15,6 @@ from tests.benchmarks.harness.hostile.test_engine_falsifications import BASE, re
 
 
 class _Draws:
-    """An engine whose first answer is `first` and whose later answers are right."""
-
     def __init__(self, first: str) -> None:
         self.first = first
         self.asked: list[GroupRequest] = []

@@ -1,5 +1,3 @@
-"""Texts that describe a cage (the engine's sandbox) to the owner."""
-
 from echo_node.host.cage.description import Held
 from echo_node.host.cage.guards import GUARDS
 

@@ -36,7 +36,6 @@ def test_steps_go_from_narrow_to_wide() -> None:
 
 
 def started(step: str, stub_cuda: Path) -> str:
-    """Start CUDA at this step of the cage; return the error, or ""."""
     said = subprocess.run(
         [sys.executable, "-c", START, step, str(stub_cuda)], capture_output=True, text=True, check=True, timeout=120
     )

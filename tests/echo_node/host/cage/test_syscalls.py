@@ -1,5 +1,3 @@
-"""The numbers of system calls equal those in the kernel's headers."""
-
 from __future__ import annotations
 
 import re

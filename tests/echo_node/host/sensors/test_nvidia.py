@@ -30,8 +30,6 @@ class KnownKin(Kin):
 
 
 class Nvml(ModuleType):
-    """A stub of the library on a machine with one GPU."""
-
     NVML_TEMPERATURE_GPU = 0
 
     class NVMLError(Exception):

@@ -1,5 +1,3 @@
-"""Limits on a node's introduction."""
-
 import msgpack
 import pytest
 

@@ -1,5 +1,3 @@
-"""Limits on leases and on the prefixes in them."""
-
 from typing import Any
 
 import pytest

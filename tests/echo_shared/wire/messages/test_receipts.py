@@ -1,5 +1,3 @@
-"""Limits on receipts and on queries about rollouts."""
-
 from typing import Any
 
 import pytest

@@ -1,5 +1,3 @@
-"""Limits on rollouts and on streamed parts of rollouts."""
-
 from typing import Any
 
 import pytest
