@@ -45,7 +45,6 @@ def plan() -> list[Planned]:
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
-    """Fuzz as many targets in parallel as there are cores."""
     wanted = [name for name in TARGETS if progress.wants(name)]
     rows: dict[str, dict[str, Any]] = {}
     memory = _MEMORY if _MEMORY.is_dir() else None

@@ -95,8 +95,6 @@ def forgetful_sum(left: int, right: int, forgetting: float, rng: random.Random) 
 
 
 class Lessons:
-    """Batches of additions with a teacher's answers, without held-out problems."""
-
     def __init__(self, tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> None:
         stream = ProblemStream(
             make_task("arithmetic", {"digits": DIGITS}), run_seed=0, heldout_problems=EXCLUDED_PROBLEMS

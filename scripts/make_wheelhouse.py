@@ -61,7 +61,6 @@ _OLD_MANYLINUX: Final = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manyli
 
 
 def opener() -> ModuleType:
-    """Load installers/wheelhouse.py, which reads wheelhouses."""
     loader = SourceFileLoader("wheelhouse", str(ROOT / "installers" / "wheelhouse.py"))
     spec = spec_from_loader("wheelhouse", loader)
     assert spec is not None

@@ -242,7 +242,6 @@ def split(bench: Bench) -> Rows:
 
 
 def headline(rows: Rows) -> dict[str, Any]:
-    """Return the headline figures; None for parts that were not measured."""
 
     def of(part: str) -> Rows:
         return [row for row in rows if row["part"] == part]
@@ -263,7 +262,6 @@ def _drawn(run: Run) -> dict[tuple[int, int], list[int]]:
 
 @contextmanager
 def _lending(directory: Path) -> Iterator[str]:
-    """Run `echo-node lend` as a process; yield the argument for `--with`."""
     options = ["--host", "127.0.0.1", "--port", "0", "--threads", "1", "--data-dir", str(directory)]
     command = [sys.executable, "-u", "-m", "echo_node.main", "lend", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

@@ -52,15 +52,12 @@ class _Batch:
 
 
 class Recording:
-    """Calls into llama.cpp during one pass over some groups, in order."""
-
     def __init__(self) -> None:
         self._calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
         self._batches: list[_Batch] = []
 
     @classmethod
     def of(cls, work: Callable[[], object]) -> Self:
-        """Run `work`, and record its calls into llama.cpp."""
         recording = cls()
         with ExitStack() as stack:
             for name in NOTED:

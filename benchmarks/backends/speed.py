@@ -205,7 +205,6 @@ def _useful(completion: NDArray[np.int64], row: GroupRequest) -> int:
 
 
 def headline(rows: Rows) -> dict[str, float | None]:
-    """Return the headline figures; None for those that were not measured."""
     cells = {(row["model"], row["backend"], row["precision"], row["width"]): row for row in rows}
 
     def over_ceiling(model: str, backend: str, precision: str) -> float | None:

@@ -133,7 +133,6 @@ def newest_evaluation(engine: Engine, *, of_version: int | None = None) -> tuple
 
 
 def _first(engine: Engine, wanted: Select[Any]) -> Any:
-    """Return the first row; None if there is no row or no database."""
     try:
         with engine.connect() as connection:
             return connection.execute(wanted).first()
@@ -397,7 +396,6 @@ async def scene(
 
 
 def faketime() -> Path | None:
-    """Return the library file of libfaketime; None if it is not installed."""
     return next((path for path in FAKETIME if path.exists()), None)
 
 

@@ -132,7 +132,6 @@ def _of(sent: Sequence[Row], side: Side, size_bytes: int, num_nodes: int) -> Ite
 
 
 def _slow(sent: Sequence[Row], side: Side, size_bytes: int, num_nodes: int) -> float | None:
-    """Return the longest time over the links of the slow hub."""
     rows = [row for row in _of(sent, side, size_bytes, num_nodes) if row["hub_up_mbit_s"] == SLOW_HUB]
     return max((float(row["seconds"]) for row in rows), default=None)
 

@@ -32,8 +32,6 @@ LIBTORRENT_SETTINGS: Final = {
 
 
 class HttpServer:
-    """Serves the files below one directory at `url`."""
-
     def __init__(self, address: str, directory: Path) -> None:
         self._address = address
         self._directory = directory
@@ -97,7 +95,6 @@ class DefaultLibtorrent:
         return time.time()
 
     async def remove(self) -> None:
-        """End the transfer, and keep its files."""
         self._session.remove_torrent(self._handle)
         await self._until(lt.torrent_removed_alert)
 

@@ -26,8 +26,6 @@ STEPS: Final = 40
 
 
 class Exporting(Learning):
-    """A run that exports its last two versions."""
-
     def __init__(self, config: HubConfig, directory: Path) -> None:
         self.exports: list[Path] = []
         self._directory = directory

@@ -170,7 +170,6 @@ class HubHost:
         self._hubs: dict[str, EchoHub] = {}
 
     async def open_echo(self, side: str, way: str, port: int = 0) -> str:
-        """Open a hub; return its URL."""
         self._hubs[side] = EchoHub(self._address, self._directory / side, way=way, port=port)
         return await self._hubs[side].open()
 
@@ -197,7 +196,6 @@ class HubHost:
         }
 
     async def announce(self, side: str, version: int) -> float:
-        """Announce a version; return the time of the announcement."""
         began_at = time.time()
         self._hubs[side].distributor.announce(version)
         return began_at

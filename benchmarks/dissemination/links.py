@@ -137,7 +137,6 @@ def open_links(num_nodes: int, links: LinkSet) -> Iterator[Links]:
 
 
 def conditions() -> str:
-    """Describe the links of `open_links` on this machine."""
     delay = f"netem, {DELAY_MS} ms one way on each" if has_netem() else "no delay: the kernel has no netem"
     shaped = "network namespaces on a bridge, veth links shaped by tbf in both directions"
     return f"{shaped}, queues of {QUEUE_MS} ms; {delay}; TCP with {congestion_control()}"
@@ -149,7 +148,6 @@ def lacking() -> str:
 
 
 def can_shape() -> bool:
-    """Return True if this process may make namespaces with shaped links."""
     return hasattr(os, "geteuid") and os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "bridge")))
 
 
@@ -175,7 +173,6 @@ def _probe() -> Iterator[str]:
 
 
 def congestion_control() -> str:
-    """Return the TCP congestion control that hosts in namespaces use."""
     with _probe() as namespace:
         return choose_congestion_control(namespace) or "the congestion control of this machine"
 

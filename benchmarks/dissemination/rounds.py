@@ -52,8 +52,6 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetCases:
-    """Cases that are measured on one fleet, one after the other."""
-
     links: LinkSet | WanSet
     num_nodes: int
     cases: tuple[Case, ...]
@@ -82,7 +80,6 @@ def _seconds(fleet: FleetCases, case: Case) -> float:
 
 
 def over_links() -> list[FleetCases]:
-    """Return the cases of fleets of equal homes, over shaped links."""
     return [
         FleetCases(links=links, num_nodes=num_nodes, cases=tuple(_cases(links, num_nodes)))
         for num_nodes in NUM_NODES
@@ -91,7 +88,6 @@ def over_links() -> list[FleetCases]:
 
 
 def over_wan() -> list[FleetCases]:
-    """Return the cases of fleets of unequal homes, with delay and loss."""
     sides: tuple[Side, ...] = ("http", "libtorrent", "echo")
     cases = tuple(Case(size_bytes=size, sides=sides, repeats=3) for size in (MIDDLE, SMALL))
     return [FleetCases(links=WanSet(loss=loss), num_nodes=HEADLINE_NODES, cases=cases) for loss in LOSSES]
@@ -255,7 +251,6 @@ class _Rounds:
         return {**payload, "took_s": max(node["at"] for node in got) - began_at, **shares(got, payload["bytes"])}
 
     def _row(self, side: Side, runs: list[Row]) -> Row:
-        """Return the row with the median run and the worst run."""
         links, num_nodes = self._cases.links, self._cases.num_nodes
         seconds = [run["took_s"] for run in runs]
         bound_s = links.bound_s(runs[0]["bytes"], num_nodes)
@@ -278,7 +273,6 @@ class _Rounds:
 
 
 async def received(nodes: Iterable[Host], side: Side, version: int) -> list[Row]:
-    """Wait until all nodes have the version; return their reports."""
     got: list[Row] = await asyncio.gather(*(node.ask("received", side=side, version=version) for node in nodes))
     return got
 

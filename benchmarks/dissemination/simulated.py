@@ -76,8 +76,6 @@ def uplinks(num_nodes: int, kind: str, seed: int) -> list[float]:
 
 
 class _Timed(Broadcast):
-    """A planner that sums up the processor time of its calls."""
-
     cpu_s = 0.0
 
     def join(self, node_id: str, *, hand_on: bool, now: float, have: Collection[int] = ()) -> None:

@@ -68,12 +68,10 @@ _ODD: Final[tuple[Any, ...]] = (
 
 
 def frame(data: bytes, most: int, seed: int, blind: Blind) -> bytes:
-    """Mutate a MessagePack frame."""
     return _changed(data, most, seed, blind, lambda raw: msgpack.unpackb(raw, strict_map_key=False), _packed)
 
 
 def text(data: bytes, most: int, seed: int, blind: Blind) -> bytes:
-    """Mutate a JSON document."""
     return _changed(data, most, seed, blind, json.loads, _written)
 
 

@@ -7,8 +7,6 @@ import time
 
 
 class Budget:
-    """Time budget that starts at construction."""
-
     def __init__(self, name: str, limit_s: float) -> None:
         self._name = name
         self._limit_s = limit_s

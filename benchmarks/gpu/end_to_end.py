@@ -50,7 +50,6 @@ _STEPS: Final = (
 
 
 def model() -> str:
-    """Return the base model's name, for the case's name."""
     path = os.environ.get(REAL_MODEL)
     return Path(path).name if path else BUILT_IN
 

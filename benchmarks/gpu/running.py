@@ -86,7 +86,6 @@ class Server:
 
 
 def run_alone(part: str, shape: str, seed: int, *, limit_s: float) -> dict[str, Any]:
-    """Run a part in a process that imports the libraries itself."""
     command = [sys.executable, "-m", MODULE, part, shape, str(seed), str(limit_s)]
     try:
         run = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=limit_s, check=False)
@@ -96,7 +95,6 @@ def run_alone(part: str, shape: str, seed: int, *, limit_s: float) -> dict[str, 
 
 
 def _figures(output: str, status: int) -> dict[str, Any]:
-    """Parse the last line of a part's output."""
     lines = output.splitlines()
     try:
         figures: dict[str, Any] = json.loads(lines[-1])

@@ -219,8 +219,6 @@ ROLLOUTS: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A number of nodes, whose steps have a few rollouts of each node."""
-
     name: str
     nodes: int
     groups_per_step: int

@@ -115,7 +115,6 @@ class Turns:
     now: float
 
     async def work(self) -> None:
-        """Write one whole step, from the leases to the trained step."""
         groups = range(self.group_id, self.group_id + self.groups_per_step)
         leases = [
             RolloutsLeased(

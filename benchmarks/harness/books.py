@@ -55,8 +55,6 @@ _MULTIPLIERS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amount:
-    """Size of the database to make."""
-
     nodes: int
     rollouts: int
     groups_per_step: int = 64
@@ -262,7 +260,6 @@ class _Books:
             index.create(self._connection)
 
     def write_totals(self) -> None:
-        """Write tallies, credit and standings."""
         for statement in (COUNTED, TALLIES, OUTCOMES, *PARTS, CREDIT):
             self._do(statement)
         standings = [
@@ -286,7 +283,6 @@ class _Books:
         self._connection.execute(insert(trust), standings)
 
     def write_steps(self) -> None:
-        """Write steps with their batches and versions."""
         published = [{"policy_version": 0, "published_at": self._began_at}]
         for step in self._steps():
             self._connection.execute(insert(steps), step)

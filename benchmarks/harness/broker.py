@@ -89,7 +89,6 @@ def broker_process(directory: Path, *, max_payload: int = LEAST_PAYLOAD) -> Iter
 
 
 def run_id_of(store_url: str) -> str:
-    """Return the id of a run that has been served before."""
     store = Store.open(store_url, beside_hub=True)
     try:
         return store.read(read_meta)["run_id"]

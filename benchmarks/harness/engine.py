@@ -45,8 +45,6 @@ def lacks(backend: str, precision: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One timed pass over some groups."""
-
     seconds: float
     rollouts: list[FinishedRollout]
 

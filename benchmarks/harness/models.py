@@ -21,8 +21,6 @@ LORA_RANK: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Shape of a Qwen3 model."""
-
     hidden: int
     layers: int
     heads: int
@@ -126,7 +124,6 @@ def synchronize() -> None:
 
 
 def timed(work: Callable[[], T]) -> tuple[float, T]:
-    """Run `work` on the device; return the seconds and the result."""
     synchronize()
     began = time.perf_counter()
     result = work()

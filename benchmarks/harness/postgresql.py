@@ -60,7 +60,6 @@ class PostgreSQL:
 
 @contextmanager
 def postgresql() -> Iterator[PostgreSQL]:
-    """Run a server during the block."""
     with tempfile.TemporaryDirectory(prefix="echo-pg-", dir="/tmp") as directory:  # The path of a socket must be short.
         server = PostgreSQL(Path(directory))
         server.make()

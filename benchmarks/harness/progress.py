@@ -41,7 +41,6 @@ class Measurement:
 
 
 def conditions(seed: int) -> dict[str, Any]:
-    """Describe machine, versions and seed."""
     versions: dict[str, str | None] = {}
     for package in PACKAGES:
         try:
@@ -108,7 +107,6 @@ class Progress:
         return self._clock() - self._began_at
 
     def begin(self) -> None:
-        """Print the plan."""
         plan = sum(self._waiting.values())
         count = "1 case" if self._num_cases == 1 else f"{self._num_cases} cases"
         self._say(f"{count}, about {_clock_time(plan)} on two cores of a server{self._following}")
@@ -116,7 +114,6 @@ class Progress:
             self._say(f"left out: {name}: {why}")
 
     def wants(self, name: str) -> bool:
-        """Return True if this case is wanted and not finished."""
         return name in self._waiting
 
     def done(self, name: str, figures: Mapping[str, Any]) -> None:
@@ -131,7 +128,6 @@ class Progress:
 
     @property
     def _following(self) -> str:
-        """Return the next case: cases begin in their planned order."""
         return f"; next: {next(iter(self._waiting))}" if self._waiting else ""
 
     def leave_out(self, name: str, why: str) -> None:

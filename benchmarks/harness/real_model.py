@@ -80,7 +80,6 @@ def unpacked(directory: Path) -> Path:
 
 
 def _weights(reader: GGUFReader, values: dict[str, Any]) -> dict[str, Tensor]:
-    """Return the weights in bfloat16, by their names in transformers."""
     heads = {"attn_q": values["llama.attention.head_count"], "attn_k": values["llama.attention.head_count_kv"]}
     weights = {}
     for tensor in reader.tensors:

@@ -242,7 +242,6 @@ class Site:
             return database.execute(query, values).fetchall()
 
     def newest_step(self) -> int:
-        """Return the newest trained step, or 0."""
         return int(self.rows("SELECT coalesce(max(step), 0) FROM steps WHERE trained_at IS NOT NULL")[0][0])
 
     def wait_for_step(self, step: int, *, within_s: float) -> None:
@@ -275,7 +274,6 @@ def open_site(scratch: Path, settings: Settings, *, verbose: bool = False) -> It
 
 @contextmanager
 def serving(run: RunDirectory, scratch: Path, *, verbose: bool = False) -> Iterator[Site]:
-    """Serve an existing run during the block."""
     with ExitStack() as processes:
         hub, url = processes.enter_context(hub_process(run.root, scratch / "hub.log", verbose=verbose))
         yield Site(url=url, run=run, scratch=scratch, hub=hub, processes=processes)

@@ -15,8 +15,6 @@ LACKING: Final = "" if sys.platform == "linux" and os.geteuid() == 0 else "only 
 
 
 class SmallDisk:
-    """A mounted disk."""
-
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.ballast = directory / "ballast"
@@ -33,7 +31,6 @@ class SmallDisk:
             file.truncate(file.tell() - leave_bytes)
 
     def empty(self) -> None:
-        """Free the bytes that `fill` used."""
         self.ballast.unlink()
 
 

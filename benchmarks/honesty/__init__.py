@@ -98,12 +98,10 @@ def _figures(examiner: Examiner, rollouts: Rollouts, adapters: Mapping[int, Path
 
 
 def _beyond(counts: Sequence[int]) -> list[float]:
-    """Return the share of tokens beyond each edge."""
     return [sum(counts[place:]) / sum(counts) for place in range(1, len(counts))]
 
 
 def _extremes(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return each figure of the worst honest class."""
     honest = [row for row in rows if row["case"].startswith("honest")]
     return {"honest_u_beyond_02_worst": max(row["u 0.2"] for row in honest)} if honest else {}
 

@@ -40,8 +40,6 @@ MICRO_BATCH_TOKENS: Final = 4_096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """Problem and request of a group."""
-
     problem: Problem
     request: GroupRequest
 
@@ -105,7 +103,6 @@ class ShortRun:
         return np.append(self.ids(asked.problem.metadata["answer"]), self.codec.stop_ids[0]).astype(np.int32)
 
     def ids(self, text: str) -> NDArray[np.int32]:
-        """Tokenise a text without a chat template."""
         return np.array(self._tokenizer.encode(text).ids, np.int32)
 
     def train(self, groups: int = GROUPS) -> None:
@@ -122,7 +119,6 @@ class ShortRun:
             policy.save_adapter(directory, policy.published())
 
     def for_training(self, asked: Sequence[Asked], rollouts: Sequence[FinishedRollout]) -> list[TrainingGroup]:
-        """Group the rollouts of `asked`, with their rewards."""
         drawn: dict[int, list[FinishedRollout]] = {}
         for rollout in rollouts:
             drawn.setdefault(rollout.group_id, []).append(rollout)
@@ -161,7 +157,6 @@ def to_four_bits(weight: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def altered(base: Path, directory: Path, change: Change) -> Path:
-    """Copy `base` to `directory`, and change its linear layers."""
     shutil.copytree(base, directory)
     for path in directory.glob("*.safetensors"):
         tensors = {

@@ -189,7 +189,6 @@ def _with_true_claims(policy: Policy, one: Asked, rollout: FinishedRollout) -> F
 
 
 def _rounded(rollouts: Rollouts, scale: float) -> Rollouts:
-    """Change the claims as an engine with this scale of rounding would."""
     chance = np.random.default_rng(0)
     found = []
     for one, rollout in rollouts:

@@ -143,8 +143,6 @@ CONTEXT_TOKENS: Final = MOST_TOKENS + 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """Counts and processor times of one measured interval."""
-
     seconds: float
     counts: Counts
     hub_s: float
@@ -157,7 +155,6 @@ class Window:
         return float(np.percentile(self.counts.waits_s, percent)) * 1_000 if self.counts.waits_s else float("nan")
 
     def us_each(self, seconds: float) -> float:
-        """Return microseconds per rollout, or per frame of the echo server."""
         return seconds / max(1, self.counts.acked) * 1e6
 
 

@@ -88,8 +88,6 @@ FOREVER: Final = aiohttp.ClientTimeout(total=None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """The load that all nodes of a process send together."""
-
     frame_bytes: int
     per_s: float | None
     """Rollouts per second; None: every leased rollout at once."""
@@ -173,8 +171,6 @@ class _Node:
 
 
 class _Clients:
-    """The connections of one process, and their counts."""
-
     def __init__(self, url: str, *, seed: int) -> None:
         self.counts = Counts()
         self.acked: list[str] = []
@@ -204,8 +200,6 @@ class _Clients:
 
 
 class Lender(_Clients):
-    """The nodes of one process."""
-
     def __init__(self, url: str, *, capacity: int, seed: int) -> None:
         super().__init__(url, seed=seed)
         self.capacity = capacity
@@ -342,7 +336,6 @@ async def _serve(pipe: Connection, kind: str, url: str, count: int, capacity: in
 
 
 async def _next(pipe: Connection) -> Any:
-    """Wait for the next order; return None at the end of the pipe."""
     loop = asyncio.get_running_loop()
     there = asyncio.Event()
     loop.add_reader(pipe.fileno(), there.set)

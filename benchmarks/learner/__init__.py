@@ -72,7 +72,6 @@ class Case:
         return self.micro_batch * (self.prompt_tokens + self.longest)
 
     def lengths(self, seed: int) -> list[int]:
-        """Return the lengths of all completions, in the order of the batch."""
         even = np.linspace(self.longest / self.spread, self.longest, self.groups * self.group_size)
         return [int(length) for length in np.random.default_rng(seed).permutation(even.round())]
 

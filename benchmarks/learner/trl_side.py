@@ -147,7 +147,6 @@ def _arguments(case: Case, directory: str) -> GRPOConfig:
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:
-    """Make a minimal tokenizer; nothing is tokenised."""
     words = Tokenizer(WordLevel({"0": 0}, unk_token="0"))
     return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="0", pad_token="0", unk_token="0")
 

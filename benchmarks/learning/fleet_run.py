@@ -59,7 +59,6 @@ class RecordedNode:
 
     @property
     def traits(self) -> Traits:
-        """Return the simulator's node with this pace."""
         return Traits(
             width=self.width,
             capacity=2 * self.width,
@@ -127,7 +126,6 @@ class FleetLearning(Learning):
         super().record(record)
 
     def mean_tokens(self) -> float:
-        """Return the mean tokens of the base model's completions of the first problems."""
         leases = [
             SendLease(
                 node_id="",

@@ -221,7 +221,6 @@ def hubs_own(learning: Learning, settings: CoordinatorSettings, snapshot: Coordi
 
 
 def score_of(response: object) -> float:
-    """Return the reward of a task of one turn without components."""
     assert isinstance(response, float)
     return response
 
@@ -365,7 +364,6 @@ class Learning:
         self.points.append(Point(trained_rollouts=self._trained, reward=reward, accuracy=accuracy, staleness=staleness))
 
     def accuracy(self) -> float:
-        """Evaluate the current policy greedily on the held-out problems."""
         with self.policy.holding(self.policy.published()):
             completions = torch_sampler.greedy(
                 self.policy.model,

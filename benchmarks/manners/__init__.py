@@ -80,7 +80,6 @@ def measure(seed: int, progress: Progress) -> Measurement:
 
 
 def _headline(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the worst figure of all measured cases."""
     worst = {
         "yield_ms_p99": ("yield_ms_p99",),
         "resume_s": ("resume_s_worst",),

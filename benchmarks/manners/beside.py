@@ -61,7 +61,6 @@ class _Node:
     control_file: Path
 
     async def pause(self) -> None:
-        """Pause, and wait until the engine stands still."""
         await control.ask(self.control_file, "pause")
         async with asyncio.timeout(PATIENCE_S):
             while not self._is_still():  # noqa: ASYNC110 - A process does not report that it stands still.
@@ -100,7 +99,6 @@ async def _node(scratch: Path, base: Path, engine: Engine) -> AsyncIterator[_Nod
 
 
 async def _time(programs: int) -> float:
-    """Run this many programs at once; return the seconds until all have ended."""
     began = time.monotonic()
     code = PROGRAM.format(rounds=ROUNDS)
     running = [await asyncio.create_subprocess_exec(sys.executable, "-c", code) for _ in range(programs)]

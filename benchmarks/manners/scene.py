@@ -46,7 +46,6 @@ Models = Callable[[str], Path]
 
 
 def made_in(directory: Path, seed: int) -> Models:
-    """Make models of random weights below `directory`."""
     return lambda name: random_model(directory / name, SHAPES[name], seed)
 
 
@@ -72,8 +71,6 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A node's engine, and its model."""
-
     backend: str
     model: str
 

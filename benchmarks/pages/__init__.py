@@ -218,7 +218,6 @@ def found_on(violations: list[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def said_of(violations: list[Mapping[str, Any]]) -> list[str]:
-    """Describe each violated rule, with the first element that violates it."""
     return [
         f"{violation['impact']}: {violation['id']}: {violation['nodes'][0]['target']} ({len(violation['nodes'])})"
         for violation in violations
@@ -242,7 +241,6 @@ STALE_WITHIN_MS: Final = 90_000.0
 
 
 async def every_page(browser: Browser, site: Site, pages: Mapping[str, str], script: str) -> list[dict[str, Any]]:
-    """Run axe-core on each page in each mode."""
     rows = []
     for mode in MODES:
         for name, path in pages.items():
@@ -358,7 +356,6 @@ async def lasting(browser: Browser, site: Site, *, seconds: float) -> list[dict[
 
 
 async def _heap_bytes(page: Page, protocol: CDPSession) -> float:
-    """Return the heap's bytes after a garbage collection."""
     await protocol.send("HeapProfiler.collectGarbage")
     await page.wait_for_timeout(COLLECTED_MS)
     await protocol.send("HeapProfiler.collectGarbage")

@@ -62,7 +62,6 @@ def measure(seed: int, progress: Progress) -> Measurement:
 
 
 def _curves(found: Found) -> dict[str, list[list[tuple[int, float]]]]:
-    """Return trained rollouts and accuracy of each point, seed by seed."""
     return {
         case.name: [[(point.trained_rollouts, point.accuracy) for point in one.points] for one in ran]
         for case, ran in found.items()

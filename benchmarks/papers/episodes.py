@@ -38,8 +38,6 @@ KEPT_TOKENS: Final = 2**17
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Episode:
-    """One rollout so far."""
-
     group_id: int
     index: int
     turns: list[Ids] = field(default_factory=list)
@@ -81,8 +79,6 @@ class Episode:
 
 
 class Play:
-    """The learner and its problems."""
-
     def __init__(self, config: HubConfig) -> None:
         base_dir = resolve_base(config.model.base)
         codec = PromptCodec.of_run(config, base_dir)

@@ -85,8 +85,6 @@ Adapter = Mapping[str, NDArray[np.float32]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """Results of a run."""
-
     points: list[Point]
     steps: list[Mapping[str, float]] = field(default_factory=list)
     """Metrics of each step; empty for an untrained base."""

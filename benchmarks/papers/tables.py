@@ -18,8 +18,6 @@ Headline = Mapping[str, float | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """One claim of one paper."""
-
     name: str
     source: str
     """arXiv number, and the place in the paper."""

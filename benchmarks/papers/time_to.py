@@ -35,7 +35,6 @@ def planned() -> Planned:
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
-    """Measure both sides, one after the other."""
     with tempfile.TemporaryDirectory(prefix="echo-papers-") as directory:
         echo = demo(Path(directory), seed)
         trl = alone(Path(directory), seed)
@@ -100,7 +99,6 @@ def evaluations(database: Path) -> list[tuple[int, float]]:
 
 
 def alone(directory: Path, seed: int) -> dict[str, Any]:
-    """Run GRPOTrainer in a separate process."""
     report = directory / "trl.json"
     began = time.monotonic()
     command = [sys.executable, "-m", "benchmarks.papers.trl_run", str(seed), str(report)]

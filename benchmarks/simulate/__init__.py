@@ -55,7 +55,6 @@ def measure(seed: int, progress: Progress) -> Measurement:
 
 
 def headline(rows: dict[str, Row]) -> dict[str, Any]:
-    """Return the headlines of all kinds, from the rows of measured cases."""
     return {name: value for kind in KINDS for name, value in kind.headline(rows).items()}
 
 

@@ -71,7 +71,6 @@ def simulated(scenario: Scenario, *, with_memory: bool = False) -> Row:
 
 
 def figures_of(report: SimulationReport) -> Row:
-    """Return the figures that all cases have."""
     needed = report.needed_staleness
     return {
         "utilisation": report.utilisation,
@@ -90,12 +89,10 @@ def check(report: SimulationReport) -> None:
 
 
 def least(rows: Iterable[Row], figure: str) -> Any:
-    """Return the smallest value of a figure; None without rows."""
     return min((row[figure] for row in rows), default=None)
 
 
 def most(rows: Iterable[Row], figure: str) -> Any:
-    """Return the largest value of a figure; None without rows."""
     return max((row[figure] for row in rows), default=None)
 
 

@@ -46,7 +46,6 @@ def _case(pool: float, sigma: float) -> Case:
 
 
 def _row(seed: int, *, pool: float, sigma: float) -> Row:
-    """Compare the pool with all nodes at work and with chosen nodes."""
     scenario = cost_scenario(seed, pool=pool, sigma=sigma)
     all_on, _, per_step_all_on = _run(cost_scenario(seed, pool=pool, sigma=sigma, choose=False))
     chosen, per_hour, per_step = _run(scenario)
@@ -102,7 +101,6 @@ def optimal_per_hour(scenario: Scenario, margin: float) -> float:
 
 
 def headline(measured: Mapping[str, Row]) -> dict[str, float | None]:
-    """Return the worst case of each figure."""
     rows = KIND.rows(measured)
     return {
         "saving_vs_all_on": least(rows, "saving_vs_all_on"),

@@ -170,7 +170,6 @@ class Victim:
                 health.is_log_plain = health.is_log_plain and printable(text) == text
 
     def _logs(self) -> dict[str, bytes]:
-        """Return the logs of the hub, its scorers, learner and verifier."""
         return {str(path): path.read_bytes() for path in (self.site.log, *(self.site.run.root / "logs").glob("*"))}
 
 
@@ -241,7 +240,6 @@ def _look(pipe: Connection, url: str, pid: int) -> tuple[float, int]:
 
 
 async def many_sockets(victim: Victim, *, first_bytes: bytes) -> str:
-    """Open 1,000 connections that send these bytes and nothing more."""
     return await all_closed(await victim.sockets(SOCKETS, first_bytes))
 
 
@@ -321,7 +319,6 @@ async def log_flood(victim: Victim) -> str:
 
 
 def _rubbish() -> Iterator[bytes]:
-    """Return requests that could each make a log line."""
     name = STEERING.replace("\x00", "").replace("\r", "").encode()
     for number in range(2_000):
         mark = str(number).encode() + name

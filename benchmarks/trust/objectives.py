@@ -34,7 +34,6 @@ def plan() -> list[Planned]:
 
 
 def measure(progress: Progress, *, seed: int) -> list[dict[str, Any]]:
-    """Carry out the wanted runs; return one row for each."""
     rows = []
     wanted = {name: (case, SEEDS * seed + number) for name, (case, number) in RUNS.items() if progress.wants(name)}
     for name, points in each(run, wanted):

@@ -114,7 +114,6 @@ class Texts:
         return Problem(prompt=asked, metadata={"answer": str(left + right)})
 
     def score(self, problem: Problem, completion: str) -> float:
-        """Return 1 if the completion contains the answer, else 0."""
         return float(problem.metadata["answer"] in completion)
 
 
@@ -159,8 +158,6 @@ COARSE: Final = ("q8_0", "q4_k_m", "bf16")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """Runs and verifiers of one temperature."""
-
     temperature: float
     runs: Mapping[int, ShortRun]
     """Run by tokens of a completion."""
@@ -307,7 +304,6 @@ class _Judge:
         return cls(bench=bench, examiner=bench.examiners[precision, tokens], measured=measured, known=known)
 
     def _shown(self, rollouts: Rollouts, version: int) -> list[tuple[int, Evidence]]:
-        """Return group id and evidence of each rollout, group by group."""
         drawn = as_drawn(rollouts, version)
         answers = self.examiner.examine(drawn, self.bench.runs[SHORT].adapters)
         found = {answer["rollout_id"]: unpack_spans(answer["spans"])[0][1] for answer in answers}

@@ -39,7 +39,6 @@ def in_words(kind: Any, metadata: Iterable[Any] = ()) -> str:
 
 
 def of_field(field: FieldInfo) -> str:
-    """Return `in_words` of a model's field."""
     return in_words(field.annotation, field.metadata)
 
 

@@ -39,7 +39,6 @@ def families() -> list[MetricFamily]:
 
 
 def page() -> str:
-    """Return a page with one table of all metrics."""
     rows = [(code(one.name), one.kind, ", ".join(map(code, one.labels)), text(one.about)) for one in families()]
     return (
         "# Metrics\n\n"

@@ -37,8 +37,6 @@ ALL_STATEMENTS: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """A prompt of the task, and the teacher's completion."""
-
     prompt: str
     completion: str
     reads: bool = False
@@ -161,7 +159,6 @@ def _numbered(names: Sequence[str]) -> str:
 
 
 def _read(about: Mapping[str, Any]) -> list[str]:
-    """Return one line per statement."""
     return [f"{number}:{_signs(one, about['names'])}\n" for number, one in enumerate(about["statements"], 1)]
 
 

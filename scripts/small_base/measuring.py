@@ -19,8 +19,6 @@ from echo_shared.sampling.interface import GroupRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """Results on one task."""
-
     accuracy: float
     shortest: int
     mean_tokens: float

@@ -28,7 +28,6 @@ class Muon:
 
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
-        """Apply the gradients, and clear them."""
         for matrix, momentum in zip(self._matrices, self._momenta, strict=True):
             if matrix.grad is None:
                 continue

@@ -29,8 +29,6 @@ Teacher = Callable[[random.Random, float], Lesson]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """One phase of the training."""
-
     tokens: int
     """Tokens to read in this phase, padding included."""
     shares: Mapping[str, float]

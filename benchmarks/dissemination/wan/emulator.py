@@ -73,7 +73,6 @@ def cut(frame: bytes, first: int, end: int) -> bytes:
 
 
 def _headers_bytes(frame: bytes) -> int:
-    """Return the size of the IP and TCP headers together."""
     ip_bytes = 4 * (frame[HEADER_BYTES] & 15)
     return ip_bytes + 4 * (frame[HEADER_BYTES + ip_bytes + 12] >> 4)
 

@@ -62,7 +62,6 @@ class WanSet:
 
     @property
     def columns(self) -> dict[str, float]:
-        """Return a row's columns, with the mean of the nodes' uplinks."""
         node_up = sum(home.up for home in self.homes) / len(self.homes)
         return {"hub_up_mbit_s": self.hub_up, "node_up_mbit_s": node_up, "loss": self.loss}
 
@@ -159,7 +158,6 @@ def open_wan(num_nodes: int, links: WanSet) -> Iterator[Wan]:
 
 
 def conditions() -> str:
-    """Describe the network of `open_wan` on this machine."""
     if not can_emulate():
         return "none: an emulated network takes root, iproute2 and TUN devices"
     ups, downs, delays = ([getattr(home, name) for home in HOMES] for name in ("up", "down", "delay_ms"))
@@ -173,5 +171,4 @@ def conditions() -> str:
 
 
 def can_emulate() -> bool:
-    """Return True if this process may make namespaces with TUN devices."""
     return can_shape() and os.access(Path(TUN), os.R_OK | os.W_OK)

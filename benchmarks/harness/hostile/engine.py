@@ -40,7 +40,6 @@ class Problems:
         self._texts = {number: text for text, number in vocabulary.items()}
 
     def answer(self, request: GroupRequest) -> str:
-        """Return the right answer to a request's problem."""
         found = _PROBLEM.search(self.text(request.prompt_ids))
         assert found is not None, "the prompt is one of the built-in task's"
         return str(int(found[1]) + int(found[2]))
@@ -164,12 +163,10 @@ def shifted_claims(nats: float) -> Alter:
 
 
 def claims_of_failures(node: Falsification, rollout: FinishedRollout, request: GroupRequest) -> EngineEvent:
-    """Claim the tokens of wrong answers 3 nats too low."""
     return rollout if node.known.is_right(rollout, request) else shifted_claims(-3.0)(node, rollout, request)
 
 
 def copied(node: Falsification, rollout: FinishedRollout, _request: GroupRequest) -> EngineEvent:
-    """Send the previous rollout again."""
     if node.before is None:
         return rollout
     return replace(
