@@ -144,7 +144,7 @@ def digest_of(adapter: Path) -> str:
 
 Row = dict[str, Any]
 WAYS: Final[dict[Side, str]] = {"echo": "auto", "echo swarm": "swarm"}
-"""The hub's setting for the way of a version's pieces, by side."""
+"""Value of the hub's setting `dissemination.way`, by side."""
 PATIENCE_S: Final = 30.0
 PATIENCE_BOUNDS: Final = 4
 """libtorrent is given up after `PATIENCE_S` plus this multiple of the lower bound."""

@@ -26,7 +26,7 @@ LEAST_S: Final = 20.0
 """Least seconds in which a part gives useful figures."""
 SHOWN: Final = ("case", "tokens_per_s", "matmul_share", "agreement", "time_ratio", "peak_gib", "quarantines", "error")
 COMPARED: Final = "Qwen3-0.6B"
-"""Shape that is compared with TRL. TRL loads its base from a disk, which takes too long for more shapes."""
+"""The only shape that is compared with TRL, because TRL must load its base from a disk."""
 
 CONDITIONS: Final = {
     "learner": "a step of the co-located learner on prepared rollouts, cut by what the learner measured; matmul_share: "

@@ -56,7 +56,7 @@ DESCRIPTION: Final = "A hub on the books of a million rollouts and thousands of 
 
 LOOKS: Final = 7
 SHARE_NEW: Final = 50
-"""One of this many nodes changes between two pictures of run and nodes, which the pages show."""
+"""One of this many nodes changes between two pictures (the data of run and nodes that the pages show)."""
 
 
 def connect_all(hub: Hub, node_ids: Sequence[str], *, policy_version: int) -> None:

@@ -132,7 +132,7 @@ CASES: Final = (
 WARM_UP_S: Final = 4.0
 """Seconds until nodes hold as many rollouts as they can: in each round, the hub leases more to new keys."""
 NODES_PER_WARM_UP_S: Final = 500
-"""The warm-up lasts one second longer for each such number of nodes."""
+"""Number of nodes that makes the warm-up one second longer."""
 WINDOW_S: Final = 6.0
 SETTLE_S: Final = 2.0
 """Seconds to wait after a change of the load before measuring."""

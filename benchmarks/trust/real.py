@@ -160,9 +160,9 @@ COARSE: Final = ("q8_0", "q4_k_m", "bf16")
 class Bench:
     temperature: float
     runs: Mapping[int, ShortRun]
-    """Run by tokens of a completion."""
+    """The run for completions of this many tokens."""
     examiners: Mapping[tuple[str, int], Examiner]
-    """Verifier by its precision and the tokens of a completion."""
+    """The verifier of this precision for completions of this many tokens."""
     measured: dict[tuple[str, int, str, int], Evidence] = field(default_factory=dict)
 
     def rounding(self, precision: str, tokens: int, rounding: str, version: int) -> Evidence:

@@ -36,8 +36,8 @@ from echo_hub.config.training_sections import TrainingConfig
 HONEST: Final = "honest"
 GIVES_BACK: Final = "failures only"
 """An attack that forges nothing: it returns rollouts, which other nodes sample from the same seeds, token for token. It
-counts as detected when the hub has counted `RETURNED` returned rollouts: the node then rests (gets no work), twice as
-long each time.
+counts as detected when the hub has counted `RETURNED` returned rollouts: the node then rests (a pause without work),
+twice as long each time.
 """
 RETURNED: Final = 4
 ROLLOUTS: Final = 256

@@ -33,7 +33,7 @@ OPTIONAL: Final = frozenset(
         "wandb",
     }
 )
-"""Top-level packages of extras without which node and hub run."""
+"""Top-level packages of extras; node and hub also run without them."""
 
 
 def main() -> None:

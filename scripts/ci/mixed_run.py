@@ -28,7 +28,7 @@ from echo_hub.run.base_model import resolve_base
 from scripts.ci.counted import REFUSED
 
 POSITIONS: Final = 8_192
-"""The built-in base supports 256 positions, but its rotary embedding sets no limit, so more can be declared."""
+"""Positions (tokens) of the run's base. The built-in base declares 256, but its rotary embedding sets no limit."""
 PROMPT_CHARACTERS: Final = 4_200
 """Characters of a prompt, each of which is one token of the base's tokenizer."""
 PROBLEMS: Final = 32

@@ -52,7 +52,7 @@ def pip(*arguments: str | Path) -> str:
 
 
 def installed(target: Path, *arguments: str | Path) -> Path:
-    """Install `source` (a directory, or a name in a wheel folder) into a separate directory; return the directory."""
+    """Install into `target` with these arguments of pip, offline and without dependencies; return `target`."""
     pip("install", "--no-deps", "--no-index", "--no-build-isolation", "--target", target, *arguments)
     return target
 

@@ -138,8 +138,8 @@ def test_bfloat16_is_near_float32(opened: Opened, kit: Any) -> None:
 def test_too_little_memory_has_its_code_and_leaves_the_engine_clean(
     opened: Opened, kit: Any, error: Exception | None
 ) -> None:
-    """The node recognises the error code and resumes with less. `error` None: PyTorch's own error, at an allocation
-    that no machine can serve.
+    """Whichever way PyTorch reports a lack of memory, the error gets the code by which the node recognises it. `error`
+    None: PyTorch's own error, at an allocation that no machine can serve.
     """
     engine = opened()
     requests = kit.make_requests(4)
@@ -222,7 +222,7 @@ def test_small_models_are_exact_by_default(opened: Opened) -> None:
 
 
 def precision_of_a_large_model(base: Path, memory_bytes: int, **environment: str) -> str:
-    """Return the precision that `auto` chooses for a large model, in a new process."""
+    """Return the precision that `auto` chooses for a large model, in a process with these environment variables."""
     command = [sys.executable, "-c", OPEN_ON, str(base), str(memory_bytes)]
     environment = {**os.environ, **environment}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
