@@ -173,7 +173,7 @@ async def test_fetches_that_are_abandoned_in_a_chain_never_overlap_and_do_not_be
     await site.fetcher.begun.wait()
     await site.publish(1, of_other_content(offer))
     await site.publish(1, offer)
-    for _ in range(100):  # Enough turns for a job that does not wait for its turn to begin.
+    for _ in range(100):  # Long enough for a job that does not wait for the job before it.
         await asyncio.sleep(0)
     assert site.fetcher.done == ["fetch"]
     site.fetcher.may_go_on.set()
@@ -289,7 +289,7 @@ async def test_closing_ends_running_jobs(hub: Any, site: Site) -> None:
     await site.publish(1, hub.offers[1])
     await site.fetcher.begun.wait()
     closing = asyncio.create_task(site.close())
-    for _ in range(100):  # Enough turns for a job that does not wait for the fetch's thread to end.
+    for _ in range(100):  # Long enough for a close that does not wait for the fetch's thread.
         await asyncio.sleep(0)
     assert not closing.done()
     site.fetcher.may_go_on.set()

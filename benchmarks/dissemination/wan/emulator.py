@@ -210,7 +210,7 @@ class Network:
 
 DEVICE: Final = "wan"
 QUEUED_PACKETS: Final = 5_000
-"""Packets in the queue between a host and this program. This queue is long, because only the emulated queues may drop packets."""
+"""Packets that fit between a host and this program. They are many: only the emulated queues may drop packets."""
 AT_ONCE: Final = 32
 """Maximum packets read from one host before the next host has its turn."""
 _TUNSETIFF: Final = 0x400454CA

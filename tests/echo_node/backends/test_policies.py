@@ -61,7 +61,7 @@ def test_the_base_is_known_from_the_start(engine: SlowEngine, policies: EnginePo
 
 
 def test_an_unknown_version_cannot_be_used(policies: EnginePolicies) -> None:
-    assert policies.is_ready(1)  # An unknown version counts as ready: waiting would not help, and its use fails.
+    assert policies.is_ready(1)  # Waiting would not help: the use of an unknown version fails.
     with pytest.raises(BackendError) as caught:
         policies.use(1)
     assert caught.value.code == "unknown_policy"

@@ -87,13 +87,13 @@ def test_calls_of_another_architecture_are_refused(processor: str) -> None:
         ("socket", (10, STREAM, 0), True, True),
         ("socket", (1, STREAM, 0), True, False),
         ("socket", (2, DATAGRAM, 0), True, False),
-        ("socket", (2, STREAM, 262), True, False),  # MPTCP.
+        ("socket", (2, STREAM, 262), True, False),  # A socket for Multipath TCP.
         ("connect", (5,), False, False),
         ("connect", (5,), True, True),
         ("bind", (5,), True, False),
         ("listen", (5,), True, False),
         ("sendto", (5, 0, 0, 0x4000), True, True),
-        ("sendto", (5, 0, 0, 0x20004000), True, False),  # MSG_FASTOPEN.
+        ("sendto", (5, 0, 0, 0x20004000), True, False),  # MSG_FASTOPEN: this send would open a connection.
         ("sendmsg", (5, 0, 0x20000000), True, False),
         ("kill", (PID, 9), False, True),
         ("kill", (PID + 1, 0), False, False),
@@ -104,7 +104,7 @@ def test_calls_of_another_architecture_are_refused(processor: str) -> None:
         ("prlimit64", (0,), False, True),
         ("prlimit64", (1,), False, False),
         ("setpriority", (0, 0, 19), False, True),
-        ("setpriority", (2, 0, 19), False, False),  # For all processes of the user.
+        ("setpriority", (2, 0, 19), False, False),  # Would apply to all processes of the user.
         ("sched_setaffinity", (1,), False, False),
         ("prctl", (1, 0), False, False),  # PR_SET_PDEATHSIG 0: the process would outlive its parent.
         ("prctl", (15, 0), False, True),
