@@ -19,7 +19,7 @@ SCRIPTS = sorted((ROOT / "installers").rglob("*.sh"))
 @pytest.mark.slow
 @pytest.mark.timeout(1_800)
 async def test_install_and_contribute_by_one_command_upgrade_and_uninstall(home: Any, site: Any, until: Any) -> None:
-    """Omit the engine in the upgrade, to save time. On request, the uninstaller keeps the node's identity."""
+    """The upgrade omits the engine, to save time. On request, the uninstaller keeps the node's identity."""
     (home.root / ".bashrc").write_text("# mine\n")
     home.echo_node.parent.mkdir(parents=True)
     home.echo_node.with_name("other").write_text("somebody else's")

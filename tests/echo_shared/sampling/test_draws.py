@@ -230,7 +230,6 @@ def test_the_distance_for_nan_logits_is_nan() -> None:
 
 
 def test_an_interval_by_hand() -> None:
-    """With probabilities 1/8, 3/8 and 1/2, the second token has the interval from 1/8 to 1/2."""
     logits = np.log(np.array([[1, 3, 4]], np.float32))
     below, logprobs = interval(logits, np.array([1]), 1.0)
     assert below == pytest.approx([1 / 8]) and logprobs == pytest.approx([np.log(3 / 8)])

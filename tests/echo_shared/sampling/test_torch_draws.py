@@ -143,7 +143,6 @@ def test_intervals_equal_the_reference(vocabulary: int, temperature: float) -> N
 
 @pytest.mark.parametrize("repeats", [1, 64, 2_000])
 def test_intervals_are_exact_where_sums_are(repeats: int) -> None:
-    """Sums of weights 1 and 0 have no rounding error, also across blocks."""
     logits = np.where(np.repeat([1, 0, 1, 1], repeats), 0.0, -np.inf).astype(np.float32)
     vocabulary = len(logits)
     claimed = np.array([0, repeats - 1, repeats, 2 * repeats, vocabulary - 1, min(1_024, vocabulary - 1)])
