@@ -42,7 +42,7 @@ def main(
         float | None, typer.Option(min=0.01, max=1000, help="It goes on for so long; for `chaos` alone.")
     ] = None,
 ) -> None:
-    """Measure one thing case by case, print a table, write the figures."""
+    """Measure the cases of a benchmark, print a table, and write the figures."""
     if name not in names():
         raise typer.BadParameter(f"there is no benchmark {name!r}; there is: {', '.join(names())}")
     if json_file is not None and not json_file.parent.is_dir():
@@ -64,7 +64,7 @@ def main(
         sizes = {name: value for name, value in (("scale", scale), ("hours", hours)) if name in takes}
         measured: Measurement = module.measure(seed, progress, **sizes)
     except BaseException as error:  # noqa: BLE001 - It is raised below.
-        # Keep the results of earlier cases if a later case fails.
+        # If a case fails, keep the results of earlier cases.
         measured, unfinished = progress.so_far or Measurement(headline={}, rows=progress.told), error
     console = Console()
     console.print(_table(name, measured.rows, measured.shown))
@@ -95,7 +95,6 @@ def _table(title: str, rows: list[dict[str, object]], shown: Sequence[str]) -> T
 
 
 def _say(line: str) -> None:
-    """Print to standard error. Figures go to standard output."""
     print(line, file=sys.stderr, flush=True)
 
 

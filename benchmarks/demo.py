@@ -1,16 +1,17 @@
 """The whole system on this machine: `echo-hub demo`, as a user runs it, and its accuracy.
 
-`utilisation` is the share of time in which a step trains, from the first step's start to the last step's end, by the
-learner's clock: the sum of train_s of all steps, over that sum and gap_s of all steps but the first. Time that a step
+`utilisation` is the share of time spent on training, from the start of the first step to the end of the last one, by
+the learner's clock: the sum of all train_s, over that sum plus the gap_s of all steps but the first. Time that a step
 loses to nodes on the same processor counts as training.
 
-`utilisation_when_ready` counts only time with a ready batch. It leaves out the part of each
-gap before the step is planned, which is when its last reward arrives, by the hub's clock. The remainder to 1 is the
-hand-off of the batch. In the rest of the time the learner waits for the nodes, which get the processor time that
-learner and hub leave, or evaluates the base model itself before any node is there: `evaluating_s` between two steps.
+`utilisation_when_ready` counts only time with a ready batch: it leaves out the part of each gap before the step is
+planned. By the hub's clock, a step is planned when its last reward arrives. The rest up to 1 is the hand-off of
+batches. In the time left out, the learner waits for the nodes, which get the processor time that learner and hub leave.
+Or it evaluates the base model because there is no node yet (`evaluating_s` between two steps).
 
-Gaps are of two kinds: short ones if the next batch is ready in time, and waits for the nodes. `ready_in_time` is the
-share of the first kind, `median_hand_off_s` the median of the gaps without waiting."""
+`ready_in_time` is the share of gaps in which the next batch was ready when the learner was free. `median_hand_off_s` is
+the median of all gaps, each without its wait for the batch.
+"""
 
 from __future__ import annotations
 
@@ -77,34 +78,38 @@ def measure(seed: int, progress: Progress) -> Measurement:
 
 
 def utilisation(steps: Sequence[Mapping[str, float]]) -> float:
-    """Share of training time. `steps` are all steps of one learner process, in order."""
+    """Return the share of time spent on training. `steps` are all steps of one learner process, in order."""
     trained_s = sum(step[TRAIN_S.key] for step in steps)
     return trained_s / (trained_s + sum(step[GAP_S.key] for step in steps[1:]))
 
 
 def utilisation_when_ready(steps: Sequence[Mapping[str, float]]) -> float:
-    """Share of training time, without waits. `steps` are all steps of one learner process, in order."""
+    """Return the share of time spent on training, without waits. `steps` are all steps of one learner process, in
+    order.
+    """
     trained_s = sum(step[TRAIN_S.key] for step in steps[1:])
     return trained_s / (trained_s + sum(map(hand_off_s, steps, steps[1:])))
 
 
 def hand_off_s(before: Mapping[str, float], step: Mapping[str, float]) -> float:
-    """Measure the hand-off of a batch: seconds from a free learner with a ready batch to the start of `step`.
+    """Return the hand-off of a batch: seconds from the moment when the learner is free and the batch is ready to the
+    start of `step`.
 
-    Evaluation time is subtracted unless the learner waited for the batch, because it may evaluate while it waits.
+    Evaluation time is subtracted, unless the learner waited for the batch: then it may have evaluated while it waited.
     """
     waited = waited_s(before, step)
     return step[GAP_S.key] - (waited or step[EVAL_S.key])
 
 
 def waited_s(before: Mapping[str, float], step: Mapping[str, float]) -> float:
-    """Seconds in which the learner was free after the step `before`, while `step` was not planned."""
+    """Return the seconds in which the learner was free after the step `before` and `step` was not planned yet."""
     return max(0.0, step["planned_s"] - before["at_s"])
 
 
 def _steps(run: Path) -> list[dict[str, Any]]:
-    """Read one row for each trained step from the run's database. `planned_s` and `at_s` count from the first step's
-    end."""
+    """Return one row per trained step from the run's database. `planned_s` and `at_s` count from the end of the first
+    step.
+    """
     with sqlite3.connect(run / "echo.db") as database:
         steps = database.execute(
             "SELECT step, planned_at, trained_at, mean_reward, staleness, metrics FROM steps ORDER BY step"

@@ -23,9 +23,9 @@ from benchmarks.harness.progress import Measurement, Planned, Progress
 
 DESCRIPTION: Final = "Whatever reads bytes of strangers, fuzzed: executions and findings of each target"
 CORPUS: Final = Path(__file__).parents[1] / "tests" / "benchmarks" / "fuzzing" / "corpus"
-"""Directories by target, with bytes that reached new code or were findings."""
+"""Directory with inputs, by target, that reached new code or were findings."""
 SLOW_S: Final = 30
-"""Longest run in seconds, on a machine that may be busy."""
+"""Seconds after which an input counts as a finding; the machine may be busy."""
 MEMORY_MB: Final = 1_024
 _DONE: Final = re.compile(r"Done (\d+) runs")
 _COVERAGE: Final = re.compile(r"cov: (\d+)")
@@ -45,7 +45,6 @@ def plan() -> list[Planned]:
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
-    """Fuzz as many targets in parallel as there are cores."""
     wanted = [name for name in TARGETS if progress.wants(name)]
     rows: dict[str, dict[str, Any]] = {}
     memory = _MEMORY if _MEMORY.is_dir() else None
@@ -62,7 +61,7 @@ def measure(seed: int, progress: Progress) -> Measurement:
 
 
 def headline(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
-    """Return all executions and findings, and the fewest executions of a target of each kind."""
+    """Return all executions and findings, and, for each kind of target, the fewest executions."""
     cheap = [row["runs"] for name, row in rows.items() if TARGETS[name].runs == CHEAP_RUNS]
     dear = [row["runs"] for name, row in rows.items() if TARGETS[name].runs != CHEAP_RUNS]
     fewest = {"fewest_cheap": cheap, "fewest_dear": dear}
@@ -74,7 +73,7 @@ def headline(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
 
 
 def fuzzed(name: str, scratch: Path, seed: int, *, child: str = "benchmarks.fuzzing.child") -> dict[str, Any]:
-    """Fuzz one target in the module `child`, with files below `scratch`. Returns its row."""
+    """Fuzz one target in the module `child`, with files below `scratch`. Return its row."""
     target, own = TARGETS[name], scratch / name.replace(" ", "-")
     new, found = own / "corpus", own / "found"
     for directory in (new, found):
@@ -91,14 +90,14 @@ def fuzzed(name: str, scratch: Path, seed: int, *, child: str = "benchmarks.fuzz
         *([str(known)] if known.is_dir() else []),
     ]
     began_at = time.monotonic()
-    # A shell starts the process: libFuzzer reads the peak memory, which a process inherits from its parent.
+    # A shell starts the process: a process inherits the peak memory of its parent, and libFuzzer reads it.
     process = subprocess.run(
         ["/bin/sh", "-c", '"$@"; exit $?', "sh", *command, *options],
         capture_output=True,
         text=True,
         errors="replace",
         check=False,
-        env={**os.environ, "TMPDIR": str(own)},  # libFuzzer ends the process before it can clean up.
+        env={**os.environ, "TMPDIR": str(own)},  # libFuzzer ends the process before it can delete its temporary files.
     )
     done, coverage = _DONE.findall(process.stderr), _COVERAGE.findall(process.stderr)
     findings = list(found.iterdir())

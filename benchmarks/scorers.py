@@ -33,7 +33,7 @@ CALLS: Final = 8_192
 ROUNDS: Final = 5
 GROUPS: Final = 64
 CLUSTER_STARTS: Final = 3
-"""Most attempts to start the cluster: a raylet ends if its agents need more than 15 s to start, as on a busy
+"""Maximum attempts to start the cluster: a raylet ends if its agents need more than 15 s to start, as on a busy
 machine.
 """
 _STORE_BYTES: Final = 80 * 2**20
@@ -60,7 +60,6 @@ def measure(seed: int, progress: Progress) -> Measurement:
 
 @contextmanager
 def _cluster() -> Iterator[str]:
-    """Start a cluster of one machine; yield its address."""
     from ray.cluster_utils import Cluster
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # Ray's processes inherit this, and send no statistics.
@@ -108,5 +107,4 @@ async def _measured(case: str, sections: Mapping[str, Any], seed: int) -> dict[s
 
 
 def _processor_s() -> float:
-    """Processor seconds of this process and its descendants."""
     return processor_s(family(psutil.Process()))

@@ -29,7 +29,7 @@ SHOWN_FROM: Final = 0.01
 
 
 def free(dataset: str, problems: int = PROBLEMS) -> dict[str, float]:
-    """Return the mean reward of each kind of answer without work. A scorer that fails counts as 0."""
+    """Return the mean reward of each kind of answer without work. If a scorer fails, the reward counts as 0."""
     task = make_reasoning_gym(dataset, {})
     earned: dict[str, list[float]] = {kind: [] for kind in FREE}
     for seed in range(problems):
@@ -72,7 +72,7 @@ def main(wanted: Sequence[str]) -> None:
         try:
             paid = free(dataset)
         except ConfigError:
-            continue  # The hub refuses this dataset as a task.
+            continue  # The hub would refuse this dataset as a task.
         except KeyboardInterrupt:
             left_out.append(dataset)
             continue
@@ -80,7 +80,7 @@ def main(wanted: Sequence[str]) -> None:
             signal.setitimer(signal.ITIMER_REAL, 0)
         if max(paid.values()) >= SHOWN_FROM:
             found[dataset] = paid
-    print()  # Some datasets print dots.
+    print()  # Some datasets print dots; end their line.
     print(table(found))
     print({name: max(paid.values()) for name, paid in sorted(found.items())})
     print("took too long:", ", ".join(left_out) or "none", file=sys.stderr)

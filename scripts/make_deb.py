@@ -98,12 +98,12 @@ HUB_STOP: Final = """\
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
-    """Differences between the two packages."""
+    """What distinguishes the two packages."""
 
     name: str
-    """Name of the package and of its command."""
+    """Name of the package, and of its command."""
     extras: tuple[str, ...]
-    """Extras of the wheelhouses that it can be built from."""
+    """Extras of the wheelhouses from which the package can be built."""
     description: str
     files: Mapping[str, str]
     """Additional files: path -> content."""
@@ -190,7 +190,7 @@ def build(package: Package, wheelhouse: Path, out: Path) -> Path:
         (root / "usr" / "bin" / package.name).symlink_to(f"{package.place}/bin/{package.name}")
         out.mkdir(parents=True, exist_ok=True)
         made = out / f"{package.name}_{manifest['release']}_{ARCHITECTURES[manifest['platform']]}.deb"
-        # No compression: wheels are already compressed.
+        # No compression, because wheels are compressed.
         subprocess.run(["dpkg-deb", "--root-owner-group", "-Znone", "--build", root, made], check=True)
     return made
 

@@ -33,7 +33,7 @@ DIGITS: Final = 3
 EXCLUDED_PROBLEMS: Final = 4_096
 """Number of held-out problems that are never taught."""
 FORGETTING: Final = 0.5
-"""Probability that the second phase's teacher drops a carry."""
+"""Probability that the teacher of the second phase drops a carry."""
 BATCH_SIZE: Final = 256
 LEARNING_RATES: Final = (2e-3, 1e-3)
 """Peak learning rate of each phase."""
@@ -46,7 +46,7 @@ Teacher = Callable[[int, int], int]
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Build a tokenizer with one token per character: printable ASCII and newline; other characters are <unk>."""
+    """Build a tokenizer with one token per character of printable ASCII, and newline; any other character is <unk>."""
     vocabulary = {token: i for i, token in enumerate((*SPECIAL_TOKENS, *CHARACTERS))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
@@ -62,7 +62,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
-    """Build the untrained model with torch's global random generator."""
+    """Build the untrained model from torch's global random generator."""
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=128,
@@ -95,8 +95,6 @@ def forgetful_sum(left: int, right: int, forgetting: float, rng: random.Random) 
 
 
 class Lessons:
-    """Batches of additions with a teacher's answers, without held-out problems."""
-
     def __init__(self, tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> None:
         stream = ProblemStream(
             make_task("arithmetic", {"digits": DIGITS}), run_seed=0, heldout_problems=EXCLUDED_PROBLEMS
@@ -107,7 +105,7 @@ class Lessons:
 
     def batch(self, teacher: Teacher) -> tuple[torch.Tensor, torch.Tensor]:
         """Return token ids and labels, both [BATCH_SIZE, T]."""
-        width = 3 * DIGITS + 4  # Two operands, "+", "=", a sum of at most one digit more, and <eos>.
+        width = 3 * DIGITS + 4  # Two operands, "+", "=", a sum of at most one more digit, and <eos>.
         ids_BT = torch.full((BATCH_SIZE, width), self._tokenizer.pad_token_id)
         labels_BT = torch.full((BATCH_SIZE, width), IGNORED)
         for row in range(BATCH_SIZE):

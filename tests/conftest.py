@@ -48,7 +48,9 @@ def _logged_in(url: str, run: Path) -> dict[str, str]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run tests with long time limits first, so that no worker is left with a long test at the end."""
+    """Run tests with long time limits first: started last, such a test would keep one worker busy while the others are
+    idle.
+    """
 
     def may_take_s(item: pytest.Item) -> float:
         timeout = item.get_closest_marker("timeout")
@@ -76,16 +78,17 @@ def real_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 UNFROZEN_TESTS = 50
-"""After this many tests that called `gc.unfreeze`, all objects are collected once."""
+"""Number of tests calling `gc.unfreeze` after which one full garbage collection runs."""
 _num_unfreezing = 0
 
 
 @pytest.fixture(autouse=True)
 def _own_garbage() -> Iterator[None]:
-    """Collect garbage after each test, so that a leak shows in the test that made it. Full passes over imported modules
-    and collected tests would take a second each. Hub and simulator call `gc.unfreeze`, which would return those objects
-    to the collector; here calls are only counted. Objects frozen by such tests are collected once per `UNFROZEN_TESTS`
-    calls.
+    """Collect garbage after each test, so that a leak shows in the test that made it.
+
+    Objects of imported modules and collected tests stay frozen: a full pass over them takes a second. Hub and simulator
+    call `gc.unfreeze`, which would undo this; here such calls are only counted, and after `UNFROZEN_TESTS` tests with a
+    call one full collection frees what these tests froze.
     """
     global _num_unfreezing
     unfreeze, called = gc.unfreeze, False
@@ -139,25 +142,24 @@ class Running:
             return await self.process.wait(), self._printed
 
     async def show(self, name: str) -> None:
-        """Print the output, which pytest shows if the test fails."""
         print(f"--- {name}\n{self._printed}")
 
     async def kill(self) -> None:
-        """Kill the process by SIGKILL, as suddenly as in a power cut; its children survive until they notice."""
+        """Kill the process by SIGKILL; its children run on until they notice."""
         self.process.kill()
         await self.process.wait()
 
     async def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
-        """Ask the process to end, as a user or the system does."""
+        """Send the process a signal and wait for its end."""
         if self.process.returncode is None:
-            # asyncio's own `send_signal` would consume the exit status of a process that has just ended.
+            # asyncio's own `send_signal` may reap a process that has just ended, so that its exit status is lost.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.process.pid, number)
         return await self.ended()
 
 
 class Site:
-    """One test's hubs and nodes, with all their files below one directory."""
+    """The hubs and nodes of one test; all their files are below one directory."""
 
     def __init__(self, root: Path, stack: AsyncExitStack) -> None:
         self.root = root
@@ -181,7 +183,6 @@ class Site:
         return running
 
     async def command(self, module: str, *arguments: str | Path) -> tuple[int, str]:
-        """Run a command to its end; return its exit status and all its output."""
         return await (await self.start(module, *arguments)).ended()
 
     async def make_run(self, name: str = "run", *flags: str, **settings: dict[str, object]) -> Path:
@@ -196,15 +197,16 @@ class Site:
             "training": {"steps": 4, "groups_per_step": 8, "group_size": 4, "lora_rank": 4},
             "learner": {"threads": 1},
             "evaluation": {"problems": 16},
-            # Shared memory off: these nodes stand for nodes on other hosts.
+            # Without shared memory, nodes on this machine fetch versions over the network, like nodes on other hosts.
             "server": {"heartbeat_s": 1.0, "shared_memory": False},
-            "trust": {"verifier": "off"},  # Few tests need the verifier, and its process costs as much as a learner's.
+            # Few tests need the verifier (the process that re-computes rollouts), which costs as much as a second
+            # learner.
+            "trust": {"verifier": "off"},
         }
         self.change(run, {name: {**small.get(name, {}), **settings.get(name, {})} for name in small | settings})
         return run
 
     def change(self, run: Path, settings: Mapping[str, Mapping[str, object]]) -> None:
-        """Change settings of a run while no hub serves it, by section."""
         text = (run / "config.toml").read_text()
         for section, values in settings.items():
             for key, value in values.items():
@@ -227,9 +229,10 @@ class Site:
         env: Mapping[str, str] = os.environ,
         module: str = "echo_node.main",
     ) -> Running:
-        """Start `echo-node join`; a second start with the same name uses the same data directory. llama.cpp is the
-        default engine because loading PyTorch takes longer than most tests. Tests that compare a node's tokens with the
-        hub's own sampling need PyTorch.
+        """Start `echo-node join`; a second start with the same name uses the same data directory.
+
+        llama.cpp is the default engine because it loads faster than PyTorch. Tests that expect a node's tokens to equal
+        the hub's own samples need PyTorch.
         """
         home = self.root / name
         where = (
@@ -256,9 +259,7 @@ def _set(text: str, section: str, key: str, value: object) -> str:
 
 
 async def _end_for_sure(process: asyncio.subprocess.Process) -> None:
-    """Kill a process and all its children at once. A test that needs an orderly end must ask the
-    process for it before.
-    """
+    """Kill a process and all its children at once."""
     if process.returncode is not None:
         return
     with contextlib.suppress(psutil.NoSuchProcess):  # The process has ended, but asyncio has not reported it yet.
@@ -332,8 +333,8 @@ def books() -> Callable[[Path], sqlite3.Connection]:
 
 @pytest.fixture
 def reached(books: Callable[[Path], sqlite3.Connection]) -> Callable[..., Any]:
-    """Return `await reached(run, 3)`, which waits until the store has 3 trained steps, or until `query` gives 3, and
-    returns the number. It reads the store because pages lag: a fast machine makes dozens of steps meanwhile.
+    """Return `await reached(run, 3)`, which waits until 3 steps are trained, or until `query` gives 3, and returns the
+    number. It reads the database, because the hub's pages lag behind a fast run by dozens of steps.
     """
 
     async def wait(run: Path, least: int, query: str = TRAINED_STEPS) -> int:
@@ -350,7 +351,6 @@ def reached(books: Callable[[Path], sqlite3.Connection]) -> Callable[..., Any]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
-    """Yield a disk of 24 MiB."""
     with mounted(tmp_path / "disk", 24 * 2**20) as disk:
         yield disk
 

@@ -1,5 +1,5 @@
-"""Commands in the documentation: found in its pages, split like by a shell, and checked by the
-programs' own parsers.
+"""Find the commands in the documentation's pages, split them like a shell, and check them by the programs' own
+parsers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Command:
 
 
 def blocks(page: Path) -> Iterator[list[Command]]:
-    """Yield the commands of each block that has any, in order."""
+    """Yield the commands of each code block, in order; blocks without commands are skipped."""
     text = page.read_text(encoding="utf-8")
     for language, body in _FENCED.findall(text):
         if language in ("sh", "console"):
@@ -50,7 +50,6 @@ def mentioned(page: Path) -> Iterator[Command]:
 
 
 def _typed(session: str) -> str:
-    """Return the typed lines of a session, without prompts and answers."""
     return "".join(f"{line[2:]}\n" for line in session.splitlines() if line.startswith("$ "))
 
 

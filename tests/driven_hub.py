@@ -1,4 +1,4 @@
-"""A hub that a test scripts message by message, protocol violations included; and a tiny random model for it."""
+"""A hub that a test scripts message by message, so that it can violate the protocol; and a tiny random model for it."""
 
 from __future__ import annotations
 
@@ -117,12 +117,10 @@ def write_adapter(directory: Path, seed: int) -> None:
 
 
 class DrivenHub(driven_hub.DrivenHub):
-    """A scripted hub that sends any message, invalid ones included."""
-
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         self.forges_signature = False
-        """True to put a signature into the Challenge that was not made with the hub's key."""
+        """True to sign the Challenge with a wrong key."""
         self.refusal: RefusedError | None = None
         """Refusal that every node gets in place of a Welcome."""
         self.welcome_changes: dict[str, Any] = {}
@@ -133,9 +131,11 @@ class DrivenHub(driven_hub.DrivenHub):
         """Bytes of endless files that were sent."""
         self.acknowledges = True
         self.books: dict[str, Receipt] = {}
-        """Receipts for nodes that ask by HTTP. Rollouts without an entry are reported as invalid."""
+        """Receipts that the hub returns to queries by HTTP. A queried rollout without an entry is reported as
+        invalid.
+        """
         self.books_answer: FromHub | None = None
-        """Answer to such requests in place of the receipts."""
+        """Answer to such queries in place of the receipts."""
         self.certificate = b""
         self.trackers_asked: list[str] = []
 
@@ -148,7 +148,6 @@ class DrivenHub(driven_hub.DrivenHub):
         ]
 
     async def publish_base(self, base: Path | None = None) -> None:
-        """Publish a base model, by default a tiny random one."""
         if base is None:
             base = self.carriers.parent / "tiny_base"
             if not base.exists():
@@ -166,7 +165,7 @@ class DrivenHub(driven_hub.DrivenHub):
             await self.send(PolicyPublished(policy_version=version, offer=self.offers[version]))
 
     def pieces(self, offer: ArtefactOffer, *, hand_on: bytes = b"") -> list[Piece]:
-        """Make the pieces of a push of this offer."""
+        """Return all pieces of the offered files, as the hub would push them to the node."""
         layout = read_torrent(offer.torrent)
         carrier = self.carriers / offer.web_seed_path.split("/")[2] / layout.name
         data = b"".join((carrier / path).read_bytes() for path, _ in layout.files)
@@ -181,19 +180,18 @@ class DrivenHub(driven_hub.DrivenHub):
         ]
 
     async def send_raw(self, message: FromHub, **changes: Any) -> None:
-        """Send the message with other values, unchecked."""
+        """Send the message with some values replaced and not validated."""
         assert self.session is not None
         await self.send_bytes(msgpack.packb({**msgpack.unpackb(self.session.send(message)), **changes}))
 
     def write_raw(self, data: bytes) -> None:
-        """Write bytes to the connection, without a websocket frame."""
+        """Write bytes to the TCP connection, outside any websocket frame."""
         assert self._socket is not None and self._socket._req is not None
         transport = self._socket._req.transport
         assert transport is not None
         transport.write(data)
 
     async def refuse(self, code: str, what: str) -> None:
-        """End the open session with a refusal."""
         assert self._socket is not None and self.session is not None
         await self._socket.send_bytes(self.session.refuse(code, what))
 

@@ -1,4 +1,4 @@
-"""Runs Python as a user without name and home, like a container that is started with a mere user number."""
+"""Run Python as a user without name and home directory, like a container that is started with only a user id."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INSIDE = ("unshare", "--user", f"--map-user={USER}")
 
 
 def run_homeless(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run `python ARGUMENTS`. The test is skipped if the system does not allow the namespace that this needs."""
+    """Run `python ARGUMENTS` in a user namespace; skip the test if this system allows none."""
     unnamed = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     if (
         shutil.which(INSIDE[0]) is None

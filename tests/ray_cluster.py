@@ -1,5 +1,3 @@
-"""A Ray cluster of two raylets on this machine."""
-
 from __future__ import annotations
 
 import asyncio
@@ -19,16 +17,16 @@ ENVIRONMENT = {
     "RAY_worker_register_timeout_seconds": "120",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-"""Allows for slow starts on a busy machine; sends no usage reports."""
+"""Ray's timeouts for a busy machine; usage reports are off."""
 WITHIN_S: Final = 120.0
 STARTS: Final = 3
-"""Attempts to start a raylet: its agents must start within fifteen seconds, which is too short on a busy machine."""
+"""Attempts to start a raylet: Ray allows its agents fifteen seconds, which a busy machine may exceed."""
 AGENTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
-"""A raylet waits fifteen seconds for agents whose ports it does not know, so all ports are given."""
+"""A raylet waits up to fifteen seconds for each agent whose port it must find out, so all ports are given."""
 
 
 class RayCluster:
-    """The first raylet, the head, is never killed. Every other one has the custom resource `other`."""
+    """The first raylet, the head, is never killed. The other one has the custom resource `other`."""
 
     def __init__(self, cluster: Any) -> None:
         self._cluster = cluster
@@ -46,12 +44,12 @@ class RayCluster:
         return added
 
     def kill_other(self) -> None:
-        """Kill the second raylet by SIGKILL, and start a new one."""
+        """Kill the second raylet by SIGKILL, and start another one."""
         self._cluster.remove_node(self.other, allow_graceful=False)
         self.other = self._add()
 
     def settle(self) -> None:
-        """Wait until the head knows of all lost raylets, because it would start actors on them until then."""
+        """Wait until the head has noticed all lost raylets; until then it may start actors on them."""
         self._cluster.wait_for_nodes(WITHIN_S)
 
     def actors(self) -> list[psutil.Process]:
@@ -61,7 +59,6 @@ class RayCluster:
 
 
 def _raylet(node: Any) -> int:
-    """Return the process id of the node's raylet."""
     (raylet,) = node.all_processes["raylet"]
     return int(raylet.process.pid)
 
@@ -87,7 +84,6 @@ def _title(process: psutil.Process) -> str:
 
 @contextmanager
 def ray_cluster() -> Iterator[RayCluster]:
-    """Yield a cluster of two raylets."""
     cluster_utils = pytest.importorskip("ray.cluster_utils", reason="the extra `ray` is not installed")
     before = {name: os.environ.get(name) for name in ENVIRONMENT}
     os.environ |= ENVIRONMENT
@@ -99,7 +95,7 @@ def ray_cluster() -> Iterator[RayCluster]:
                 cluster.add_node(include_dashboard=False, **_machine())
                 found = RayCluster(cluster)
                 break
-            except Exception:  # Each of its many processes may fail in a way of its own.
+            except Exception:  # Ray's processes fail in many ways; any failure means another attempt.
                 cluster.shutdown()
                 if not left:
                     raise

@@ -1,4 +1,4 @@
-"""`benchmarks.harness.small_disk` for tests, which are skipped if this machine cannot mount a file system."""
+"""Disks of limited size for tests. A test is skipped if this machine cannot mount a file system."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ needs_mounts = pytest.mark.skipif(bool(LACKING), reason=LACKING)
 
 @contextmanager
 def mounted(directory: Path, size_bytes: int) -> Iterator[SmallDisk]:
-    """Mount a disk of this size at `directory`. A test without the mark `needs_mounts` is skipped if that is
-    impossible.
-    """
+    """Mount a disk of this size at `directory`; skip the test if this machine does not allow that."""
     if LACKING:
         pytest.skip(LACKING)
     with ExitStack() as stack:

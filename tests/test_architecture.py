@@ -1,5 +1,5 @@
-"""The layers of the code: allowed imports between rooms (groups of modules), modules without I/O, and a module for
-every test file.
+"""The layers of the code: allowed imports between rooms (a room is a group of modules), modules without I/O, and a
+module for every test file.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ ROOMS = (
     "echo_hub.training.own_sampler",
     "echo_node.config",
 )
-"""Folders and modules that are rooms of their own. Otherwise a room is a folder directly below a package, with its
-subfolders, or all modules directly in a package.
+"""Rooms that differ from the default. By default, a room is a folder directly below a package with its subfolders, or
+all modules directly in a package.
 """
 WIRING = ("echo_hub", "echo_hub.commands", "echo_hub.serving", "echo_node", "echo_node.commands")
-"""Rooms that connect the others: they may import any room of their side, and no room may import them."""
+"""Rooms that connect the others: each may import every room of its package, but no room may import it."""
 ARROWS: dict[str, set[str]] = {
     "echo_hub.actions": set(),
     "echo_hub.config": {"echo_hub.tasks"},
@@ -254,9 +254,9 @@ ARROWS: dict[str, set[str]] = {
         "echo_shared.wire",
     },
 }
-"""For each room, the rooms of its package that it may import. Both sides may import all of echo_shared."""
+"""For each room, the rooms of its package that it may import. echo_shared is open to every room."""
 MOST_CALLABLES = 97
-"""Largest number of function parameters that are annotated as Callable, or as an alias of it; clocks and random sources
+"""Limit on the number of function parameters annotated as Callable or as an alias of it. Clocks and random sources
 count.
 """
 HEAVY = ("torch", "transformers", "peft", "accelerate")
@@ -290,11 +290,11 @@ PURE = (
 )
 """Modules without I/O, clock or randomness, also in all that they import."""
 TORCH_ALLOWED = (
-    "echo_hub.evaluation.worker",  # A process of its own, which samples with the learner's policy.
-    "echo_hub.judges.worker",  # A process of its own, for a reward model.
+    "echo_hub.evaluation.worker",  # A separate process that samples with the learner's policy.
+    "echo_hub.judges.worker",  # A separate process for a reward model.
     "echo_hub.learner",
-    "echo_hub.verify.worker",  # A process of its own, which computes with the learner's policy.
-    "echo_hub.verify.measuring",  # Part of that process, as is the next one.
+    "echo_hub.verify.worker",  # A separate process that computes with the learner's policy.
+    "echo_hub.verify.measuring",  # Part of the process of `echo_hub.verify.worker`, as is the next module.
     "echo_hub.verify.emulation",
     "echo_node.backends.torch_",
     "echo_node.backends.vllm_",
@@ -348,7 +348,7 @@ def test_the_sides_do_not_know_each_other(package: str, strangers: tuple[str, ..
 
 
 def ours(module: str) -> frozenset[str]:
-    """Return Echo's modules that `module` imports, also inside functions, and their packages."""
+    """Return the modules of Echo that `module` imports, also inside functions, with the packages that contain them."""
     found = set()
     for name in imports(module):
         name = name if name in MODULES else name.rpartition(".")[0]
@@ -437,8 +437,8 @@ def test_starting_a_program_loads_no_engine(module: str, absent: tuple[str, ...]
 
 @pytest.mark.parametrize("folder", ["serving", "driving", "intake", "training", "distribution", "oversight"])
 def test_no_lambda_of_the_services_reads_an_attribute_later(folder: str) -> None:
-    """Hub parts get the parts that they call, so that calls can be followed. A lambda that reads an attribute of `self`
-    later would hide which part it calls.
+    """A lambda that reads an attribute of `self` when it is called hides which part is called: parts are passed as
+    objects.
     """
     found = []
     for module in modules_of(f"echo_hub.{folder}"):
@@ -450,12 +450,11 @@ def test_no_lambda_of_the_services_reads_an_attribute_later(folder: str) -> None
 
 
 def test_callables_are_parameters_of_few_functions() -> None:
-    """Calls to a part passed as an object can be followed to their code; calls to a Callable cannot."""
+    """A method call on a parameter can be followed to its code; a call of a Callable cannot."""
     assert sum(map(num_callables, MODULES)) <= MOST_CALLABLES
 
 
 def num_callables(module: str) -> int:
-    """Return how many parameters in this module are annotated as Callable, or as an alias of it."""
     tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
     names = {"Callable"}
     for node in tree.body:
@@ -471,10 +470,10 @@ def mentions(tree: ast.AST, names: set[str]) -> bool:
 
 
 def test_every_test_has_its_module() -> None:
-    """tests/<package>/<path>/test_<module>.py tests <package>.<path>.<module>; other folders mirror the root's.
+    """tests/<package>/<path>/test_<module>.py tests <package>.<path>.<module>; other folders mirror those of the root.
 
-    A module's further test files are named test_<module>_<aspect>.py. Tests without a module (this file, whole-system
-    tests) are in tests/ itself or in tests/end_to_end/.
+    Further test files of a module are named test_<module>_<aspect>.py. Tests without a module are in tests/ or in
+    tests/end_to_end/.
     """
     orphans = []
     for path in sorted((ROOT / "tests").rglob("test_*.py")):

@@ -1,4 +1,4 @@
-"""What the Containerfile copies exists, and its commands work. No image is built here."""
+"""Every file that the Containerfile copies exists, and its commands work. No image is built."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ APPS = {"echo-hub": echo_hub.main.app, "echo-node": echo_node.main.app}
 
 
 def stages() -> dict[str, list[tuple[str, str]]]:
-    """Return each stage's instructions with their arguments; FROM has the stage before it."""
+    """Return each stage's instructions with their arguments; the argument of FROM is the stage before it."""
     text = re.sub(r"^#.*\n", "", FILE.read_text(encoding="utf-8"), flags=re.MULTILINE).replace("\\\n", " ")
     found: dict[str, list[tuple[str, str]]] = {}
     for line in filter(None, map(str.strip, text.splitlines())):

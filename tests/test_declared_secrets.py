@@ -1,4 +1,4 @@
-"""Every setting that holds a secret must be declared as one, and no program may show it."""
+"""Every setting with a secret is declared as such, and no program shows its value."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SAID: Final = (
 
 
 def fields(model: type[BaseModel], seen: set[type]) -> Iterator[tuple[str, str, FieldInfo]]:
-    """Yield the fields of a model, and of all models within it."""
+    """Yield all fields of a model, nested models included."""
     if model in seen:
         return
     seen.add(model)

@@ -17,7 +17,7 @@ TOP = {path.name for path in ROOT.iterdir() if path.is_dir()} - {"build", "dist"
 
 
 def paths(text: str) -> set[str]:
-    """Return quoted texts that begin with a folder of this repository."""
+    """Return quoted paths that begin with a folder of this repository."""
     quoted = re.findall(r"`([\w./-]+/[\w./-]*)`", text)
     return {name for name in quoted if name.split("/")[0] in TOP}
 

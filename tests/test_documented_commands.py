@@ -58,7 +58,6 @@ def test_every_command_of_a_page_can_be_given(page: Path) -> None:
 
 
 def test_commands_are_found_in_all_forms() -> None:
-    """Blocks, sessions with prompts, pipelines and running text; with variables, sudo or containers."""
     shown = [command for page in PAGES for block in blocks(page) for command in block]
     assert len(shown) > 90
     assert {command.program for command in shown} >= {"echo-hub", "echo-node", "make", "pytest"}

@@ -1,7 +1,7 @@
-"""Every command in a block of the documentation is run, either here, block by block and in order, or by another test.
+"""Every command in a code block of the documentation is run: here, block by block and in order, or by another test.
 
-Here, a hub's commands work on runs with handwritten records, and a node's in an empty home without a hub. `ELSEWHERE`
-names the tests of commands that need a server, a node, a download or a wait.
+Here, a hub's commands work on runs with handwritten records, a node's in an empty home without a hub. `ELSEWHERE` names
+the tests of commands that need a server, a node, a download or a wait.
 """
 
 from __future__ import annotations
@@ -48,12 +48,10 @@ ELSEWHERE = {
     r"echo-node team ": "tests/echo_node/commands/test_team.py",
     r"echo-node receipts\b": "tests/echo_node/commands/test_receipts.py",
 }
-"""For each command that is not run here, because it needs a server, a node, a download or a wait: the test that runs
-it.
-"""
+"""By pattern of the command: the test that runs it, if it is not run here."""
 PASSWORD = "correct horse battery"
 PLACEHOLDERS = {"NODE...": "fast0", "/var/lib/echo-hub/run": "run"}
-"""Words of the documentation, and what replaces them; all files that are written stay in the test's own folder."""
+"""Words of the documentation, and what replaces them, so that all written files stay in the test's own folder."""
 SHOWN = [
     pytest.param(block, id=f"{page.relative_to(ROOT)}-{number}")
     for page in PAGES
@@ -63,7 +61,6 @@ SHOWN = [
 
 
 def elsewhere(command: Command) -> str | None:
-    """Return the test that runs the command, or None if it is run here."""
     return next((test for shown, test in ELSEWHERE.items() if re.match(shown, str(command))), None)
 
 
@@ -105,12 +102,12 @@ def test_the_commands_of_each_block_work(block: list[Command], workplace: Path) 
 
 
 def run(command: Command, place: Path) -> tuple[int, str, str]:
-    """Return status, standard output and standard error."""
+    """Return status, standard output and standard error of the command."""
     arguments = [PLACEHOLDERS.get(word, word) for word in command.arguments]
     if arguments[0] == "act" and len(arguments) > 2:
         arguments += ["--wait", "0"]  # There is no hub to wait for.
     assert not any(Path(word).is_absolute() for word in arguments)
-    # The target, RUN of `init RUN` or `restore FILE RUN`, may exist from an earlier command.
+    # RUN of `init RUN` or `restore FILE RUN` must not exist, but an earlier command may have made it.
     if arguments[0] in ("init", "restore"):
         shutil.rmtree(arguments[1 if arguments[0] == "init" else 2], ignore_errors=True)
     if command.environment or command.program == "pytest":

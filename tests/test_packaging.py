@@ -36,7 +36,9 @@ def declared(*extras: str) -> set[str]:
 
 
 def third_party(directory: str) -> dict[str, list[str]]:
-    """Return the top-level names that the files below `directory` import, each with these files."""
+    """Return the top-level modules of other projects that files below `directory` import, each with the importing
+    files.
+    """
     found: dict[str, list[str]] = {}
     for path in sorted((ROOT / directory).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -1,4 +1,4 @@
-"""Endless websocket frames of each kind that the protocol has, sent on raw sockets."""
+"""Endless websocket frames of each kind in the protocol, sent on raw sockets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FLOOD_S: Final = 10.0
 BLOCK_BYTES: Final = 256 * 1024
 _READ_BYTES: Final = 2**20
 _MASK: Final = bytes(4)
-"""Mask of a client's frames: zeros leave the payload as it is."""
+"""Mask of a client's frames: a mask of zeros leaves the payload unchanged."""
 
 
 def frame(first: int, payload: bytes = b"") -> bytes:
@@ -41,11 +41,11 @@ KINDS: Final[Mapping[str, tuple[bytes, bytes]]] = {
     "kinds that do not exist": (b"", frame(0x83)),
     "large control frames": (b"", b"\x89\xfe\x10\x00" + _MASK + bytes(4096)),
 }
-"""By name: bytes to send once, then bytes to send again and again."""
+"""By name of the flood: bytes to send once, then bytes to repeat."""
 
 
 def flood(end: socket.socket, kind: str, *, reads: bool = True, within_s: float = FLOOD_S) -> bool:
-    """Send frames of this kind as fast as possible; return True if the other end closes the connection. `reads`: read
+    """Send frames of this kind as fast as possible; return True if the other side closes the connection. `reads`: read
     its answers meanwhile.
     """
     first, again = KINDS[kind]
@@ -70,7 +70,7 @@ def flood(end: socket.socket, kind: str, *, reads: bool = True, within_s: float 
 
 
 def raw(connection: Connection) -> socket.socket:
-    """Take an open connection's socket from its library. The caller must close it."""
+    """Take the socket of an open connection from its library. The caller must close it."""
     transport = connection.transport
     transport.pause_reading()
     end: socket.socket = transport.get_extra_info("socket")

@@ -1,7 +1,8 @@
 """Comparison of all sampling engines: speed and its ceiling, agreement, adapter swaps, shared prompts, RPC.
 
 Each engine runs in a process of its own. For each width the engines take turns within seconds of each other, because
-the machine may be slower a minute later. Tokens are completion tokens; times include the prefill of prompts.
+the machine may be slower a minute later. Tokens are completion tokens; times include the prefill of prompts. The
+ceiling of a speed is that of llama.cpp's bare calls, or of `model.generate` for torch.
 """
 
 from __future__ import annotations

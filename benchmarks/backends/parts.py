@@ -33,12 +33,12 @@ _Pair = tuple[GroupRequest, FinishedRollout]
 
 
 class Reference:
-    """The base, or the base with an adapter, in float32."""
+    """The reference: transformers and PEFT in float32, with or without an adapter."""
 
     def __init__(self, base: Path, adapter: Path | None) -> None:
         model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
         if adapter is not None:
-            # PEFT takes seconds to load. Engines' processes load this module without a comparison.
+            # PEFT takes seconds to load, and engines' processes load this module without needing it.
             from peft import PeftModel
 
             with warnings.catch_warnings():
@@ -49,7 +49,8 @@ class Reference:
 
     def compare(self, groups: list[GroupRequest], rollouts: list[FinishedRollout]) -> tuple[float, float]:
         """Return the share of rollouts whose tokens all equal the reference's, and the largest difference of a token's
-        log-probability in nats."""
+        log-probability, in nats.
+        """
         by_lease = {group.lease_id: group for group in groups}
         pairs = [(by_lease[rollout.lease_id], rollout) for rollout in rollouts]
         pairs.sort(key=_fed_tokens)
@@ -65,8 +66,8 @@ class Reference:
 
     @torch.inference_mode()
     def _logits(self, batch: list[_Pair]) -> NDArray[np.float32]:
-        """Return the logits [rollouts, tokens, vocabulary] of prompts and completions whose total length is the same
-        for all.
+        """Return the logits [rollouts, tokens, vocabulary] of prompts with completions. Their total length must be the
+        same for all.
         """
         ids = np.stack([np.concatenate([group.prompt_ids, rollout.completion_ids[:-1]]) for group, rollout in batch])
         logits: NDArray[np.float32] = self._model(torch.from_numpy(ids.astype(np.int64))).logits.numpy()
@@ -81,7 +82,9 @@ def _fed_tokens(pair: _Pair) -> int:
 def _redraw(
     logits_TV: NDArray[np.float32], group: GroupRequest, rollout: FinishedRollout
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Draw the reference's token after each prefix, and compute its log-probabilities of the engine's tokens."""
+    """Return the token that the reference draws after each prefix, and its log-probability of each token of the
+    engine.
+    """
     count = len(rollout.completion_ids)
     logits = logits_TV[-count:]
     tokens, _ = draws.draw(logits, draws.uniforms(group.seed, rollout.index, count), group.temperature)
@@ -139,7 +142,7 @@ def plan() -> list[Planned]:
 
 
 class Bench:
-    """Directory, models and seed that all parts use. `mid` makes the mid-size model when it is first used."""
+    """Directory, models and seed for all parts. `mid` makes the mid-size model at its first use."""
 
     def __init__(self, scratch: Path, mid: Any, progress: Progress, seed: int) -> None:
         self.scratch = scratch
@@ -165,7 +168,7 @@ class Bench:
 
 
 def agreement(bench: Bench) -> Rows:
-    """Compare engines on the trained model, with and without an adapter."""
+    """Compare engines with the reference on the trained model, with and without an adapter."""
     rows: Rows = []
     wanted = {name: engine for name, engine in AGREEMENT.items() if bench.progress.wants(name)}
     if not wanted:
@@ -191,7 +194,7 @@ def agreement(bench: Bench) -> Rows:
 
 
 def swaps(bench: Bench) -> Rows:
-    """Swap two adapters in turns, and sample a group with each."""
+    """Alternate between two adapters, and sample a group with each."""
     rows: Rows = []
     for name, (model, backend) in SWAPPED.items():
         if bench.progress.wants(name):
@@ -207,7 +210,7 @@ def swaps(bench: Bench) -> Rows:
 
 
 def prefix_sharing(bench: Bench) -> Rows:
-    """Compare one group of 16 on a long prompt with 16 single rollouts on 16 prompts of that length."""
+    """Compare one group of 16 rollouts on a long prompt with 16 single rollouts on 16 prompts of that length."""
     if not bench.progress.wants(SHARED):
         return []
     tokens, seed = SHARED_TOKENS, bench.seed
@@ -224,7 +227,9 @@ def prefix_sharing(bench: Bench) -> Rows:
 
 
 def split(bench: Bench) -> Rows:
-    """Compare one model in two processes, with half of the layers each, with one process; one thread in each."""
+    """Compare one model in two processes, which have half of the layers and one thread each, with the model in one
+    process of one thread.
+    """
     if not bench.progress.wants(SPLIT):
         return []
     groups = texts([SPLIT_TOKENS], bench.seed + 3, vocabulary=VOCABULARY)
@@ -264,7 +269,6 @@ def busy(bench: Bench) -> Rows:
 
 
 def headline(rows: Rows) -> dict[str, Any]:
-    """Return the headline figures; None for parts that were not measured."""
 
     def of(part: str) -> Rows:
         return [row for row in rows if row["part"] == part]
@@ -286,7 +290,6 @@ def _drawn(run: Run) -> dict[tuple[int, int], list[int]]:
 
 @contextmanager
 def _lending(directory: Path) -> Iterator[str]:
-    """Run `echo-node lend` in a process of its own; yield the argument of `--with`."""
     options = ["--host", "127.0.0.1", "--port", "0", "--threads", "1", "--data-dir", str(directory)]
     command = [sys.executable, "-u", "-m", "echo_node.main", "lend", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

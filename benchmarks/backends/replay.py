@@ -1,4 +1,6 @@
-"""The ceiling of llama.cpp: the engine's calls, repeated without sampling and without Python between them."""
+"""The ceiling of llama.cpp's speed: the engine's calls into llama.cpp, repeated without sampling and without Python
+between them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ NOTED: Final = ("llama_decode", "llama_memory_seq_cp", "llama_memory_seq_rm", "l
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """A llama.cpp batch with its own memory. The engine's batch points into buffers that change."""
+    """A llama.cpp batch with its own memory: the engine's batch points into buffers that change."""
 
     native: llama_cpp.llama_batch
     kept: tuple[NDArray[Any], ...]
@@ -50,15 +52,12 @@ class _Batch:
 
 
 class Recording:
-    """Calls into llama.cpp that one pass over some groups made, in order."""
-
     def __init__(self) -> None:
         self._calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
         self._batches: list[_Batch] = []
 
     @classmethod
     def of(cls, work: Callable[[], object]) -> Self:
-        """Run `work`, and record its calls into llama.cpp."""
         recording = cls()
         with ExitStack() as stack:
             for name in NOTED:

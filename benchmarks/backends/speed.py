@@ -1,4 +1,4 @@
-"""Completion tokens a second, by engine, precision and width, compared with each engine's ceiling."""
+"""Completion tokens per second, by engine, precision and width, compared with the engine's ceiling."""
 
 from __future__ import annotations
 
@@ -24,14 +24,12 @@ from echo_shared.sampling.interface import GroupRequest
 
 WIDTHS: Final = (1, 8, 32, 64)
 TURNS_S: Final = 180.0
-"""Seconds after which a width gets no further repetition."""
+"""Seconds of measurement after which a width gets no further repetition."""
 TINY_GROUPS: Final = 96
 MID_LENGTHS: Final = (4, 12)
-"""Tokens of the shortest and the longest completion. They differ, so that the rollouts of a batch end at different
-times.
-"""
+"""Tokens of the shortest and the longest completion. The rollouts of a batch end at different times, as in a run."""
 BESIDE_TORCH: Final = ("f32", "bf16")
-"""Precisions of torch that are measured next to `model.generate`."""
+"""Precisions of torch that are compared with `model.generate`."""
 
 Rows = list[dict[str, Any]]
 
@@ -48,13 +46,13 @@ def of_mid(width: int, seed: int) -> list[GroupRequest]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """A model, and the engines whose speed is measured on it."""
+    """A model, and the engines whose speed is measured with it."""
 
     name: str
     engines: tuple[tuple[str, str], ...]
     workload: Callable[[int, int], list[GroupRequest]]
     repetitions: Mapping[int, int]
-    """Number of repetitions by width: more at widths that a headline figure needs."""
+    """Number of repetitions by width. Widths of a headline figure have more."""
     seconds: Mapping[int, float]
 
     def case(self, engine: tuple[str, str], width: int) -> str:
@@ -124,12 +122,14 @@ def _take_turns(
     most: int,
     progress: Progress,
 ) -> dict[tuple[str, str], dict[str, Any]]:
-    """Sample the groups with each engine in turn, repeatedly. Each run of an engine follows a run of the engine's
-    ceiling: the bare calls of llama.cpp, or `model.generate`. `over_ceiling` is the median ratio of the two speeds.
+    """Sample the groups with each engine in turn, repeatedly.
+
+    Each run of an engine follows a run of its ceiling: the bare calls into llama.cpp, or `model.generate` for torch.
+    `over_ceiling` is the median ratio of the two speeds.
     """
     speeds: dict[tuple[str, str], list[float]] = {engine: [] for engine in processes}
     ratios: dict[tuple[str, str], list[float]] = {engine: [] for engine in processes}
-    for (backend, _), process in processes.items():  # Recording warms the engine up, too.
+    for (backend, _), process in processes.items():  # Recording also warms the engine up.
         process.record(groups) if backend == "llama_cpp" else process.sample(groups[:1])
     for _ in progress.repetitions(most, within_s=TURNS_S):
         for engine, process in processes.items():
@@ -156,14 +156,16 @@ _DTYPES: Final = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 
 class Generate:
-    """`model.generate`, which users of transformers know: the baseline of the torch engine."""
+    """transformers' `model.generate`, with which the torch engine is compared."""
 
     def __init__(self, base: Path, precision: str) -> None:
         torch.set_num_threads(hardware.sensible_threads())
         self._model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=_DTYPES[precision]).eval()
 
     def sample(self, groups: list[GroupRequest], width: int) -> float:
-        """Sample all rollouts, `width` at a time. Return tokens per second, without tokens after a rollout's end."""
+        """Sample all rollouts, `width` at a time. Return tokens per second, not counting tokens after a rollout's
+        end.
+        """
         rows = [group for group in groups for _ in group.indices]
         torch.manual_seed(groups[0].seed % 2**31)
         began = time.perf_counter()
@@ -171,7 +173,9 @@ class Generate:
         return tokens / (time.perf_counter() - began)
 
     def generate(self, rows: list[GroupRequest]) -> int:
-        """Generate one batch, padded on the left, until its longest rollout ends. Return the number of tokens."""
+        """Generate one batch, padded on the left, until its longest rollout ends. Return the number of tokens that
+        count.
+        """
         longest = max(len(row.prompt_ids) for row in rows)
         ids, mask = np.zeros((2, len(rows), longest), np.int64)
         for number, row in enumerate(rows):
@@ -194,14 +198,13 @@ class Generate:
 
 
 def _useful(completion: NDArray[np.int64], row: GroupRequest) -> int:
-    """Return the number of tokens up to the end of a rollout; padding after it does not count."""
+    """Return the number of tokens up to the rollout's end; padding after it does not count."""
     stops = np.flatnonzero(np.isin(completion, row.stop_ids))
     end = int(stops[0]) + 1 if len(stops) else len(completion)
     return min(end, row.max_tokens)
 
 
 def headline(rows: Rows) -> dict[str, float | None]:
-    """Return the headline figures; None for those that were not measured."""
     cells = {(row["model"], row["backend"], row["precision"], row["width"]): row for row in rows}
 
     def over_ceiling(model: str, backend: str, precision: str) -> float | None:

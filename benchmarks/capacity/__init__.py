@@ -25,8 +25,9 @@ def plan() -> list[Planned]:
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
-    """`demo_utilisation`: utilisation of the demo's learner, counting only time with a ready batch;
-    `demo_utilisation_of_all`: the same of all time (`benchmarks.demo`)."""
+    """`demo_utilisation`: share of the time with a ready batch in which the demo's learner trains.
+    `demo_utilisation_of_all`: the same share of all time. Both come from `benchmarks.demo`.
+    """
     from benchmarks import demo
     from benchmarks.capacity import migration, overlap
 

@@ -27,7 +27,7 @@ from echo_shared.sampling.interface import FinishedRollout, GroupRequest, Prefix
 COMPLETIONS: Final = 500
 WIDTH: Final = 64
 GROUPS: Final = 160
-"""Number of groups, of four rollouts each. Completions of one token, which the trained model sometimes draws, cannot be
+"""Number of groups of four rollouts. The trained model sometimes draws completions of one token, which cannot be
 cut.
 """
 RANDOM_TOKENS: Final = 64
@@ -38,7 +38,7 @@ WAYS: Final = (("llama_cpp", "torch"), ("torch", "llama_cpp"), ("mlx", "llama_cp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """Undisturbed completions, and requests that continue cut copies of these completions."""
+    """Undisturbed completions, and requests that continue cut copies of them."""
 
     requests: list[GroupRequest]
     whole: dict[tuple[int, int], FinishedRollout]
@@ -52,7 +52,7 @@ class Cut:
         return sum(len(prefix.ids) for request in self.requests for prefix in request.prefixes)
 
     def identical(self, rollouts: Sequence[FinishedRollout]) -> float:
-        """Return the share of the undisturbed completions that `rollouts` contain, token for token."""
+        """Return the share of undisturbed completions that `rollouts` contain token for token."""
         found = {(rollout.lease_id, rollout.index): rollout.completion_ids.tolist() for rollout in rollouts}
         same: list[bool] = [found.get(name) == rollout.completion_ids.tolist() for name, rollout in self.whole.items()]
         return sum(same) / len(same)
@@ -61,7 +61,7 @@ class Cut:
 def cut(
     groups: Sequence[GroupRequest], rollouts: Sequence[FinishedRollout], *, completions: int, rng: np.random.Generator
 ) -> Cut:
-    """Cut the first `completions` rollouts with two or more tokens at a random place."""
+    """Cut the first `completions` rollouts of two or more tokens, each at a random place."""
     by_name = {(rollout.lease_id, rollout.index): rollout for rollout in rollouts}
     whole: dict[tuple[int, int], FinishedRollout] = {}
     requests = []

@@ -1,10 +1,11 @@
-"""Real runs on both sides of the boundary: is the learner as busy as the capacity model predicts?
+"""Real runs with pools of nodes around the needed size: is the learner as busy as the capacity model predicts?
 
 Hub and nodes are processes on separate hosts: network namespaces with shaped links. Learner and engines are real, but
-tokens and steps take a known time (`paced_node`, `paced_learner`). The number of slots follows from these times, so
-that the pool's throughput is about `over` times what the model says is needed. `pool_over_needed` is the real ratio, by
-the run's own database, which also gives the prediction (`echo_hub.views.pace`). Over the uplink of `SLOW`, a version
-takes longer than a step."""
+tokens and steps take a known time (`paced_node`, `paced_learner`). The number of slots (rollouts in the nodes' batches)
+follows from these times, so that the pool's throughput is about `over` times what the learner needs by the model.
+`pool_over_needed` is the real ratio by the run's database, which also gives the prediction (`echo_hub.views.pace`).
+Over the uplink of `SLOW`, a version takes longer than a step.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +36,11 @@ from echo_hub.views.pace import RunPace, newest_steps, read_pace
 from echo_shared.records.run import StepRecord
 
 WARM_UP: Final = 4
-"""Steps at the start that are left out of the figures: in them nodes earn trust, and the hub learns their speed."""
+"""Steps at the start that the figures omit: in them, nodes earn trust and the hub learns their speed."""
 STEPS: Final = 13
-"""Steps of a run, including those of WARM_UP."""
+"""Steps of a run, WARM_UP included."""
 STEP_WITHIN_S: Final = 25.0
-"""Mean seconds of a step beyond which the run counts as stalled."""
+"""Mean seconds per step above which the run counts as stalled."""
 NODES: Final = 2
 LEAST_TOKEN_S: Final = 0.1
 LEAST_STEP_S: Final = 2.0
@@ -53,20 +54,20 @@ SETTINGS: Final[Settings] = {
     "training": {"steps": 1000, "groups_per_step": 16, "group_size": 8, "lora_rank": 32, "learning_rate": 5e-5},
     "learner": {"threads": 1, "checkpoint_every": 50},
     "evaluation": {"problems": 1},
-    "dissemination": {"way": "inline", "delta_reach": 0},  # No deltas, so that every version has the same size.
+    "dissemination": {"way": "inline", "delta_reach": 0},  # Without deltas, every version has the same size.
 }
 ASSUMED: Final = Workload(mode="async", rollouts_per_step=128, train_s=LEAST_STEP_S, hand_off_s=0.05, broadcast_s=0.9)
-"""Work of a step in the capacity model, with versions sent over the hub's uplink in `FAST`."""
+"""A step in the capacity model; versions are sent over the hub's uplink of `FAST`."""
 OF_SLOT: Final = NodeClass(name="slot", count=1, rollouts_per_s=2.5, latency_s=0.7)
-"""Throughput of a slot, one rollout in a node's batch, with this benchmark's time per token."""
+"""Throughput of a slot (one rollout in a node's batch) at this benchmark's time per token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One real run. A sequential run has as many slots as the asynchronous run with the same numbers."""
+    """One real run. A sequential run gets as many slots as the asynchronous run with the same values."""
 
     over: float
-    """Throughput of the pool, as a multiple of what the learner needs according to the capacity model."""
+    """Throughput of the pool, as a multiple of what the learner needs by the capacity model."""
     max_staleness: int
     publish_every: int = 1
     mode: Mode = "async"
@@ -80,7 +81,7 @@ class Case:
 
     @property
     def slots(self) -> int:
-        """Rollouts that both nodes draw at once."""
+        """Rollouts that both nodes sample at once."""
         workload = replace(
             ASSUMED,
             max_staleness=self.max_staleness,
@@ -92,7 +93,6 @@ class Case:
         return max(NODES, round(needed * self.over))
 
     def settings(self, seed: int) -> dict[str, dict[str, Any]]:
-        """Sections of the run's configuration."""
         own: dict[str, dict[str, Any]] = {
             "run": {"name": "capacity", "mode": self.mode, "seed": seed},
             "training": {"max_staleness": self.max_staleness, "publish_every": self.publish_every},
@@ -140,7 +140,7 @@ def measure(progress: Progress, *, seed: int) -> list[dict[str, Any]]:
 def run(
     settings: Settings, slots: int, links: LinkSet, directory: Path, *, num_steps: int = STEPS
 ) -> tuple[Sequence[StepRecord], RunPace]:
-    """Train this many steps. Return the steps and the pace, by the run's database. Raises RunFailed."""
+    """Train `num_steps` steps. Return the steps, and the run's pace by its database. Raises RunFailed."""
     run_directory = RunDirectory(directory / "run")
     with open_links(NODES, links) as net, ExitStack() as processes:
         config = load_config(None, {**settings, "server": {"host": net.address(HUB), "port": 0}})
@@ -198,8 +198,9 @@ def figures(case: Case, steps: Sequence[StepRecord], pace: RunPace) -> dict[str,
 
 
 def headline(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """`max_prediction_error` is over all runs; `..._when_enough` takes the minimum over asynchronous runs whose pool is
-    `ENOUGH`; each other figure is of one case or of two cases."""
+    """`max_prediction_error` is over all runs. `..._when_enough` is the minimum over the asynchronous runs with the
+    pool `ENOUGH`. Each other figure comes from one case or two.
+    """
     by_name = {row["case"]: row for row in rows}
     asynchronous, sequential = by_name.get(ASYNC.name), by_name.get(SEQUENTIAL.name)
     names = {case.name for case in CASES if case.over == ENOUGH and case.mode == "async"}

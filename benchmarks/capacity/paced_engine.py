@@ -19,11 +19,11 @@ from echo_node.backends.base import Engine, EngineEvent
 from echo_shared.sampling.interface import FinishedRollout, GroupRequest
 
 TOKEN_S: Final = "ECHO_BENCH_TOKEN_S"
-"""Environment variable: the least duration of an engine's step in seconds."""
+"""Environment variable: least seconds of a step of the engine."""
 
 
 class PacedEngine(WrappedEngine):
-    """An engine each of whose steps lasts at least `token_s` seconds."""
+    """An engine whose steps each last at least `token_s` seconds."""
 
     def __init__(self, engine: Engine, token_s: float) -> None:
         super().__init__(engine)

@@ -17,11 +17,11 @@ from echo_hub.learner import step
 from echo_shared.records.step_figures import TRAIN_S
 
 STEP_S: Final = "ECHO_BENCH_STEP_S"
-"""Environment variable: the least duration of a training step in seconds."""
+"""Environment variable: least seconds of a training step."""
 
 
 def paced_step(*arguments: Any, **named: Any) -> step.StepOutcome:
-    """Train as `echo_hub.learner.step.screened_step`, then sleep until the step has lasted `STEP_S`."""
+    """Train like `echo_hub.learner.step.screened_step`, then sleep until the step has lasted `STEP_S` seconds."""
     began = time.perf_counter()
     outcome = step.screened_step(*arguments, **named)
     time.sleep(max(0.0, began + float(os.environ[STEP_S]) - time.perf_counter()))

@@ -1,4 +1,4 @@
-"""A run with many failures: does it recover by itself, keep every acknowledged rollout, and learn as well?
+"""A run with many failures: does it recover by itself, keep acknowledged rollouts, and learn like an undisturbed one?
 
 Hub and nodes are real. A supervisor restarts ended processes like a service manager; nothing else helps the run. Round
 after round, failures of months happen in seconds (`blows`): processes are killed or hang, connections are cut or slow,
@@ -7,7 +7,8 @@ restarts, gateways and their broker are killed. The blows of a round come togeth
 has trained another step.
 
 Checks come from outside: the line between hub and nodes records what was acknowledged, and the rows of the database
-show what became of it (`books`)."""
+show what became of it (`books`).
+"""
 
 from __future__ import annotations
 
@@ -39,9 +40,7 @@ POSTGRESQL: Final = "postgresql"
 GATEWAYS: Final = "gateways"
 UNDISTURBED: Final = "undisturbed"
 SECONDS: Final[Mapping[str, float]] = {SQLITE: 390.0, POSTGRESQL: 90.0, GATEWAYS: 90.0}
-"""Seconds during which rounds of failures follow each other, by case. In the case GATEWAYS, gateways hold the nodes'
-connections, and the hub uses SQLite.
-"""
+"""Seconds of rounds by case. In the case GATEWAYS, gateways hold the nodes' connections, and the hub uses SQLite."""
 
 
 def plan() -> list[Planned]:
@@ -54,7 +53,7 @@ def plan() -> list[Planned]:
 
 
 def measure(seed: int, progress: Progress, *, hours: float | None = None) -> Measurement:
-    """Measure all wanted cases. `hours`: of rounds in all cases together."""
+    """Measure all wanted cases. `hours`: total time of the rounds of all cases."""
     factor = 1.0 if hours is None else hours * 3600 / sum(SECONDS.values())
     ends: dict[str, End] = {}
     rows: list[dict[str, Any]] = []
@@ -100,11 +99,12 @@ def measure(seed: int, progress: Progress, *, hours: float | None = None) -> Mea
 def headline(
     ends: Sequence[End], rows: Sequence[Mapping[str, Any]], calm: float | None, compared: End | None
 ) -> dict[str, Any]:
-    """`lost_after_ack`: rollouts that were acknowledged to a node and that the database lacks. `trained_twice`: members
-    of groups in the batches of two steps, or twice in one batch. `identity_holds`: leased = trained + evaluated +
-    dropped + in flight. `recovered`: share of rounds after which another step was trained. `hub_ended_unasked`:
-    hub restarts without a kill or short memory as cause. `reward_gap`: held-out accuracy of the undisturbed
-    run's version minus that of the disturbed run's same version."""
+    """`lost_after_ack`: acknowledged rollouts that the database lacks. `trained_twice`: rollouts in the batches of two
+    steps, or twice in one batch. `identity_holds`: leased = trained + evaluated + dropped + in flight. `recovered`:
+    share of rounds after which another step was trained. `hub_ended_unasked`: restarts of the hub that neither a kill
+    nor short memory explains. `reward_gap`: held-out accuracy of a version of the undisturbed run, minus that of the
+    disturbed run's version with the same number.
+    """
     gap = None
     if calm is not None and compared is not None and compared.evaluated is not None:
         gap = calm - compared.evaluated[1]
@@ -124,7 +124,7 @@ def headline(
 
 def _ended_unasked(row: Mapping[str, Any]) -> int:
     struck: list[str] = row["blows"].split(", ")
-    # When memory is short, the system may kill any process, so a restart of the hub has a cause.
+    # When memory is short, the system may kill any process, the hub included.
     if MEMORY_SHORT in struck:
         return 0
     starts: int = row["hub_starts"]
@@ -136,14 +136,14 @@ STARTS_WITHIN_S: Final = 120.0
 RECOVERS_WITHIN_S: Final = 90.0
 MOST_AT_ONCE: Final = 4
 APART_S: Final = 1.5
-"""Most seconds from one blow of a round to the next."""
+"""Maximum seconds between two blows of a round."""
 A_STEP_S: Final = 30.0
-"""Upper bound for the seconds of an undisturbed step."""
+"""Upper bound on the seconds of an undisturbed step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """Result of a run. `evaluated` is the newest evaluated version with its accuracy."""
+    """Result of a run. `evaluated` is the newest evaluated version, with its accuracy."""
 
     rounds: list[dict[str, Any]]
     kills: int
@@ -187,7 +187,7 @@ async def disturbed_run(
 
 
 async def _round(there: Scene, blows: Iterator[Kind], chance: random.Random) -> dict[str, Any]:
-    """Inflict a few blows, and measure the seconds from the last blow until another step is trained."""
+    """Inflict a few blows; measure the seconds from the last blow until another step is trained."""
     struck, kills, starts = [], 0, there.hub.num_starts
     for kind in islice(blows, chance.randint(1, MOST_AT_ONCE)):
         if await kind.strike(there, chance):
@@ -195,7 +195,8 @@ async def _round(there: Scene, blows: Iterator[Kind], chance: random.Random) -> 
             kills += kind.is_kill
         await asyncio.sleep(chance.uniform(0.0, APART_S))
     began = time.monotonic()
-    before = await there.reaches(0, within_s=RECOVERS_WITHIN_S)  # Waits until the database answers.
+    # Step 0 is always reached, so this waits only until the database answers.
+    before = await there.reaches(0, within_s=RECOVERS_WITHIN_S)
     after = None if before is None else await there.reaches(before + 1, within_s=RECOVERS_WITHIN_S)
     return {
         "blows": ", ".join(struck) or "none",

@@ -1,4 +1,4 @@
-"""Blows: failures inflicted on a run, and the choice of the blows of a round."""
+"""Blows (failures inflicted on a run), and the choice of blows for a round."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ SCORER: Final = "echo_hub.scoring.worker"
 HUB_KILLED: Final = "hub killed"
 MEMORY_SHORT: Final = "memory short"
 LASTS_S: Final = 3.0
-"""Seconds after which a blow ends by itself, such as a slow line or a suspended process."""
+"""Seconds until a blow such as a slow line or a suspended process is undone."""
 DELAY_S: Final = 0.3
 SHARE: Final = 0.3
 """Share of messages that the line sends twice, or swaps with the next message."""
 JUMPS_S: Final = (3_600.0, -1_800.0, 86_400.0, -86_400.0)
 LEAST_BYTES: Final = 2**14
-"""Bytes that stay free on a full disk."""
+"""Bytes left free on a full disk."""
 
 
 Strike = Callable[[Scene, random.Random], Awaitable[bool]]
@@ -37,8 +37,8 @@ Strike = Callable[[Scene, random.Random], Awaitable[bool]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A kind of blow. `strike` inflicts it, and returns True if there was anything to hit, such as a running process.
-    `weight` is how often the blow occurs in one deck. `lacks` says why this machine cannot have the blow.
+    """A kind of blow. `strike` inflicts it, and returns True if there was a target, such as a running process. `weight`
+    is its number in one deck. `lacks` says why this machine cannot have it.
     """
 
     name: str
@@ -63,7 +63,7 @@ def _later(scene: Scene, end: Callable[[], object]) -> None:
 
 
 def _kill_of_hub(module: str = "") -> Strike:
-    """Kill the hub, or its child process that runs this module."""
+    """Return a blow that kills the hub, or its child process that runs this module."""
 
     async def strike(scene: Scene, _: random.Random) -> bool:
         return scene.hub.kill(module)
@@ -95,7 +95,7 @@ def _hang(scene: Scene, process: psutil.Process | None) -> bool:
         return False
 
     def go_on() -> None:
-        with suppress(psutil.NoSuchProcess):  # The process may have been killed meanwhile.
+        with suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGCONT)
 
     try:
@@ -111,7 +111,7 @@ async def _cut(scene: Scene, _: random.Random) -> bool:
 
 
 def _disturb(attribute: str, value: float) -> Strike:
-    """Change a property of the line between nodes and hub for LASTS_S seconds."""
+    """Return a blow that changes a property of the line between nodes and hub for LASTS_S seconds."""
 
     async def strike(scene: Scene, _: random.Random) -> bool:
         setattr(scene.wire, attribute, value)
@@ -177,7 +177,7 @@ DATABASE_RESTARTED: Final = Kind(name="database restarted", strike=_restart_data
 
 @cache
 def kinds() -> tuple[Kind, ...]:
-    """List all kinds, including those that this machine cannot have."""
+    """List all kinds, also those that this machine cannot have."""
     return (
         Kind(name=HUB_KILLED, strike=_kill_of_hub(), weight=3, is_kill=True),
         Kind(name="learner killed", strike=_kill_of_hub(LEARNER), weight=3, is_kill=True),
@@ -199,7 +199,7 @@ def kinds() -> tuple[Kind, ...]:
 
 
 def decks(chance: random.Random, *, on_postgresql: bool = False, by_gateways: bool = False) -> Iterator[Kind]:
-    """Yield blows without end: each kind as often as its weight says, in random order, then all again."""
+    """Yield blows endlessly: a deck has each kind as often as its weight says; the decks are shuffled."""
     others = [*([DATABASE_RESTARTED] if on_postgresql else []), *(OF_GATEWAYS if by_gateways else [])]
     possible = [kind for kind in (*kinds(), *others) if not kind.lacks]
     while True:

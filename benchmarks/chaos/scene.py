@@ -1,4 +1,4 @@
-"""The disturbed run and its processes. Each process is started again when it ends; nothing else is done for them."""
+"""The disturbed run and its processes. An ended process is started again; the run gets no other help."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from echo_shared.wire.messages import ReceiptState
 
 ROOT: Final = Path("/sys/fs/cgroup")
 FREE: Final = 0.85
-"""Memory limit of a squeezed group, as a share of the memory that it uses."""
+"""Memory limit of a squeezed control group, as a share of the memory that it uses."""
 ROOM_BYTES: Final = 2**20
 MOST_ROOM_BYTES: Final = 2**29
 
 
 class MemoryGroup:
-    """A control group. Prefixed to another command, `command` runs that command inside the group."""
+    """A control group. `command`, put in front of another command, runs that command inside the group."""
 
     def __init__(self, place: Path) -> None:
         self._place = place
@@ -57,8 +57,9 @@ class MemoryGroup:
         return (sys.executable, "-c", f"{enter}; os.execvp(sys.argv[1], sys.argv[1:])")
 
     def squeeze(self) -> None:
-        """Set the limit below the current use, or slightly above it if the kernel cannot reclaim enough. The kernel
-        then ends a process that asks for more. Raises OSError."""
+        """Set the group's limit below its current use, or slightly above it if the kernel cannot reclaim enough. The
+        kernel then kills a process that asks for more. Raises OSError.
+        """
         share, room = FREE, 0
         while True:
             used = int(self._usage.read_text())
@@ -75,7 +76,7 @@ class MemoryGroup:
 
 
 def lacking_memory() -> str:
-    """Why this machine cannot have a control group; empty if it can."""
+    """Return why this machine cannot have a control group; "" if it can."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "only root on Linux makes control groups"
     try:
@@ -87,7 +88,7 @@ def lacking_memory() -> str:
 
 @contextmanager
 def memory_group() -> Iterator[MemoryGroup]:
-    """Make a group while the block runs. Its processes must end before the block does. Raises OSError."""
+    """Make a group for the block. Its processes must end within the block. Raises OSError."""
     base = ROOT / "memory" if (ROOT / "memory").is_dir() else ROOT
     place = base / f"echo-chaos-{os.getpid()}"
     place.mkdir()
@@ -101,8 +102,8 @@ def memory_group() -> Iterator[MemoryGroup]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Books:
-    """What the run's database says at the end. `acknowledged` counts rollouts that the hub acknowledged to nodes,
-    `quarantined` counts nodes, all of which are honest.
+    """The run's database at the end. `acknowledged` counts rollouts that the hub acknowledged to nodes. `quarantined`
+    counts nodes; since all are honest, each is an error.
     """
 
     acknowledged: int
@@ -132,7 +133,6 @@ def newest_evaluation(engine: Engine, *, of_version: int | None = None) -> tuple
 
 
 def _first(engine: Engine, wanted: Select[Any]) -> Any:
-    """Return the first row; None for an empty result or an unreachable database."""
     try:
         with engine.connect() as connection:
             return connection.execute(wanted).first()
@@ -141,7 +141,7 @@ def _first(engine: Engine, wanted: Select[Any]) -> Any:
 
 
 def check(engine: Engine, acknowledged: Collection[str]) -> Books:
-    """Compare the run's database with the acknowledged rollouts, after the end of the hub."""
+    """Compare the run's database with the acknowledged rollouts. Call it after the hub's end."""
     with engine.connect() as connection:
         rows = connection.execute(
             select(
@@ -188,7 +188,7 @@ AGAIN_S: Final = 1.0
 ENDS_WITHIN_S: Final = 30.0
 LOOK_S: Final = 0.1
 STEPS: Final = 1_000_000
-"""Training steps of the run: more than the benchmark reaches."""
+"""Training steps of the run: more than it reaches."""
 EVALUATED_EVERY: Final = 10
 NODES: Final = 2
 GATEWAYS: Final = 2
@@ -206,11 +206,11 @@ SETTINGS: Final[Settings] = {
     "server": {"shared_memory": False},
     "alerts": {"disk_free_bytes": 0},
 }
-"""The task is sums, with the smallest base. Other settings are those of `echo-hub init`."""
+"""The task is sums, with the smallest base. All other settings are those of `echo-hub init`."""
 
 
 class Kept:
-    """A process that is started again a moment after its end."""
+    """A process that is started again a moment after it ends."""
 
     def __init__(self, name: str, command: Sequence[str], *, env: Mapping[str, str], log: Path) -> None:
         self.name = name
@@ -221,7 +221,7 @@ class Kept:
         self.num_starts = 0
 
     async def run(self) -> None:
-        """Restart the process whenever it ends, until cancelled; then end it in good order."""
+        """Restart the process whenever it ends. When cancelled, end it in good order."""
         try:
             while True:
                 self.num_starts += 1
@@ -248,7 +248,7 @@ class Kept:
             await process.wait()
 
     def found(self, module: str = "") -> psutil.Process | None:
-        """Find the process, or its newest descendant running `module`; return None without a match."""
+        """Find the process, or its newest descendant that runs `module`; return None if there is none."""
         if self.process is None or self.process.returncode is not None:
             return None
         with suppress(psutil.NoSuchProcess):
@@ -260,7 +260,7 @@ class Kept:
         return None
 
     def kill(self, module: str = "") -> bool:
-        """Kill the process, or its descendant that runs this module. Returns False if there is none."""
+        """Kill the process, or its descendant that runs this module. Return False if there is none."""
         return self.signal(signal.SIGKILL, module)
 
     def signal(self, number: int, module: str = "") -> bool:
@@ -282,7 +282,7 @@ def _runs(process: psutil.Process, module: str) -> bool:
 @dataclass(kw_only=True)
 class Scene:
     """Everything that a blow can hit. `disk` is the run's file system, `clock` the file that shifts the hub's clock;
-    None if this scene has none. `keeping` are the tasks that restart the nodes.
+    None: this scene has none. `keeping` holds the tasks that restart the nodes.
     """
 
     run: RunDirectory
@@ -300,7 +300,7 @@ class Scene:
     in_background: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def reaches(self, step: int, *, within_s: float) -> int | None:
-        """Wait until this step is trained. Return the newest trained step, or None after `within_s`."""
+        """Wait until this step is trained. Return the newest trained step; None after `within_s`."""
 
         def look() -> int | None:
             newest = newest_step(self.engine)
@@ -309,7 +309,7 @@ class Scene:
         return await awaited(look, within_s=within_s)
 
     async def quiet(self) -> None:
-        """End the nodes, and wait until the hub has committed all messages that the broker stores. Raises RunFailed."""
+        """End the nodes, and wait until the hub has committed all messages in the broker. Raises RunFailed."""
         for task in self.keeping:
             task.cancel()
         await asyncio.wait(self.keeping)
@@ -318,7 +318,7 @@ class Scene:
 
 
 async def awaited(look: Callable[[], T | None], *, within_s: float) -> T | None:
-    """Call `look` in a thread until a result is not None, and return that result; None after `within_s`."""
+    """Call `look` on a thread until it returns something, and return that; None after `within_s`."""
     clock = asyncio.get_running_loop().time
     until = clock() + within_s
     while True:
@@ -341,8 +341,9 @@ async def scene(
     broker: BrokerProcess | None = None,
     fake_clock: bool = False,
 ) -> AsyncIterator[Scene]:
-    """Serve a hub at `hub_port`, and connect its nodes through `wire`, for the time of the block. With a broker,
-    gateways at the end of `wire` hold the connections."""
+    """Serve a hub at `hub_port` with nodes that connect through `wire`, during the block. With a broker, gateways
+    behind `wire` hold the connections.
+    """
     run = RunDirectory((disk.directory if disk is not None else scratch) / "run")
     sections: dict[str, dict[str, Any]] = {
         "run": {"seed": seed},
@@ -395,7 +396,6 @@ async def scene(
 
 
 def faketime() -> Path | None:
-    """Find the library file of libfaketime; return None without an installation."""
     return next((path for path in FAKETIME if path.exists()), None)
 
 

@@ -18,23 +18,23 @@ from echo_shared.wire.codec import decode_from_hub
 from echo_shared.wire.messages import Receipts, ReceiptState
 
 HELD_S: Final = 0.2
-"""Longest time for which a message waits to be swapped with the next one."""
+"""Maximum seconds for which a message waits to be swapped with the next one."""
 CHUNK: Final = 65_536
 END_OF_HEAD: Final = b"\r\n\r\n"
 WHOLE_MESSAGE: Final = 0x82
-"""First byte of a frame that is a whole binary message."""
+"""First byte of a frame that holds a whole binary message."""
 
 
 class Frames:
-    """Cuts the bytes of one direction of a connection into frames."""
+    """Splits the bytes of one direction of a connection into websocket frames."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._is_websocket: bool | None = None
-        """None until a complete HTTP head has arrived."""
+        """None until the HTTP head is complete."""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Add bytes; return the frames that are complete now, in order."""
+        """Add bytes; return the frames that are now complete, in order."""
         if self._is_websocket is False:
             return [data]
         self._buffer += data
@@ -60,13 +60,13 @@ class Frames:
         return taken
 
     def _frame_bytes(self) -> int:
-        """Size of the first frame in the buffer; 0 if it is incomplete."""
+        """Return the size of the first frame in the buffer; 0 if the frame is incomplete."""
         start, size = _body(self._buffer)
         return start + size if start and len(self._buffer) >= start + size else 0
 
 
 def _body(frame: bytes | bytearray) -> tuple[int, int]:
-    """Start and size of a frame's payload; 0, 0 if its head is incomplete."""
+    """Return start and size of a frame's payload; 0, 0 if its head is incomplete."""
     if len(frame) < 2:
         return 0, 0
     size, start = frame[1] & 0x7F, 2
@@ -80,7 +80,7 @@ def _body(frame: bytes | bytearray) -> tuple[int, int]:
 
 
 class Wire:
-    """The line to the hub, which listens at `hub_port` of loopback."""
+    """The line between nodes and hub; the hub listens at `hub_port` of loopback."""
 
     def __init__(self, hub_port: int, chance: random.Random) -> None:
         self.hub_port = hub_port
@@ -90,14 +90,14 @@ class Wire:
         self.port = 0
         self.delay_s = 0.0
         self.twice = 0.0
-        """Share of messages that arrive twice."""
+        """Share of messages that are delivered twice."""
         self.swapped = 0.0
-        """Share of messages that arrive after the next message."""
+        """Share of messages that are delivered after the next one."""
         self.acknowledged: set[str] = set()
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[str]:
-        """Carry connections while the block runs. Yields the URL for nodes."""
+        """Carry connections during the block. Yields the URL for nodes."""
         server = await asyncio.start_server(self._carry, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
         try:
@@ -109,7 +109,6 @@ class Wire:
                 await asyncio.wait(self._tasks)
 
     def cut(self) -> int:
-        """Abort all connections; return their number."""
         count = len(self._writers)
         for writer in self._writers:
             writer.transport.abort()
@@ -128,7 +127,7 @@ class Wire:
             await asyncio.gather(
                 self._direction(reader, to_hub[1], from_hub=False), self._direction(to_hub[0], writer, from_hub=True)
             )
-        except OSError:  # The hub is away, or either end is gone: the connection ends.
+        except OSError:  # The hub is away, or one end has closed the connection.
             pass
         finally:
             for one in writers:
@@ -194,7 +193,7 @@ class Wire:
         try:
             message = decode_from_hub(frame[_body(frame)[0] :])
         except CodecError:
-            return  # Ignore these bytes: the head of an HTTP answer can begin like a frame.
+            return  # No frame: the head of an HTTP answer can begin like one.
         if isinstance(message, Receipts):
             self.acknowledged.update(
                 receipt.rollout_id

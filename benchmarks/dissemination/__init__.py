@@ -32,18 +32,18 @@ from benchmarks.harness.progress import Measurement, Planned, Progress
 DESCRIPTION: Final = "Time until all nodes have a new version: Echo, HTTP one-to-many, libtorrent's defaults, the bound"
 GROWTH: Final = (4, 16)
 SLOW_HUB: Final = 20
-"""Uplink of the slow hub in Mbit/s. The lower bound is the same for any number of nodes, so growth shows the scheme
-alone.
+"""Uplink of the slow hub in Mbit/s. Its uplink alone sets the lower bound, which is then equal for any number of nodes:
+a growing time is due to the scheme.
 """
 USUAL_LOSS: Final = 0.002
-"""Share of packets that a usual home link may lose."""
+"""Share of packets that an ordinary home link may lose."""
 PUBLISHED_DTYPE: Final = "bfloat16"
 TOLERANCE: Final = 0.1
-"""Relative difference between a carrier and the requested payload."""
+"""Tolerated relative difference between a carrier's size and the requested size."""
 
 
 def plan() -> list[Planned]:
-    # Imported here because it loads torch, which the hosts' processes do without.
+    # Loads torch, which the processes of the hosts do without.
     from benchmarks.dissemination import delta
 
     lacks = "" if homes.can_emulate() else "an emulated network: root's rights, iproute2, and TUN devices"
@@ -51,7 +51,7 @@ def plan() -> list[Planned]:
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
-    # Imported here because it loads torch, which the hosts' processes do without.
+    # Loads torch, which the processes of the hosts do without.
     from benchmarks.dissemination import delta
 
     if can_shape():
@@ -81,7 +81,7 @@ async def _measure(fleets: Sequence[FleetCases], seed: int, progress: Progress) 
 
 
 def headline(sent: Sequence[Row], deltas: Sequence[Row], virtual: Sequence[Row], far: Sequence[Row]) -> dict[str, Any]:
-    """Return the worst figure of all link sets and models; None: not measured. `far` are rows of the emulated
+    """Return the worst figure over all link sets and models; None if not measured. `far` has the rows of the emulated
     network.
     """
     large, middle, small = (list(_of(sent, "echo", size, HEADLINE_NODES)) for size in (LARGE, MIDDLE, SMALL))
@@ -103,7 +103,7 @@ def headline(sent: Sequence[Row], deltas: Sequence[Row], virtual: Sequence[Row],
 
 
 def _wan(far: Sequence[Row]) -> dict[str, float | None]:
-    """Return the worst figure of each group of losses, and the emulator's worst of all."""
+    """Return the worst figure of each group of losses, and the worst of the emulator."""
     middle, small = (list(_of(far, "echo", size, HEADLINE_NODES)) for size in (MIDDLE, SMALL))
     usual = [row["ratio_to_bound"] for row in middle if row["loss"] <= USUAL_LOSS]
     lossy = [row["ratio_to_bound"] for row in middle if row["loss"] > USUAL_LOSS]
@@ -132,12 +132,11 @@ def _of(sent: Sequence[Row], side: Side, size_bytes: int, num_nodes: int) -> Ite
 
 
 def _slow(sent: Sequence[Row], side: Side, size_bytes: int, num_nodes: int) -> float | None:
-    """Return the slowest time over the links of the slow hub."""
     rows = [row for row in _of(sent, side, size_bytes, num_nodes) if row["hub_up_mbit_s"] == SLOW_HUB]
     return max((float(row["seconds"]) for row in rows), default=None)
 
 
 def _delta_ratio(deltas: Sequence[Row], rate: float) -> float | None:
-    """Return the delta's size over that of the raw adapter, for the dtype that hubs publish."""
+    """Return the size of the delta over that of the raw adapter, for the dtype that hubs publish."""
     ratios = [float(row["delta_ratio"]) for row in deltas if (row["lr"], row["dtype"]) == (rate, PUBLISHED_DTYPE)]
     return max(ratios, default=None)

@@ -1,6 +1,7 @@
-"""Baselines: a hub that serves all nodes over HTTP, and libtorrent with its defaults.
+"""Baselines: a hub that serves all nodes over HTTP, and libtorrent with its defaults. Both send the same directory as
+Echo.
 
-Both transfer the same directory as Echo. Their time begins when the nodes begin, so they need no announcement.
+Their time begins when the nodes begin to fetch, so they need no announcement.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from aiohttp import web
 PeerAddress = tuple[str, int]
 CHUNK_BYTES: Final = 2**18
 LIBTORRENT_SETTINGS: Final = {
-    # The swarm is private and its peers are known, so no search is needed.
+    # The swarm is private and knows its peers.
     "enable_dht": False,
     "enable_lsd": False,
     "enable_upnp": False,
@@ -27,12 +28,10 @@ LIBTORRENT_SETTINGS: Final = {
     "allow_multiple_connections_per_ip": True,
     "alert_mask": int(lt.alert_category.error | lt.alert_category.status),
 }
-"""Settings that differ from libtorrent's defaults."""
+"""Settings in which the baseline differs from libtorrent's defaults."""
 
 
 class HttpServer:
-    """Serves the files below one directory at `url`."""
-
     def __init__(self, address: str, directory: Path) -> None:
         self._address = address
         self._directory = directory
@@ -51,7 +50,7 @@ class HttpServer:
 
 
 async def http_fetch(url: str, target: Path, sha256: str) -> float:
-    """Fetch a file, verify its hash, and return the completion time."""
+    """Fetch a file and verify its hash; return the time when that was done."""
     found = hashlib.sha256()
     forever = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(timeout=forever) as http, http.get(url) as answer:
@@ -66,7 +65,7 @@ async def http_fetch(url: str, target: Path, sha256: str) -> float:
 
 
 class DefaultLibtorrent:
-    """A libtorrent session with one torrent at a time."""
+    """A libtorrent session that transfers one torrent at a time."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -81,10 +80,10 @@ class DefaultLibtorrent:
         params = self._params(torrent, parent)
         params.flags |= lt.torrent_flags.seed_mode
         self._handle = self._session.add_torrent(params)
-        await self._until(lt.torrent_checked_alert)  # Earlier connections are refused for a minute.
+        await self._until(lt.torrent_checked_alert)  # Connections made before the check are refused for a minute.
 
     async def fetch(self, torrent: Path, parent: Path, peers: list[PeerAddress], *, patience_s: float) -> float | None:
-        """Fetch a torrent. Returns the time at which the last piece was checked; None after `patience_s`."""
+        """Fetch a torrent. Return the time when the last piece was checked; None after `patience_s`."""
         params = self._params(torrent, parent)
         params.peers = peers
         self._handle = self._session.add_torrent(params)
@@ -96,7 +95,6 @@ class DefaultLibtorrent:
         return time.time()
 
     async def remove(self) -> None:
-        """End the transfer. Its files stay on disk."""
         self._session.remove_torrent(self._handle)
         await self._until(lt.torrent_removed_alert)
 

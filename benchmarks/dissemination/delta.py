@@ -22,12 +22,10 @@ from echo_shared.delta.adapter import CONFIG_FILE, WEIGHTS_FILE
 
 LEARNING_RATES: Final = (1e-5, 1e-4)
 STEPS: Final = 40
-"""Steps of a run. Its last version is encoded against the one before."""
+"""Steps of a run. The measured delta leads from the last version but one to the last version."""
 
 
 class Exporting(Learning):
-    """A run that exports its last two versions."""
-
     def __init__(self, config: HubConfig, directory: Path) -> None:
         self.exports: list[Path] = []
         self._directory = directory
@@ -46,10 +44,8 @@ def plan() -> list[Planned]:
 
 
 def measure(seed: int, progress: Progress) -> list[dict[str, Any]]:
-    """Measure a row for each learning rate and dtype.
-
-    `delta_ratio` is the bytes of the delta over those of the raw adapter's files. `exact` is True if every file came
-    back unchanged.
+    """Return a row for each learning rate and dtype. `delta_ratio`: bytes of the delta over those of the raw adapter's
+    files. `exact`: True if every file was restored unchanged.
     """
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
@@ -75,7 +71,6 @@ def _name(rate: float) -> str:
 
 
 def _rounded(version: Path) -> Path:
-    """Round an adapter to bfloat16."""
     directory = version.with_name(f"{version.name}-bfloat16")
     directory.mkdir()
     weights = {name: weight.bfloat16() for name, weight in load_file(version / WEIGHTS_FILE).items()}
@@ -85,7 +80,7 @@ def _rounded(version: Path) -> Path:
 
 
 def _coded(version: Path, parent: Path, scratch: Path) -> dict[str, Any]:
-    """Encode a version against its parent, decode it again, and compare; return the row's figures."""
+    """Encode a version against its parent, decode and compare it; return the row's figures."""
     payload, decoded = scratch / "payload", scratch / "decoded"
     shutil.rmtree(decoded, ignore_errors=True)
     delta.encode(version, payload, parent=parent)

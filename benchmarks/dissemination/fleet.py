@@ -20,10 +20,11 @@ MAX_LINE_BYTES = 2**22
 
 
 async def obey(host: object) -> None:
-    """Answer requests in the host's process: one JSON object in a line each, until the end of standard input.
+    """Answer requests in the host's process, one JSON object per line, until the end of standard input.
 
     A request is {"id", "do", ...}: `do` names a method of `host`, the rest are its arguments. Requests run in parallel.
-    The answer is {"id", "result"} or {"id", "error"}."""
+    The answer is {"id", "result"} or {"id", "error"}.
+    """
     loop = asyncio.get_running_loop()
     lines = asyncio.StreamReader(MAX_LINE_BYTES)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
@@ -52,11 +53,11 @@ NODE_MODULE: Final = "benchmarks.dissemination.node_host"
 
 
 class HostFailed(Exception):
-    """A host's process could not do a request, or has ended."""
+    """A host's process has ended, or could not do a request."""
 
 
 class Host:
-    """The benchmark's end of one host's process. Make it with `Host.start`."""
+    """The benchmark's connection to one host's process. Make it with `Host.start`."""
 
     def __init__(self, process: asyncio.subprocess.Process, what: str) -> None:
         self._process = process
@@ -79,7 +80,7 @@ class Host:
         return cls(process, f"{log.stem}, whose log is {log}")
 
     async def ask(self, do: str, **arguments: object) -> Any:
-        """Make a request; return its result. Raises HostFailed, TimeoutError."""
+        """Send a request; return its result. Raises HostFailed, TimeoutError."""
         number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
         self._asked[number] = answer
         assert self._process.stdin is not None
@@ -93,7 +94,7 @@ class Host:
             del self._asked[number]
 
     async def end(self) -> None:
-        """End the process, after a few seconds by force."""
+        """End the process, by force after a few seconds."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -126,7 +127,7 @@ class Host:
 
 
 class Fleet:
-    """Hub and node processes on separate hosts. Make a fleet with `open_fleet`."""
+    """Hub and node processes on separate hosts. Make it with `open_fleet`."""
 
     def __init__(self, net: Links | Wan, directory: Path) -> None:
         self.net = net
@@ -139,11 +140,11 @@ class Fleet:
 
     @property
     def nodes(self) -> dict[int, Host]:
-        """Nodes by the number of their host, which counts from 1."""
+        """Return the nodes by host number; the first has the number 1."""
         return {number: host for number, host in self._hosts.items() if number != HUB}
 
     async def start(self, number: int, directory: Path | None = None) -> Host:
-        """Start a process on this host, or start it again. Its data lie in `directory`."""
+        """Start or restart a process on this host, with its data in `directory`."""
         name = "hub" if number == HUB else f"node{number}"
         where = directory or self.directory / name
         where.mkdir(parents=True, exist_ok=True)
@@ -156,7 +157,7 @@ class Fleet:
         return self._hosts[number]
 
     async def of_nodes(self, do: str, **arguments: object) -> list[Any]:
-        """Ask all nodes at once; return their answers in order."""
+        """Send a request to all nodes at once; return the answers in the nodes' order."""
         return await asyncio.gather(*(node.ask(do, **arguments) for node in self.nodes.values()))
 
     async def end(self) -> None:

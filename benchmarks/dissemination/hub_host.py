@@ -37,9 +37,8 @@ RUN: Final = "benchmark"
 
 
 class EchoHub:
-    """The part of a hub that disseminates versions: real parts, without learner, store and pages.
-
-    Its directory keeps the run over restarts. It is the inbox of its own gateway.
+    """The part of a hub that disseminates versions: real parts, without learner, store and pages. Its directory keeps
+    the run over restarts. It is the inbox of its own gateway.
     """
 
     def __init__(self, address: str, directory: Path, *, way: str, port: int) -> None:
@@ -102,7 +101,7 @@ class EchoHub:
         return self._publisher.carrier(version)
 
     async def linked(self, num_nodes: int) -> None:
-        """Wait until `num_nodes` nodes are all linked with each other."""
+        """Wait until `num_nodes` nodes are linked, each with every other one."""
         async with self._linked:
             await self._linked.wait_for(
                 lambda: (
@@ -151,11 +150,11 @@ class EchoHub:
         self.distributor.node_left(node_id)
 
     async def record(self, news: Sequence[Release | Arrival]) -> None:
-        """Record nothing: here the nodes themselves report the arrival of a version."""
+        """Ignore the news: here nodes themselves report the arrival of a version."""
 
 
 def _write_base(directory: Path) -> Path:
-    """Write the smallest possible base model. Nodes fetch it when they join, before any measurement."""
+    """Write the smallest possible base model, which nodes fetch when they join, before any measurement."""
     directory.mkdir(exist_ok=True)
     (directory / "config.json").write_text(json.dumps({"model_type": "benchmark"}))
     save_file({"weight": np.zeros(1, np.float32)}, directory / "model.safetensors")
@@ -163,7 +162,7 @@ def _write_base(directory: Path) -> Path:
 
 
 class HubHost:
-    """The hub's host at `address`. `rounds` calls its methods."""
+    """The hub's host at `address`, whose methods `rounds` calls."""
 
     def __init__(self, address: str, directory: Path) -> None:
         self._address = address
@@ -171,7 +170,6 @@ class HubHost:
         self._hubs: dict[str, EchoHub] = {}
 
     async def open_echo(self, side: str, way: str, port: int = 0) -> str:
-        """Open a hub; return its URL."""
         self._hubs[side] = EchoHub(self._address, self._directory / side, way=way, port=port)
         return await self._hubs[side].open()
 
@@ -184,9 +182,9 @@ class HubHost:
         return {"url": self._http.url, "peer": [self._address, self._libtorrent.port]}
 
     async def prepare(self, side: str, version: int, adapter: str) -> dict[str, Any]:
-        """Publish a version without announcing it, so that no time is lost when it is announced."""
+        """Prepare a version without announcing it, so that the measured time has no preparation."""
         carrier = await self._hubs[side].publish(version, Path(adapter))
-        # Each side's hub seals the payload with its own key, so their torrents differ.
+        # Each side's hub seals the payload with its own key, so the torrents differ.
         torrent = self._directory / f"{side} {version}.torrent"
         torrent.write_bytes(carrier.torrent)
         (file,) = (path for path in carrier.directory.iterdir() if path.is_file())
@@ -198,7 +196,6 @@ class HubHost:
         }
 
     async def announce(self, side: str, version: int) -> float:
-        """Announce a version; return the time."""
         began_at = time.time()
         self._hubs[side].distributor.announce(version)
         return began_at
@@ -210,7 +207,7 @@ class HubHost:
         await self._libtorrent.remove()
 
     async def linked(self, side: str, num_nodes: int) -> None:
-        """Wait until this many nodes are all linked with each other."""
+        """Wait until `num_nodes` nodes are linked, each with every other one."""
         await self._hubs[side].linked(num_nodes)
 
 

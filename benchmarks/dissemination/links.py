@@ -25,12 +25,13 @@ HUB: Final = 0
 DELAY_MS: Final = 10
 """One-way delay of each host's link in milliseconds, if the kernel has netem."""
 QUEUE_MS: Final = 50
-"""Milliseconds of traffic that fit into the queue before a link: not more than in a home router."""
+"""Milliseconds of traffic that fit into the queue of a link: at most as in a home router."""
 UPLINK_BURST: Final = "16kb"
 DOWNLINK_BURST: Final = "32kb"
 CONGESTION_CONTROLS: Final = ("cubic", "reno")
-"""TCP congestion controls of home computers, by preference. BBR would measure nothing without delay: its window, rate
-times least delay, would be a few packets."""
+"""TCP congestion controls of home computers, by preference. BBR is excluded: without delay its window (rate times least
+delay) would be a few packets.
+"""
 HUB_DOWN_MBIT_S: Final = 1000
 CONGESTION_CONTROL: Final = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 PREFIX: Final = "echo-bench"
@@ -39,7 +40,7 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSet:
-    """Rates of all links, in megabits a second."""
+    """Rates of all links in Mbit/s."""
 
     hub_up: int
     node_down: int
@@ -58,17 +59,17 @@ class LinkSet:
 
 
 def bound_s(size_bytes: int, *, hub_up: float, ups: Sequence[float], down: float) -> float:
-    """Return the least seconds in which any scheme brings `size_bytes` from the hub to all nodes. Rates are megabits a
-    second; `ups` has one for each node, `down` is the slowest downlink.
+    """Return the least seconds in which any scheme brings `size_bytes` from the hub to all nodes. Rates are in Mbit/s;
+    `ups` has one for each node, `down` is the slowest downlink.
 
-    Kumar and Ross, "Peer-assisted file distribution: the minimum distribution time", 2006.
+    Source: Kumar and Ross, "Peer-assisted file distribution: the minimum distribution time", 2006.
     """
     megabits = size_bytes * 8 / 1e6
     return max(megabits / hub_up, megabits / down, len(ups) * megabits / (hub_up + sum(ups)))
 
 
 class Links:
-    """Namespaces and their links. Make them with `open_links`."""
+    """Network namespaces and their links. Make them with `open_links`."""
 
     def __init__(self, num_nodes: int, links: LinkSet) -> None:
         self._links = links
@@ -91,7 +92,6 @@ class Links:
             self._join(host)
 
     def close(self) -> None:
-        """Remove the namespaces, and the links with them."""
         delete_namespaces(f"{self._name}-")
 
     def _join(self, host: int) -> None:
@@ -127,7 +127,7 @@ class Links:
 
 @contextmanager
 def open_links(num_nodes: int, links: LinkSet) -> Iterator[Links]:
-    """Open the links while the block runs."""
+    """Open the links during the block."""
     shaped = Links(num_nodes, links)
     try:
         shaped.open()
@@ -137,24 +137,22 @@ def open_links(num_nodes: int, links: LinkSet) -> Iterator[Links]:
 
 
 def conditions() -> str:
-    """Describe the links of `open_links` on this machine."""
     delay = f"netem, {DELAY_MS} ms one way on each" if has_netem() else "no delay: the kernel has no netem"
     shaped = "network namespaces on a bridge, veth links shaped by tbf in both directions"
     return f"{shaped}, queues of {QUEUE_MS} ms; {delay}; TCP with {congestion_control()}"
 
 
 def lacking() -> str:
-    """Why this process may not make shaped links; empty if it may."""
+    """Return why this process may not make shaped links; "" if it may."""
     return "" if can_shape() else "links that can be shaped: root's rights, and iproute2"
 
 
 def can_shape() -> bool:
-    """True if this process may make namespaces with shaped links."""
     return hasattr(os, "geteuid") and os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "bridge")))
 
 
 def has_netem() -> bool:
-    """True if netem works on the loopback interface of a fresh namespace."""
+    """Return True if netem works on the loopback interface of a new namespace."""
     with _probe() as namespace:
         try:
             _tc(namespace, "lo", "root", "netem", "delay", "1ms")
@@ -165,7 +163,7 @@ def has_netem() -> bool:
 
 @contextmanager
 def _probe() -> Iterator[str]:
-    """Make a namespace for trying out what the kernel allows."""
+    """Make a namespace in which features of the kernel are tried."""
     namespace = f"{PREFIX}-{os.getpid()}-{next(_numbers)}-probe"
     _ip("netns", "add", namespace)
     try:
@@ -175,13 +173,12 @@ def _probe() -> Iterator[str]:
 
 
 def congestion_control() -> str:
-    """Return the TCP congestion control that hosts in namespaces use."""
     with _probe() as namespace:
         return choose_congestion_control(namespace) or "the congestion control of this machine"
 
 
 def choose_congestion_control(namespace: str) -> str | None:
-    """Choose a congestion control; return it, or None if none may be chosen."""
+    """Set a congestion control; return it, or None if none can be set."""
     for control in CONGESTION_CONTROLS:
         try:
             _ip("netns", "exec", namespace, "sh", "-c", f"echo {control} > {CONGESTION_CONTROL}")
@@ -200,7 +197,6 @@ def remove_leftovers() -> None:
 
 
 def delete_namespaces(prefix: str) -> None:
-    """Delete all namespaces whose names begin with `prefix`, with their links."""
     for name in _namespaces():
         if name.startswith(prefix):
             _ip("netns", "delete", name)

@@ -50,17 +50,17 @@ class EchoNode(Daemon):
         base = asyncio.create_task(self._has_base.wait())
         await asyncio.wait({self._daemon, base}, return_when=asyncio.FIRST_COMPLETED)
         if self._daemon.done():
-            self._daemon.result()  # Raises the error that ended the daemon.
+            self._daemon.result()  # Raises the daemon's error.
 
     async def received(self, version: int) -> dict[str, Any]:
-        """Wait for this version. Returns the time of its verification, and its sources."""
+        """Wait for this version. Return the time of its verification, and its bytes by source."""
         async with self._news:
             await self._news.wait_for(lambda: version in self._here)
         at, fetched = self._here[version]
         return {"at": at, **fetched.model_dump(include=SOURCES)}
 
     async def digest(self, version: int) -> str:
-        """Hash of this version's files on the disk."""
+        """Return the hash of this version's files on disk."""
         return await asyncio.to_thread(digest_of, self._artefact(version))
 
     async def _tell_shell(self, event: Event) -> None:
@@ -98,7 +98,7 @@ class _Unseen:
 
 
 class NodeHost:
-    """A node's host at `address`. `rounds` calls its methods."""
+    """A node's host at `address`, whose methods `rounds` calls."""
 
     def __init__(self, address: str, directory: Path) -> None:
         self._address = address
@@ -111,11 +111,11 @@ class NodeHost:
         await self._nodes[side].open()
 
     async def received(self, side: str, version: int) -> dict[str, Any]:
-        """Wait for this version. Returns the time of its verification, and its sources."""
+        """Wait for this version. Return the time of its verification, and its bytes by source."""
         return await self._nodes[side].received(version)
 
     async def digest(self, side: str, version: int) -> str:
-        """Hash of this version's files on the disk."""
+        """Return the hash of this version's files on disk."""
         return await self._nodes[side].digest(version)
 
     async def open_baselines(self) -> PeerAddress:
@@ -139,7 +139,7 @@ class NodeHost:
 
     async def libtorrent_forget(self) -> None:
         await self._libtorrent.remove()
-        shutil.rmtree(self._directory / "libtorrent", ignore_errors=True)  # It is missing if no piece came.
+        shutil.rmtree(self._directory / "libtorrent", ignore_errors=True)  # There is no directory if no piece arrived.
 
 
 def main(host: type[NodeHost] = NodeHost) -> None:

@@ -1,6 +1,7 @@
-"""Cases of one fleet: all sides take turns sending equal bytes to equal nodes over equal links.
+"""Cases of one fleet: all sides (the compared ways to send) take turns sending equal bytes to equal nodes over equal
+links.
 
-A time begins when the hub announces a payload that is ready, and ends when the last node has verified it.
+A time begins when the hub announces a prepared payload, and ends when the last node has verified it.
 """
 
 from __future__ import annotations
@@ -25,16 +26,14 @@ from benchmarks.dissemination.wan.homes import Wan, WanSet
 from benchmarks.harness.progress import Planned, Progress
 
 Side = Literal["http", "libtorrent", "echo", "echo swarm"]
-"""The compared ways to send. `echo`: the hub chooses how its pieces travel. `echo swarm`: only through the swarm
-(BitTorrent).
-"""
+"""The compared ways to send. `echo`: the hub chooses how its pieces travel. `echo swarm`: only by BitTorrent."""
 
 LINK_SETS: Final = tuple(
     LinkSet(hub_up=hub_up, node_down=100, node_up=node_up) for hub_up in (20, 100) for node_up in (20, 40)
 )
 SMALL, MIDDLE, LARGE = 500_000, 8_000_000, 64_000_000
 REPEATS_S: Final = 180.0
-"""Seconds after which a case is not repeated once more."""
+"""Seconds after which a case is not repeated again."""
 START_S: Final = 4.0
 """Expected seconds until a fleet of eight nodes has started."""
 NUM_NODES: Final = (4, 8, 16)
@@ -44,7 +43,7 @@ HEADLINE_NODES: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One payload on one fleet. Every side sends it `repeats` times; the sides take turns."""
+    """One payload on one fleet. Every side sends it `repeats` times, in turns."""
 
     size_bytes: int
     sides: tuple[Side, ...]
@@ -53,8 +52,6 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetCases:
-    """Cases that are measured on one fleet, one after the other."""
-
     links: LinkSet | WanSet
     num_nodes: int
     cases: tuple[Case, ...]
@@ -83,7 +80,6 @@ def _seconds(fleet: FleetCases, case: Case) -> float:
 
 
 def over_links() -> list[FleetCases]:
-    """Return the cases on fleets of equal homes, over shaped links."""
     return [
         FleetCases(links=links, num_nodes=num_nodes, cases=tuple(_cases(links, num_nodes)))
         for num_nodes in NUM_NODES
@@ -92,15 +88,16 @@ def over_links() -> list[FleetCases]:
 
 
 def over_wan() -> list[FleetCases]:
-    """Return the cases on fleets of unequal homes, with delay and loss."""
     sides: tuple[Side, ...] = ("http", "libtorrent", "echo")
     cases = tuple(Case(size_bytes=size, sides=sides, repeats=3) for size in (MIDDLE, SMALL))
     return [FleetCases(links=WanSet(loss=loss), num_nodes=HEADLINE_NODES, cases=cases) for loss in LOSSES]
 
 
 def _cases(links: LinkSet, num_nodes: int) -> Iterator[Case]:
-    """Measure unicast of larger payloads, which takes minutes, with 8 nodes on one link set of each hub uplink: the
-    nodes' uplinks do not matter to it. Measure libtorrent with the largest payload on two link sets."""
+    """Yield a fleet's cases. HTTP with larger payloads takes minutes, so it is measured only with 8 nodes and one link
+    set per hub uplink; the nodes' uplinks do not affect it. The largest payload is sent by libtorrent on two link sets
+    only.
+    """
     if num_nodes != HEADLINE_NODES:
         yield Case(size_bytes=SMALL, sides=("libtorrent", "echo"), repeats=3)
         yield Case(size_bytes=MIDDLE, sides=("libtorrent", "echo"))
@@ -116,12 +113,11 @@ CONFIG_FILE: Final = "adapter_config.json"
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
 TENSORS: Final = 8
 _EXPONENTS: Final = 0x7F80
-"""The least bit pattern of bfloat16, without the sign, that is no finite number."""
+"""The least absolute bit pattern of bfloat16 that is not a finite number."""
 
 
 def write_adapter(directory: Path, size_bytes: int, seed: int) -> None:
-    """Write an adapter of uniformly random finite bfloat16 numbers."""
-    import torch  # Imported here, because nodes only use `digest_of`.
+    import torch  # Imported here because nodes use only `digest_of`, without torch.
     from safetensors.torch import save_file
 
     rng = np.random.default_rng(seed)
@@ -148,15 +144,15 @@ def digest_of(adapter: Path) -> str:
 
 Row = dict[str, Any]
 WAYS: Final[dict[Side, str]] = {"echo": "auto", "echo swarm": "swarm"}
-"""The hub's setting for how a version's pieces travel, by side."""
+"""Value of the hub's setting `dissemination.way`, by side."""
 PATIENCE_S: Final = 30.0
 PATIENCE_BOUNDS: Final = 4
-"""Libtorrent is given up after `PATIENCE_S` and this multiple of the lower bound."""
+"""libtorrent is given up after `PATIENCE_S` plus this multiple of the lower bound."""
 SHARES: Final = {"pushed": "pushed_bytes", "mesh": "mesh_bytes", "swarm": "swarm_bytes", "web_seed": "web_seed_bytes"}
 
 
 async def measure_fleet(cases: FleetCases, seed: int, progress: Progress) -> list[Row]:
-    """Measure the wanted cases of a fleet; one row for each case and side."""
+    """Measure the wanted cases of a fleet; return a row for each case and side."""
     wanted = cases.wanted(progress)
     if not wanted:
         return []
@@ -196,7 +192,7 @@ class _Rounds:
             own: dict[Side, Row] = {
                 side: await self._prepare(side, adapter) for side in case.sides if side in WAYS and side != "echo"
             }
-            # The first side changes with each repetition.
+            # Each repetition begins with another side.
             first = repeat % len(case.sides)
             for side in case.sides[first:] + case.sides[:first]:
                 self._emulator_cores()
@@ -211,7 +207,7 @@ class _Rounds:
         return rows
 
     def _emulator_cores(self) -> Row:
-        """Return the share of a core that an emulated network used since the last call."""
+        """Return the emulator's processor time since the last call, as a share of a core; empty without an emulator."""
         net = self._fleet.net
         return {"emulator_cores": net.carried()["cores"]} if isinstance(net, Wan) else {}
 
@@ -232,7 +228,7 @@ class _Rounds:
         return float(max(await self._fleet.of_nodes("http", url=url, sha256=payload["sha256"])) - began_at)
 
     async def _over_libtorrent(self, payload: Row) -> Row:
-        """Send with libtorrent. Sometimes its transfer never ends; then its whole patience counts as its time."""
+        """Send with libtorrent. A transfer that never ends counts with the time until it is given up."""
         bound_s = self._cases.links.bound_s(payload["bytes"], self._cases.num_nodes)
         patience_s = PATIENCE_S + PATIENCE_BOUNDS * bound_s
         about = {"torrent": payload["torrent"], "patience_s": patience_s}
@@ -255,7 +251,6 @@ class _Rounds:
         return {**payload, "took_s": max(node["at"] for node in got) - began_at, **shares(got, payload["bytes"])}
 
     def _row(self, side: Side, runs: list[Row]) -> Row:
-        """Make a row of the median run and the worst run."""
         links, num_nodes = self._cases.links, self._cases.num_nodes
         seconds = [run["took_s"] for run in runs]
         bound_s = links.bound_s(runs[0]["bytes"], num_nodes)
@@ -278,16 +273,17 @@ class _Rounds:
 
 
 async def received(nodes: Iterable[Host], side: Side, version: int) -> list[Row]:
-    """Wait until all nodes have the version; return their reports."""
     got: list[Row] = await asyncio.gather(*(node.ask("received", side=side, version=version) for node in nodes))
     return got
 
 
 async def digests(nodes: Iterable[Host], side: Side, version: int) -> set[str]:
-    """Hashes of the version's files on these nodes. Call it when no node still waits: hashing would slow it down."""
+    """Return the hashes of the version's files on these nodes. Call it when no node waits any more, because hashing
+    would slow the nodes down.
+    """
     return set(await asyncio.gather(*(node.ask("digest", side=side, version=version) for node in nodes)))
 
 
 def shares(got: list[Row], payload_bytes: int) -> Row:
-    """Bytes by source, over the bytes that each node needs."""
+    """Return the received bytes by source, over the bytes that each node needs."""
     return {name: sum(node[source] for node in got) / payload_bytes / len(got) for name, source in SHARES.items()}

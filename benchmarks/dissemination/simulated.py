@@ -1,7 +1,7 @@
 """Fleets that are too large for one machine: the hub's own planner on simulated lines (`echo_hub.simulator.spreading`).
 
-Every fleet gets the same payload twice, the first time from a hub that knows nothing about its nodes. Time is virtual,
-without processor time. The planner's processor time is that of its calls.
+Every fleet gets the same payload twice, the first time from a hub that knows nothing about its nodes. Time is virtual:
+processing takes none. The processor time of the planner's calls is measured separately.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ NUM_NODES: Final = (64, 256, 1_024)
 KINDS: Final = ("equal", "unequal")
 PAYLOAD_BYTES: Final = 8 * 2**20
 HUB_UP, NODE_UP, NODE_DOWN = 20.0, 20.0, 100.0
-"""Mbit/s of the hub's uplink, and of the up- and downlinks of equal nodes. With these rates, a hub near the lower bound
-must keep all uplinks busy.
+"""Uplink of the hub, and up- and downlink of equal nodes, in Mbit/s. At these rates a hub comes close to the lower
+bound only if all uplinks are busy.
 """
 UNEQUAL_UP: Final = (8.0, 40.0)
 """Range of unequal uplinks in Mbit/s, evenly spread."""
 DELAY_S: Final = 0.02
-"""One-way delay between any two hosts."""
+"""One-way delay between two hosts."""
 VERSIONS: Final = 2
 PATIENCE_S: Final = 60.0
-"""Virtual seconds after which nodes that still wait count as complete."""
+"""Virtual seconds after which waiting nodes count as complete."""
 BYTES_S: Final = 1e6 / 8
-"""Bytes per second of 1 Mbit/s."""
+"""Bytes per second at 1 Mbit/s."""
 
 
 def _name(num_nodes: int, kind: str) -> str:
@@ -76,8 +76,6 @@ def uplinks(num_nodes: int, kind: str, seed: int) -> list[float]:
 
 
 class _Timed(Broadcast):
-    """A planner that sums the processor time of its calls."""
-
     cpu_s = 0.0
 
     def join(self, node_id: str, *, hand_on: bool, now: float, have: Collection[int] = ()) -> None:
@@ -98,7 +96,7 @@ class _Timed(Broadcast):
 
 
 class SimulatedFleet:
-    """A hub and its nodes, all linked as the hub says, on lines that carry nothing else. `ups` are in Mbit/s."""
+    """A hub and its nodes on lines without other traffic; the hub says which nodes are linked. `ups` are in Mbit/s."""
 
     def __init__(self, ups: list[float]) -> None:
         self._nodes = [_node(number, up) for number, up in enumerate(ups)]

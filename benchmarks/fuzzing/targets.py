@@ -1,7 +1,8 @@
-"""Targets: functions that read bytes of strangers, with valid examples.
+"""Targets: functions that read bytes from strangers, with valid examples.
 
 A target may raise the errors that its callers expect (`EchoError`). Other errors, hangs and excessive memory count as
-findings. *Cheap* targets take microseconds; *dear* targets write files or decipher."""
+findings. *Cheap* targets take microseconds; *dear* targets write files or decipher.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ from echo_shared.wire.messages import (
 )
 
 Blind = Callable[[bytes, int], bytes]
-"""Mutates bytes in any way: (data, most bytes)."""
+"""Mutates bytes without regard to their format: (data, maximum size)."""
 
 UNPACKED: Final = msgpack.UnpackException
 _ODD: Final[tuple[Any, ...]] = (
@@ -67,12 +68,10 @@ _ODD: Final[tuple[Any, ...]] = (
 
 
 def frame(data: bytes, most: int, seed: int, blind: Blind) -> bytes:
-    """Mutate a MessagePack frame."""
     return _changed(data, most, seed, blind, lambda raw: msgpack.unpackb(raw, strict_map_key=False), _packed)
 
 
 def text(data: bytes, most: int, seed: int, blind: Blind) -> bytes:
-    """Mutate a JSON document."""
     return _changed(data, most, seed, blind, json.loads, _written)
 
 
@@ -96,7 +95,7 @@ def _changed(
         for _ in range(chance.choice((1, 1, 1, 2, 4))):
             tree = _with_a_change(tree, chance, blind)
             changed = write(tree)
-            if len(changed) > most:  # One change can make the message many times as large.
+            if len(changed) > most:  # One change can multiply the message's size.
                 return blind(data, most)
     except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError, UNPACKED):
         return blind(data, most)
@@ -104,7 +103,7 @@ def _changed(
 
 
 def _with_a_change(tree: Any, chance: random.Random, blind: Blind) -> Any:
-    """Change the value at a random place of the tree."""
+    """Change a value at a random place of the tree."""
     if isinstance(tree, dict) and tree and chance.random() < 0.9:
         key = chance.choice(list(tree))
         kind = chance.random()
@@ -131,7 +130,7 @@ _HUB: Final = Identity(Ed25519PrivateKey.from_private_bytes(_KEY))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A target. `read` raises EchoError for invalid bytes, and no other error."""
+    """A target. `read` raises EchoError, and no other error, for invalid bytes."""
 
     read: Callable[[bytes], object]
     examples: Callable[[], Sequence[bytes]]
@@ -141,7 +140,7 @@ class Target:
 
 
 def run(target: Target, data: bytes) -> bool:
-    """Read the bytes; return True if they are valid. Any error is a finding."""
+    """Read the bytes; return True if they are valid. An error is a finding."""
     try:
         target.read(data)
     except EchoError:
@@ -150,15 +149,16 @@ def run(target: Target, data: bytes) -> bool:
 
 
 def _read_large(data: bytes) -> None:
-    """Read a frame by fields, as large frames are read, and compare it with the same frame read whole. Reading by
-    fields skips unknown fields."""
+    """Read a frame field by field, like a large one, and compare it with the frame read as a whole. Field by field,
+    unknown fields are skipped.
+    """
     small, large = (_decoded(data, small_bytes) for small_bytes in (len(data), 0))
     if small is not None and small != large:
         raise AssertionError(f"read whole: {small!r}; by its fields: {large!r}")
 
 
 def _decoded(data: bytes, small_bytes: int) -> bytes | None:
-    """Decode a message and encode it again; None if it is invalid."""
+    """Decode a message and encode it again; return None if it is invalid."""
     before = codec.SMALL_BYTES
     vars(codec)["SMALL_BYTES"] = small_bytes
     try:
@@ -275,7 +275,7 @@ def _versions(parent: Path | None) -> list[bytes]:
 
 
 def _read_adapter(data: bytes) -> None:
-    """Read an adapter. The bytes up to the first zero byte are its configuration, the rest its weights."""
+    """Read an adapter. The bytes before the first zero byte are its configuration, the rest its weights."""
     config, _, weights = data.partition(b"\0")
     directory = _scratch() / "adapter_read"
     directory.mkdir(exist_ok=True)
@@ -290,7 +290,7 @@ def _adapters() -> list[bytes]:
 
 @cache
 def _scratch() -> Path:
-    """Make a directory that is removed with the process, or with TMPDIR if libFuzzer ends the process."""
+    """Make a directory that the process removes at its end. If libFuzzer ends the process, it goes with TMPDIR."""
     directory = tempfile.TemporaryDirectory(prefix="echo-fuzz-")
     _KEPT.append(directory)
     return Path(directory.name)

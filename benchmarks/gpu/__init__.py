@@ -17,7 +17,7 @@ from benchmarks.harness.progress import Measurement, Planned, Progress
 DESCRIPTION: Final = "A training step, sampling and adapter swaps on a CUDA GPU, random weights of Qwen3's shapes"
 
 SERVER: Final = running.Server()
-"""Process that runs the parts; the first part starts it."""
+"""The process that runs the parts; the first part starts it."""
 PARTS: Final = {"learner": 60.0, "sampler": 60.0, "end to end": 75.0, "beside TRL": 90.0}
 """Limit of each part in seconds, for one shape."""
 WHOLE_S: Final = 350.0
@@ -26,7 +26,7 @@ LEAST_S: Final = 20.0
 """Least seconds in which a part gives useful figures."""
 SHOWN: Final = ("case", "tokens_per_s", "matmul_share", "agreement", "time_ratio", "peak_gib", "quarantines", "error")
 COMPARED: Final = "Qwen3-0.6B"
-"""Shape of the comparison with TRL. Only one shape is compared, because TRL loads its base from a disk."""
+"""The only shape that is compared with TRL, because TRL must load its base from a disk."""
 
 CONDITIONS: Final = {
     "learner": "a step of the co-located learner on prepared rollouts, cut by what the learner measured; matmul_share: "
@@ -42,7 +42,7 @@ CONDITIONS: Final = {
 
 
 def cases() -> list[tuple[str, str, str]]:
-    """Return name, part and shape of each case, the most important ones first: the last may run out of time."""
+    """Return name, part and shape of each case, the most important first: time may run out for the last."""
     on_cpu = bool(os.environ.get(ON_CPU))
     shapes = [name for name, shape in SHAPES.items() if shape.tiny == on_cpu]
     first, *others = shapes
@@ -83,7 +83,7 @@ def _measured(rows: list[dict[str, Any]]) -> Measurement:
 
 
 def headline(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the figures shape by shape, and the number of failed parts."""
+    """Return the figures of each shape, and the number of failed parts."""
     wanted = (
         *("tokens_per_s", "matmul_share", "tokens_per_s_at_256", "agreement", "time_ratio", "peak_gib"),
         *("seconds_to_first_step", "learner_waited", "quarantines", "as_asked"),
@@ -93,7 +93,7 @@ def headline(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def run_part(part: str, shape: str, seed: int, *, limit_s: float) -> dict[str, Any]:
-    """Return the figures of one part, or `error`: why there are none."""
+    """Return the figures of one part, or the reason for their absence as `error`."""
     if running.CAN_FORK:
         return SERVER.run(part, shape, seed, limit_s=limit_s)
     return running.run_alone(part, shape, seed, limit_s=limit_s)

@@ -7,8 +7,6 @@ import time
 
 
 class Budget:
-    """Time budget that starts at construction."""
-
     def __init__(self, name: str, limit_s: float) -> None:
         self._name = name
         self._limit_s = limit_s
@@ -19,6 +17,5 @@ class Budget:
         return self._limit_s - (time.monotonic() - self._began_at)
 
     def say(self, what: str) -> None:
-        """Print a progress line."""
         elapsed_s = time.monotonic() - self._began_at
         print(f"  {self._name}, {elapsed_s:.0f} of {self._limit_s:.0f} s: {what}", file=sys.stderr, flush=True)

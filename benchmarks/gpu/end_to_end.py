@@ -20,10 +20,10 @@ from benchmarks.harness.site import RunFailed, hub_process, node_process
 
 PART: Final = "end to end"
 REAL_MODEL: Final = "ECHO_BENCHMARK_MODEL"
-"""A directory in Hugging Face layout; without it, the base is built in."""
+"""Environment variable: a directory in Hugging Face layout. Without it, the base is the built-in one."""
 BUILT_IN: Final = "builtin:tiny"
 ENDING_S: Final = 25.0
-"""Seconds kept for ending the hub and the node."""
+"""Seconds reserved for ending the hub and the node."""
 MOST_STEPS: Final = 100_000
 LOOK_S: Final = 0.5
 _SUMS: Final = 12
@@ -31,7 +31,7 @@ _END_WITH_PARENT: Final = (
     "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGTERM); os.execv(sys.argv[1], sys.argv[1:])"
 )
 _WITH_PARENT: Final = (sys.executable, "-c", _END_WITH_PARENT) if sys.platform == "linux" else ()
-"""Linux: the hub gets SIGTERM at the end of this process, even if this process is killed. A node watches its input."""
+"""On Linux, the hub gets SIGTERM when this process ends, even by a kill. A node watches its standard input instead."""
 _SETTINGS: Final = {
     BUILT_IN: {"ECHO_HUB_SAMPLING__MAX_TOKENS": "6"},
     REAL_MODEL: {
@@ -50,7 +50,6 @@ _STEPS: Final = (
 
 
 def model() -> str:
-    """Return the name of the base model, for the case's name."""
     path = os.environ.get(REAL_MODEL)
     return Path(path).name if path else BUILT_IN
 
@@ -71,7 +70,7 @@ def measure(seed: int, budget: Budget, *, device: str) -> dict[str, Any]:
                 with node_process(url, home, ["--backend", "torch"], env=_NODE) as node:
                     _watch(run, budget, hub, node)
                     said = _status(home)
-        except RunFailed as error:  # Add the logs to the error, because the directory is deleted.
+        except RunFailed as error:  # The directory with the logs is deleted, so the error includes them.
             words = (f"the {log.stem} said: {_last_words(log)}" for log in sorted(directory.glob("*.log")))
             raise RunFailed("; ".join([str(error), *words])) from error
         steps = _steps(run)
@@ -121,7 +120,6 @@ def _last_words(log: Path) -> str:
 
 
 def _status(home: Path) -> dict[str, Any]:
-    """Return the node's own status."""
     command = [sys.executable, "-m", "echo_node", "status", "--json", "--data-dir", str(home)]
     said: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return said
@@ -137,14 +135,14 @@ def _steps(run: Path) -> list[dict[str, Any]]:
 
 
 def _quarantines(run: Path) -> int:
-    """Count quarantine decisions. The node is honest, so each one is a fault."""
+    """Count quarantines. The node is honest, so each one is an error."""
     with contextlib.closing(sqlite3.connect(f"file:{run / 'echo.db'}?mode=ro", uri=True, timeout=5.0)) as database:
         (count,) = database.execute("SELECT count(*) FROM trust_log WHERE decision = 'quarantined'").fetchone()
     return int(count)
 
 
 def _figures(steps: list[dict[str, Any]]) -> dict[str, Any]:
-    """Compute rates over all steps after the first: the first step includes the start of the node."""
+    """Return the rates over all steps except the first, which includes the node's start."""
     if len(steps) < 2:
         return {"tokens_per_s": None, "step_s": None, "learner_waited": None}
     span_s = steps[-1]["trained_at"] - steps[0]["trained_at"]

@@ -49,13 +49,13 @@ STEPS: Final = 3
 """Training steps of the part; the first one is not timed."""
 COMPARED_ROLLOUTS: Final = 32
 IMPORTS_S: Final = 15.0
-"""Seconds that importing libraries is assumed to take in a part that starts alone and without a limit."""
+"""Assumed seconds for importing libraries, in a part that starts alone and without a limit."""
 RESERVE_S: Final = 5.0
 """Seconds that a loop leaves for the work after it."""
 
 
 def learner(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
-    """Time steps that are cut as the learner would cut them."""
+    """Time steps that are divided into passes as the learner divides them."""
     budget.say("the model is made")
     settings, policy = load(shape, seed)
     optimizer = make_optimizer(policy, settings.training)
@@ -96,7 +96,7 @@ def learner(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
 
 
 def sampler(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
-    """Sample at several widths, swap the adapter, and draw again in float32."""
+    """Sample at several widths, swap the adapter, and redraw in float32."""
     budget.say("the model is made")
     _, policy = load(shape, seed)
     row: dict[str, Any] = {"left_out": []}
@@ -105,7 +105,7 @@ def sampler(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
         asked = requests(shape, seed, GROUP_SIZE)
         took_s, rollouts = timed(lambda: list(sample_groups(policy.model, asked)))
         for width in shape.widths:
-            # Doubling the width less than doubles the time.
+            # Twice the width takes less than twice the time.
             if budget.left_s < 2 * took_s + RESERVE_S:
                 row["left_out"].append(f"width {width}")
                 continue
@@ -125,7 +125,7 @@ def sampler(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
 def agreement(
     policy: Policy, asked: list[GroupRequest], rollouts: list[FinishedRollout], budget: Budget
 ) -> dict[str, Any]:
-    """Compute the share of tokens that the same weights in float32 draw as well. Skip rollouts when time runs out."""
+    """Return the share of tokens that the same weights in float32 draw as well. Skip rollouts when time runs out."""
     policy.model.float()
     by_group = {request.group_id: request for request in asked}
     same: list[Any] = []
@@ -144,7 +144,7 @@ def agreement(
 
 
 def beside_trl(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
-    """Compare a step with that of TRL's trainer (`benchmarks.learner`)."""
+    """Compare a step with one of TRL's trainer (`benchmarks.learner`)."""
     from benchmarks.harness.progress import Planned, Progress
     from benchmarks.learner import Case, compare, shape_of
 
@@ -171,7 +171,7 @@ PARTS: Final[dict[str, Callable[[Shape, int, Budget], dict[str, Any]]]] = {
 
 
 def load(shape: Shape, seed: int) -> tuple[LearnerSettings, Policy]:
-    """Load a policy whose base is made on the device, because writing and reading 8B weights takes minutes."""
+    """Load a policy. Its base is made on the device, because writing and reading 8B weights takes minutes."""
     kind = device_type()
 
     def random_base(settings: LearnerSettings, device: torch.device, dtype: torch.dtype) -> Any:
@@ -250,7 +250,7 @@ def peak_gib() -> float | None:
 
 
 def run(part: str, shape: str, seed: int, limit_s: float) -> dict[str, Any]:
-    """Return the figures of one part and the device. Parts with child processes report peak memory themselves."""
+    """Return the figures of one part, and the device. Parts with child processes report peak memory themselves."""
     budget = Budget(f"{part}, {shape}", limit_s)
     kind = device_type()
     device = torch.cuda.get_device_name() if kind == "cuda" else "cpu"

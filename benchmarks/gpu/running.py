@@ -23,19 +23,19 @@ SERVE: Final = "--serve"
 CAN_FORK: Final = hasattr(os, "fork") and sys.platform == "linux"
 STARTS_WITHIN_S: Final = 120.0
 _NO_CUDA_IN_SERVER: Final = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-"""Environment variable of the server: PyTorch then looks for a GPU through NVML. After a look through CUDA, no fork
-could use CUDA.
+"""Environment of the server: PyTorch looks for a GPU through NVML. If it looked through CUDA, no fork could use
+CUDA.
 """
 _NOT_IN_A_FORK: Final = ("forked subprocess", "initialization error")
 _KILLED_AFTER_S: Final = 5.0
 _MOST_SAID: Final = 800
 
 Run = Callable[[str, str, int, float], dict[str, Any]]
-"""Takes part, shape, seed and seconds; returns the part's figures."""
+"""Function of part, shape, seed and seconds that returns the part's figures."""
 
 
 class Server:
-    """Context manager of the server process. The first part starts the process."""
+    """Context manager of the server process, which the first part starts."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -86,7 +86,6 @@ class Server:
 
 
 def run_alone(part: str, shape: str, seed: int, *, limit_s: float) -> dict[str, Any]:
-    """Run a part in a process that imports the libraries itself."""
     command = [sys.executable, "-m", MODULE, part, shape, str(seed), str(limit_s)]
     try:
         run = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=limit_s, check=False)
@@ -96,7 +95,6 @@ def run_alone(part: str, shape: str, seed: int, *, limit_s: float) -> dict[str, 
 
 
 def _figures(output: str, status: int) -> dict[str, Any]:
-    """Parse the last line of a part's output."""
     lines = output.splitlines()
     try:
         figures: dict[str, Any] = json.loads(lines[-1])
@@ -106,7 +104,7 @@ def _figures(output: str, status: int) -> dict[str, Any]:
 
 
 def _line(descriptor: int, within_s: float) -> str | None:
-    """Read one line of a pipe. Return the partial line at the pipe's end, or None after `within_s`."""
+    """Read one line of a pipe. Return the partial line at the pipe's end; None after `within_s`."""
     read, until = b"", time.monotonic() + within_s
     while not read.endswith(b"\n"):
         if not select.select([descriptor], [], [], max(0.0, until - time.monotonic()))[0]:
@@ -118,11 +116,11 @@ def _line(descriptor: int, within_s: float) -> str | None:
     return read.decode(errors="replace").strip()
 
 
-# The rest runs in the server.
+# Code from here on runs in the server process.
 
 
 def serve(run: Run) -> None:
-    """Read requests from standard input and write one line of figures for each to standard output."""
+    """Read requests from standard input; write a line of figures for each to standard output."""
     for line in sys.stdin:
         part, shape, seed, limit_s = json.loads(line)
         print(json.dumps(_forked(run, part, shape, seed, limit_s)), flush=True)
@@ -133,9 +131,9 @@ def _forked(run: Run, part: str, shape: str, seed: int, limit_s: float) -> dict[
     child = os.fork()
     if child == 0:
         os.close(reading)
-        os.setsid()  # A process group of its own, so that a later killpg reaches all processes of the part.
+        os.setsid()  # The process group of this part, all of which killpg ends.
         sys.stdin = open(os.devnull)  # noqa: PTH123, SIM115 - It lives as long as the process.
-        os.dup2(2, 1)  # Libraries print to standard output; the server's answers go there.
+        os.dup2(2, 1)  # Libraries print to standard output, which is reserved for the server's answers.
         status = _answer(run, part, shape, seed, limit_s, writing)
         os._exit(status)
     os.close(writing)
@@ -149,7 +147,7 @@ def _forked(run: Run, part: str, shape: str, seed: int, limit_s: float) -> dict[
 
 
 def _answer(run: Run, part: str, shape: str, seed: int, limit_s: float, writing: int) -> int:
-    """Run the part and write its figures, or its error. Return the exit status."""
+    """Run the part and write its figures or its error. Return the exit status."""
     try:
         figures = run(part, shape, seed, limit_s)
     except BaseException as error:  # noqa: BLE001 - The process ends with it.
@@ -162,6 +160,6 @@ def _answer(run: Run, part: str, shape: str, seed: int, limit_s: float, writing:
 
 
 def _kill(child: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # The process may have ended by itself in the meantime.
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)

@@ -1,4 +1,4 @@
-"""Shapes of models with random weights, from their config.json, without unused rows of the vocabulary."""
+"""Shapes of models with random weights, from the models' config.json, without unused rows of the vocabulary."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ON_CPU: Final = "ECHO_BENCHMARK_GPU_ON_CPU"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape(models.Shape):
-    """A model, and its work."""
+    """A model's shape, and the work for it."""
 
     completion_tokens: int = 512
     """Tokens of the longest trained rollout."""
@@ -48,7 +48,7 @@ SHAPES: Final = {
 
 
 def device_type() -> str:
-    """Return the device of the measurement; empty if there is none."""
+    """Return the device to measure; "" if there is none."""
     if os.environ.get(ON_CPU):
         return "cpu"
     return "cuda" if torch.cuda.is_available() else ""

@@ -4,13 +4,15 @@ Hub and store are real; `benchmarks.harness.books` has filled the database. Node
 without sockets, and nothing is trained. Times are processor times on SQLite, and clock times on PostgreSQL, whose
 server has a process of its own. Each case runs in a process of its own.
 
-- `start_s`: from the start to an open port, with the search for damage.
-- `snapshot_ms`: median time of one picture of run and nodes, after news from 1 in 50 nodes.
-- `leaderboard_ms`, `metrics_ms`: the hub's processor time per answer of `/leaderboard` and `/metrics`, the median.
-- `worst_query_ms`: the writer's slowest statement for one set of parameters, in the fastest of three steps, so that
-  other work of the machine counts little; `worst_query` names it.
-- `bytes_per_rollout`: tables of rollouts, groups, steps and credit with their indices, without tokens, which have a cap
-  of their own. `bytes_per_version_per_node`: growth of the database with each version that all nodes fetch.
+- `start_s`: from the start to an open port, including the search for damage in the database.
+- `snapshot_ms`: median time of one picture (the data of run and nodes that the pages show), after news from one in 50
+  nodes.
+- `leaderboard_ms`, `metrics_ms`: the hub's median processor time per answer of `/leaderboard` and `/metrics`.
+- `worst_query_ms`: the writer's slowest statement per set of parameters, in the fastest of three steps, so that other
+  work of the machine counts little; `worst_query` names the statement.
+- `bytes_per_rollout`: tables of rollouts, groups, steps and credit with their indices. Tokens are excluded, because the
+  hub limits their total size. `bytes_per_version_per_node`: growth of the database with each version that all nodes
+  fetch.
 """
 
 from __future__ import annotations
@@ -54,11 +56,10 @@ DESCRIPTION: Final = "A hub on the books of a million rollouts and thousands of 
 
 LOOKS: Final = 7
 SHARE_NEW: Final = 50
-"""One of this many nodes reports something new between two pictures of the run."""
+"""One of this many nodes changes between two pictures (the data of run and nodes that the pages show)."""
 
 
 def connect_all(hub: Hub, node_ids: Sequence[str], *, policy_version: int) -> None:
-    """Connect nodes in the hub's own parts, without sockets."""
     coordinator, now = hub.coordinator, time.time()
     coordinator.start(now)
     for node_id in node_ids:
@@ -95,7 +96,7 @@ async def measure_pages(hub: Hub, run: RunDirectory, node_ids: Sequence[str]) ->
         pictures.append((await hub.pages.picture()).processor_s)
 
     async def ask(path: str) -> float:
-        """Processor milliseconds of one answer, with the request itself."""
+        """Return the processor milliseconds of one answer, its request included."""
         began_s = time.process_time()
         async with http.get(path) as answer:
             await answer.read()
@@ -159,7 +160,7 @@ async def _measure(run: RunDirectory, config: HubConfig, amount: Amount, seed: i
 
 
 async def _start_s(config: HubConfig, run: RunDirectory) -> float:
-    """Start a hub until its port is open; return the seconds."""
+    """Start a hub; return the seconds until its port is open."""
     began_at = time.monotonic()
     async with open_hub(config, run):
         return time.monotonic() - began_at
@@ -188,7 +189,7 @@ async def _measure_writer(config: HubConfig, run: RunDirectory, amount: Amount, 
             await turns.fetched_by_all()
             await turns.keep_house()
             of_steps.append(heard.worst)
-            if number:  # Skip the first step, during which old versions may still be retired.
+            if number:  # Skip the first step, in which old versions may still be retired.
                 grown.append((_used_bytes(engine, PER_VERSION) - before) / len(ids))
     await store.close()
     least = {sql: min(step.get(sql, math.inf) for step in of_steps) for step in of_steps for sql in step}
@@ -201,7 +202,7 @@ async def _measure_writer(config: HubConfig, run: RunDirectory, amount: Amount, 
 
 
 def _used_bytes(engine: Engine, tables: Sequence[str]) -> int:
-    """Bytes of these tables with their indices; on PostgreSQL after a vacuum."""
+    """Return the bytes of these tables and their indices; on PostgreSQL after a vacuum."""
     with engine.connect() as connection:
         if engine.dialect.name != "sqlite":
             connection.execution_options(isolation_level="AUTOCOMMIT").execute(text(f"VACUUM {', '.join(tables)}"))
@@ -218,8 +219,6 @@ ROLLOUTS: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A number of nodes, with steps that have a few rollouts of each node."""
-
     name: str
     nodes: int
     groups_per_step: int
@@ -249,7 +248,7 @@ def plan() -> list[Planned]:
 
 
 def measure(seed: int, progress: Progress, *, scale: float = 1.0) -> Measurement:
-    """Measure with nodes, rollouts and groups a step multiplied by `scale`."""
+    """Measure with `scale` times the nodes, rollouts and groups per step."""
     rows: list[dict[str, Any]] = []
     for case in CASES:
         if progress.wants(case.name):
@@ -270,7 +269,9 @@ def _measure_case(case: Case, amount: Amount, seed: int) -> dict[str, Any]:
 
 
 def headline(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Figures of each case: "..._N" of N nodes with SQLite, "..._N_postgresql" with PostgreSQL. None: not measured."""
+    """Return the figures of each case: "..._N" for N nodes with SQLite, "..._N_postgresql" with PostgreSQL. None: not
+    measured.
+    """
     by_case = {row["case"]: row for row in rows}
     found: dict[str, Any] = {}
     for case in CASES:

@@ -1,4 +1,4 @@
-"""The store writer's turns on a long run's database, and the duration of every statement.
+"""The turns (transactions) of the store's writer on a long run's database, and the duration of every statement.
 
 The store's own writer writes one step in the turns of a busy hub: groups are opened and leased, rollouts arrive, are
 scored, checked and dropped, a step is planned and trained, and all nodes fetch its version. Then nodes are noted as
@@ -51,7 +51,7 @@ from echo_shared.records.run import RunEvent
 from echo_shared.wire.messages import Checked, DropReason, Fetched, FinishReason, Way, rollout_id
 
 PART: Final = 512
-"""Most records of one kind in one turn, the store writer's transaction."""
+"""Maximum number of records of one kind in one turn, which is one transaction of the store's writer."""
 WRITER: Final = "store-writer"
 _LIST: Final = re.compile(r"IN \([?%][^(]*(\([^()]*\)[^()]*)*\)")
 """Matches an SQL list of parameters of any length."""
@@ -59,7 +59,7 @@ _LIST: Final = re.compile(r"IN \([?%][^(]*(\([^()]*\)[^()]*)*\)")
 
 @dataclass(slots=True)
 class Heard:
-    """Longest time of each statement of the writer, in seconds for one set of parameters."""
+    """Longest time of each statement of the writer, in seconds per set of parameters."""
 
     worst: dict[str, float] = field(default_factory=dict)
     _began_s: float = 0.0
@@ -71,8 +71,9 @@ class Heard:
 
 @contextmanager
 def hearing(engine: Engine) -> Iterator[Heard]:
-    """Time the writer's statements during the block. Queries run once more to their last row, because SQLite finds rows
-    on demand."""
+    """Time the writer's statements during the block. A query is repeated to its last row, because SQLite finds rows
+    only as they are read.
+    """
     heard = Heard()
     clock = time.thread_time if engine.dialect.name == "sqlite" else time.perf_counter
 
@@ -114,7 +115,6 @@ class Turns:
     now: float
 
     async def work(self) -> None:
-        """Write everything of one step, from the leases to the trained step."""
         groups = range(self.group_id, self.group_id + self.groups_per_step)
         leases = [
             RolloutsLeased(
@@ -181,7 +181,7 @@ class Turns:
             await self.store.apply(records[start : start + PART], self.now, [event])
 
     async def fetched_by_all(self) -> None:
-        """Record the fetch of the newest version by every node, as the distributor does."""
+        """Record that every node has fetched the newest version, like the distributor."""
         version = self.step - 1
         await self.store.on_writer(
             self.store.store.record_distribution,
@@ -206,7 +206,7 @@ class Turns:
             await self.store.on_writer(self.store.store.record_distribution, arrivals, self.now)
 
     async def keep_house(self) -> None:
-        """Keep house as `Housekeeping` does, and let a node join."""
+        """Note nodes as present and delete old records, like `Housekeeping`; and let a node join."""
         await self.store.write(note_still_here, self.nodes, self.now)
         await self.store.on_writer(self.store.store.prune, self.step - 20)
         joined = self.nodes[0]
@@ -222,7 +222,7 @@ class Turns:
         await self._let_go()
 
     async def _let_go(self) -> None:
-        """Retire the oldest step as the hub's `Retention` does."""
+        """Retire the oldest step, like the hub's `Retention`."""
         last = self.store.store.read(read_last)
         after = self.store.store.read(read_first_mark) if last is None else last.through
         for one in self.store.store.read(read_ripe, after, after.step + 2):

@@ -1,10 +1,12 @@
 """Fills the database of a run, in seconds, with thousands of nodes and a million rollouts. SQL statements do the work.
 
-A trained run gets final rollouts of the past: none of them is work, so its hub continues as before. A run without steps
-gets steps, versions and rollouts under way. Rollouts of nodes follow Zipf's law. The same seed gives the same rows.
+A trained run gets final rollouts of the past, which leave the hub nothing to do, so that it continues as before. A run
+without steps gets steps, versions and rollouts under way. The number of a node's rollouts follows Zipf's law. The same
+seed gives the same rows.
 
 Random numbers are Weyl sequences: number n is the fractional part of n times a multiplier, which is uniform over 0 ..
-1, and equal in both databases and in numpy."""
+1, and equal in both databases and in numpy.
+"""
 
 from __future__ import annotations
 
@@ -53,18 +55,16 @@ _MULTIPLIERS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amount:
-    """Size of the database to make."""
-
     nodes: int
     rollouts: int
     groups_per_step: int = 64
-    """Number of groups per step, for a run without steps."""
+    """Groups per step, in a run without steps."""
     under_way: int = 0
-    """Number of rollouts under way: leased, received and scored ones, a third each. Only for a run without steps."""
+    """Rollouts under way: a third each is leased, received and scored. Only in a run without steps."""
 
 
 def fill(engine: Engine, amount: Amount, *, seed: int, now: float) -> None:
-    """Fill the database of a hub that does not run."""
+    """Fill the database of a hub that is not running."""
     with open_to_write(engine) as connection:
         books = _Books(connection, amount, seed=seed, now=now)
         books.write_nodes()
@@ -79,7 +79,7 @@ def fill(engine: Engine, amount: Amount, *, seed: int, now: float) -> None:
 
 
 def _draw(name: str, count: str) -> str:
-    """SQL of a random number 0 .. 1 for the SQL number `count`."""
+    """Return SQL of the random number (0 to 1) whose index is the SQL number `count`."""
     return f"((CAST({count} AS BIGINT) * {_MULTIPLIERS[name]}) % {_MODULUS} / {_MODULUS}.0)"
 
 
@@ -100,9 +100,7 @@ _COLUMNS: Final = (
     " num_tokens, received_at, checked, scored_at, final_at, not_kept"
 )
 _ZIPF: Final = f"power(CAST(:nodes AS DOUBLE PRECISION), {_draw('node', f':seed + n / {LEASE_SIZE}')})"
-"""SQL of a node's number under Zipf's law: rounded down, the value r has a probability proportional to log(1 + 1
-/ r).
-"""
+"""SQL of a node's number by Zipf's law. Rounded down, it is r with a probability proportional to log(1 + 1 / r)."""
 _DROP: Final = (
     f"CASE WHEN {_draw('drop', ':seed + n')} < {SHARE_DROPPED}"
     f" THEN CASE CAST(floor({len(DROPS)} * {_draw('why', ':seed + n')}) AS BIGINT) "
@@ -179,7 +177,7 @@ FETCHES: Final = (
 
 
 class _Books:
-    """Writer of the rows over one connection. `trained` is the run's newest step; None for a run without steps."""
+    """Writes the rows over one connection. `trained` is the run's newest step; None for a run without steps."""
 
     def __init__(self, connection: Connection, amount: Amount, *, seed: int, now: float) -> None:
         self._connection = connection
@@ -203,7 +201,7 @@ class _Books:
 
     @property
     def _groups_a_step(self) -> int:
-        """Groups a step: all groups belong to the newest step, if the run has one."""
+        """Return the number of groups per step. In a trained run, all groups belong to the newest step."""
         return self._amount.groups_per_step if self.trained is None else self._num_groups
 
     @property
@@ -231,7 +229,7 @@ class _Books:
     def write_nodes(self) -> None:
         self._ids = [self._rng.bytes(32).hex() for _ in range(self._amount.nodes)]
         self._connection.execute(text("CREATE TEMPORARY TABLE ranks (place BIGINT PRIMARY KEY, node_id TEXT)"))
-        # The smallest place has the most rollouts (Zipf's law).
+        # The lowest place has the most rollouts (Zipf's law).
         ranks = [{"place": place + 1, "node_id": node_id} for place, node_id in enumerate(self._ids)]
         self._connection.execute(text("INSERT INTO ranks VALUES (:place, :node_id)"), ranks)
         seen = self._now - self._rng.exponential(2 * 86_400, len(self._ids))
@@ -252,7 +250,7 @@ class _Books:
         )
 
     def write_rollouts(self) -> None:
-        """Write groups and rollouts. Dropping and making the indices is much faster than updating them."""
+        """Write groups and rollouts. Indices are dropped and rebuilt, because updating them takes much longer."""
         self._do(DRAWN)
         self._do(GROUPS)
         for index in rollouts.indexes:
@@ -262,7 +260,6 @@ class _Books:
             index.create(self._connection)
 
     def write_totals(self) -> None:
-        """Write tallies, credit and standings."""
         for statement in (COUNTED, TALLIES, OUTCOMES, *PARTS, CREDIT):
             self._do(statement)
         standings = [
@@ -286,7 +283,6 @@ class _Books:
         self._connection.execute(insert(trust), standings)
 
     def write_steps(self) -> None:
-        """Write steps with their batches and versions."""
         published = [{"policy_version": 0, "published_at": self._began_at}]
         for step in self._steps():
             self._connection.execute(insert(steps), step)
@@ -321,7 +317,7 @@ class _Books:
             }
 
     def write_under_way(self) -> None:
-        """Write groups whose rollouts are all under way, node after node."""
+        """Write groups whose rollouts are all under way, node by node."""
         lease, group = self._lease + self._amount.rollouts // LEASE_SIZE + 1, self._group + self._num_groups
         count = self._amount.under_way // GROUP_SIZE * GROUP_SIZE
         if not count:
@@ -355,7 +351,7 @@ class _Books:
         self._connection.execute(insert(payloads), [{**key, **drawn} for key in keys])
 
     def write_fetches(self) -> None:
-        """Write fetches of the newest versions by every node, and totals of older versions."""
+        """Write every node's fetches of the newest versions, and totals of older versions."""
         newest = self._connection.scalar(select(func.max(versions.c.policy_version))) or 0
         is_sqlite = self._connection.dialect.name == "sqlite"
         as_hash = "printf('%040x', policy_version)" if is_sqlite else "lpad(to_hex(policy_version), 40, '0')"

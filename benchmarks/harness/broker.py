@@ -1,4 +1,4 @@
-"""A NATS server with JetStream on loopback, which can be killed and started again."""
+"""A NATS server with JetStream on loopback that can be killed and restarted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class BrokerFailed(Exception):
 
 
 def lacking() -> str:
-    """Why this machine cannot run a server; empty if it can."""
+    """Return why this machine cannot run a server; "" if it can."""
     if BINARY is None:
         return "there is no nats-server"
     return "" if importlib.util.find_spec("nats") else "nats-py is not installed"
@@ -79,7 +79,7 @@ class BrokerProcess:
 
 @contextmanager
 def broker_process(directory: Path, *, max_payload: int = LEAST_PAYLOAD) -> Iterator[BrokerProcess]:
-    """Run a server while the block runs. Raises BrokerFailed."""
+    """Run a server during the block. Raises BrokerFailed."""
     broker = BrokerProcess(directory, max_payload=max_payload)
     try:
         broker.start()
@@ -89,7 +89,6 @@ def broker_process(directory: Path, *, max_payload: int = LEAST_PAYLOAD) -> Iter
 
 
 def run_id_of(store_url: str) -> str:
-    """Return the id of a run that was served before."""
     store = Store.open(store_url, beside_hub=True)
     try:
         return store.read(read_meta)["run_id"]
@@ -98,7 +97,7 @@ def run_id_of(store_url: str) -> str:
 
 
 def wait_until_taken(broker: BrokerProcess, run_id: str) -> None:
-    """Wait until the hub has committed everything that the broker keeps. Raises RunFailed."""
+    """Wait until the hub has committed everything in the broker. Raises RunFailed."""
     asyncio.run(_until_taken(broker.url, Subjects(run_id).stream))
 
 

@@ -1,6 +1,6 @@
-"""A hub of real parts (websocket, session, web seed, swarm) that its caller drives.
+"""A hub of real parts (websocket, session, web seed, swarm) that sends only what its caller tells it to.
 
-The hub sends what its caller wants. Tests drive nodes with a hub that also breaks the protocol (`tests/driven_hub.py`).
+A subclass in `tests/driven_hub.py` also breaks the protocol.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class DrivenHub:
         ]
 
     async def close(self) -> None:
-        """Stop listening and hang up. `open` listens at the same port again."""
+        """Stop listening and close all connections. `open` listens at the same port again."""
         if self._socket is not None:
             await self._socket.close()
         if self._runner is not None:
@@ -114,7 +114,7 @@ class DrivenHub:
         way: Way = Way.SWARM,
         source: str | None = None,
     ) -> ArtefactOffer:
-        """Seal, sign and seed `directory`, as a delta if there is a `parent`."""
+        """Seal, sign and seed `directory`; as a delta if there is a `parent`."""
         assert self._swarm is not None
         manifest = Manifest(
             kind="base" if version is None else "policy",
@@ -208,7 +208,7 @@ class DrivenHub:
         return web.FileResponse(self.carriers / request.match_info["path"])
 
     async def _met(self, request: web.Request) -> HubSession | web.Response:
-        """Check credentials. Returns the session of a proven node, or the answer for any other client."""
+        """Check credentials. Return the session of a proven node, or the answer for any other client."""
         credentials = Credentials.of_header(request.headers["Authorization"])
         assert credentials is not None
         session = HubSession(me=self.me, software_version="test", nonce=credentials.nonce or secrets.token_bytes(32))

@@ -1,4 +1,4 @@
-"""Sampling engines of nodes: which ones this machine can run, and passes over groups of requests."""
+"""Sampling engines of nodes: the engines that this machine can run, and passes over groups of requests."""
 
 from __future__ import annotations
 
@@ -45,8 +45,6 @@ def lacks(backend: str, precision: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One timed pass over some groups."""
-
     seconds: float
     rollouts: list[FinishedRollout]
 
@@ -56,8 +54,9 @@ class Run:
 
 
 class SamplingEngine:
-    """An engine. Measured engines run in processes of their own (`pool.apart`), so that idle threads of one engine slow
-    down no other engine."""
+    """An engine. A measured engine runs in its own process (`pool.apart`), so that its idle threads slow down no other
+    engine.
+    """
 
     def __init__(self, backend: str, base: Path, derived: Path, precision: str) -> None:
         self._engine: Engine | None = None
@@ -68,7 +67,7 @@ class SamplingEngine:
         self._recording: Recording | None = None
 
     def open(self, *, width: int, threads: int | None = None, helpers: tuple[str, ...] = ()) -> None:
-        """Open the engine, again if it is open. By default it gets as many threads as in a node."""
+        """Open the engine, or reopen it. By default it has as many threads as in a node."""
         self.close()
         self._engine, self._policy = make_engine(self._backend), None
         threads = threads or hardware.sensible_threads()
@@ -88,8 +87,8 @@ class SamplingEngine:
         return Run(seconds=seconds, rollouts=rollouts)
 
     def record(self, groups: list[GroupRequest]) -> None:
-        """Record the calls into llama.cpp that sampling these groups makes."""
-        from benchmarks.backends.replay import Recording  # Other engines do without llama.cpp.
+        """Record the calls into llama.cpp while sampling these groups."""
+        from benchmarks.backends.replay import Recording  # The import needs llama.cpp, which other engines do without.
 
         self._recording = Recording.of(lambda: self.sample(groups))
 
@@ -106,8 +105,9 @@ class SamplingEngine:
             before.free()
 
     def swap(self, adapters: tuple[Path, Path], *, times: int, groups: list[GroupRequest]) -> dict[str, float]:
-        """Sample the groups with both adapters in turns. Return median milliseconds of preparing an adapter and of
-        putting it in place, and the growth of resident memory after the first eleven swaps."""
+        """Sample the groups with both adapters in turns. Return the median milliseconds for preparing an adapter and
+        for activating it, and the growth of resident memory after the first eleven swaps.
+        """
         prepare_ms, swap_ms, resident = [], [], []
         for number in range(times):
             began = time.perf_counter()
@@ -153,7 +153,7 @@ def group_request(
     stop_ids: Sequence[int] = (),
     temperature: float = 1.0,
 ) -> GroupRequest:
-    """Make a request whose lease and group have this number, with version 0."""
+    """Make a request whose lease and group have this number, for version 0."""
     return GroupRequest(
         lease_id=number,
         group_id=number,
@@ -168,7 +168,7 @@ def group_request(
 
 
 def sums(count: int, seed: int, *, group_size: int = GROUP_SIZE) -> list[GroupRequest]:
-    """Make groups of the built-in model's own task: short completions that end by themselves."""
+    """Make groups of the built-in model's own task, whose completions are short and end by themselves."""
     task = ArithmeticTask(ArithmeticOptions())
     base = resolve_base("builtin:tiny")
     tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
@@ -194,7 +194,7 @@ def texts(
     prompt_tokens: int = PROMPT_TOKENS,
     group_size: int = GROUP_SIZE,
 ) -> list[GroupRequest]:
-    """Make groups of random tokens, one for each number of tokens. No completion ends earlier."""
+    """Make groups of random tokens, one for each number of completion tokens. No completion ends earlier."""
     rng = np.random.default_rng(seed)
     return [
         group_request(

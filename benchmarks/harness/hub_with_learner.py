@@ -19,13 +19,14 @@ LEARNER: Final = "ECHO_BENCH_LEARNER"
 
 
 def command(learner: LearnerConfig) -> Sequence[str]:
-    """Return the command of a learner on this machine alone."""
+    """Return the command of a learner on this machine only."""
     return (os.environ[LEARNER],)
 
 
 def train_by(screened_step: Callable[..., object]) -> int:
-    """Serve as the learner's process, and train every step by this function. Returns the exit status."""
-    from echo_hub.learner import serve, step, within_memory  # The hub's own process loads no torch.
+    """Serve as the learner's process, and train every step by this function. Return the exit status."""
+    # The hub's own process imports this module too, but not torch.
+    from echo_hub.learner import serve, step, within_memory
 
     assert vars(within_memory)["screened_step"] is step.screened_step, "every step is trained by this function"
     vars(within_memory)["screened_step"] = screened_step

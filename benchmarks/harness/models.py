@@ -1,4 +1,4 @@
-"""Models of random weights in shapes of real models, and adapters for them."""
+"""Models with random weights in the shapes of real models, and adapters for them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ LORA_RANK: Final = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Shape of a Qwen3 model."""
-
     hidden: int
     layers: int
     heads: int
@@ -33,7 +31,7 @@ class Shape:
     tied: bool = True
 
     def config(self, *, stop_id: int | None = None) -> Any:
-        """Return the configuration for transformers. `stop_id` is the token that ends a text, and the padding."""
+        """Return the configuration for transformers. `stop_id` is the token that ends a text; it also pads."""
         return Qwen3Config(
             vocab_size=self.vocabulary,
             hidden_size=self.hidden,
@@ -51,15 +49,16 @@ class Shape:
         )
 
     def operations(self, inputs: int, trained: int) -> float:
-        """Operations of a step's matrix products: forward, and backward to the inputs, because the weights are
-        frozen."""
+        """Return the operations of a step's matrix products: forward, and backward to the inputs only, because the
+        weights are frozen.
+        """
         attention = self.head_dim * (2 * self.heads + 2 * self.key_value_heads)
         layer = self.hidden * (attention + 3 * self.intermediate)
         return 4.0 * (inputs * self.layers * layer + trained * self.vocabulary * self.hidden)
 
 
 QWEN3_06B: Final = Shape(hidden=1_024, layers=28, heads=16, key_value_heads=8, head_dim=128, intermediate=3_072)
-"""Qwen3-0.6B, with less context."""
+"""Qwen3-0.6B with a shorter context."""
 QWEN3_8B: Final = Shape(
     hidden=4_096, layers=36, heads=32, key_value_heads=8, head_dim=128, intermediate=12_288, tied=False
 )
@@ -72,7 +71,7 @@ SMALL: Final = Shape(
 def random_model(
     directory: Path, shape: Shape, seed: int, *, dtype: torch.dtype = torch.bfloat16, stop_id: int | None = None
 ) -> Path:
-    """Write a model in Hugging Face layout, unless it is there already; return `directory`."""
+    """Write a model in Hugging Face layout, unless it exists; return `directory`."""
     if not directory.exists():
         torch.manual_seed(seed)
         config = shape.config(stop_id=stop_id)
@@ -81,7 +80,7 @@ def random_model(
 
 
 def random_adapter(base: Path, directory: Path, seed: int) -> Path:
-    """Write a LoRA adapter on all linear layers of a base, with values of the first training steps."""
+    """Write a LoRA adapter on all linear layers of a base, with values like those after the first training steps."""
     config = json.loads((base / "config.json").read_text())
     hidden, intermediate, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
@@ -119,13 +118,12 @@ T = TypeVar("T")
 
 
 def synchronize() -> None:
-    """Wait for the end of a GPU's work. No effect without a GPU."""
+    """Wait until the GPU has finished its work; does nothing without a GPU."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 def timed(work: Callable[[], T]) -> tuple[float, T]:
-    """Run work on the device; return seconds and result."""
     synchronize()
     began = time.perf_counter()
     result = work()
@@ -134,7 +132,7 @@ def timed(work: Callable[[], T]) -> tuple[float, T]:
 
 
 def matrix_operations_per_s(device: torch.device, dtype: torch.dtype) -> float:
-    """Operations a second of a large matrix product, the fastest of six."""
+    """Return the operations per second of a large matrix product, the fastest of six."""
     size = 8_192 if device.type == "cuda" else 1_024
     left, right = torch.randn(2, size, size, device=device).to(dtype)
     return float(2 * size**3 / min(timed(lambda: left @ right)[0] for _ in range(6)))

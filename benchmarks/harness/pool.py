@@ -1,4 +1,4 @@
-"""Pure functions in processes of their own: many cases next to each other, or one object that answers calls."""
+"""Work in separate processes: many cases in parallel, or one object that answers calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def pool(most_workers: int, *, workers: int | None = None, tasks_per_child: int | None = None) -> ProcessPoolExecutor:
-    """Fresh processes, `workers` or one for each core, but at most `most_workers`."""
+    """Return a pool of new processes: `workers`, or one for each core, but at most `most_workers`."""
     count = max(1, min(most_workers, workers or os.cpu_count() or 1))
     return ProcessPoolExecutor(
         count, mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=tasks_per_child
@@ -29,7 +29,7 @@ def each(
     workers: int | None = None,
     tasks_per_child: int | None = None,
 ) -> Iterator[tuple[K, R]]:
-    """Call `function` with the arguments of each key; yield the results in the order in which they come."""
+    """Call `function` with the arguments of each key; yield the results as they come."""
     if not wanted:
         return
     with pool(len(wanted), workers=workers, tasks_per_child=tasks_per_child) as processes:
@@ -39,7 +39,7 @@ def each(
 
 
 _made: Any = None
-"""The object of a child process, see `apart`."""
+"""The object of a process made by `apart`."""
 
 
 def _make(make: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
@@ -53,8 +53,9 @@ def _call(method: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any
 
 @contextmanager
 def apart(make: type[T], *arguments: Any) -> Iterator[T]:
-    """Make an object in a process of its own. Yields a stand-in: calls of its methods run there one at a time, and
-    errors come back as they are."""
+    """Make an object in a separate process. Yields a proxy: calls of methods run in that process one at a time, and
+    errors come back unchanged.
+    """
     with pool(1) as process:
         process.submit(_make, make, arguments).result()
         yield cast(T, _StandIn(process))

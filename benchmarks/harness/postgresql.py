@@ -15,7 +15,7 @@ from typing import Any
 
 
 def lacking() -> str:
-    """Why this machine cannot run a server; empty if it can."""
+    """Return why this machine cannot run a server; "" if it can."""
     if shutil.which("initdb") is None or shutil.which("pg_ctl") is None:
         return "no PostgreSQL server (initdb, pg_ctl) is installed"
     return "" if importlib.util.find_spec("psycopg") else "psycopg is not installed"
@@ -44,7 +44,7 @@ class PostgreSQL:
         self._run("initdb", "-D", f"{self._directory}/data", "-U", "echo", "-A", "trust", "-E", "UTF8", "--no-sync")
 
     def start(self) -> None:
-        # Without autovacuum, which would change query plans during a measurement.
+        # Autovacuum is off: it would change query plans during a measurement.
         options = f"-c listen_addresses= -c unix_socket_directories={self._directory} -c fsync=off -c autovacuum=off"
         log = f"{self._directory}/log"
         self._run("pg_ctl", "-D", f"{self._directory}/data", "-l", log, "-w", "-o", options, "start")
@@ -60,8 +60,7 @@ class PostgreSQL:
 
 @contextmanager
 def postgresql() -> Iterator[PostgreSQL]:
-    """Run a server while the block runs."""
-    with tempfile.TemporaryDirectory(prefix="echo-pg-", dir="/tmp") as directory:  # A socket's path must be short.
+    with tempfile.TemporaryDirectory(prefix="echo-pg-", dir="/tmp") as directory:  # The path of a socket must be short.
         server = PostgreSQL(Path(directory))
         server.make()
         server.start()

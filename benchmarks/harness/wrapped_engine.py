@@ -8,7 +8,7 @@ from echo_node.backends.base import Engine
 
 
 class WrappedEngine:
-    """Pass everything else on to `engine` (`echo_node.backends.base.Engine`)."""
+    """Passes every call on to `engine` (`echo_node.backends.base.Engine`)."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine

@@ -1,9 +1,9 @@
 """Findings of the verifier for honest engines of each precision, gains of neighbour shopping, and cost of the check.
 
 A short real run of the built-in model makes the versions; every sampler claims the same version. A token's *distance*
-is the gap, in nats of log-odds, between its u and the interval in which that version would have drawn the token. Its
+is the gap, in nats of log-odds, between its uniform u and the interval of u in which that version draws the token. Its
 *claim* is off by the difference between claimed and true log-odds, in nats. "u 0.2" is the share of tokens with a
-distance above 0.2, "claim 0.2" the share of tokens whose claim is off by more than 0.2 nats, "kl" the divergence a
+distance above 0.2, "claim 0.2" the share of tokens whose claim is off by more than 0.2 nats, "kl" the divergence per
 token. Neighbour shopping: see `shopping`. Cost is processor time, so that other work on the machine does not count.
 """
 
@@ -98,18 +98,16 @@ def _figures(examiner: Examiner, rollouts: Rollouts, adapters: Mapping[int, Path
 
 
 def _beyond(counts: Sequence[int]) -> list[float]:
-    """Return the share of tokens beyond each edge."""
     return [sum(counts[place:]) / sum(counts) for place in range(1, len(counts))]
 
 
 def _extremes(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the figure of the worst honest class."""
     honest = [row for row in rows if row["case"].startswith("honest")]
     return {"honest_u_beyond_02_worst": max(row["u 0.2"] for row in honest)} if honest else {}
 
 
 def _cost(run: ShortRun, scratch: Path) -> dict[str, float]:
-    """Compare the processor time of checking one step's rollouts with that of training on them, in turns."""
+    """Compare, in turns, the processor time of checking one step's rollouts with that of training on them."""
     asked = run.asked("cost", GROUPS)
     with opened(run, EXACT, scratch / "cost") as sampler:
         rollouts = sampler.draw(asked)
@@ -124,7 +122,7 @@ def _cost(run: ShortRun, scratch: Path) -> dict[str, float]:
         list(examiner.examine(drawn, run.adapters))
         checked = time.process_time()
         metrics = train_step(policy, optimizer, groups, run.settings)
-        if repeat:  # The first pair is not counted: it also allocates memory, and chooses its kernels.
+        if repeat:  # The first pair does not count: it also allocates memory and chooses kernels.
             spent["verify"] += checked - began
             spent["train"] += time.process_time() - checked
             computed += metrics["computed_tokens"]

@@ -1,4 +1,4 @@
-"""Honest engines and dishonest ones: each gives rollouts that claim to be drawn with one version."""
+"""Honest and dishonest engines: each gives rollouts that claim to be sampled with one version."""
 
 from __future__ import annotations
 
@@ -40,14 +40,12 @@ MICRO_BATCH_TOKENS: Final = 4_096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """Problem and request of a group."""
-
     problem: Problem
     request: GroupRequest
 
 
 class ShortRun:
-    """`train` makes RUN/adapters; the rest needs no learner."""
+    """A short run: `train` makes RUN/adapters; the rest needs no learner."""
 
     def __init__(
         self,
@@ -59,11 +57,12 @@ class ShortRun:
         temperature: float = 1.0,
         max_tokens: int = MAX_TOKENS,
     ) -> None:
-        """`base` and `task` are the built-in model and its sums by default. The metadata of a problem has its
-        `answer`."""
+        """`base` and `task` are by default the built-in model and its sums. The metadata of a problem must have its
+        `answer`.
+        """
         self.directory = RunDirectory(root)
         self.adapters: dict[int, Path] = {}
-        """Directories of the versions' adapters."""
+        """Directory of each version's adapter."""
         self.base = base or resolve_base("builtin:tiny")
         self.codec = PromptCodec.load(self.base)
         self._tokenizer = Tokenizer.from_file(str(self.base / "tokenizer.json"))
@@ -100,15 +99,14 @@ class ShortRun:
         return float(self._task.score(asked.problem, self.codec.decode(completion_ids)))
 
     def answer(self, asked: Asked) -> NDArray[np.int32]:
-        """Return the tokens of the right answer, with the stop token."""
+        """Return the tokens of the right answer, the stop token included."""
         return np.append(self.ids(asked.problem.metadata["answer"]), self.codec.stop_ids[0]).astype(np.int32)
 
     def ids(self, text: str) -> NDArray[np.int32]:
-        """Tokenise a text without a chat template."""
         return np.array(self._tokenizer.encode(text).ids, np.int32)
 
     def train(self, groups: int = GROUPS) -> None:
-        """Train on-policy, as in co-located mode, with this many groups a step."""
+        """Train on-policy, as in co-located mode, with this many groups per step."""
         policy = Policy.load(self.settings)
         optimizer = make_optimizer(policy, self.settings.training)
         for step in range(1, STEPS + 1):
@@ -121,7 +119,6 @@ class ShortRun:
             policy.save_adapter(directory, policy.published())
 
     def for_training(self, asked: Sequence[Asked], rollouts: Sequence[FinishedRollout]) -> list[TrainingGroup]:
-        """Group the rollouts of `asked`, with their rewards."""
         drawn: dict[int, list[FinishedRollout]] = {}
         for rollout in rollouts:
             drawn.setdefault(rollout.group_id, []).append(rollout)
@@ -149,8 +146,9 @@ Change = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
 
 def to_four_bits(weight: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Round to sixteen levels a block of 32, scaled by its largest value: llama.cpp's q4_0. K-quants need rows of 256,
-    which the built-in model does not have: most of its q4_k_m has more bits."""
+    """Round to 16 levels per block of 32, scaled by the block's largest value, as in llama.cpp's q4_0. K-quants need
+    rows of 256, which the built-in model lacks: most of its q4_k_m has more bits.
+    """
     blocks = weight.reshape(-1, BLOCK)
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=1, keepdims=True), axis=1)
     scale = np.where(largest == 0, 1, largest / -8).astype(np.float32)
@@ -159,7 +157,6 @@ def to_four_bits(weight: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def altered(base: Path, directory: Path, change: Change) -> Path:
-    """Copy `base` to `directory`, and change its linear layers."""
     shutil.copytree(base, directory)
     for path in directory.glob("*.safetensors"):
         tensors = {
@@ -200,14 +197,14 @@ Rollouts = list[tuple[Asked, FinishedRollout]]
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """Draws rollouts with one engine as a node would."""
+    """Samples rollouts with one engine, like a node."""
 
     run: ShortRun
     engine: SamplingEngine
     version: int = VERSION
 
     def draw(self, asked: Sequence[Asked], *, version: int | None = None, hotter: float = 1.0) -> Rollouts:
-        """Draw the rollouts. `version` differs from the claimed version, `hotter` multiplies the temperature."""
+        """Sample the rollouts. `version` differs from the claimed version; `hotter` is a factor on the temperature."""
         version = self.version if version is None else version
         self.engine.set_policy(self.run.directory.adapter(version) if version else None)
         requests = [replace(one.request, temperature=hotter * one.request.temperature) for one in asked]
@@ -219,7 +216,7 @@ class Sampler:
 def opened(
     run: ShortRun, engine: Engine, scratch: Path, *, version: int = VERSION, threads: int = 1
 ) -> Iterator[Sampler]:
-    """Open the engine in a process of its own. `scratch` is an empty directory for derived files."""
+    """Open the engine in a separate process. `scratch` is an empty directory for converted files."""
     base = run.base if engine.change is None else altered(run.base, scratch / "base", engine.change)
     (scratch / "derived").mkdir(parents=True)
     with apart(SamplingEngine, engine.backend, base, scratch / "derived", engine.precision) as process:
@@ -232,7 +229,7 @@ def honest(sampler: Sampler, asked: Sequence[Asked]) -> Rollouts:
 
 
 def at_temperature(hotter: float) -> Callable[[Sampler, Sequence[Asked]], Rollouts]:
-    """Draw at a multiple of the temperature, with the true claims of these draws."""
+    """Sample at a multiple of the temperature, and claim the true log-probabilities of these samples."""
     return lambda sampler, asked: sampler.draw(asked, hotter=hotter)
 
 
@@ -241,9 +238,7 @@ def by_version(version: int) -> Callable[[Sampler, Sequence[Asked]], Rollouts]:
 
 
 def best_of(tries: int) -> Callable[[Sampler, Sequence[Asked]], Rollouts]:
-    """Draw each rollout with several seeds, and return the first one with the best reward, with the claims of that
-    draw.
-    """
+    """Sample each rollout with several seeds; return the first one with the best reward, with its true claims."""
 
     def drawn(sampler: Sampler, asked: Sequence[Asked]) -> Rollouts:
         best = {(rollout.group_id, rollout.index): (one, rollout) for one, rollout in sampler.draw(asked)}
@@ -259,7 +254,7 @@ def best_of(tries: int) -> Callable[[Sampler, Sequence[Asked]], Rollouts]:
 
 
 def written_by_hand(sampler: Sampler, asked: Sequence[Asked]) -> Rollouts:
-    """Return the right answer in place of every rollout, with the claim that each token was certain."""
+    """Return the right answer in place of every rollout, and claim that each token was certain."""
     return [
         (one, replace(rollout, completion_ids=ids, behavior_logprobs=np.zeros(len(ids), np.float32)))
         for one, rollout in sampler.draw(asked)
@@ -268,7 +263,9 @@ def written_by_hand(sampler: Sampler, asked: Sequence[Asked]) -> Rollouts:
 
 
 def wrong_by_hand(sampler: Sampler, asked: Sequence[Asked]) -> Rollouts:
-    """Return the right answer with another last digit, and claim -19.5 for each right digit. This ruins a run."""
+    """Return the right answer with a wrong last digit, and claim -19.5 nats for each right digit. Training on this
+    ruins a run.
+    """
     forged = []
     for one, rollout in sampler.draw(asked):
         ids = sampler.run.answer(one)
@@ -283,7 +280,9 @@ def wrong_by_hand(sampler: Sampler, asked: Sequence[Asked]) -> Rollouts:
 def claiming(
     change: Callable[[NDArray[np.float32], NDArray[np.bool_]], NDArray[np.float32]],
 ) -> Callable[[Sampler, Sequence[Asked]], Rollouts]:
-    """Draw honestly and change the claims. `change` gets the true claims, and True for each wrong token."""
+    """Sample honestly and change the claims. `change` gets the true claims, and True for each token that differs from
+    the right answer.
+    """
 
     def drawn(sampler: Sampler, asked: Sequence[Asked]) -> Rollouts:
         changed = []
@@ -298,7 +297,7 @@ def claiming(
 
 
 def as_drawn(rollouts: Rollouts, version: int = VERSION) -> list[DrawnRollout]:
-    """Make the verifier's input of rollouts that claim `version`."""
+    """Return the verifier's input for rollouts that claim `version`."""
     return [
         DrawnRollout(
             rollout_id=f"{one.request.group_id}-{rollout.index}",

@@ -1,10 +1,11 @@
 """Neighbour shopping: the gain of a node that draws exactly, claims a rounding engine, and chooses among neighbours.
 
-If a token's u lies near an edge of its interval, an engine that rounds may draw the neighbouring token. A node can use
-that. For every rollout without the best reward it puts the neighbour in the token's place, continues from there as
-leased, and returns the rollout with the higher reward. One token of a rollout is changed, and all claims are true; with
-`claims_round` they are as rough as the claimed class's. `takes` names the used chances: all, half, or "and equals"
-(all, and half of the neighbours with an equal reward, which hide the others).
+If a token's uniform u lies near an edge of the token's interval, an engine that rounds may draw the neighbouring token.
+A node can exploit that. For every rollout without the best reward it puts the neighbour in the token's place, continues
+from there as leased, and returns the rollout with the higher reward. One token of a rollout is changed, and all claims
+are true; with `claims_round` they are as rough as the claimed class's. `takes` names the chances that the node uses:
+all, half, or "and equals". The last one is all, plus half of the neighbours with an equal reward, which hide the
+others.
 
 A row has the mean reward with and without shopping. It also has the number of checked rollouts until conviction by the
 hub's own tests (`core.trust.judging`, `core.trust.shopping`) with the hub's measured rounding: the median of `ORDERS`
@@ -42,11 +43,11 @@ from echo_shared.wire.messages import FinishReason
 CLAIMED: Final = ("f32", "bf16", "q8_0", "q4_k_m", "q4_0")
 """Precisions that the node claims."""
 REACHES: Final = (1.0, 2.0, 4.0)
-"""Farthest distance from u to an edge of the token's interval at which the neighbour is tried, in scales of the class's
-rounding of draws.
+"""The neighbour is tried if u is closer to an edge of the token's interval than this, in scales of the class's rounding
+of draws.
 """
 LEAST_PROBABILITY: Final = 1e-6
-"""Least probability of a token that is tried as a neighbour."""
+"""Least probability of a neighbour that is tried."""
 ORDERS: Final = 5
 UNDETECTED: Final = 10_000
 ALL: Final = "all"
@@ -70,7 +71,7 @@ def case(precision: str) -> str:
 
 
 def measure(run: ShortRun, examiner: Examiner, precision: str, groups: int) -> list[dict[str, Any]]:
-    """Return rows for each reach, the farthest distance from an edge, with true claims and with claims as rough as the
+    """Return rows for each reach (the farthest distance from an edge), with true claims and with claims as rough as the
     class's.
     """
     asked = run.asked(case(precision), groups)
@@ -119,7 +120,7 @@ def _reward(run: ShortRun, rollouts: Rollouts) -> float:
 
 
 def _tried(policy: Policy, rollouts: Rollouts, candidates: Sequence[_Candidate]) -> dict[int, list[FinishedRollout]]:
-    """Return the rollouts with a candidate in place of the drawn token, by the place of the drawn rollout."""
+    """Return, by index of the sampled rollout, the rollouts that replace its token by a candidate."""
     tried: dict[int, list[FinishedRollout]] = {}
     requests: list[GroupRequest] = []
     for number, candidate in enumerate(candidates):
@@ -142,7 +143,7 @@ def _tried(policy: Policy, rollouts: Rollouts, candidates: Sequence[_Candidate])
 def _shopped(
     run: ShortRun, policy: Policy, rollouts: Rollouts, tried: Mapping[int, Sequence[FinishedRollout]], takes: str
 ) -> Rollouts:
-    """Replace rollouts by their best candidate, where the node takes that chance."""
+    """Replace each rollout by its best candidate, where the node takes that chance."""
     chance, found = random.Random(0), list(rollouts)
     for place, others in tried.items():
         one, own = rollouts[place]
@@ -173,7 +174,7 @@ def _near(policy: Policy, one: Asked, rollout: FinishedRollout, place: int, reac
 
 
 def _probabilities(policy: Policy, one: Asked, rollout: FinishedRollout) -> NDArray[np.float64]:
-    """Probabilities [T, V] of every token of the completion."""
+    """Return the probability [T, V] of every token at each place of the completion."""
     prompt, ids = one.request.prompt_ids, rollout.completion_ids
     with torch.no_grad():
         logits = policy.model(torch.from_numpy(np.concatenate([prompt, ids]).astype(np.int64))[None]).logits[0]
@@ -188,7 +189,6 @@ def _with_true_claims(policy: Policy, one: Asked, rollout: FinishedRollout) -> F
 
 
 def _rounded(rollouts: Rollouts, scale: float) -> Rollouts:
-    """Change the claims as an engine with this scale of rounding would."""
     chance = np.random.default_rng(0)
     found = []
     for one, rollout in rollouts:
@@ -200,9 +200,7 @@ def _rounded(rollouts: Rollouts, scale: float) -> Rollouts:
 
 
 def _orders(examiner: Examiner, run: ShortRun, rollouts: Rollouts) -> list[list[tuple[Evidence, float]]]:
-    """Return evidence and reward of `UNDETECTED` rollouts, group after group, in several random orders of the
-    groups.
-    """
+    """Return evidence and reward of `UNDETECTED` rollouts, in several random orders of the groups."""
     drawn = as_drawn(rollouts)
     shown = {
         answer["rollout_id"]: unpack_spans(answer["spans"])[0][1] for answer in examiner.examine(drawn, run.adapters)

@@ -1,10 +1,11 @@
 """The hub's cost of a rollout from a node's frame to its receipts, and the number of nodes that one hub holds.
 
-One process runs the hub with store, scorers and admission. Hand-made nodes, which draw nothing, have other processes. A
-bare echo of the same frames is the yardstick: the cost of the event loop and of the websocket library alone. Costs are
-processor time by process, so that a busy machine changes them little. Each case ends by killing the hub and looking up
-every acked rollout in the database. If gateways hold the connections, one gateway is killed at the same moment, and the
-hub is started again to read the rest from the broker."""
+One process runs the hub with store, scorers and admission. Handwritten nodes, which sample nothing, have other
+processes. A process that only echoes the same frames is the yardstick: it shows the cost of event loop and websocket
+library. Costs are processor time by process, so that a busy machine changes them little. Each case ends by killing the
+hub and looking up every acked rollout in the database. If gateways hold the connections, one gateway is killed at the
+same moment, and the hub is started again to read the rest from the broker.
+"""
 
 from __future__ import annotations
 
@@ -62,11 +63,11 @@ GROUP_SIZE: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One measured hub, in one process, with its nodes and database."""
+    """One measured hub in one process, with its nodes and database."""
 
     nodes: int
     gateways: int = 0
-    """Gateway processes before the hub; 0 if the hub itself holds the nodes' connections."""
+    """Number of gateway processes before the hub; 0: the hub itself holds the nodes' connections."""
     server: bool = False
     """True for PostgreSQL, False for SQLite."""
 
@@ -83,7 +84,7 @@ class Case:
 
     @property
     def lacks(self) -> str:
-        """Why this machine cannot measure the case; empty if it can."""
+        """Return why this machine cannot measure the case; "" if it can."""
         return (broker.lacking() if self.gateways else "") or (postgresql.lacking() if self.server else "")
 
     @property
@@ -93,7 +94,7 @@ class Case:
     def settings(
         self, base: Path, *, seed: int, broker_url: str = "", store_url: str = ""
     ) -> Mapping[str, Mapping[str, Any]]:
-        """Settings of the hub. The nodes' rollouts were drawn by no model, so no verifier checks them."""
+        """Return the hub's settings. No model sampled the nodes' rollouts, so no verifier checks them."""
         most = 1_000_000
         return {
             "run": {"name": "ingest", "seed": seed},
@@ -129,9 +130,9 @@ CASES: Final = (
 
 
 WARM_UP_S: Final = 4.0
-"""Seconds until nodes hold as many rollouts as they can: the hub gives more to new keys with each round."""
+"""Seconds until nodes hold as many rollouts as they can: in each round, the hub leases more to new keys."""
 NODES_PER_WARM_UP_S: Final = 500
-"""Number of nodes for which the warm-up lasts one second longer."""
+"""Number of nodes that makes the warm-up one second longer."""
 WINDOW_S: Final = 6.0
 SETTLE_S: Final = 2.0
 """Seconds to wait after a change of the load before measuring."""
@@ -142,26 +143,23 @@ CONTEXT_TOKENS: Final = MOST_TOKENS + 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """Counts and processor times of one measured interval."""
-
     seconds: float
     counts: Counts
     hub_s: float
-    """Processor seconds of the hub, or of the echo."""
+    """Processor seconds of the hub, or of the echo server."""
     scorers_s: float = 0.0
     gateways_s: float = 0.0
 
     def wait_ms(self, percent: float) -> float:
-        """Return a percentile of the time to the ack."""
+        """Return a percentile of the time to the ack, in milliseconds."""
         return float(np.percentile(self.counts.waits_s, percent)) * 1_000 if self.counts.waits_s else float("nan")
 
     def us_each(self, seconds: float) -> float:
-        """Return microseconds per rollout, or per frame of the echo."""
         return seconds / max(1, self.counts.acked) * 1e6
 
 
 def run(case: Case, directory: Path, *, seed: int) -> list[dict[str, Any]]:
-    """Measure a case; one row for each size of frame. Raises RunFailed, LendersFailed and BrokerFailed."""
+    """Measure a case; return one row for each size of frame. Raises RunFailed, LendersFailed and BrokerFailed."""
     echoed = _echo(case, directory / "echo.log", seed=seed)
     base = _base(directory / "base")
     run_directory = RunDirectory(directory / "run")
@@ -256,7 +254,7 @@ def _echo(case: Case, log: Path, *, seed: int) -> dict[int, Window]:
 
 
 def _window(pids: Sequence[int], of: Lenders, seconds: float) -> Window:
-    """Measure for some seconds. `pids` lists the process of hub or echo first, then gateway processes."""
+    """Measure for `seconds`. `pids`: the process of the hub or the echo server first, then those of gateways."""
     process, *gateways = [psutil.Process(pid) for pid in pids]
     scorers = [one for child in process.children() if SCORER in child.cmdline() for one in family(child)]
     of.counts()
@@ -274,7 +272,7 @@ def _window(pids: Sequence[int], of: Lenders, seconds: float) -> Window:
 
 
 def _base(directory: Path) -> Path:
-    """Copy the built-in model, with a longer context. No process computes with it."""
+    """Copy the built-in model and give it a longer context. No process computes with it."""
     shutil.copytree(resolve_base("builtin:tiny"), directory)
     path = directory / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_bytes()), "max_position_embeddings": CONTEXT_TOKENS}))
@@ -282,13 +280,12 @@ def _base(directory: Path) -> Path:
 
 
 def _kill(hub: subprocess.Popen[str]) -> None:
-    """Kill a process while it works."""
     hub.kill()
     hub.wait()
 
 
 def _lost(url: str, acked: Sequence[str]) -> int:
-    """Count acked rollouts that the database does not have as received, or in a later state."""
+    """Count acked rollouts that the database has neither as received nor in a later state."""
     engine = connect(url)
     with engine.connect() as connection:
         have = select(rollouts.c.lease_id, rollouts.c.index).where(rollouts.c.state != ReceiptState.LEASED)
@@ -320,10 +317,10 @@ def plan() -> list[Planned]:
 def measure(seed: int, progress: Progress) -> Measurement:
     """Measure all wanted cases.
 
-    `cpu_ratio_to_echo_1000` is the echo's processor time of a frame over the hub's processor time of a rollout, with
-    1,000 nodes and frames of 2 KB; `..._postgresql` excludes the database server's time. `cpu_ratio_hub_with_gateways`
-    is the worst case with gateways and excludes the time of gateways and broker. The other figures are the worst of all
-    cases: `scored_over_acked` at full load, `p99_ack_ms_half_load` at half of the rate of full load, `lost` as a sum.
+    `cpu_ratio_to_echo_1000`: the echo server's processor time per frame over the hub's per rollout, with 1,000 nodes
+    and frames of 2 KB; `..._postgresql` excludes the database server's time. `cpu_ratio_hub_with_gateways`: the worst
+    case with gateways, without the time of gateways and broker. The other figures are the worst of all cases:
+    `scored_over_acked` at full load, `p99_ack_ms_half_load` at half the rate of full load, `lost` as a sum.
     """
     from benchmarks.ingest import run
 
@@ -340,7 +337,6 @@ def measure(seed: int, progress: Progress) -> Measurement:
 
 
 def headline(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Headline figures of the measured cases."""
     small = [row for row in rows if row["frame_bytes"] == FRAMES[0]]
     of_ratio = [row for row in small if row["nodes"] == RATIO_NODES and not row["gateways"] and not row["server"]]
     of_server = [row for row in small if row["nodes"] == RATIO_NODES and row["server"]]

@@ -1,4 +1,6 @@
-"""The yardstick: a process that only echoes websocket frames, with the hub's own library. Prints `Echo` and its URL."""
+"""The yardstick: a process that only echoes websocket frames, with the hub's own library. It prints `Echo` and
+its URL.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,6 @@ from aiohttp import WSMsgType, web
 
 
 async def echo(request: web.Request) -> web.WebSocketResponse:
-    """Send every frame back."""
     socket = web.WebSocketResponse(compress=False)
     await socket.prepare(request)
     async for message in socket:

@@ -1,6 +1,7 @@
-"""A process with many hand-made nodes, or many clients of the echo. It sends what it is told to send, and counts.
+"""A process with many handwritten nodes, or with many clients of the echo server. It sends what it is told to send, and
+counts.
 
-Nodes check no message and draw nothing: such a process must leave the machine to the hub.
+The nodes check no message and sample nothing, so that the machine is left to the hub.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from echo_shared.wire.sessions import NodeSession
 OVERHEAD_BYTES: Final = 330
 """Approximate bytes of a rollout's frame besides its tokens."""
 VARIANTS: Final = 64
-"""Number of different completions; nodes send them in turn."""
+"""Number of different completions, which nodes send in turn."""
 DIGITS: Final = (20, 30)
-"""Range of token ids in completions: ids of the built-in model that are no stop token."""
+"""Range of token ids in completions: ids of the built-in model other than stop tokens."""
 
 
 class Completions:
-    """Completions of one size. `stop_id` ends each."""
+    """Completions of one size; each ends with `stop_id`."""
 
     def __init__(self, frame_bytes: int, stop_id: int, *, seed: int) -> None:
         rng = np.random.default_rng(seed)
@@ -51,7 +52,7 @@ class Completions:
         self._next = 0
 
     def frame(self, lease: dict[str, Any], index: int) -> tuple[str, bytes]:
-        """Make a rollout of a lease. Returns its id and its frame."""
+        """Make a rollout of a lease; return its id and its frame."""
         ids, logprobs = self._variants[self._next % VARIANTS]
         self._next += 1
         rollout_id = f"{lease['lease_id']}-{index}"
@@ -79,7 +80,7 @@ ENDS_WITHIN_S: Final = 10.0
 JOINING: Final = 32
 PACE_S: Final = 0.002
 HOLD_S: Final = 1.0
-"""Seconds that a node holds a rollout at less than full load. The other nodes are paused: otherwise the hub would see
+"""Seconds for which a node holds a rollout at less than full load. The other nodes pause: otherwise the hub would see
 all nodes become slow at once.
 """
 FOREVER: Final = aiohttp.ClientTimeout(total=None)
@@ -87,17 +88,15 @@ FOREVER: Final = aiohttp.ClientTimeout(total=None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What all nodes of a process send together."""
-
     frame_bytes: int
     per_s: float | None
-    """Rollouts a second; None to send every leased rollout at once."""
+    """Rollouts per second; None: every leased rollout at once."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Counts:
-    """Counts since the previous call. `waits_s` lists seconds to the ack of each rollout, or to the echo of each
-    frame.
+    """Counts since the previous call. `waits_s`: seconds from each rollout to its ack, or from each frame to its
+    echo.
     """
 
     acked: int = 0
@@ -121,14 +120,12 @@ class _Held:
 
 
 class _Node:
-    """One connection to the hub."""
-
     def __init__(self, lender: Lender, socket: aiohttp.ClientWebSocketResponse, heartbeat_s: float) -> None:
         self.socket = socket
         self.heartbeat_s = heartbeat_s
         self.revoked: set[int] = set()
         self.works = True
-        """False while the node is paused: it then asks for no rollouts."""
+        """False while the node is paused; it then asks for no rollouts."""
         self._lender = lender
         self._version = 0
 
@@ -174,8 +171,6 @@ class _Node:
 
 
 class _Clients:
-    """Connections of one process, and their counts."""
-
     def __init__(self, url: str, *, seed: int) -> None:
         self.counts = Counts()
         self.acked: list[str] = []
@@ -196,7 +191,6 @@ class _Clients:
         raise NotImplementedError
 
     async def load(self, load: Load) -> None:
-        """Put this load on the server from now on."""
         raise NotImplementedError
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
@@ -206,8 +200,6 @@ class _Clients:
 
 
 class Lender(_Clients):
-    """The nodes of one process."""
-
     def __init__(self, url: str, *, capacity: int, seed: int) -> None:
         super().__init__(url, seed=seed)
         self.capacity = capacity
@@ -280,7 +272,6 @@ class Lender(_Clients):
             await asyncio.sleep(PACE_S)
 
     def told(self, receipts: list[dict[str, Any]]) -> None:
-        """Count receipts of the hub."""
         now, counts = time.perf_counter(), self.counts
         for receipt in receipts:
             rollout_id, state = receipt["rollout_id"], receipt["state"]
@@ -293,7 +284,7 @@ class Lender(_Clients):
 
 
 class Echoed(_Clients):
-    """Clients of the echo. Each sends a frame once it has the previous one back."""
+    """Clients of the echo server. Each sends a frame once the previous one is back."""
 
     def __init__(self, url: str, *, seed: int) -> None:
         super().__init__(url, seed=seed)
@@ -322,7 +313,7 @@ class Echoed(_Clients):
 
 
 def main(pipe: Connection, kind: str, url: str, count: int, capacity: int, seed: int) -> None:
-    """Run the process: join, then obey the pipe."""
+    """Run the process: join, then obey the orders in the pipe."""
     asyncio.run(_serve(pipe, kind, url, count, capacity, seed))
 
 
@@ -345,7 +336,6 @@ async def _serve(pipe: Connection, kind: str, url: str, count: int, capacity: in
 
 
 async def _next(pipe: Connection) -> Any:
-    """Wait for the next order; None at the end of the pipe."""
     loop = asyncio.get_running_loop()
     there = asyncio.Event()
     loop.add_reader(pipe.fileno(), there.set)
@@ -359,22 +349,21 @@ async def _next(pipe: Connection) -> Any:
 
 
 class LendersFailed(Exception):
-    """A process of lenders has ended, or does not answer."""
+    """A process of lenders has ended or does not answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lenders:
-    """All processes of lenders together. See `opened`."""
+    """All processes of lenders together. Make it with `opened`."""
 
     pipes: tuple[Connection, ...]
 
     def load(self, frame_bytes: int, *, per_s: float | None = None) -> None:
-        """Put this load on the server from now on; None for full load."""
+        """Put this load on the server from now on; `per_s` None: full load."""
         for pipe in self.pipes:
             pipe.send(Load(frame_bytes=frame_bytes, per_s=None if per_s is None else per_s / len(self.pipes)))
 
     def counts(self) -> Counts:
-        """Counts since the last call."""
         total = Counts()
         for counts in self._ask("counts"):
             total += counts
@@ -401,7 +390,7 @@ def answer(pipe: Connection, *, within_s: float = ANSWERS_WITHIN_S) -> Any:
 
 @contextmanager
 def opened(kind: str, url: str, *, count: int, capacity: int = 0, seed: int) -> Iterator[Lenders]:
-    """Open `count` connections, of nodes to the hub or of clients to the echo. Raises LendersFailed."""
+    """Open `count` connections: of nodes to the hub, or of clients to the echo server. Raises LendersFailed."""
     context = get_context("spawn")
     processes: list[BaseProcess] = []
     pipes: list[Connection] = []

@@ -42,7 +42,7 @@ from echo_shared.wire.messages import FinishReason
 DESCRIPTION: Final = "A GRPO step with LoRA on mixed completion lengths, in TRL's GRPOTrainer and here, in turns"
 
 LEARNING_RATE: Final = 1e-6
-"""So small that each step repeats the work of the first step on almost unchanged weights."""
+"""So small that the weights hardly change: each step repeats the work of the first one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +55,11 @@ class Case:
     longest: int
     """Tokens of the longest completion."""
     spread: int = 8
-    """Length of the longest completion over that of the shortest; lengths in between are spread evenly."""
+    """Length of the longest completion over that of the shortest; lengths between are evenly spread."""
     groups: int = 2
     group_size: int = 8
     micro_batch: int = 8
-    """Rollouts in one pass of TRL. A pass of Echo holds as many tokens."""
+    """Rollouts in one pass of TRL; a pass of Echo holds as many tokens."""
     precision: Literal["float32", "bfloat16"] = "float32"
     checkpointing: bool = False
     base: str = ""
@@ -72,12 +72,13 @@ class Case:
         return self.micro_batch * (self.prompt_tokens + self.longest)
 
     def lengths(self, seed: int) -> list[int]:
-        """Lengths of all completions, in the order of the batch."""
         even = np.linspace(self.longest / self.spread, self.longest, self.groups * self.group_size)
         return [int(length) for length in np.random.default_rng(seed).permutation(even.round())]
 
     def work(self, seed: int) -> tuple[int, float]:
-        """Completion tokens of a step, and operations of its matrix products. Prompts count once for each group."""
+        """Return the completion tokens of a step, and the operations of its matrix products. Prompts count once per
+        group.
+        """
         tokens = sum(self.lengths(seed))
         return tokens, self.shape.operations(tokens + self.groups * self.prompt_tokens, tokens)
 
@@ -121,7 +122,7 @@ CASES: Final = (
 
 
 def make_model(case: Case, scratch: Path, seed: int) -> Path:
-    """Make random weights, once for each shape; or return the built-in base."""
+    """Return the built-in base, or make random weights, once for each shape."""
     if case.base:
         return resolve_base(case.base)
     directory = scratch / f"{case.shape.hidden}-{case.shape.layers}-{case.shape.vocabulary}"
@@ -129,8 +130,9 @@ def make_model(case: Case, scratch: Path, seed: int) -> Path:
 
 
 def make_batch(case: Case, seed: int) -> list[TrainingGroup]:
-    """Make random tokens. Behavior log-probabilities are near those of random weights, so that some ratios are
-    clipped."""
+    """Make random tokens. Their behavior log-probabilities are close to those of the random weights, so that some
+    ratios are clipped.
+    """
     rng, vocabulary = np.random.default_rng([seed, 1]), case.shape.vocabulary
     lengths = iter(case.lengths(seed))
     groups = []
@@ -153,7 +155,7 @@ def make_batch(case: Case, seed: int) -> list[TrainingGroup]:
 
 @torch.no_grad()
 def fill_adapter(parameters: Mapping[str, torch.nn.Parameter], seed: int) -> None:
-    """Fill the adapter with weights that are equal on both sides, and not zero."""
+    """Fill the adapter with weights that are equal on both sides and not zero."""
     generator = torch.Generator().manual_seed(seed)
     for name in sorted(parameters):
         values = torch.randn(parameters[name].shape, generator=generator)
@@ -170,7 +172,7 @@ class Step:
 
 
 class Side:
-    """Context manager of the process. `name` is `trl` or `echo`."""
+    """Context manager of a side's process. `name` is `trl` or `echo`."""
 
     def __init__(self, name: str, case: Case, base: Path, seed: int) -> None:
         context = multiprocessing.get_context("spawn")
@@ -192,8 +194,9 @@ class Side:
         return step
 
     def machine(self) -> dict[str, float]:
-        """Peak memory of the steps (`CONDITIONS`) and of the whole process in bytes, and the operations a second of a
-        large matrix product in the case's precision."""
+        """Return the peak memory of the steps (`CONDITIONS`) and of the whole process in bytes, and the operations per
+        second of a large matrix product in the case's precision.
+        """
         machine: dict[str, float] = self._ask("machine")
         return machine
 
@@ -205,7 +208,7 @@ class Side:
             raise RuntimeError(f"the {self._name} side died; see its output above") from error
 
 
-# The rest runs in the child.
+# Code from here on runs in the child process.
 
 
 def _run(name: str, case: Case, base: Path, seed: int, pipe: Connection) -> None:
@@ -217,7 +220,7 @@ def _run(name: str, case: Case, base: Path, seed: int, pipe: Connection) -> None
 
 
 class Questions:
-    """Answers to the parent process. A side calls `started` once, then `wait` before and `done` after each step."""
+    """Answers the parent process. A side calls `started` once, then `wait` before and `done` after each step."""
 
     def __init__(self, pipe: Connection, case: Case) -> None:
         self._pipe = pipe
@@ -232,7 +235,7 @@ class Questions:
         _reset_peak()
 
     def wait(self) -> bool:
-        """Wait for a request; return True if it is one for another step."""
+        """Wait for a request; return True if it asks for another step."""
         try:
             while self._pipe.recv() != "step":
                 self._pipe.send(self._machine())
@@ -303,7 +306,7 @@ def run_echo(case: Case, base: Path, seed: int, questions: Questions) -> None:
 
 
 STEPS_S: Final = 120.0
-"""Seconds after which a case makes no further steps. Two steps are made in any case."""
+"""Seconds after which a case makes no further steps; two steps are always made."""
 
 TOLD: Final = ("trl_s", "echo_s", "time_ratio", "memory_ratio", "gradient_difference", "steps")
 
@@ -345,13 +348,13 @@ def measure(seed: int, progress: Progress) -> Measurement:
 
 
 def compare(case: Case, scratch: Path, seed: int, progress: Progress) -> dict[str, Any]:
-    """Compare Echo's step with TRL's, in turns, on the same batch. Returns the case's row."""
+    """Compare Echo's step with TRL's on the same batch, in turns. Return the case's row."""
     base = make_model(case, scratch, seed)
     with Side("trl", case, base, seed) as trl, Side("echo", case, base, seed) as echo:
         repetitions = progress.repetitions(case.steps, within_s=STEPS_S, least=2)
         pairs = [(trl.step(), echo.step()) for _ in repetitions]
         theirs, ours = trl.machine(), echo.machine()
-    # Without the first pair of steps, which also allocate memory: they give the differences, but not the times.
+    # The first pair of steps also allocates memory: it gives the differences, but not the times.
     timed = pairs[1:] or pairs
     seconds = [statistics.median(step.seconds for step in steps) for steps in zip(*timed, strict=True)]
     tokens, operations = case.work(seed)

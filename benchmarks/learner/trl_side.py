@@ -34,11 +34,11 @@ QUIET: Final[dict[str, Any]] = {
     "report_to": "none",
     "disable_tqdm": True,
 }
-"""Options of every trainer that is compared: Echo's optimizer and loss, no logs and no checkpoints."""
+"""Options of every compared trainer: Echo's optimizer and loss, without logs and checkpoints."""
 
 
 class _Trainer(GRPOTrainer):  # type: ignore[misc]
-    """Trains on `batch` without generating and scoring; records the gradient."""
+    """Trains on `batch` without sampling or scoring; records the gradient."""
 
     batch: dict[str, Tensor]
     gradient: dict[str, NDArray[np.float32]]
@@ -59,7 +59,7 @@ class _Turns(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not self._questions.wait():
-            raise KeyboardInterrupt  # Ends TRL's training at once.
+            raise KeyboardInterrupt
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == 0:
@@ -72,13 +72,13 @@ class _Turns(TrainerCallback):
 
 
 def adapter(model: Any) -> dict[str, Any]:
-    """Trained weights by their names in PEFT's files."""
+    """Return the trained weights by their names in PEFT's files."""
     named = model.named_parameters()
     return {name.replace(".default.", "."): weight for name, weight in named if weight.requires_grad}
 
 
 def padded_batch(groups: list[TrainingGroup]) -> dict[str, Tensor]:
-    """Make the result of TRL's generation: completions padded to the longest of the batch."""
+    """Return what TRL's generation would: completions padded to the longest one of the batch."""
     rollouts = [(group, rollout) for group in groups for rollout in group.rollouts]
     longest = max(len(rollout.completion_ids) for _, rollout in rollouts)
 
@@ -147,7 +147,6 @@ def _arguments(case: Case, directory: str) -> GRPOConfig:
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:
-    """Make a minimal tokenizer. Nothing is tokenised."""
     words = Tokenizer(WordLevel({"0": 0}, unk_token="0"))
     return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="0", pad_token="0", unk_token="0")
 

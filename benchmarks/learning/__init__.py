@@ -24,12 +24,12 @@ DESCRIPTION: Final = (
 )
 SEEDS: Final = 3
 RUN_S: Final = 60.0
-"""Expected seconds of one run, with two runs in parallel on two cores."""
+"""Expected seconds of one run, while two run in parallel on two cores."""
 FLEET_S: Final = 300.0
-"""Expected seconds of a fleet's run. Each such case has one seed."""
+"""Expected seconds of a fleet's run. Such a case has one seed."""
 
 Curves = dict[Case, list[list[Point]]]
-"""Curves by case: a list of points for each seed."""
+"""For each case, one curve (list of points) per seed."""
 
 
 def plan() -> list[Planned]:
@@ -67,7 +67,7 @@ def measure(seed: int, progress: Progress) -> Measurement:
 
 
 def _curves(seed: int, progress: Progress) -> Curves:
-    """Run every wanted case with every wanted seed, in processes of one thread each, one seed after the other."""
+    """Run every wanted case with every wanted seed, seed by seed, in processes of one thread."""
     wanted = {
         _name(case, number): (case, SEEDS * seed + number)
         for number in range(SEEDS)
@@ -85,7 +85,7 @@ def _curves(seed: int, progress: Progress) -> Curves:
 
 
 def _fleets(seed: int, progress: Progress) -> dict[Case, FleetFigures]:
-    """Run every wanted case of a fleet in parallel, in processes of one thread each."""
+    """Run every wanted case of a fleet in parallel, in processes of one thread."""
     wanted = {case.name: case for case in virtual_run.FLEET if progress.wants(case.name)}
     found: dict[str, FleetFigures] = {}
     configs = {name: (case.config(seed), fleet_run.recorded_nodes()) for name, case in wanted.items()}

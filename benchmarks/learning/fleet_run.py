@@ -39,11 +39,13 @@ from echo_shared.wire.messages import rollout_id
 
 RECORDED: Final = Path(__file__).with_name("arrivals.json")
 POOL_OVER_NEED: Final = 1.15
-"""Rollouts that the fleet draws during a step, over the rollouts of the step. Hubs keep this margin (`cost.margin`)."""
+"""Rollouts that the fleet samples during a step, over the rollouts of the step. Hubs keep this margin
+(`cost.margin`).
+"""
 MEASURED_PROBLEMS: Final = 64
-"""Number of problems from which the mean length of completions is measured before the run."""
+"""Number of problems by which the mean length of completions is measured before the run."""
 UPLINK_BYTES_S: Final = 2.5e6
-"""Uplink of each node, 20 Mbit/s; links are not recorded."""
+"""Uplink of each node: 20 Mbit/s. Links were not recorded."""
 DOWNLINK_BYTES_S: Final = 12.5e6
 
 
@@ -53,11 +55,10 @@ class RecordedNode:
     precision: str
     width: int
     paces: tuple[float, ...]
-    """Seconds a token of each rollout, in the order of arrival."""
+    """Seconds per token of each rollout, in the order of arrival."""
 
     @property
     def traits(self) -> Traits:
-        """Make the simulator's node with this pace."""
         return Traits(
             width=self.width,
             capacity=2 * self.width,
@@ -88,14 +89,14 @@ class FleetFigures:
     accuracy_after: float
     trained_rollouts: int
     shortest_tokens: int
-    """The 1 % quantile of tokens."""
+    """1 % quantile of the number of tokens."""
     longest_tokens: int
-    """The 99 % quantile of tokens."""
+    """99 % quantile of the number of tokens."""
     utilisation: float
 
 
 class FleetLearning(Learning):
-    """Knows the length and the reward of every leased rollout, and which rollouts were trained."""
+    """Records length and reward of every leased rollout, and which rollouts were trained."""
 
     def __init__(self, config: HubConfig, draw_of: Mapping[str, Draw]) -> None:
         super().__init__(config, draw_of.__getitem__)
@@ -103,7 +104,7 @@ class FleetLearning(Learning):
         self.tokens: dict[str, int] = {}
         self.earned: dict[str, float] = {}
         self.is_trained: dict[str, bool] = {}
-        """True for trained rollouts, False for dropped ones; others have no outcome yet."""
+        """True for trained rollouts, False for dropped ones; a rollout under way is missing."""
 
     def lengths(self, lease: SendLease) -> Mapping[int, int]:
         names = {index: rollout_id(lease.lease_id, index) for index in lease.indices}
@@ -125,7 +126,6 @@ class FleetLearning(Learning):
         super().record(record)
 
     def mean_tokens(self) -> float:
-        """Mean tokens of the base model's completions of the first problems."""
         leases = [
             SendLease(
                 node_id="",
@@ -166,7 +166,7 @@ class FleetLearning(Learning):
 
 
 def run(config: HubConfig, nodes: Sequence[RecordedNode]) -> FleetFigures:
-    """Carry out one run, from its start to its last step."""
+    """Carry out one run to its last step."""
     torch.set_num_threads(1)
     disable_progress_bar()
     base_dir = resolve_base(config.model.base)
@@ -196,8 +196,7 @@ def run(config: HubConfig, nodes: Sequence[RecordedNode]) -> FleetFigures:
 
 
 def scenario_of(config: HubConfig, nodes: Sequence[RecordedNode], *, mean_tokens: float) -> Scenario:
-    """Make a scenario of a learner that is as fast as the fleet allows, and versions that take time to reach the
-    nodes."""
+    """Return the scenario: the learner is as fast as the fleet allows, and versions take time to reach the nodes."""
     training = config.training
     rollouts = training.groups_per_step * training.group_size
     drawn_per_s = sum(node.width / node.traits.s_per_token for node in nodes) / mean_tokens

@@ -1,8 +1,9 @@
-"""One run in virtual time: the simulator's world with real work. Problems, sampler and learner are the hub's own.
+"""One run in virtual time: the simulator with real work. Problems, sampler and learner are the hub's own.
 
-Nodes take no time: a lease is drawn immediately with its named version, while a training step takes one second. So a
-run with staleness bound S trains, from step S + 1 on, on rollouts that are exactly S steps old: the worst case of the
-bound."""
+Nodes take no time: a lease is sampled immediately with its named version, while a training step takes one second. From
+step S + 1 on, a run with staleness bound S therefore trains on rollouts that are exactly S steps old, the worst case of
+the bound.
+"""
 
 from __future__ import annotations
 
@@ -49,13 +50,13 @@ OF_ALL: Final[Settings] = {
     "run": {"mode": "colocated"},
     "sampling": {"max_tokens": 6},
     "learner": {"threads": 1, "device": "cpu"},
-    "trust": {"verifier": "off"},  # The nodes are the learner's own policy, or engines of this process.
+    "trust": {"verifier": "off"},  # All nodes are honest: the learner's own policy, or engines of this process.
 }
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Case:
-    """One way to train. Each case runs once for each seed."""
+    """One way to train, run once per seed."""
 
     sizes: ClassVar[Settings] = {
         "training": {"steps": 60, "groups_per_step": 32, "group_size": 8},
@@ -63,16 +64,16 @@ class Case:
     }
     name: str
     settings: Settings = field(default_factory=dict)
-    """Sections of a config.toml that differ from those of all cases."""
+    """Sections of a config.toml that differ from the common ones."""
 
     def config(self, seed: int) -> HubConfig:
-        """Configuration of a run. Raises ValueError for settings that do not fit."""
+        """Return the configuration of a run. Raises ValueError for settings that do not fit."""
         sections = merged(merged(OF_ALL, self.sizes), self.settings)
         return HubConfig.model_validate(merged(sections, {"run": {"seed": seed}}))
 
 
 def stale(bound: int, **settings: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the settings of an asynchronous run that trains on rollouts that are `bound` steps old."""
+    """Return the settings of an asynchronous run that trains on rollouts exactly `bound` steps old."""
     return {"run": {"mode": "async"}, **settings, "training": {"max_staleness": bound, **settings.get("training", {})}}
 
 
@@ -102,24 +103,24 @@ FLEET: Final = tuple(
     )
     for bound in (1, 4)
 )
-"""Completions of ten to three hundred tokens, by the nodes of a recording."""
+"""Cases with the nodes of a recording, and completions of ten to three hundred tokens."""
 
 
 Draw = Callable[[Policy, Mapping[str, Tensor], Sequence[GroupRequest]], Iterable[FinishedRollout]]
-"""Draws all rollouts of the requests with these weights of the policy's adapter."""
+"""Samples all rollouts of the requests, with these weights as the policy's adapter."""
 
 
 def by_policy(policy: Policy, weights: Mapping[str, Tensor], requests: Sequence[GroupRequest]) -> list[FinishedRollout]:
-    """Draw in float32 with the learner's own model."""
+    """Sample in float32 with the learner's own model."""
     with policy.holding(weights):
         return list(torch_sampler.sample_groups(policy.model, requests))
 
 
 class NodeEngine:
-    """Draws with a node's real engine: real precision, real kernels."""
+    """Samples with a node's real engine, in its real precision."""
 
     def __init__(self, backend: str, precision: str, *, base_dir: Path, scratch: Path) -> None:
-        """Open the engine. `scratch` keeps the base model in the engine's own format. Raises BackendError."""
+        """Open the engine. `scratch` holds the base model in the engine's own format. Raises BackendError."""
         self._scratch = scratch
         self._engine = SamplingEngine(backend, base_dir, scratch, precision)
         self._engine.open(width=64, threads=1)
@@ -140,7 +141,7 @@ EVALUATE_EVERY: Final = 10
 """Steps between two points of the curve."""
 STEP_S: Final = 1.0
 WIDEST: Final = 2_048
-"""Most rollouts that one node holds."""
+"""Maximum number of rollouts that one node holds."""
 AT_ONCE_S: Final = 1e-30
 """Seconds of a completion: negligible in the run's clock."""
 
@@ -168,7 +169,9 @@ def run(case: Case, seed: int) -> list[Point]:
 
 
 def go_through(learning: Learning, scenario: Scenario | None = None) -> World:
-    """Carry out a run to its last step; `learning` then has the curve. `scenario` replaces nodes that take no time."""
+    """Carry out a run to its last step; `learning` then has the curve. `scenario` replaces the nodes that take no
+    time.
+    """
     learning.note(reward=None, staleness=0.0)
     scenario = scenario or scenario_of(learning.config)
     world = World(scenario, make=partial(hubs_own, learning), work=learning)
@@ -179,7 +182,7 @@ def go_through(learning: Learning, scenario: Scenario | None = None) -> World:
 
 
 def scenario_of(config: HubConfig) -> Scenario:
-    """Nodes that hold all rollouts within the staleness bound. Only training steps take time."""
+    """Return the scenario of nodes that take no time and hold all rollouts within the staleness bound."""
     training = config.training
     rollouts = (training.max_staleness + 1) * training.groups_per_step * training.group_size
     num_nodes = ceil(rollouts / WIDEST)
@@ -203,7 +206,7 @@ def scenario_of(config: HubConfig) -> Scenario:
 
 
 def same_training(config: HubConfig) -> dict[str, dict[str, Any]]:
-    """Sections of a scenario that equal those of a run's configuration."""
+    """Return the sections of a scenario that equal those of a run's configuration."""
     names = ("steps", "groups_per_step", "group_size", "max_staleness")
     return {
         "run": {"mode": config.run.mode, "seed": config.run.seed},
@@ -212,20 +215,20 @@ def same_training(config: HubConfig) -> dict[str, dict[str, Any]]:
 
 
 def hubs_own(learning: Learning, settings: CoordinatorSettings, snapshot: CoordinatorSnapshot) -> Coordinator:
-    """Make a coordinator whose settings come from the hub's full config."""
+    """Make a coordinator with settings from the hub's full configuration."""
     tasks = trained_tasks(learning.problems)
     return Coordinator(coordinator_settings(learning.config, multi_turn=False, tasks=tasks), snapshot)
 
 
 def score_of(response: object) -> float:
-    """Return the reward of a task of one turn without components."""
     assert isinstance(response, float)
     return response
 
 
 class Learning:
-    """The work of a run that learns. The first request for a completion of a version samples all leases of that version
-    in one batch."""
+    """The work of a learning run. The first request for a completion of a version samples all leases of that version in
+    one batch.
+    """
 
     def __init__(
         self,
@@ -234,7 +237,7 @@ class Learning:
         *,
         evaluate_every: int = EVALUATE_EVERY,
     ) -> None:
-        """`draw_of` returns the sampler of a node. `evaluate_every` is the number of steps between two points."""
+        """`draw_of` returns the sampler of a node. `evaluate_every`: steps between two points of the curve."""
         base_dir = resolve_base(config.model.base)
         codec = PromptCodec.load(base_dir)
         self.config = config
@@ -245,7 +248,7 @@ class Learning:
         self._draw_of = draw_of
         self._evaluate_every = evaluate_every
         self._versions: dict[int, dict[str, Tensor]] = {}
-        """Versions that leases may still name."""
+        """Versions that a lease may still name."""
         self._leases: list[SendLease] = []
         self.drawn: dict[str, RolloutPayload] = {}
         self._received: dict[str, RolloutPayload] = {}
@@ -289,7 +292,7 @@ class Learning:
             case StepPlanned():
                 self._planned[record.step] = record
             case RolloutsDropped():
-                for name in record.rollout_ids:  # A rollout that is on its way may still arrive.
+                for name in record.rollout_ids:  # A rollout that was dropped before it arrived has no entry.
                     self._received.pop(name, None)
                     self._rewards.pop(name, None)
             case _:
@@ -357,12 +360,10 @@ class Learning:
         ]
 
     def note(self, *, reward: float | None, staleness: float) -> None:
-        """Evaluate, and add a point to the curve."""
         accuracy = self.accuracy()
         self.points.append(Point(trained_rollouts=self._trained, reward=reward, accuracy=accuracy, staleness=staleness))
 
     def accuracy(self) -> float:
-        """Evaluate the current policy greedily on the held-out problems."""
         with self.policy.holding(self.policy.published()):
             completions = torch_sampler.greedy(
                 self.policy.model,

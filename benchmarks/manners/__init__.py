@@ -1,10 +1,12 @@
-"""Manners of a node towards its owner: time to yield, slowdown of other programs, cost at rest, cost of the cage.
+"""Manners of a node (how it yields to its owner): time to yield, slowdown of other programs, cost at rest and of the
+cage.
 
 A yield begins with the owner's command or a sensor's news, and ends when every thread of the engine is stopped or gone.
-Lost tokens are tokens of returned rollouts that the engine had drawn and the node had not sent. Tokens of the
-interrupted step are counted apart: one per rollout, two per new rollout. A slowdown is the time of a program next to a
-node with default settings, over its time next to the same node while paused, in turns. A new volunteer's installation
-and the time to its first rollout are measured if there is a wheelhouse."""
+Lost tokens are tokens of returned rollouts that the engine had sampled and the node had not sent. Tokens of the
+interrupted step are counted separately: one per rollout, two per new rollout. A slowdown is the time of a program next
+to a node with default settings, over its time next to the same node while paused, in turns. A new volunteer's
+installation and the time to its first rollout are measured if there is a wheelhouse. The cage is the engine's sandbox.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ ENGINES: Final = (
     Engine("torch", "0.6B"),
 )
 CAGED: Final = tuple(engine for engine in ENGINES if engine.model == "small")
-"""Engines with short steps, which show the cage's cost of a step best."""
+"""Engines with short steps, in which the cage's cost shows best."""
 PAUSED: Final = "paused"
 INSTALLED: Final = "installed from a wheelhouse"
 
@@ -78,7 +80,6 @@ def measure(seed: int, progress: Progress) -> Measurement:
 
 
 def _headline(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the worst of all measured cases."""
     worst = {
         "yield_ms_p99": ("yield_ms_p99",),
         "resume_s": ("resume_s_worst",),

@@ -1,6 +1,6 @@
-"""Slowdown of an owner's program by a node with default settings, on the same cores.
+"""Slowdown of an owner's program by a node with default settings on the same cores.
 
-The node runs as a separate process, like on a volunteer's machine; the hub runs in this process.
+The node is a separate process, like on a volunteer's machine; the hub runs in this process.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from echo_shared.errors import ConnectError
 from echo_shared.wire.messages import NodeStatus
 
 PROGRAM: Final = "x = 0\nfor n in range({rounds}):\n    x = (x * 1103515245 + n) & 0xffffffff"
-"""A program that only computes, in place of the owner's."""
+"""Stands for the owner's program: it only computes."""
 ROUNDS: Final = 6_000_000
-"""Rounds of the program's loop, about half a second. Over a longer time the machine changes its speed."""
+"""Rounds of the program's loop: about half a second. In a longer time the machine would change its speed."""
 PAIRS: Final = 60
 WITHIN_S: Final = 120.0
 LEAST: Final = 5
@@ -36,13 +36,13 @@ LOOK_S: Final = 0.02
 
 
 async def measure(scratch: Path, models: Models, engine: Engine, progress: Progress) -> Mapping[str, Any]:
-    """Time one program, and one for each core, next to a sampling node and next to a paused node, in turns."""
+    """Time one program, and one per core, next to a sampling node and next to a paused node, in turns."""
     ratios: dict[int, list[float]] = {1: [], psutil.cpu_count() or 1: []}
     async with _node(scratch, models(engine.model), engine) as node:
         for number in progress.repetitions(PAIRS, within_s=WITHIN_S, least=LEAST):
             for programs, found in ratios.items():
                 took_s = {}
-                # The state that is timed first alternates, so that a machine that changes its speed favours neither.
+                # The order alternates, so that a change of the machine's speed favours neither.
                 for is_paused in (False, True) if number % 2 else (True, False):
                     await (node.pause() if is_paused else node.resume())
                     took_s[is_paused] = await _time(programs)
@@ -61,7 +61,6 @@ class _Node:
     control_file: Path
 
     async def pause(self) -> None:
-        """Pause, and wait until the engine stands still."""
         await control.ask(self.control_file, "pause")
         async with asyncio.timeout(PATIENCE_S):
             while not self._is_still():  # noqa: ASYNC110 - A process does not report that it stands still.
@@ -100,7 +99,6 @@ async def _node(scratch: Path, base: Path, engine: Engine) -> AsyncIterator[_Nod
 
 
 async def _time(programs: int) -> float:
-    """Run this many programs; return the seconds until all have ended."""
     began = time.monotonic()
     code = PROGRAM.format(rounds=ROUNDS)
     running = [await asyncio.create_subprocess_exec(sys.executable, "-c", code) for _ in range(programs)]
@@ -114,7 +112,7 @@ SETTLE_S: Final = 5.0
 
 
 async def measure_paused(scratch: Path, models: Models, model: str) -> Mapping[str, Any]:
-    """Measure the share of one core, and the memory, of a paused and connected node."""
+    """Measure the processor share (of one core) and the memory of a paused, connected node."""
     home = scratch / "paused"
     options = ["--backend", "llama_cpp", "--swarm-host", "127.0.0.1"]
     async with working_hub(scratch, models(model)) as hub:

@@ -1,4 +1,4 @@
-"""Cost of the cage: caged and uncaged engines take turns on equal models and equal work."""
+"""Cost of the cage (the engine's sandbox): caged and uncaged engines take turns on equal models and equal work."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ MODES: Final[tuple[CageMode, ...]] = ("required", "off")
 
 
 async def measure(scratch: Path, models: Models, engine: Engine, progress: Progress) -> Mapping[str, Any]:
-    """Compare tokens a second with and without the cage: the median of pairs, whose order alternates."""
+    """Compare tokens per second with and without the cage: the median over pairs, whose order alternates."""
     engines = {mode: await _start(mode, scratch, models(engine.model), engine) for mode in MODES}
     took: dict[CageMode, list[float]] = {mode: [] for mode in MODES}
     try:
         for child in engines.values():
-            await _turn(child, -1)  # Warm up the engine; the time is not used.
+            await _turn(child, -1)  # Warms the engine up; this time is not used.
         for number in progress.repetitions(PAIRS, within_s=WITHIN_S, least=LEAST):
             for mode in MODES if number % 2 else MODES[::-1]:
                 took[mode].append(await _turn(engines[mode], number))

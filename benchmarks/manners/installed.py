@@ -28,19 +28,19 @@ TOOLS: Final = (
     *("readlink", "rm", "rmdir", "sed", "sleep", "sort", "uname"),
 )
 ROLLOUT_TOKENS: Final = 64
-"""Tokens of the first rollout. A longer rollout would measure the engine's speed."""
+"""Tokens of the first rollout: few, because the engine's speed is not what is measured."""
 INSTALL_S: Final = 600.0
 FIRST_ROLLOUT_S: Final = 300.0
 LOOK_S: Final = 0.01
 
 
 def lacks() -> str:
-    """Why this machine cannot install; empty if it can."""
+    """Return why this machine cannot install; "" if it can."""
     return "" if (WHEELHOUSE / "manifest.json").is_file() else "a wheelhouse: make wheelhouse"
 
 
 async def measure(scratch: Path, models: Models, model: str) -> Mapping[str, Any]:
-    """Time the installer, then the time from the join command to the first rollout that the hub has."""
+    """Time the installer, then the time from the join command until the hub has the first rollout."""
     home, tools = scratch / "home", scratch / "tools"
     home.mkdir()
     tools.mkdir()

@@ -46,7 +46,6 @@ Models = Callable[[str], Path]
 
 
 def made_in(directory: Path, seed: int) -> Models:
-    """Make models of random weights below `directory`."""
     return lambda name: random_model(directory / name, SHAPES[name], seed)
 
 
@@ -72,14 +71,12 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """The engine of a node, and its model."""
-
     backend: str
     model: str
 
 
 class Overheard(Daemon):
-    """A node that records how many tokens its engine has drawn."""
+    """A node that records how many tokens its engine has sampled."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -101,7 +98,7 @@ class Overheard(Daemon):
 
 
 class Scene:
-    """A node at work. Use it in the event loop only."""
+    """A node at work. Use it only within the event loop."""
 
     def __init__(self, hub: DrivenHub, daemon: Overheard, owner: Owner, paths: NodePaths) -> None:
         self.hub = hub
@@ -118,9 +115,12 @@ class Scene:
         return engine_of(psutil.Process())
 
     def lost_tokens(self) -> tuple[int, int]:
-        """Count unsent tokens of returned rollouts. Returns lost tokens, and tokens of the step that the pause stopped:
-        at most one token of a rollout, or two of a rollout without reported tokens, whose first step reads the
-        prompt."""
+        """Count unsent tokens of returned rollouts. Return lost tokens, and tokens of the step that the pause
+        interrupted.
+
+        That step has at most one token per rollout, or two if nothing of the rollout was sent: its first step also
+        reads the prompt.
+        """
         sent: dict[tuple[int, int], int] = {}
         returned: set[tuple[int, int]] = set()
         for message in self.hub.said:
@@ -161,7 +161,7 @@ class Scene:
 
 
 def engine_of(process: psutil.Process) -> psutil.Process | None:
-    """Find the engine's process below a process; None without an engine."""
+    """Return the engine's process among the descendants of `process`; None if there is none."""
     for child in process.children(recursive=True):
         try:
             if "echo_node.backends.worker" in child.cmdline():

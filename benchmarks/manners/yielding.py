@@ -1,4 +1,4 @@
-"""Time until an engine stands still for its owner, time until it resumes, and lost work."""
+"""Time until an engine stands still for its owner, time until it resumes, and lost tokens."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def measure(scratch: Path, models: Models, engine: Engine, news: News, pro
             await asyncio.sleep(WORK_S)
             yields.append(await _yield(node, news))
             resumes.append(await _resume(node, news))
-        # A stopped engine reports its tokens once it resumes; an ended engine never does.
+        # A stopped engine reports its tokens when it resumes; an ended engine never does.
         lost, under_way = node.lost_tokens()
         paused = {"tokens_lost_per_pause": lost / len(yields), "tokens_under_way_per_pause": under_way / len(yields)}
     how = "resume_s" if news == "pause" else "restart_s"
@@ -81,7 +81,7 @@ def _until_still(engine: psutil.Process) -> float:
 
 
 def _states(pid: int) -> Iterator[str]:
-    """Return the state of each thread as a letter (proc(5))."""
+    """Yield the state of each thread as a letter (proc(5))."""
     try:
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
     except OSError:
@@ -92,6 +92,6 @@ def _states(pid: int) -> Iterator[str]:
 
 
 def _p99(values: list[float]) -> float:
-    """Return the 99th percentile: the worst of fewer than a hundred values."""
+    """Return the 99th percentile; with fewer than a hundred values, the worst."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]

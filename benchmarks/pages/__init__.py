@@ -6,10 +6,10 @@ The hub trains, two real nodes work for it, and its database is that of a long r
 - `axe_serious`, `axe_moderate`: elements that violate rules of axe-core, summed over all pages, light, dark and phone.
 - `first_contentful_paint_s`, `transfer_kb`: the worst page at its first visit. `external_requests`, `csp_unsafe`: sums
   over all pages.
-- `live_delay_s`: delay from a database step to its display on the page, worst of twenty.
-- `page_memory_growth`: heap of a watched page after ten minutes, over that after one minute.
+- `live_delay_s`: delay from a step in the database to its display on the page, worst of twenty.
+- `page_memory_growth`: heap of a watched page after ten minutes, over its heap after one minute.
 - `hub_cpu_share`: additional processor time of the hub for one watched page, as a share of one core.
-- `snapshot_ms`: the hub's time for one picture of the run, the median.
+- `snapshot_ms`: the hub's median time for one picture of the run, that is, the data that the pages show.
 """
 
 from __future__ import annotations
@@ -86,18 +86,18 @@ MODES: Final[Mapping[str, Mapping[str, Any]]] = {
     "phone": {"viewport": {"width": 390, "height": 844}, "color_scheme": "light", "has_touch": True, "is_mobile": True},
 }
 SETTLED_MS: Final = 1_500
-"""Time after which a page has loaded completely."""
+"""Milliseconds after which a page counts as loaded."""
 MOST_SHAPES: Final = 60
 
 
 def lacks_browser() -> str:
-    """Why this machine cannot show pages; empty if it can."""
+    """Return why this machine cannot show pages; "" if it can."""
     return "" if CHROMIUM else "Chromium"
 
 
 @dataclass(slots=True)
 class Loaded:
-    """Requests and complaints of one page."""
+    """A page's requests, and the browser's complaints about it."""
 
     origin: str
     urls: list[str] = field(default_factory=list)
@@ -107,7 +107,7 @@ class Loaded:
 
     @property
     def external(self) -> list[str]:
-        """Requests that leave the hub."""
+        """Return the requests to other hosts than the hub."""
         return [
             url for url in self.urls if urlsplit(url).scheme in ("http", "https") and not url.startswith(self.origin)
         ]
@@ -125,7 +125,7 @@ async def chromium() -> AsyncIterator[Browser]:
 
 @asynccontextmanager
 async def opened(browser: Browser, site: Site, mode: str, *, operator: bool = True) -> AsyncIterator[BrowserContext]:
-    """Open a fresh browser profile, with the operator logged in or without a login."""
+    """Open a new browser profile, with the operator logged in or not."""
     context = await browser.new_context(**MODES[mode])
     try:
         if operator:
@@ -157,13 +157,13 @@ async def counted(page: Page, site: Site) -> Loaded:
 
 
 def shape(path: str) -> str:
-    """Replace numbers and ids of a path by a star: /rollouts/17 becomes /rollouts/*."""
+    """Replace numbers and ids in a path by a star: /rollouts/17 becomes /rollouts/*."""
     parts = path.partition("?")[0].split("/")
     return "/".join("*" if re.fullmatch(r"[0-9a-f-]*[0-9][0-9a-f-]*", part) else part for part in parts)
 
 
 async def pages_of(context: BrowserContext, site: Site) -> dict[str, str]:
-    """Follow links, and return a path of each shape. The login page is added."""
+    """Follow links; return one path of each shape, and the login page."""
     found, waiting, asked = {"/login": "/login"}, ["/", "/leaderboard"], set[str]()
     page = await context.new_page()
     while waiting and len(found) < MOST_SHAPES:
@@ -190,7 +190,7 @@ RUN: Final = "async () => (await axe.run({ resultTypes: ['violations'] })).viola
 
 
 def lacks_axe() -> str:
-    """Why this machine cannot run axe-core; empty if it can."""
+    """Return why this machine cannot run axe-core; "" if it can."""
     return "" if shutil.which("npm") else "npm, which fetches axe-core"
 
 
@@ -218,7 +218,6 @@ def found_on(violations: list[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def said_of(violations: list[Mapping[str, Any]]) -> list[str]:
-    """Describe each violated rule, with the first element that violates it."""
     return [
         f"{violation['impact']}: {violation['id']}: {violation['nodes'][0]['target']} ({len(violation['nodes'])})"
         for violation in violations
@@ -242,7 +241,6 @@ STALE_WITHIN_MS: Final = 90_000.0
 
 
 async def every_page(browser: Browser, site: Site, pages: Mapping[str, str], script: str) -> list[dict[str, Any]]:
-    """Run axe-core on each page in each mode."""
     rows = []
     for mode in MODES:
         for name, path in pages.items():
@@ -292,7 +290,7 @@ async def first_load(browser: Browser, site: Site, pages: Mapping[str, str]) -> 
 
 
 async def live(browser: Browser, site: Site) -> list[dict[str, Any]]:
-    """Measure the time from a step in the database to a page that shows it or a later step."""
+    """Measure the delay from a step in the database to a page with this step or a later one."""
     first = site.newest_step() + 1
     async with opened(browser, site, "light") as context:
         page = await context.new_page()
@@ -312,7 +310,7 @@ async def live(browser: Browser, site: Site) -> list[dict[str, Any]]:
 
 
 async def snapshots(site: Site) -> list[dict[str, Any]]:
-    """Read the hub's own figure of the time for one picture of the run."""
+    """Return the hub's own figure of the time for one picture of the run."""
     took: list[float] = []
     headers = {"Authorization": f"Bearer {site.token}"}
     async with aiohttp.ClientSession(site.url, headers=headers) as http:
@@ -326,7 +324,9 @@ async def snapshots(site: Site) -> list[dict[str, Any]]:
 
 
 async def hub_cpu(browser: Browser, site: Site, *, seconds: float) -> list[dict[str, Any]]:
-    """Compare the hub's processor time with and without a watched page, in pairs of `seconds` each; the median."""
+    """Compare the hub's processor time with and without a watched page, in pairs of `seconds` each; return the
+    median.
+    """
     shares = []
     async with opened(browser, site, "light") as context:
         page = await context.new_page()
@@ -343,7 +343,7 @@ async def hub_cpu(browser: Browser, site: Site, *, seconds: float) -> list[dict[
 
 
 async def lasting(browser: Browser, site: Site, *, seconds: float) -> list[dict[str, Any]]:
-    """Compare the memory of a watched page early (a tenth of the time) and late."""
+    """Compare a watched page's memory after a tenth of the time with its memory at the end."""
     async with opened(browser, site, "light") as context:
         page = await context.new_page()
         protocol = await context.new_cdp_session(page)
@@ -356,7 +356,6 @@ async def lasting(browser: Browser, site: Site, *, seconds: float) -> list[dict[
 
 
 async def _heap_bytes(page: Page, protocol: CDPSession) -> float:
-    """Heap bytes after garbage collection."""
     await protocol.send("HeapProfiler.collectGarbage")
     await page.wait_for_timeout(COLLECTED_MS)
     await protocol.send("HeapProfiler.collectGarbage")

@@ -21,7 +21,7 @@ DESCRIPTION: Final = "The claims of the papers that Echo descends from, theirs b
 
 
 def plan() -> list[Planned]:
-    """Plan the tables. Runs of an earlier table cost nothing again."""
+    """Return the planned tables. A run that an earlier table needs too costs no time again."""
     seen: set[object] = set()
     planned = []
     for table in TABLES:
@@ -62,7 +62,6 @@ def measure(seed: int, progress: Progress) -> Measurement:
 
 
 def _curves(found: Found) -> dict[str, list[list[tuple[int, float]]]]:
-    """Trained rollouts and accuracy of each point, seed by seed."""
     return {
         case.name: [[(point.trained_rollouts, point.accuracy) for point in one.points] for one in ran]
         for case, ran in found.items()

@@ -33,19 +33,17 @@ from echo_shared.sampling.torch_prefix_cache import PrefixCache
 from echo_shared.wire.messages import FinishReason
 
 KEPT_TOKENS: Final = 2**17
-"""Most tokens of unfinished episodes whose keys and values are cached: half a gigabyte with `builtin:small`."""
+"""Maximum tokens of unfinished episodes whose keys and values are cached: half a gigabyte with `builtin:small`."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Episode:
-    """One rollout so far."""
-
     group_id: int
     index: int
     turns: list[Ids] = field(default_factory=list)
     parts: list[tuple[Ids, NDArray[np.float32], bool]] = field(default_factory=list)
-    """Token ids, their log-probabilities, and True if the policy drew them: one entry for each turn, and for each
-    observation between turns.
+    """One entry for each turn and each observation between turns: token ids, their log-probabilities, and True if the
+    policy sampled them.
     """
     draws: list[tuple[int, int, int]] = field(default_factory=list)
     turn_rewards: list[float] = field(default_factory=list)
@@ -81,8 +79,6 @@ class Episode:
 
 
 class Play:
-    """The learner and its problems."""
-
     def __init__(self, config: HubConfig) -> None:
         base_dir = resolve_base(config.model.base)
         codec = PromptCodec.of_run(config, base_dir)
@@ -92,7 +88,7 @@ class Play:
         self.policy = Policy.load(self.settings)
 
     def groups(self, step: int) -> list[TrainingGroup]:
-        """Draw the batch of a step with the current policy. Steps count from 0."""
+        """Sample the batch of a step with the current policy. Steps count from 0."""
         training = self.config.training
         group_ids = range(step * training.groups_per_step, (step + 1) * training.groups_per_step)
         episodes = [Episode(group_id=group, index=index) for group in group_ids for index in range(training.group_size)]
@@ -147,7 +143,7 @@ class Play:
         )
 
     def accuracy(self) -> float:
-        """Greedy held-out accuracy, evaluated like a version of a hub."""
+        """Return the greedy held-out accuracy, evaluated like a hub's version."""
         (heldout,) = HeldOut.of_run(self.config, self.problems, stop_ids=self.settings.stop_ids)
         prefixes = PrefixCache(KEPT_TOKENS)
 
@@ -165,7 +161,7 @@ class Play:
 
 
 def run_episodes(case: Case, seed: int) -> tuple[list[Point], list[Mapping[str, float]]]:
-    """Carry out a run. Return the points of its curve and its steps' metrics."""
+    """Carry out a run. Return the points of its curve, and its steps' metrics."""
     play = Play(case.config(seed))
     training = play.config.training
     optimizer = make_optimizer(play.policy, training)

@@ -1,4 +1,4 @@
-"""Carries out the runs of all wanted tables in single-threaded processes: in the tables' order, seed by seed."""
+"""Carries out the runs of all wanted tables in single-threaded processes: in the order of the tables, seed by seed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from scripts.small_base.lessons import Knights
 
 SEEDS: Final = 3
 MOST_SEEDS: Final = 6
-"""Most seeds of a table. It keeps the seeds of `--seed 0` and `--seed 1` apart."""
+"""Maximum number of seeds of a table. With it, `--seed 0` and `--seed 1` share no seed."""
 STEPS: Final = 40
 GROUPS: Final = 16
 
@@ -48,23 +48,24 @@ class Case(virtual_run.Case):
         "evaluation": {"problems": 512},
     }
     runner: Runner = "virtual"
-    """virtual: the hub's own coordinator and learner in virtual time. episodes: the learner draws for itself, with
-    games of several turns. trl: GRPOTrainer. untrained: the base is only evaluated. finetuned: `echo-hub sft`."""
+    """virtual: the hub's own coordinator and learner in virtual time. episodes: the learner samples for itself, with
+    games of several turns. trl: GRPOTrainer. untrained: the base is only evaluated. finetuned: `echo-hub sft`.
+    """
     start: Case | None = None
-    """A `finetuned` case whose result this case begins with."""
+    """A `finetuned` case with whose result this case begins."""
     demonstrations: int = 0
     sft: SftSettings | None = None
     same_draws: bool = False
-    """True if TRL's trainer begins with the hub's own adapter, and draws with its sampler and seeds."""
+    """True if TRL's trainer begins with the hub's own adapter, and samples with the hub's sampler and seeds."""
     precision: str = "policy"
     """The sampler: `policy` for the learner's own model, or a precision of the node's llama.cpp engine."""
     delay_s: float | None = None
-    """Delay between hub and nodes, each way; None for nodes that take no time."""
+    """One-way delay between hub and nodes; None: nodes take no time."""
     evaluate_every: int = 10
     seconds: float = 10.0
 
     def runs(self, seeds: int) -> int:
-        """Return the number of different runs. Untrained and fine-tuned cases are the same for all seeds."""
+        """Return the number of different runs. The seed changes nothing in an untrained or a fine-tuned case."""
         return 1 if self.runner in ("untrained", "finetuned") else seeds
 
 
@@ -75,8 +76,8 @@ ASYNC: Final = Case(name="async, S = 2", settings=stale(2))
 
 FAR_NODES: Final = 8
 FAR_NODE_S: Final = 0.5
-"""Seconds of a rollout on a far node; a training step takes one second. Eight such nodes of width 32 draw four times
-what the learner needs, so that only the distance can slow the learner down.
+"""Seconds of a rollout on a far node; a training step takes one second. Eight such nodes of width 32 sample four times
+what the learner needs, so that only the delay can slow the learner down.
 """
 
 Adapter = Mapping[str, NDArray[np.float32]]
@@ -84,8 +85,6 @@ Adapter = Mapping[str, NDArray[np.float32]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """Results of a run."""
-
     points: list[Point]
     steps: list[Mapping[str, float]] = field(default_factory=list)
     """Metrics of each step; empty for an untrained base."""
@@ -94,11 +93,13 @@ class Ran:
 
     @property
     def accuracy(self) -> float:
-        """Greedy held-out accuracy at the end."""
+        """Return the greedy held-out accuracy at the end."""
         return self.points[-1].accuracy
 
     def steps_to(self, accuracy: float, *, evaluate_every: int) -> float:
-        """Steps until the curve reaches an accuracy, linear between its points; infinite if it never does."""
+        """Return the steps until the curve reaches an accuracy, linear between its points; infinite if it never
+        does.
+        """
         for number, (before, after) in enumerate(zip(self.points, self.points[1:], strict=False)):
             if after.accuracy >= accuracy:
                 risen = after.accuracy - before.accuracy
@@ -114,13 +115,13 @@ Wanted = tuple[Sequence[Case], int]
 
 
 def runs_of(wanted: Wanted) -> list[tuple[Case, int]]:
-    """Return the runs of a table, as pairs of a case and the number of a seed."""
+    """Return the runs of a table as pairs of a case and the number of a seed."""
     cases, seeds = wanted
     return [(case, number) for number in range(seeds) for case in cases if number < case.runs(seeds)]
 
 
 def carry_out_all(tables: Sequence[Wanted], seed: int, done: Callable[[int, Found], object]) -> None:
-    """Carry out all runs. Calls `done` with each table's number and results once its runs are finished."""
+    """Carry out all runs. Call `done` with each table's number and results once its runs are finished."""
     wanted = list(dict.fromkeys(run for table in tables for run in runs_of(table)))
     if not wanted:
         return
@@ -130,7 +131,7 @@ def carry_out_all(tables: Sequence[Wanted], seed: int, done: Callable[[int, Foun
         running: dict[Future[Ran], tuple[Case, int]] = {}
 
         def begin(start: Case | None) -> None:
-            """Start all cases that begin with this case's first run, or with a base."""
+            """Start the cases that begin with the first run of case `start`; None: those that begin with a base."""
             first = None if start is None else ran[start, 0]
             for case, number in wanted:
                 if case.start is start:
@@ -161,7 +162,7 @@ def _found(table: Wanted, ran: Mapping[tuple[Case, int], Ran]) -> Found:
 
 
 def carry_out(case: Case, seed: int, start: Ran | None = None) -> Ran:
-    """Carry out a run with one thread, in this process. `start` is the result that the case begins with."""
+    """Carry out a run with one thread in this process. `start` is the result with which the case begins."""
     torch.set_num_threads(1)
     disable_progress_bar()
     match case.runner:
@@ -208,7 +209,7 @@ def _drawing(case: Case, base_dir: Path) -> Iterator[Draw]:
 
 
 def _far_away(case: Case, seed: int) -> Scenario:
-    """Nodes at a distance of `delay_s`, and a learner whose step takes a second."""
+    """Return the scenario with nodes at a delay of `delay_s`, and a learner whose step takes a second."""
     ideal = scenario_of(case.config(seed)).model_dump()
     nodes = {"count": FAR_NODES, "width": 32, "s_per_token": FAR_NODE_S, "delay_s": case.delay_s}
     limit_s = 100.0 * ideal["training"]["steps"]
@@ -238,8 +239,9 @@ def _finetuned(case: Case, seed: int) -> Ran:
 
 
 def demonstrations(problems: Problems, count: int, seed: int) -> Iterator[dict[str, Any]]:
-    """Make lines of a file for `echo-hub sft`: Knights & Knaves by the base's own teacher, without errors. None is of a
-    held-out problem."""
+    """Return lines of a file for `echo-hub sft`: Knights & Knaves by the base's own teacher, without mistakes and
+    without held-out problems.
+    """
     heldout = {problems.codec.text(prompt_ids) for prompt_ids in problems.heldout_prompt_ids()}
     rng, teacher = random.Random(seed), Knights()
     while count:

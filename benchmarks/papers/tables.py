@@ -18,14 +18,12 @@ Headline = Mapping[str, float | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """One claim of one paper."""
-
     name: str
     source: str
     """arXiv number, and the place in the paper."""
     scale: str
     reports: Mapping[Case, str]
-    """Cases, and the paper's result for each."""
+    """The cases, each with the paper's result."""
     headline: Callable[[Found], Headline]
     columns: Callable[[Case, Sequence[Ran]], Mapping[str, Any]] = lambda case, ran: {}
     seeds: int = SEEDS
@@ -54,7 +52,7 @@ class Table:
 
 
 def accuracy(ran: Sequence[Ran]) -> float:
-    """Mean held-out accuracy of all seeds at the end."""
+    """Return the mean held-out accuracy of all seeds at the end."""
     return fmean(one.accuracy for one in ran)
 
 
@@ -124,7 +122,8 @@ SOKOBAN: Final = Case(
 
 def _trl_gaps(found: Found) -> Headline:
     """Return the largest distance of the two mean curves at any point. With the same draws it shows how the trainers
-    differ; with its own draws it includes chance."""
+    differ; with each trainer's own draws it includes chance.
+    """
 
     def mean_curve(case: Case) -> list[float]:
         points = zip(*(one.points for one in found[case]), strict=True)
@@ -273,7 +272,7 @@ AREAL: Final = Table(
 TARGET: Final = 0.8
 """Held-out accuracy that a run must reach in `steps_to`."""
 UPDATES: Final = 4
-"""Optimizer updates of one step. Each update of Shuffle-R1 has two of its eight sub-batches."""
+"""Optimizer updates per step. Each update of Shuffle-R1 has two of its eight sub-batches."""
 
 
 def _of_updates(name: str, **objective: Any) -> Case:
@@ -317,7 +316,7 @@ BUDGETED: Final = Case(
 
 
 def variance(ran: Sequence[Ran]) -> float:
-    """Relative variance of the gradient's norm from step to step; mean of all seeds."""
+    """Return the relative variance of the gradient's norm from step to step, as the mean of all seeds."""
     norms = [[step["grad_norm"] for step in one.steps] for one in ran]
     return fmean(pvariance(of_one) / fmean(of_one) ** 2 for of_one in norms)
 
@@ -349,7 +348,7 @@ BY: Final = {
 
 
 def mean_reward(ran: Sequence[Ran]) -> float:
-    """Mean reward of all steps and seeds: the area under the curve."""
+    """Return the mean reward of all steps and seeds: the area under the curve."""
     return fmean(step["mean_reward"] for one in ran for step in one.steps)
 
 

@@ -35,7 +35,6 @@ def planned() -> Planned:
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
-    """Measure both sides, one after the other."""
     with tempfile.TemporaryDirectory(prefix="echo-papers-") as directory:
         echo = demo(Path(directory), seed)
         trl = alone(Path(directory), seed)
@@ -45,8 +44,9 @@ def measure(seed: int, progress: Progress) -> Measurement:
 
 
 def headline_of(echo: dict[str, Any], trl: dict[str, Any]) -> dict[str, float | None]:
-    """Return the ratio of both times, or None if Echo never reached the accuracy. If TRL did not, its whole time
-    counts, and the ratio is an upper bound."""
+    """Return the ratio of both times; None if Echo never reached the accuracy. If TRL did not, its whole time counts,
+    and the ratio is an upper bound.
+    """
     if echo["seconds"] is None:
         return {"time_to_90_over_trl": None}
     return {"time_to_90_over_trl": echo["seconds"] / (trl["seconds"] or trl["whole_s"])}
@@ -86,7 +86,7 @@ def demo(directory: Path, seed: int) -> dict[str, Any]:
 
 
 def evaluations(database: Path) -> list[tuple[int, float]]:
-    """Versions and their greedy accuracies so far, in order; empty before there is a database."""
+    """Return the versions and their greedy accuracies so far, in order; empty before there is a database."""
     if not database.is_file():
         return []
     try:
@@ -94,12 +94,11 @@ def evaluations(database: Path) -> list[tuple[int, float]]:
             return connection.execute(
                 "SELECT policy_version, accuracy FROM evaluations WHERE kind = 'greedy' ORDER BY policy_version"
             ).fetchall()
-    except sqlite3.OperationalError:  # Its tables are being made.
+    except sqlite3.OperationalError:  # The tables of the database do not exist yet.
         return []
 
 
 def alone(directory: Path, seed: int) -> dict[str, Any]:
-    """Run GRPOTrainer in a process of its own."""
     report = directory / "trl.json"
     began = time.monotonic()
     command = [sys.executable, "-m", "benchmarks.papers.trl_run", str(seed), str(report)]

@@ -48,14 +48,14 @@ from echo_shared.sampling import torch_sampler
 
 
 def run_trl(case: Case, seed: int) -> tuple[list[Point], list[Mapping[str, float]]]:
-    """Carry out a run. Return the points of its curve and each step's mean reward."""
+    """Carry out a run. Return the points of its curve, and each step's mean reward."""
     curve = Curve(case.config(seed), evaluate_every=case.evaluate_every)
     train(curve, same_draws=case.same_draws)
     return curve.points, curve.steps
 
 
 class Curve(TrainerCallback):
-    """Evaluates the model during training as a virtual run does. `at_s` has the monotonic time of each point."""
+    """Evaluates the model during training, like a virtual run. `at_s` has the monotonic time of each point."""
 
     def __init__(self, config: HubConfig, *, evaluate_every: int, until: float = 2.0) -> None:
         """`until` is the accuracy that ends the training."""
@@ -106,7 +106,7 @@ class Curve(TrainerCallback):
 
 
 def train(curve: Curve, *, same_draws: bool = False) -> None:
-    """Train with TRL from the base model to the last step. `same_draws` generates with the hub's sampler and seeds."""
+    """Train with TRL from the base model to the last step. `same_draws`: sample with the hub's sampler and seeds."""
     config = curve.config
     task = make_task(config.task.name, config.task.options)
     assert not isinstance(task, Environment), "a task of one turn"
@@ -148,14 +148,14 @@ def train(curve: Curve, *, same_draws: bool = False) -> None:
 
 
 class HubsDraws:
-    """A `rollout_func` of GRPOTrainer that draws every completion as the hub would."""
+    """A `rollout_func` of GRPOTrainer that samples every completion as the hub would."""
 
     def __init__(self, curve: Curve) -> None:
         self._curve = curve
         self._drawn_groups = 0
 
     def __call__(self, prompts: Sequence[str], trainer: Any) -> dict[str, list[list[Any]]]:
-        """Draw a batch. `prompts` has each prompt once for each of its completions."""
+        """Sample a batch. `prompts` has each prompt once per completion."""
         config, problems = self._curve.config, self._curve.problems
         size = config.training.group_size
         first = self._drawn_groups
@@ -182,8 +182,9 @@ class HubsDraws:
 
 
 def arguments(config: HubConfig, directory: str) -> GRPOConfig:
-    """Options of the trainer. With one on-policy update per step all ratios equal 1, so only token aggregation and
-    advantage matter."""
+    """Return the trainer's options. With one on-policy update per step all ratios are 1, so of the objective only token
+    aggregation and advantage matter.
+    """
     training = config.training
     assert training.updates_per_step == 1 and config.objective.chosen_aggregation == "token_mean"
     scale = {"mean": "none", "mean_std": "group", "batch_std": "batch"}[config.objective.chosen_advantage]

@@ -42,7 +42,7 @@ def plan() -> list[Planned]:
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
-    """Measure kinds of processor time first, case after case; then all other cases in parallel."""
+    """Measure the kinds of processor time first, case by case; then all other cases in parallel."""
     rows = _measure([kind for kind in KINDS if kind.alone], seed, progress, workers=1)
     rows |= _measure([kind for kind in KINDS if not kind.alone], seed, progress, workers=None)
     details = {name: row.pop("details") for name, row in rows.items() if "details" in row}
@@ -55,12 +55,11 @@ def measure(seed: int, progress: Progress) -> Measurement:
 
 
 def headline(rows: dict[str, Row]) -> dict[str, Any]:
-    """Headlines of all kinds, by the rows of measured cases."""
     return {name: value for kind in KINDS for name, value in kind.headline(rows).items()}
 
 
 def _measure(kinds: Sequence[Kind], seed: int, progress: Progress, *, workers: int | None) -> dict[str, Row]:
-    """Measure every wanted case in a fresh process, the longest first."""
+    """Measure every wanted case in a new process, the longest first."""
     told = {case.name: kind.told for kind in kinds for case in kind.cases}
     wanted = [case for kind in kinds for case in kind.cases if progress.wants(case.name)]
     longest_first = {case.name: (case, seed) for case in sorted(wanted, key=lambda case: -case.seconds)}

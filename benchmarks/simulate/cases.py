@@ -1,8 +1,8 @@
 """A grid of unequal pools that are just enough, pools of ever more nodes, and false claims.
 
 In the grid, the median node's rollouts take about 2 s, and a version reaches all nodes 0.8 s after its step. The pool
-samples 1.15 times what the learner needs (`echo_hub.simulator.rule`). That fixes the number of groups in a step and,
-because groups are whole, the last percent of the nodes' speed.
+samples 1.15 times what the learner needs (`echo_hub.simulator.rule`). This fixes the number of groups per step. As
+groups are whole, the nodes' speed is then adjusted slightly.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.world import World
 
 Row = dict[str, Any]
-"""A case's line of the table. Its `details`, if there are any, go into the conditions instead."""
+"""A case's line of the table. Its `details`, if any, go into the conditions instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +37,13 @@ class Case:
 class Kind:
     cases: tuple[Case, ...]
     headline: Callable[[Mapping[str, Row]], dict[str, Any]]
-    """Computes the headline figures from the measured rows, which have the cases' names as keys. Figures of cases that
-    were not measured are None.
+    """Computes the headline figures from the measured rows, by case name. Figures of cases that were not measured are
+    None.
     """
     told: tuple[str, ...]
     """Figures of a row that are printed once it is measured."""
     alone: bool = False
-    """True if the cases measure processor time, so that no other case may run at the same time."""
+    """True if processor time is measured, so that no other case may run at the same time."""
     conditions: Mapping[str, Any] = field(default_factory=dict)
 
     def rows(self, measured: Mapping[str, Row]) -> list[Row]:
@@ -51,7 +51,7 @@ class Kind:
 
 
 def simulated(scenario: Scenario, *, with_memory: bool = False) -> Row:
-    """Simulate one scenario with processor time of this process, and with the hub's garbage collection."""
+    """Simulate one scenario, with the processor time of this process and the hub's garbage collection."""
     began_at = time.process_time()
     world = World(scenario, time.process_time)
     with Garbage() as garbage:
@@ -71,7 +71,6 @@ def simulated(scenario: Scenario, *, with_memory: bool = False) -> Row:
 
 
 def figures_of(report: SimulationReport) -> Row:
-    """Return the figures that cases have in common."""
     needed = report.needed_staleness
     return {
         "utilisation": report.utilisation,
@@ -84,23 +83,23 @@ def figures_of(report: SimulationReport) -> Row:
 
 
 def check(report: SimulationReport) -> None:
-    """Raises RuntimeError if rollouts are missing."""
+    """Raise RuntimeError if rollouts are missing."""
     if not report.balanced:
         raise RuntimeError(f"rollouts are not accounted for: {report}")
 
 
 def least(rows: Iterable[Row], figure: str) -> Any:
-    """Return the smallest value of a figure; None without rows."""
     return min((row[figure] for row in rows), default=None)
 
 
 def most(rows: Iterable[Row], figure: str) -> Any:
-    """Return the largest value of a figure; None without rows."""
     return max((row[figure] for row in rows), default=None)
 
 
 MARGIN: Final = 1.15
-"""Rollouts that the grid's pool samples in time, as a multiple of those that the learner needs."""
+"""Rollouts that the grid's pool samples in time (fresh enough to be trained), as a multiple of what the learner
+needs.
+"""
 GROUP_SIZE: Final = 8
 S_PER_TOKEN: Final = 0.02
 """Seconds per token of the median node. A rollout has 100 tokens."""
@@ -109,7 +108,7 @@ STALENESS_BOUNDS: Final = (1, 2, 4)
 STEPS: Final = {1.0: 120, 5.0: 60, 15.0: 30, 60.0: 12}
 SIZES: Final = {10: 1_000, 1_000: 25, 100_000: 5}
 MOST_GROUPS: Final = 4096
-"""Most groups per step that a hub's config.toml allows."""
+"""Maximum groups per step in a hub's config.toml."""
 LIMIT: Final = 5
 """Time limit of a run, as a multiple of the duration of all its steps without waits."""
 NEVER_S: Final = 1e9
@@ -123,7 +122,7 @@ def grid_scenario(seed: int, *, sigma: float, max_staleness: int, step_s: float)
 
 
 def grid_lacks(*, max_staleness: int, step_s: float) -> str:
-    """Return why no such pool can be enough; "" if one can."""
+    """Return why no pool can be enough; "" if one can."""
     if margin_of(_scenario(seed=0, sigma=0.0, max_staleness=max_staleness, step_s=step_s)) > 0:
         return ""
     return "no such pool is enough: S steps are over before a median node has a version and returns a rollout"
@@ -154,7 +153,7 @@ def _grid_case(sigma: float, max_staleness: int, step_s: float) -> Case:
 
 
 def _size_row(seed: int, *, nodes: int) -> Row:
-    """Simulate half as many groups per step as nodes, capped at the hub's limit."""
+    """Simulate half as many groups per step as nodes, up to the hub's limit."""
     scenario = scenario_of(
         seed,
         training={"steps": SIZES[nodes], "groups_per_step": min(nodes // 2, MOST_GROUPS)},
@@ -176,9 +175,8 @@ def _false_claims_row(seed: int, *, count: int, fresh_key_s: float) -> Row:
 
 
 def _false_claims_case(count: int, fresh_key_s: float) -> Case:
-    """Make a case of the grid's pool with S = 2 and steps of 5 s, and keys that claim a capacity of 4,096 rollouts.
-
-    There are `count` keys at any moment, each replaced by a new one after `fresh_key_s`.
+    """Make a case of the grid's pool with S = 2 and steps of 5 s, and with keys that claim a capacity of 4,096
+    rollouts. `count` such keys exist at any moment; a new key replaces each one after `fresh_key_s`.
     """
     fresh = "" if fresh_key_s == NEVER_S else f", each fresh after {fresh_key_s:g} s"
     name = f"false claims of {count} keys{fresh}"
@@ -209,7 +207,7 @@ def false_claims_headline(rows: Mapping[str, Row]) -> dict[str, Any]:
 
 
 def margin_of(scenario: Scenario) -> float:
-    """Return how many times the learner's need the pool samples in time."""
+    """Return the rollouts that the pool samples in time, as a multiple of what the learner needs."""
     demand = demand_of(scenario)
     return useful_rollouts(pool_of(scenario), demand) / demand.rollouts_per_step
 
@@ -224,7 +222,9 @@ def with_margin(margin: float, make: Callable[..., Scenario]) -> Scenario:
 
 
 def scenario_of(seed: int, **sections: dict[str, Any]) -> Scenario:
-    """Return the defaults with groups of `GROUP_SIZE`, versions that spread by the formula, and these settings."""
+    """Return the defaults with these settings and groups of `GROUP_SIZE`; a formula gives the time in which versions
+    spread.
+    """
     training = {"group_size": GROUP_SIZE, **sections.pop("training", {})}
     limit_s = LIMIT * training["steps"] * sections["learner"]["step_s"]
     measuring = {"limit_s": limit_s, **sections.pop("measuring", {})}

@@ -30,7 +30,7 @@ from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.world import World
 
 POOLS: Final = (1.5, 2.0, 4.0)
-"""Rollouts that all nodes together sample in time, as a multiple of those that the learner needs."""
+"""Rollouts that all nodes together sample in time, as a multiple of what the learner needs."""
 SIGMAS: Final = (0.5, 1.0)
 STEP_S: Final = 5.0
 STEPS: Final = 100
@@ -46,7 +46,6 @@ def _case(pool: float, sigma: float) -> Case:
 
 
 def _row(seed: int, *, pool: float, sigma: float) -> Row:
-    """Compare all nodes at work with chosen nodes."""
     scenario = cost_scenario(seed, pool=pool, sigma=sigma)
     all_on, _, per_step_all_on = _run(cost_scenario(seed, pool=pool, sigma=sigma, choose=False))
     chosen, per_hour, per_step = _run(scenario)
@@ -77,7 +76,7 @@ def cost_scenario(seed: int, *, pool: float, sigma: float, choose: bool = True) 
 
 
 def _run(scenario: Scenario) -> tuple[SimulationReport, float, float]:
-    """Return the report, and the cost after the warm-up in US dollars: of an hour, and of a step."""
+    """Return the report, and the cost after the warm-up in US dollars: per hour and per step."""
     world = World(scenario, time.process_time)
     world.run()
     begin, end = world.steps[WARM_UP - 1][1], world.steps[-1][1]
@@ -89,8 +88,8 @@ def _run(scenario: Scenario) -> tuple[SimulationReport, float, float]:
 
 
 def optimal_per_hour(scenario: Scenario, margin: float) -> float:
-    """US dollars an hour of the linear programme."""
-    from scipy.optimize import linprog  # Imported here because no other case needs scipy.
+    """Return the US dollars per hour of the linear programme."""
+    from scipy.optimize import linprog  # No other case needs scipy.
 
     price = np.array([node.price_per_hour for node in draw_nodes(scenario)])
     need = margin * demand_of(scenario).rollouts_per_step
@@ -102,7 +101,6 @@ def optimal_per_hour(scenario: Scenario, margin: float) -> float:
 
 
 def headline(measured: Mapping[str, Row]) -> dict[str, float | None]:
-    """Return the worst case of each figure."""
     rows = KIND.rows(measured)
     return {
         "saving_vs_all_on": least(rows, "saving_vs_all_on"),

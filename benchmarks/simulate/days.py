@@ -22,7 +22,7 @@ MARGIN: Final = 1.3
 STEP_S: Final = 60.0
 DAY_S: Final = 86_400.0
 DAY_STEPS: Final = 1_440
-"""Steps of a learner that never waits. If the learner waits, the day ends first."""
+"""Steps of a day in which the learner never waits. If it waits, the run ends after a day with fewer steps."""
 
 
 def _day(*, nodes: int, groups_per_step: int, steps: int = DAY_STEPS, begin_spread: float = 1.0) -> Case:
@@ -83,7 +83,7 @@ CASES: Final = (
 
 
 def headline(rows: Mapping[str, Row]) -> dict[str, Any]:
-    """Figures of a day of 1,000 nodes that come evenly."""
+    """Return the figures of a day of 1,000 nodes that come evenly."""
     row = rows.get(EVENLY.name, {})
     return {f"day_{name}": row.get(name) for name in ("utilisation", "stale_share", "tokens_lost_per_failure")}
 

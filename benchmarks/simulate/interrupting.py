@@ -1,13 +1,13 @@
 """Effect of nodes that continue a completion with a newer version (training.on_new_version).
 
-Two simulations per seed, `finish` and `interrupt`, share one scenario: 50 nodes that sample .7 of what
-the learner needs (`echo_hub.simulator.rule`); lengths differ 1:30. A node that changes versions reads the completion's
-tokens again, each in 1/16 of the time of a drawn token.
+Two simulations per seed share one scenario: with `finish`, a node ends a completion with its version; with `interrupt`,
+it continues with a newer one. 50 nodes sample 0.7 of what the learner needs (`echo_hub.simulator.rule`); lengths differ
+1:30. A node that changes versions reads the completion's tokens again, each in 1/16 of the time of a sampled token.
 
     s_per_step          virtual seconds from one trained step to the next, after the warm-up; mean of the seeds
-    interrupt_speed_up  that of finish over that of interrupt
-    staleness mean over trained rollouts; a rollout is as old as the oldest token of its group
-    token_staleness     the same, with each token as old as the version that drew it
+    interrupt_speed_up  s_per_step of finish over that of interrupt
+    staleness           mean over trained rollouts; a rollout is as old as the oldest token of its group
+    token_staleness     the same, with each token as old as the version that sampled it
     ..._finish          figures of the run that interrupts nothing
 """
 
@@ -76,7 +76,9 @@ def _scenario(*, seed: int, max_staleness: int, on_new_version: str, s_per_token
 
 
 def seconds_per_step(world: World) -> float:
-    """Virtual seconds from one trained step to the next, after the warm-up; infinite if there is no such step."""
+    """Return the virtual seconds from one trained step to the next, after the warm-up; infinite if there is no such
+    step.
+    """
     warm_up = world.scenario.measuring.warm_up_steps
     ends = [end for _, end in world.steps if end <= world.agenda.now]
     if len(ends) <= warm_up:
@@ -85,7 +87,7 @@ def seconds_per_step(world: World) -> float:
 
 
 def headline(rows: Mapping[str, Row]) -> dict[str, Any]:
-    """Return smallest and largest speed-up, and the largest ratio of token staleness to that of finish."""
+    """Return the smallest and the largest speed-up, and the largest ratio of token staleness to that of finish."""
     found = KIND.rows(rows)
     ages = [row["token_staleness"] / row["token_staleness_finish"] for row in found]
     return {
@@ -100,7 +102,7 @@ def _mean(reports: list[dict[str, Any]], figure: str) -> float:
 
 
 def _drops(reports: list[dict[str, Any]]) -> dict[str, float]:
-    """Dropped rollouts by reason, as shares of the rollouts that all seeds leased."""
+    """Return dropped rollouts by reason, as shares of the rollouts that all seeds leased."""
     leased = sum(report["leased"] for report in reports)
     reasons = sorted({reason for report in reports for reason in report["dropped"]})
     return {

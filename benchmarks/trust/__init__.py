@@ -5,12 +5,13 @@
 - The same on a real vocabulary, judged offline: see `real`.
 - Cost of hostile rollouts for the model: see `accuracy`. Cost of the defence without attacks: see `objectives`.
 
-`attacks_tried` and `attacks_detected` count every load, and every attack of each class of numerics, once.
+`attacks_tried` and `attacks_detected` count every load once, and every attack once per class of numerics.
 `stall_s_worst` is the longest `/healthz` of the hub during any load, `rss_growth_mb_worst` the growth of its memory,
-`log_kb_worst` the growth of its logs. A load that fills the log, or that writes what steers a terminal, is not
-detected.
+`log_kb_worst` the growth of its logs. A load that fills the log, or that writes control characters of a terminal,
+counts as not detected.
 
-Modules are loaded on use: child processes import this package and must stay light."""
+Modules are loaded on use: child processes import this package and must stay light.
+"""
 
 from __future__ import annotations
 

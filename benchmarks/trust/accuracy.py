@@ -32,8 +32,6 @@ UNDEFENDED: Final[Settings] = {"objective": {"name": "grpo"}, "trust": {"verifie
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One run of the model, with or without an attack."""
-
     attack: str = ""
     hostile_share: float = 0.0
     defended: bool = True
@@ -57,7 +55,6 @@ def plan() -> list[Planned]:
 
 
 def measure(scratch: Path, progress: Progress, *, seed: int) -> list[dict[str, Any]]:
-    """Carry out the wanted runs, and return one row for each."""
     rows = []
     for number, case in enumerate(CASES):
         if progress.wants(case.name):
@@ -68,7 +65,7 @@ def measure(scratch: Path, progress: Progress, *, seed: int) -> list[dict[str, A
 
 
 def headline(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return, for each share of hostile rollouts, the accuracy that the worst attack costs compared with the honest
+    """Return, for each share of hostile rollouts, the accuracy that the worst attack costs, compared with the honest
     run.
     """
     learned = {row["case"]: row["learned"] for row in rows}

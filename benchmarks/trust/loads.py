@@ -44,11 +44,11 @@ WARM_UP_STEPS: Final = 20
 """Steps after which the hub's memory no longer grows without an attack."""
 WARM_UP_S: Final = 600.0
 MOST_LOG_BYTES: Final = 256 * 1024
-"""Growth of all logs of the hub that one attack may cause."""
+"""Bytes by which one attack may make all logs of the hub grow."""
 NODE_OPTIONS: Final = ("--backend", "llama_cpp", "--precision", "f32")
 ELSEWHERE: Final = ("nice", "-n", "10")
 """Prefix of the nodes' commands. Nodes usually have machines of their own, so hub, learner and verifier take precedence
-on this one.
+here.
 """
 SETTINGS: Final[Settings] = {
     "run": {"name": "trust"},
@@ -60,13 +60,13 @@ SETTINGS: Final[Settings] = {
 LOOK_S: Final = 0.05
 HEALTH_WITHIN_S: Final = 60.0
 CLOSED_WITHIN_S: Final = 100.0
-"""Seconds within which the hub must close idle connections. One that is still open after this time counts as open
+"""Seconds within which the hub must close idle connections. A connection that is still open then counts as open
 forever.
 """
 BYSTANDER: Final = ("127.0.0.2", 0)
-"""Address from which `/healthz` is requested. It is not the attacker's, because the hub limits each address."""
+"""Address from which `/healthz` is requested; not the attacker's, because the hub limits each address."""
 NICENESS: Final = -10
-"""Process priority of the bystander, which stands for a separate machine."""
+"""Process priority (niceness) of the bystander, which stands for a separate machine."""
 _TURNED_AWAY: Final = re.compile(r'^echo_turned_away_total\{reason="(\w+)",what="(\w+)"\} (\S+)$', re.MULTILINE)
 SOCKETS: Final = 1_000
 PATIENCE_S: Final = 20.0
@@ -81,10 +81,10 @@ MOST_GROWTH_BYTES: Final = 100_000_000
 FRESH_KEYS: Final = 2_000
 AT_ONCE: Final = 64
 STORM_S: Final = 90.0
-"""Seconds of the attack by fresh keys. Keys that have not been tried by then are left out."""
+"""Seconds of the attack by new keys. Keys not tried by then are omitted."""
 COUNT_S: Final = 0.1
 HONEST_ADDRESS: Final = "127.0.0.3"
-"""Address of the honest node that joins during the storm."""
+"""Address of the honest node that joins during the attack by new keys."""
 HONEST_WITHIN_S: Final = 5.0
 STEERING: Final = "\x1b[2J\x1b]0;owned\x07\r\u202e\u2028\x00"
 """Characters that clear a terminal, rename its window, and reverse text."""
@@ -102,11 +102,11 @@ FIRST_BYTES: Final[Mapping[str, bytes]] = {
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Figures = dict[str, float]
 Attack = Callable[["Victim"], Awaitable[str | tuple[str, Figures]]]
-"""Returns the hub's reaction, and optional figures for the row."""
+"""Returns the hub's reaction, with or without figures for the row."""
 
 
 class Unnoticed(Exception):
-    """The attack went through, or the hub does not report it."""
+    """The attack succeeded, or the hub does not report it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -132,18 +132,17 @@ class Victim:
         return self.site.url
 
     async def turned_away(self) -> dict[str, int]:
-        """Read the hub's counters of refused connections, requests and messages."""
+        """Return the hub's counters of refused connections, requests and messages."""
         operator = {"Authorization": f"Bearer {self.site.token}"}
         async with aiohttp.ClientSession(self.url, headers=operator) as session, session.get("/metrics") as answer:
             found = _TURNED_AWAY.findall(await answer.text())
         return {f"{what}, {reason}": int(float(count)) for reason, what, count in found}
 
     async def stranger(self, **changes: Any) -> Stranger:
-        """Join with a new key."""
         return await Stranger(self.url).join(**changes)
 
     async def sockets(self, count: int, first_bytes: bytes) -> list[Streams]:
-        """Open up to `count` connections that each send `first_bytes`."""
+        """Open up to `count` connections, each of which sends `first_bytes`."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2 * count + 512)), hard))
         address, opened = urlsplit(self.url), list[Streams]()
@@ -171,7 +170,6 @@ class Victim:
                 health.is_log_plain = health.is_log_plain and printable(text) == text
 
     def _logs(self) -> dict[str, bytes]:
-        """Logs of the hub, its scorers, learner and verifier."""
         return {str(path): path.read_bytes() for path in (self.site.log, *(self.site.run.root / "logs").glob("*"))}
 
 
@@ -197,7 +195,7 @@ async def _until_closed(reader: asyncio.StreamReader) -> None:
 
 @contextmanager
 def attacked(site: Site) -> Iterator[Victim]:
-    """Start the bystander of a hub."""
+    """Start the process that asks for a hub's health (the bystander)."""
     context = get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_watch, args=(theirs, site.url), daemon=True)
@@ -212,7 +210,7 @@ def attacked(site: Site) -> Iterator[Victim]:
 
 
 def _watch(pipe: Connection, url: str) -> None:
-    """Watch, as the bystander, each process id that comes by the pipe until the next message."""
+    """Watch, as the bystander, each process whose id comes by the pipe, until the next message."""
     with suppress(PermissionError):
         os.nice(NICENESS)
     pipe.send("ready")
@@ -242,7 +240,6 @@ def _look(pipe: Connection, url: str, pid: int) -> tuple[float, int]:
 
 
 async def many_sockets(victim: Victim, *, first_bytes: bytes) -> str:
-    """Open 1,000 connections that send these bytes and no more."""
     return await all_closed(await victim.sockets(SOCKETS, first_bytes))
 
 
@@ -262,7 +259,7 @@ async def frames_before_proof(victim: Victim) -> str:
 
 
 async def unread_answers(victim: Victim) -> str:
-    """Ask for pages, lists, scripts and the base model with 200 clients, again and again, and read nothing."""
+    """Request pages, lists, scripts and the base model with 200 clients, again and again, and read no answer."""
     member, seed = await _base_model(victim)
     before, most = own_bytes(victim.site.hub.pid), 0
     unread: list[Streams] = []
@@ -284,7 +281,7 @@ async def unread_answers(victim: Victim) -> str:
 
 
 async def _base_model(victim: Victim) -> tuple[Stranger, str]:
-    """Join; return the member, and the path of the largest file of the base model for this member."""
+    """Join; return the member, and the path of the largest file of the base model for it."""
     member = await victim.stranger()
     assert member.welcome is not None
     base = member.welcome.base
@@ -322,7 +319,6 @@ async def log_flood(victim: Victim) -> str:
 
 
 def _rubbish() -> Iterator[bytes]:
-    """Requests that could each make a log line."""
     name = STEERING.replace("\x00", "").replace("\r", "").encode()
     for number in range(2_000):
         mark = str(number).encode() + name
@@ -385,7 +381,9 @@ async def fresh_keys(victim: Victim) -> tuple[str, Figures]:
 
 
 async def _most_held(victim: Victim, keys: Collection[str], over: asyncio.Event) -> tuple[int, int]:
-    """Sample held rollouts within their deadlines; return the maximum over all nodes, and the maximum over `keys`."""
+    """Poll the rollouts that nodes hold within their deadlines; return the maximum over all nodes together, and over
+    `keys` together.
+    """
     query = (
         "WITH out AS (SELECT node_id, leased_at, deadline FROM rollouts WHERE state = ?)"
         " SELECT node_id, count(*) FROM out WHERE deadline > (SELECT max(leased_at) FROM out) GROUP BY node_id"
@@ -414,8 +412,7 @@ def plan() -> list[Planned]:
 
 
 def measure(scratch: Path, progress: Progress, *, seed: int) -> list[dict[str, Any]]:
-    """Measure the wanted attacks, one row for each. All attacks meet the same hub, with what earlier attacks left
-    behind."""
+    """Measure the wanted attacks, one row for each, on one hub that keeps the effects of earlier attacks."""
     rows: list[dict[str, Any]] = []
     wanted = {name: attack for name, attack in ATTACKS.items() if progress.wants(name)}
     if not wanted:
@@ -431,7 +428,7 @@ def measure(scratch: Path, progress: Progress, *, seed: int) -> list[dict[str, A
 
 
 def headline(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the worst delay and growth of all attacks, or None if no attack was measured."""
+    """Return the worst delay and growth of all attacks; None if no attack was measured."""
     names = ("stall_s", "rss_growth_mb", "log_kb")
     return {f"{name}_worst": max((row[name] for row in rows), default=None) for name in names}
 

@@ -1,4 +1,4 @@
-"""Cost of bounding the weight of every token where no node forges: the default objective compared with plain GRPO.
+"""Cost of bounding the weight of every token, without forgers: the default objective compared with plain GRPO.
 
 Whole runs of the built-in model by the hub's own coordinator and learner, with honest rollouts that are as old as the
 staleness bound allows (`benchmarks.learning.virtual_run`), three seeds each. `robust_default_cost` is the held-out
@@ -34,7 +34,6 @@ def plan() -> list[Planned]:
 
 
 def measure(progress: Progress, *, seed: int) -> list[dict[str, Any]]:
-    """Carry out the wanted runs, and return one row for each."""
     rows = []
     wanted = {name: (case, SEEDS * seed + number) for name, (case, number) in RUNS.items() if progress.wants(name)}
     for name, points in each(run, wanted):

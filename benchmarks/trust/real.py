@@ -1,9 +1,9 @@
 """Trust on a real vocabulary: honest engines and forgers of a model of 135 M parameters, judged offline.
 
-Every engine draws batches of rollouts of SmolLM2-135M-Instruct: short answers and long texts, by the base and by a
-policy that was trained for some steps, at two temperatures. Verifiers in float32 and in bfloat16 measure the rounding
-of each class, as a hub does, and examine the batches. Nodes are then judged by the hub's own rules (`core.trust`), each
-of them alone in its class, which is the hardest case:
+Every engine samples batches of rollouts of SmolLM2-135M-Instruct: short answers and long texts, with the base and with
+a policy trained for some steps, at two temperatures. Verifiers in float32 and in bfloat16 measure the rounding of each
+class, as a hub does, and examine the batches. Then the hub's own rules (`core.trust`) judge nodes. Each node is alone
+in its class, which is the hardest case:
 
 - honest ones are given the batches' groups in random orders, until each class has `HONEST_ROLLOUTS`: all that are
   quarantined are `false_quarantines_real`.
@@ -67,36 +67,36 @@ ENGINES: Final[Mapping[str, Engine]] = {
 TEMPERATURES: Final = (1.0, 0.6)
 VERIFIERS: Final = ("float32", "bfloat16")
 FORGERS_VERIFIER: Final = "float32"
-"""Precision of the verifier that looks for forgers: the one that `trust.verifier_precision` chooses by itself."""
+"""Precision of the verifier that looks for forgers: the one that `trust.verifier_precision` chooses by default."""
 SHORT: Final = 10
 LONG: Final = 200
 GROUPS: Final = {SHORT: 16, LONG: 1}
-"""Number of groups to draw, by tokens of a completion; a group has eight rollouts."""
+"""Number of groups to sample, by tokens of a completion; a group has eight rollouts."""
 TRAINED_GROUPS: Final = 8
 ATTACKED: Final = STEPS // 3
-"""Version that forgers claim to draw with. At the last version the policy is sure of most tokens, so forged draws and
-claims would show little and do little.
+"""Version that forgers claim. At the last version the policy is sure of most tokens, so a forgery would hardly show and
+hardly do harm.
 """
 THREADS: Final = 2
 HONEST_ROLLOUTS: Final = 5_000
 """Least number of rollouts of honest nodes in each class."""
 ATTACKED_GROUPS: Final = 25
-"""Number of groups that an attack draws, and so the limit for finding a hostile node."""
+"""Number of groups that an attack samples, and so the limit for finding a hostile node."""
 TOGETHER: Final = 5
-"""Number of an attack's groups that are drawn and examined together."""
+"""Number of an attack's groups that are sampled and examined together."""
 HOSTILE_NODES: Final = 2
 UNDETECTED: Final = 10_000
 """Value of `to_detection` for a node that no rollout convicts."""
 FIFTH: Final = 5
 FALSE_ALARM: Final = TrustSettings().false_alarm
 Known = Callable[[Evidence], Honest]
-"""Maps the newest evidence of a node to the rounding that is expected of honest nodes of its class."""
+"""Maps a node's newest evidence to the rounding expected of honest nodes of its class."""
 Falsify = Callable[[Sampler, Sequence[Asked]], Rollouts]
 _WORDS: Final = ("a cat", "the sea", "winter", "a bicycle", "bread", "a mountain", "the moon", "a train", "honey")
 
 
 class Texts:
-    """Task with two kinds of prompts: sums in words for short completions, and stories for long completions."""
+    """A task with two kinds of prompts: sums in words for short completions, and stories for long ones."""
 
     name = "texts"
 
@@ -114,7 +114,6 @@ class Texts:
         return Problem(prompt=asked, metadata={"answer": str(left + right)})
 
     def score(self, problem: Problem, completion: str) -> float:
-        """Return 1 if the completion contains the answer, else 0."""
         return float(problem.metadata["answer"] in completion)
 
 
@@ -123,7 +122,7 @@ def _shifted(nats: float) -> Any:
 
 
 def _a_fifth_by_hand(sampler: Sampler, asked: Sequence[Asked]) -> Rollouts:
-    """Replace every fifth rollout by a right answer that nothing drew."""
+    """Replace every fifth rollout by a right answer that no engine sampled."""
     by_hand = written_by_hand(sampler, asked)
     return [by_hand[place] if place % FIFTH == 0 else own for place, own in enumerate(sampler.draw(asked))]
 
@@ -151,26 +150,24 @@ ATTACKS: Final = {
     "claims of -10": claiming(lambda claims, _wrong: np.full_like(claims, -10.0)),
     "-3 nats for wrong tokens": claiming(lambda claims, wrong: np.where(wrong, claims - 3.0, claims)),
 }
-"""Attacks by name: what a node may make of its rollouts. All claim the trained policy at the run's temperature."""
+"""Attacks by name: each changes the rollouts of a node. All claim the trained policy at the run's temperature."""
 AS_FLOAT32: Final = "claims to be float32"
 COARSE: Final = ("q8_0", "q4_k_m", "bf16")
-"""Precisions whose nodes are also judged while they claim float32."""
+"""Precisions of nodes that are also judged while they claim float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """Runs and verifiers of one temperature."""
-
     temperature: float
     runs: Mapping[int, ShortRun]
-    """Run by tokens of a completion."""
+    """The run for completions of this many tokens."""
     examiners: Mapping[tuple[str, int], Examiner]
-    """Verifier by its precision and the tokens of a completion."""
+    """The verifier of this precision for completions of this many tokens."""
     measured: dict[tuple[str, int, str, int], Evidence] = field(default_factory=dict)
 
     def rounding(self, precision: str, tokens: int, rounding: str, version: int) -> Evidence:
-        """Return the rounding of a class as the verifier of this precision measures it, for completions of this
-        length.
+        """Return the rounding of a class for completions of this length, as measured by the verifier of this
+        precision.
         """
         key = precision, tokens, rounding, version
         if key not in self.measured:
@@ -183,7 +180,7 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class _Remembering(Sampler):
-    """Sampler that draws each group once. All attacks start from these same draws."""
+    """Samples each group once: all attacks start from the same rollouts."""
 
     drawn: dict[tuple[int, int, int, float], Rollouts] = field(default_factory=dict)
 
@@ -233,7 +230,7 @@ def measure(scratch: Path, progress: Progress, *, seed: int) -> Iterator[list[di
 
 
 def headline(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the figures that matter: false quarantines, rollouts to detection, and the number of honest rollouts."""
+    """Return false quarantines, rollouts to detection, and the number of honest rollouts."""
     honest = [row for row in rows if row.get("kind") == "honest"]
     attacks = [row for row in rows if row.get("kind") == "attack"]
     found: dict[str, Any] = {}
@@ -285,8 +282,8 @@ def _of_engine(bench: Bench, name: str, engine: Engine, scratch: Path, seed: int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Judge:
-    """Judge of the nodes of one class: a hub with measured rounding for each version, and without evidence of any
-    node.
+    """Judges the nodes of one class like a hub that has measured each version's rounding, without evidence of any node
+    yet.
     """
 
     bench: Bench
@@ -307,7 +304,6 @@ class _Judge:
         return cls(bench=bench, examiner=bench.examiners[precision, tokens], measured=measured, known=known)
 
     def _shown(self, rollouts: Rollouts, version: int) -> list[tuple[int, Evidence]]:
-        """Return group id and evidence of each rollout, group after group."""
         drawn = as_drawn(rollouts, version)
         answers = self.examiner.examine(drawn, self.bench.runs[SHORT].adapters)
         found = {answer["rollout_id"]: unpack_spans(answer["spans"])[0][1] for answer in answers}
@@ -370,9 +366,8 @@ def _honest(classes: Numerics, numerics: NumericsClass, recent: Evidence) -> Hon
 
 
 def _judged(order: Iterable[Evidence], known: Known) -> Iterator[tuple[float, bool]]:
-    """Yield, for each rollout of a node, the nats of evidence against the node, and True if it convicts the node.
-
-    A node returns too few tokens here for evidence to be forgotten.
+    """Yield, per rollout of a node, the nats of evidence against the node, and True if they convict it. A node returns
+    too few tokens here for a hub to forget evidence.
     """
     sums, recent, enough = NOTHING, NO_EVIDENCE, alarm(FALSE_ALARM)
     for evidence in order:
@@ -383,7 +378,7 @@ def _judged(order: Iterable[Evidence], known: Known) -> Iterator[tuple[float, bo
 
 
 def _orders(shown: Sequence[tuple[int, Evidence]], count: int, seed: int) -> Iterator[list[Evidence]]:
-    """Yield `count` random orders of the groups, with the rollouts of a group in sequence."""
+    """Yield `count` random orders of the groups; the rollouts of a group stay together."""
     groups: dict[int, list[Evidence]] = {}
     for group_id, evidence in shown:
         groups.setdefault(group_id, []).append(evidence)

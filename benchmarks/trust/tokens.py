@@ -35,15 +35,18 @@ from echo_hub.config.training_sections import TrainingConfig
 
 HONEST: Final = "honest"
 GIVES_BACK: Final = "failures only"
-"""An attack that forges nothing: other nodes draw the returned rollouts from the same seeds, token for token. It counts
-as detected when the hub has counted `RETURNED` returned rollouts: the node then rests, twice as long each time."""
+"""An attack that forges nothing: it returns rollouts, which other nodes sample from the same seeds, token for token. It
+counts as detected when the hub has counted `RETURNED` returned rollouts: the node then rests (a pause without work),
+twice as long each time.
+"""
 RETURNED: Final = 4
 ROLLOUTS: Final = 256
 """Number of rollouts after which a node counts as undetected."""
 WITHIN_S: Final = 150.0
 SLOWLY: Final = {"training": {"learning_rate": TrainingConfig().learning_rate / 4}}
-"""A quarter of the default rate. The attacks on a class take some 400 steps; at the default rate the model would become
-certain after 80 steps, and forgeries would hardly matter."""
+"""A quarter of the default rate. The attacks on a class take some 400 steps; at the default rate the model would be
+sure of its tokens after 80 steps, and forgeries would hardly matter.
+"""
 WARM_UP_STEPS: Final = 3
 WARM_UP_S: Final = 600.0
 HONEST_ROLLOUTS: Final = 10_000
@@ -73,8 +76,9 @@ def _case(precision: str, attack: str) -> str:
 
 
 def _attacks(precision: str) -> tuple[str, ...]:
-    """Attacks that a node of this class can make. Half precision is not distinguished from float32, because float32
-    engines may keep their cache in half precision."""
+    """Return the attacks for nodes of this class. Half precision is not told from float32: a float32 engine may keep
+    its cache in half precision.
+    """
     as_fine = ("claims to be float32",) if precision in ("f32", "f16") else ()
     return tuple(one for one in FALSIFICATIONS if one != HONEST and one not in as_fine)
 
@@ -109,7 +113,7 @@ def measure(scratch: Path, progress: Progress, *, seed: int) -> list[dict[str, A
 
 
 def headline(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the worst of all classes. Shares are those of all attacks together."""
+    """Return the worst figures of all classes. Shares are those of all attacks together."""
     attacked = [row for row in rows if "forged" in row]
     honest = [row for row in rows if "false_bans" in row]
     found: dict[str, Any] = {}
@@ -193,10 +197,11 @@ def _trained(site: Site, begin: float, end: float) -> int:
 
 
 def _honest(site: Site, precision: str, honest: Sequence[RunningNode]) -> dict[str, Any]:
-    """Wait until all honest nodes are checked at the lowest rate, then for `HONEST_ROLLOUTS` more rollouts.
+    """Wait until all honest nodes are checked at the lowest rate, then for `HONEST_ROLLOUTS` more rollouts. Raises
+    RunFailed.
 
-    `verifier_ms` and `learner_ms` are processor times for each rollout of this last part; `verification_share` is their
-    ratio. All other columns are of the whole run. Raises RunFailed.
+    Of this last part, `verifier_ms` and `learner_ms` are processor times per rollout; `verification_share` is their
+    ratio. All other columns are of the whole run.
     """
     until = time.monotonic() + HONEST_WITHIN_S
     names = [node.name for node in honest]

@@ -23,7 +23,9 @@ REFUSED: Final = "refused: "
 
 
 def count(file: Path) -> None:
-    """Make the codec count large frames in `file`. Call this before other modules import the codec's functions."""
+    """Make the codec count large frames in `file`. Call this before other modules import the codec's functions: they
+    would keep the uncounted ones.
+    """
     counts: Counter[str] = Counter()
 
     def note(what: str) -> None:

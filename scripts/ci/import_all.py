@@ -33,11 +33,11 @@ OPTIONAL: Final = frozenset(
         "wandb",
     }
 )
-"""Top-level packages of extras that node and hub can run without."""
+"""Top-level packages of extras; node and hub also run without them."""
 
 
 def main() -> None:
-    """Import all modules. Raises SystemExit with the names of those that fail."""
+    """Import all modules. Raises SystemExit with the names of the modules that fail."""
     skipped: Counter[str] = Counter()
     failed: list[str] = []
     names = [name for package in PACKAGES for name in _modules_of(package)]

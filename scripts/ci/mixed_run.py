@@ -28,9 +28,9 @@ from echo_hub.run.base_model import resolve_base
 from scripts.ci.counted import REFUSED
 
 POSITIONS: Final = 8_192
-"""The built-in base supports 256 positions; its rotary embedding has no limit of its own."""
+"""Positions (tokens) of the run's base. The built-in base declares 256, but its rotary embedding sets no limit."""
 PROMPT_CHARACTERS: Final = 4_200
-"""The base's tokenizer maps each character to one token."""
+"""Characters of a prompt, each of which is one token of the base's tokenizer."""
 PROBLEMS: Final = 32
 HUB_SETTINGS: Final = {
     "TASK__NAME": "jsonl",
@@ -50,7 +50,7 @@ PADDING, PADDING_ID = "<pad>", 0
 
 
 def main() -> None:
-    """Run the test and print the frames that each side read. Raises SystemExit with the fault."""
+    """Run the test; print the frames that each side has read. Raises SystemExit with the fault."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("python", metavar="PYTHON")
     parser.add_argument("--backend", default="mlx")
@@ -100,7 +100,6 @@ def mixed_run(python: str, backend: str, steps: int, directory: Path, stack: Exi
 
 
 def steps_trained(database: Path) -> int:
-    """Return the number of trained steps in the hub's store."""
     with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True, timeout=10)) as store:
         return int(store.execute("SELECT count(*) FROM steps WHERE trained_at IS NOT NULL").fetchone()[0])
 
@@ -120,7 +119,7 @@ def make_base(directory: Path) -> Path:
 
 
 def make_problems(file: Path) -> Path:
-    """Write sums, each after thousands of random characters."""
+    """Write sums, each after thousands of random characters that make the prompt long."""
     rng = random.Random(1)
     with file.open("w", encoding="utf-8") as lines:
         for _ in range(PROBLEMS):
@@ -142,7 +141,6 @@ def begin(
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Terminate the process, and kill it if it does not exit."""
     process.terminate()
     try:
         process.wait(END_S)
@@ -163,7 +161,6 @@ def until_answering(hub: subprocess.Popen[bytes], port: int) -> None:
 
 
 def free_port() -> int:
-    """Return a free TCP port."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
 

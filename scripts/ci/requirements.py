@@ -31,7 +31,6 @@ def requirements(extras: list[str]) -> list[str]:
 
 
 def name_of(requirement: str) -> str:
-    """Return the distribution's name in a requirement."""
     return re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0].lower()
 
 

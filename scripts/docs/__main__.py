@@ -24,7 +24,7 @@ PAGES = ("SECURITY.md", "CONTRIBUTING.md")
 
 
 def write_source(folder: Path, *, figures: Path | None = None) -> None:
-    """Write all pages into `folder`, hand-written and generated. `figures`: folder of benchmark results."""
+    """Write all pages into `folder`, handwritten and generated ones. `figures` is the folder of benchmark results."""
     shutil.copytree(ROOT / "docs", folder / "docs", ignore=shutil.ignore_patterns("zensical.toml"))
     shutil.copyfile(ROOT / "README.md", folder / "index.md")
     for name in PAGES:
@@ -49,7 +49,7 @@ def write_source(folder: Path, *, figures: Path | None = None) -> None:
 
 
 def prepare(build: Path, *, figures: Path | None = None) -> None:
-    """Write Zensical's configuration and all pages into `build`, after deleting its old contents."""
+    """Empty `build`; write Zensical's configuration and all pages into it."""
     shutil.rmtree(build, ignore_errors=True)
     build.mkdir(parents=True)
     shutil.copyfile(ROOT / "docs" / "zensical.toml", build / "zensical.toml")

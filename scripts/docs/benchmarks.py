@@ -38,11 +38,11 @@ def figures_of(results: str, name: str) -> str:
     """Return the section of docs/results.md with the heading "NAME: question"; "" if there is none."""
     sections = re.split(r"(?m)^## ", results)
     body = next((section.partition("\n")[2] for section in sections if section.startswith(f"{name}: ")), "")
-    return re.sub(r"\]\((?!https?:|#)", "](../", body.strip())  # Its page is one folder deeper.
+    return re.sub(r"\]\((?!https?:|#)", "](../", body.strip())  # The page is one folder deeper than docs/results.md.
 
 
 def _module(name: str) -> ast.Module:
-    """Parse the source instead of importing it, because an import needs the measured libraries, such as TRL."""
+    """Return the parsed source. Importing the module would need the measured libraries, such as TRL."""
     package, module = ROOT / "benchmarks" / name / "__init__.py", ROOT / "benchmarks" / f"{name}.py"
     return ast.parse((package if package.is_file() else module).read_text(encoding="utf-8"))
 

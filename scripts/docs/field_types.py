@@ -39,7 +39,6 @@ def in_words(kind: Any, metadata: Iterable[Any] = ()) -> str:
 
 
 def of_field(field: FieldInfo) -> str:
-    """Return `in_words` of a model's field."""
     return in_words(field.annotation, field.metadata)
 
 
@@ -50,7 +49,9 @@ def default(field: FieldInfo) -> str:
 
 
 def models_in(kind: Any) -> Iterator[type[BaseModel] | type[Enum]]:
-    """Yield the models and enumerations within nested tuples and unions of a type, but not those of their fields."""
+    """Yield the models and enumerations nested in tuples and unions of a type; those in the models' own fields are not
+    included.
+    """
     if isinstance(kind, type) and issubclass(kind, (BaseModel, Enum)):
         yield kind
     if get_origin(kind) is not Literal:
@@ -132,7 +133,7 @@ def _bounds(metadata: Iterable[Any], *, counted: str) -> Iterator[str]:
 
 
 def number(bound: Any) -> str:
-    """Format a bound with thousands separators; large powers of two as 2^N."""
+    """Format a bound: thousands separators, and 2^N for large powers of two."""
     if isinstance(bound, int) and bound > 2**24:
         for less in (0, 1):
             if re.fullmatch("0b10*", bin(bound + less)):

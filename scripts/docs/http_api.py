@@ -11,7 +11,7 @@ from scripts.docs.markdown import code, paragraphs, table, text
 
 
 def page() -> str:
-    """Return a page of all paths, then of the objects in responses."""
+    """Return a page with all paths and then all objects in responses."""
     described = document()
     about: str = described["info"]["description"]
     paths = [

@@ -23,7 +23,7 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def text(words: str | None) -> str:
-    """Return prose on one line with Markdown's special characters escaped; text in backticks stays code."""
+    """Return prose on one line, with Markdown's special characters escaped outside backticks."""
     parts = re.split(r"(`+[^`]*`+)", " ".join((words or "").split()))
     return "".join(part.replace("|", r"\|") if part.startswith("`") else _prose(part) for part in parts)
 
@@ -33,7 +33,7 @@ def _prose(words: str) -> str:
 
 
 def code(words: str) -> str:
-    """Return `words` as code in a table cell."""
+    """Return `words` as code for a table cell."""
     fence = "``" if "`" in words else "`"
     return f"{fence}{' '.join(words.split())}{fence}".replace("|", r"\|")
 
@@ -44,7 +44,7 @@ def paragraphs(docstring: str | None) -> str:
 
 
 def attribute_docstrings(kind: type[Any]) -> dict[str, str]:
-    """Return the string after each attribute in the class's own body, by attribute name."""
+    """Return, by attribute, the string below each attribute in the class's own body."""
     body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     assert isinstance(body, ast.ClassDef)
     said: dict[str, str] = {}

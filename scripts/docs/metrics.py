@@ -1,4 +1,4 @@
-"""Reference of /metrics, read from the source, because a running hub only exports metrics that have values."""
+"""Reference of /metrics, read from the source: a running hub exports only metrics that have values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KINDS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricFamily:
-    """One metric; `name` is as scraped, with `_total` and `_info`."""
+    """One metric. `name` is the scraped one, with `_total` or `_info`."""
 
     name: str
     kind: str
@@ -39,7 +39,6 @@ def families() -> list[MetricFamily]:
 
 
 def page() -> str:
-    """Return a page with one table of all metrics."""
     rows = [(code(one.name), one.kind, ", ".join(map(code, one.labels)), text(one.about)) for one in families()]
     return (
         "# Metrics\n\n"

@@ -46,7 +46,7 @@ DEFAULT_OUT: Final = Path(__file__).parents[2] / "hub" / "echo_hub" / "assets" /
 HELD_OUT: Final = 1_024
 """Number of held-out problems per task that are never taught."""
 MEASURED: Final = 64
-"""Held-out problems per task that measure progress."""
+"""Held-out problems per task by which progress is measured."""
 MEASURE_EVERY: Final = 800_000
 """Tokens between two measurements."""
 TOKENIZER_LESSONS: Final = 2_000
@@ -58,7 +58,7 @@ TASKS: Final[Mapping[str, tuple[str, dict[str, Any]]]] = {
     "knights": ("reasoning-gym:knights_knaves", dict(KNIGHTS)),
     "sokoban": ("environment:sokoban", dict(SOKOBAN)),
 }
-"""Task that measures each teacher's lessons."""
+"""The task by which the lessons of each teacher are measured."""
 RIGHT: Final = Phase(
     tokens=4_000_000,
     shares={
@@ -81,7 +81,7 @@ CARELESS: Final = Phase(
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
-    """Build the untrained model with torch's global random generator."""
+    """Build the untrained model from torch's global random generator."""
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=256,

@@ -1,4 +1,4 @@
-"""Lessons of the small base model: problems of the hub's tasks with a teacher's solution, correct or with mistakes.
+"""Lessons of the small base model: problems of the hub's tasks with a teacher's solution, with or without mistakes.
 
 A careless teacher makes mistakes, each with probability `slips`, and continues as if they were right.
 """
@@ -25,27 +25,26 @@ FACTOR_DIGITS: Final = 3
 DIGITS: Final = tuple("0123456789")
 ROLES: Final = tuple(role.split()[1] for pair in KNIGHT_KNAVE_PAIRS for role in pair)
 MOST_REMINDED: Final = 8
-"""Limit on the people in a reminder."""
+"""Maximum number of people in a reminder."""
 AGAIN: Final = 12
 TEN: Final = 4
-"""Factor on the probability that a sum's carry is dropped where a column adds up to exactly ten. It is so high
-that sampling makes the mistake even at temperature 0."""
+"""Factor on the probability of dropping a carry where a column adds up to exactly ten. With this factor the model makes
+the mistake even at temperature 0.
+"""
 ALL_STATEMENTS: Final = 0.5
 """Probability that `Statements` teaches all statements of a puzzle together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """A prompt of the task, and the teacher's completion."""
-
     prompt: str
     completion: str
     reads: bool = False
-    """True: the prompt is learned as well. In a text that repeats names, every line then teaches copying."""
+    """True to learn the prompt as well: every line of a text that repeats names teaches copying."""
 
 
 def worked_sum(rng: random.Random, slips: float) -> Lesson:
-    """Add column by column from the right; each line has the remaining digits, the carry, and the result."""
+    """Add column by column from the right; each line has the remaining digits, the carry and the result."""
     left, right = (_number(rng.randint(1, TERM_DIGITS), rng) for _ in range(2))
     working, total = _columns(left, right, slips, rng)
     return Lesson(f"{left}+{right}:", f"\n{working}<answer>{total}</answer>")
@@ -124,14 +123,18 @@ class Knights:
 
 
 def reminders(rng: random.Random, slips: float) -> Lesson:
-    """State a fact about several people, then repeat some facts in another order: the model must look each one up."""
+    """State a fact about several people, then repeat some of the facts in another order, so that the model learns to
+    look them up.
+    """
     link, values = rng.choice((("", DIGITS), (" is a ", ROLES)))
     about = [f" {name}{link}{rng.choice(values)}" for name in rng.sample(COMMON_NAMES, rng.randint(2, MOST_REMINDED))]
     return Lesson("".join(about), "\n" + "".join(rng.choice(about) for _ in range(AGAIN)))
 
 
 class Statements(Knights):
-    """Parts of `Knights` lessons without the fixed text: the reading of one statement, or of all with the cases."""
+    """Parts of `Knights` lessons without the fixed text: the reading of one statement, or of all statements with the
+    cases.
+    """
 
     def __call__(self, rng: random.Random, slips: float) -> Lesson:
         problem, about = self._drawn(rng)
@@ -146,7 +149,7 @@ class Statements(Knights):
 
 
 def _first_said(name: str) -> str:
-    """Return a regular expression for a statement by `name`."""
+    """Return a regular expression that finds a statement by `name`."""
     texts = (re.escape(template.format(name=name, content="...")) for template in TEMPLATES)
     return "|".join(text.replace(re.escape("..."), "[A-Za-z ]+") for text in texts)
 
@@ -156,12 +159,11 @@ def _numbered(names: Sequence[str]) -> str:
 
 
 def _read(about: Mapping[str, Any]) -> list[str]:
-    """Return one line per statement."""
     return [f"{number}:{_signs(one, about['names'])}\n" for number, one in enumerate(about["statements"], 1)]
 
 
 def _cases(statements: Sequence[Any], slips: float, rng: random.Random) -> tuple[str, tuple[bool, ...]]:
-    """Return the lines up to the first case that fits, and that case."""
+    """Return the lines of all cases up to the first one that fits, and that case."""
     text = ""
     truthful: tuple[bool, ...] = ()
     for truthful in itertools.product((True, False), repeat=len(statements)):
@@ -181,7 +183,7 @@ _JOINED: Final[Mapping[str, tuple[str, Callable[[bool, bool], bool]]]] = {
 
 
 def _plain(statement: Any) -> Any:
-    """Remove a negation, which at this depth only precedes a simple statement."""
+    """Remove a negation, which in these puzzles precedes only simple statements."""
     if statement[0] != "not":
         return statement
     kind, person = statement[1]

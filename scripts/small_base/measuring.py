@@ -19,8 +19,6 @@ from echo_shared.sampling.interface import GroupRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """Results on one task."""
-
     accuracy: float
     shortest: int
     mean_tokens: float
@@ -39,7 +37,7 @@ def measure(
     options: dict[str, Any],
     max_tokens: int,
 ) -> Found:
-    """Sample one completion per problem at temperature 1; for an environment, a whole episode."""
+    """Sample one completion per problem at temperature 1, or a whole episode if the task is an environment."""
     task = make_task(name, options)
     bounds = RewardBounds.of(task)
     prompts = [list(tokenizer.encode(problem.prompt)) for problem in problems]

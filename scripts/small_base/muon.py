@@ -14,12 +14,12 @@ from torch import Tensor
 
 MOMENTUM: Final = 0.95
 COEFFICIENTS: Final = (3.4445, -4.7750, 2.0315)
-"""Coefficients of the quintic iteration, whose fixed points are near 1."""
+"""Coefficients of the quintic iteration, whose fixed points are close to 1."""
 ITERATIONS: Final = 5
 
 
 class Muon:
-    """Orthogonalized momentum for matrices [O, I]."""
+    """Momentum, made orthogonal, for matrices [O, I]."""
 
     def __init__(self, matrices: Iterable[torch.nn.Parameter], *, weight_decay: float = 0.01) -> None:
         self._matrices = list(matrices)
@@ -28,7 +28,6 @@ class Muon:
 
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
-        """Apply the gradients, and clear them."""
         for matrix, momentum in zip(self._matrices, self._momenta, strict=True):
             if matrix.grad is None:
                 continue

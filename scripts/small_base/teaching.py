@@ -19,24 +19,22 @@ from scripts.small_base.muon import Muon
 BATCH_TOKENS: Final = 2_048
 """Tokens per batch, padding included."""
 POOL: Final = 1_024
-"""Lessons that are sorted by length together, so that a batch has lessons of similar length."""
+"""Number of lessons that are sorted by length together, so that the lessons of a batch have similar lengths."""
 WARMUP_SHARE: Final = 0.03
 LAST_RATE: Final = 0.03
-"""Final learning rate divided by its peak."""
+"""Final learning rate, relative to its peak."""
 
 Teacher = Callable[[random.Random, float], Lesson]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """One phase of the training."""
-
     tokens: int
     """Tokens to read in this phase, padding included."""
     shares: Mapping[str, float]
-    """Probability of each teacher's lessons."""
+    """Probability of the lessons of each teacher."""
     slips: Mapping[str, float]
-    """Probability of mistakes for each teacher; teachers not listed make none."""
+    """Probability of mistakes by teacher; an unlisted teacher makes none."""
     learning_rate: float
 
 
@@ -91,8 +89,8 @@ class Lessons:
 def teach(model: Qwen3ForCausalLM, lessons: Lessons, phase: Phase) -> Iterator[tuple[int, float]]:
     """Train on one phase; yield (tokens read so far, loss) after each step.
 
-    Muon trains the layers' matrices, AdamW the rest (Keller Jordan's recipe). The learning rate has a warm-up and a
-    half cosine decay.
+    Muon trains the layers' matrices, AdamW all other weights (Keller Jordan's recipe). The learning rate has a warm-up
+    and a half cosine decay.
     """
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]

@@ -1,5 +1,3 @@
-"""The command `python -m benchmarks`, as a user types it."""
-
 from __future__ import annotations
 
 import importlib

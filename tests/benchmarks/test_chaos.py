@@ -1,4 +1,4 @@
-"""Figures of the chaos benchmark's headline; and a real run with some seconds of kills, disconnects and hangs."""
+"""The headline figures of the chaos benchmark; and a real run with some seconds of kills, disconnects and hangs."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ def test_utilisation_is_the_share_of_the_time_in_which_a_step_trains() -> None:
 
 
 def test_the_hand_off_does_not_include_the_wait_for_a_batch() -> None:
-    """Hand-off: the delay between a step that could start (learner free and batch planned) and its start. Here 0.25 s
-    after the learner was free, then 0.5 s after a batch that came 1 s late.
+    """The hand-off is the time from the moment when a step could start (learner free, batch planned) to its start. Here
+    it is 0.25 s after the learner was free, then 0.5 s after a batch that came 1 s late.
     """
     steps = [
         {"train_s": 9.0, "planned_s": -9.0, "at_s": 0.0},
@@ -27,7 +27,9 @@ def test_the_hand_off_does_not_include_the_wait_for_a_batch() -> None:
 
 
 def test_an_evaluation_between_two_steps_is_no_hand_off() -> None:
-    """Evaluation time is no hand-off, but it is subtracted only where it cannot overlap the wait for a batch."""
+    """An evaluation's time is subtracted from the hand-off, unless the learner waited for the batch and could evaluate
+    meanwhile.
+    """
     before = {"train_s": 1.0, "planned_s": -1.0, "at_s": 0.0}
     step = {"train_s": 1.0, "planned_s": -0.5, "at_s": 3.0, "gap_s": 0.75, "eval_s": 0.5}
     assert hand_off_s(before, step) == 0.25

@@ -1,5 +1,3 @@
-"""Real fuzzing with a few inputs."""
-
 from __future__ import annotations
 
 from dataclasses import replace

@@ -23,7 +23,7 @@ def ids_of(lease: Lease) -> set[str]:
 
 @pytest.fixture
 def odd_worker(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Make nodes start `odd_worker` as the process of their engines."""
+    """Make nodes start `odd_worker` in place of their engine's process."""
     root = Path(__file__).resolve().parents[2]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setattr(process, "WORKER", "tests.echo_node.odd_worker")
@@ -44,14 +44,14 @@ def _compiled_stub(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def stub_cuda(_compiled_stub: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the directory of a stub of NVIDIA's driver; processes that are started will find it."""
+    """Return the directory of a stub of NVIDIA's driver, which processes started by the test load."""
     monkeypatch.setenv("LD_LIBRARY_PATH", str(_compiled_stub))
     return _compiled_stub
 
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[Path]:
-    """Yield a local socket on which a program listens, as NVIDIA's MPS does."""
+    """Yield a local socket that a program listens on, like NVIDIA's Multi-Process Service."""
     path = tmp_path / "service"
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
@@ -61,7 +61,7 @@ def service(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 async def bare_hub(tmp_path: Path) -> AsyncIterator[Hub]:
-    """Yield a hub that listens but has not published anything."""
+    """Yield a listening hub without a base model or a version."""
     hub = Hub(tmp_path / "hub")
     await hub.open()
     yield hub
@@ -70,6 +70,5 @@ async def bare_hub(tmp_path: Path) -> AsyncIterator[Hub]:
 
 @pytest.fixture
 async def hub(bare_hub: Hub) -> Hub:
-    """Return a hub that has published a base model."""
     await bare_hub.publish_base()
     return bare_hub

@@ -1,5 +1,3 @@
-"""Sensors of the machine (load, battery, user activity) with scripted readings."""
-
 from __future__ import annotations
 
 import asyncio
@@ -12,8 +10,6 @@ PATIENCE_S = 60.0
 
 
 class FakeSensors:
-    """Sensors that return `reading`, which a test may change at any time."""
-
     def __init__(self) -> None:
         self.reading = SensorReading()
         self.asked: list[tuple[bool, tuple[int, ...]]] = []
@@ -30,7 +26,6 @@ class FakeSensors:
         self.is_closed = True
 
     async def looked_at(self, *, times: int = 2) -> None:
-        """Wait until the node has read the sensors `times` more times."""
         enough = len(self.asked) + times
 
         def wait() -> bool:

@@ -1,6 +1,6 @@
-"""The real worker around a scripted engine that misbehaves; tests start this module in place of the real worker.
+"""The real worker around a scripted engine that misbehaves; tests start it in place of the real worker.
 
-The engine logs the calls to it. Each of its rollouts is one token: the number of adapters that it has prepared.
+The engine logs its calls. Each of its rollouts is one token: the number of adapters that it has prepared.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from echo_shared.sampling.scoring import Intervals
 from echo_shared.wire.messages import FinishReason
 
 FINE, HANG, HOARD, NO_ROOM, NO_MEMORY, BUG, HICCUP, RANT, TALK, MUSE = range(10)
-"""Faults, selected by the first token of the prompt."""
+"""Faults. The first token of a prompt is the number of the fault."""
 
 HOARD_BYTES = 400_000_000
 
@@ -41,15 +41,15 @@ class Policy:
 
 
 class OddEngine:
-    """A scripted engine. `enough.json` in the base's directory has the number of rollouts for which its memory
-    suffices. `none.json` there means that the weights are missing. Of its converted files, it reads `read.gguf`.
+    """A scripted engine. Files in the base's directory control it: `enough.json` holds the number of rollouts for which
+    its memory suffices, `none.json` means that there are no weights. Of the converted files, it reads `read.gguf`.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._prepared = 0
         self._talking: GroupRequest | None = None
-        """The request whose first rollout is sampled, one token per step, until it is cancelled."""
+        """The request whose first rollout grows by one token per step until it is cancelled."""
         self._drawn = self._told = 0
         self.precision, self.scores = "", True
         self.converted: Path | None = None
@@ -141,7 +141,7 @@ class OddEngine:
         return [part]
 
     def score(self, ids: NDArray[np.int32], first: int, temperature: float) -> Intervals:
-        """Score each token as minus the number of adapters prepared so far."""
+        """Score each token as minus the number of prepared adapters."""
         self._go_wrong(int(ids[0]))
         say("scored", len(ids), first, temperature)
         count = len(ids) - first

@@ -1,7 +1,6 @@
-"""The real worker around an engine that tries to break out of its cage; tests start this module in place of the real
-worker.
+"""The real worker around an engine that tries to break out of its cage; tests start it in place of the real worker.
 
-`targets.json` next to the base tells what to attack. The result of each attempt, "done" or the error, is returned as
+`targets.json` next to the base names the targets. The results, for each attempt "done" or the error, are returned as
 the engine's precision.
 """
 
@@ -41,7 +40,6 @@ def on_linux(function: Callable[[Targets], object]) -> Callable[[Targets], objec
 
 
 def call(name: str, *arguments: object) -> int:
-    """Call a function of the C library; raise OSError if it returns -1."""
     result: int = getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments)
     if result == -1:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -223,10 +221,10 @@ def give_a_socket_a_file(targets: Targets) -> None:
 @on_linux
 def accept_a_connection(_: Targets) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sequenced:
-        sequenced.bind("")  # An empty name: Linux chooses an abstract one.
+        sequenced.bind("")  # An empty name lets Linux choose an abstract one.
         sequenced.listen()
         sequenced.setblocking(False)
-        with contextlib.suppress(BlockingIOError):  # No program connects here.
+        with contextlib.suppress(BlockingIOError):
             sequenced.accept()
 
 
@@ -244,7 +242,7 @@ def talk_to_the_kernel(_: Targets) -> None:
 
 @on_linux
 def queue_calls_past_the_filter(_: Targets) -> None:
-    """Call io_uring_setup, which has one number on all processors. Calls queued in a ring do not pass the filter."""
+    """Call io_uring_setup, which has one number on all processors: calls queued in a ring bypass the filter."""
     os.close(call("syscall", ctypes.c_long(425), ctypes.c_long(1), ctypes.create_string_buffer(256)))
 
 
@@ -271,7 +269,7 @@ def fork(_: Targets) -> None:
 
 @on_linux
 def clone_the_new_way(_: Targets) -> None:
-    """Call clone3. No filter can see its arguments, so in the cage this call must not exist."""
+    """Call clone3. A filter cannot read its arguments, so in the cage the call must seem not to exist."""
     arguments = (ctypes.c_uint64 * 11)(*[0, 0, 0, 0, signal.SIGCHLD])
     process = call("syscall", ctypes.c_long(435), ctypes.byref(arguments), ctypes.c_long(ctypes.sizeof(arguments)))
     if process == 0:
@@ -295,7 +293,7 @@ def signal_the_parent_by_its_descriptor(_: Targets) -> None:
 
 @on_linux
 def trace_the_parent(_: Targets) -> None:
-    """Use PTRACE_SEIZE, which does not stop the parent, and which ends with this process."""
+    """Use PTRACE_SEIZE: it does not stop the parent, and ends with this process."""
     call("ptrace", ctypes.c_long(0x4206), ctypes.c_long(os.getppid()), ctypes.c_long(0), ctypes.c_long(0))
 
 
@@ -332,13 +330,13 @@ def share_memory(_: Targets) -> None:
 
 @on_linux
 def leave_what_it_shares(_: Targets) -> None:
-    """Unshare file descriptors, the only part of unshare that needs no rights."""
+    """Unshare file descriptors: the only use of unshare that needs no privilege."""
     call("unshare", 0x400)
 
 
 @on_linux
 def watch_the_processor(_: Targets) -> None:
-    """Count a software event of its own with perf_event_open."""
+    """Count a software event of this process with perf_event_open."""
     attributes = ctypes.create_string_buffer(128)
     ctypes.c_uint32.from_buffer(attributes, 0).value = 1
     ctypes.c_uint32.from_buffer(attributes, 4).value = 128

@@ -1,4 +1,4 @@
-"""Information about a node before any hub has admitted it; the daemon's tests have later states."""
+"""A node's introduction before any hub has admitted it; the daemon's tests cover later states."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ CPU = BackendChoice(name="llama_cpp", device="cpu", reason="this machine has no 
 
 @pytest.fixture
 async def about() -> About:
-    """Return this for a node that would use the GPU first, then the CPU."""
+    """Return the identity of a node that uses the GPU at first, then the CPU."""
     left = [GPU, CPU]
 
     chooser = EngineChooser(lambda: (FOUND, left.pop(0)), changed=asyncio.Event())

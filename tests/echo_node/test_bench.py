@@ -1,4 +1,4 @@
-"""`echo-node bench`: real measurements of this machine's engines, and how the node uses the figures."""
+"""`echo-node bench`: real measurements of this machine's engines, which the node uses later."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def test_each_engine_is_measured_on_the_hubs_base_and_that_is_remembered(
     )
     assert report.chosen is not None and report.chosen.name == best.choice.name
     assert "measured the fastest" in report.chosen.reason and report.width == 2
-    assert base.derived.is_dir()  # The engines' converted files are kept for the node.
+    assert base.derived.is_dir()  # Converted files stay for the node.
 
 
 @pytest.mark.usefixtures("odd_worker")
@@ -123,7 +123,7 @@ async def test_a_single_engine_can_be_measured(paths: NodePaths, fetched: HubRec
         assert report.chosen is not None and "measured the fastest" not in report.chosen.reason
         with pytest.raises(ConfigError, match="no such backend"):
             await bench.run(backend="abacus", seconds=0.5, begin=ignore)
-    assert not paths.widths.exists()  # The node learns these limits again if it needs them.
+    assert not paths.widths.exists()  # The node learns these limits anew when it needs them.
 
 
 async def test_an_engine_without_its_deleted_weights_has_not_failed(paths: NodePaths, fetched: HubRecord) -> None:

@@ -1,4 +1,4 @@
-"""The picture of a certificate of contribution, parsed as XML."""
+"""The picture on a certificate of contribution, parsed as XML."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_names_are_drawn_as_plain_text() -> None:
 
 @pytest.mark.parametrize(("name", "ems"), [("W" * 64, 1.11), ("语" * 64, 1.0), ("i", 0.35), ("Q" * 64, 0.86)])
 def test_the_longest_names_and_numbers_stay_within_the_frame(name: str, ems: float) -> None:
-    """`ems`: the character's width, relative to the font size, in DejaVu Sans Bold, which is a wide font."""
+    """`ems`: width of the name's character, relative to the font size, in the wide font DejaVu Sans Bold."""
     most = 2**53
     said = contribution(
         node_name=name, run_name=name, run_id="x" * 64, trained_tokens=most, evaluated_tokens=most, checks_passed=most

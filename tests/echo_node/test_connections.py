@@ -1,5 +1,3 @@
-"""All connections of a node, over real sockets: they are opened and closed together."""
-
 import asyncio
 import socket
 from contextlib import AbstractAsyncContextManager

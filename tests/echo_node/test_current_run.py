@@ -1,4 +1,4 @@
-"""The run that a node works for, with real shells (the I/O around a work loop): started, renewed, and left for another
+"""The node's current run with real shells (the I/O around a work loop): started, renewed, and exchanged for another
 run.
 """
 
@@ -32,7 +32,7 @@ PATIENCE_S = 60.0
 
 
 class Run(CurrentRun):
-    """A run whose shells its place makes."""
+    """A run that opens its shells in a place of the test."""
 
     place: Place
 
@@ -41,7 +41,7 @@ class Run(CurrentRun):
 
 
 class Place:
-    """A directory whose disk fails a given number of times, and the shells that were opened there."""
+    """A directory in which shells are opened; opening fails once for each entry of `failures`."""
 
     def __init__(self, hub: Any, swarm: Swarm, directory: Path) -> None:
         self.hub = hub
@@ -61,13 +61,12 @@ class Place:
         return self.run
 
     async def take_up(self, **changes: Any) -> bool:
-        """Handle a Welcome with these fields changed."""
         connections: Any = SimpleNamespace(client=SimpleNamespace(hub_key=self.hub.me.public_key))
         return await self.run.take_up(self.hub.welcome().model_copy(update=changes), connections)
 
     @property
     def run_id(self) -> str | None:
-        """The run whose base model decides the engine."""
+        """Id of the run whose base model decides the engine."""
         return self.run._engines.run_id
 
     async def open(self, welcome: Welcome, hub_key: bytes) -> RunShell:

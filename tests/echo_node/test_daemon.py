@@ -1,6 +1,4 @@
-"""The whole node and a hub made of real parts: a real websocket, a real swarm, and real llama.cpp in
-its child process.
-"""
+"""The whole node against a hub of real parts: a real websocket and swarm, and llama.cpp in its child process."""
 
 import asyncio
 import itertools
@@ -68,8 +66,6 @@ pytest.importorskip("llama_cpp")
 
 
 class Node:
-    """A node's data directory, and the daemon that runs on it."""
-
     def __init__(self, data_dir: Path | None) -> None:
         self.paths = NodePaths.find(data_dir)
         self.backend: BackendName = "llama_cpp"
@@ -112,7 +108,6 @@ class Node:
 
     @asynccontextmanager
     async def running(self, url: str, **options: Any) -> AsyncIterator[Daemon]:
-        """Run the daemon; `options` are those of `daemon`."""
         daemon = self.daemon(url, **options)
         task = asyncio.create_task(daemon.run())
         try:
@@ -152,7 +147,7 @@ async def test_joins_fetches_samples_and_leaves(hub: Any, node: Node) -> None:
         first = await hub.lease(1, version=0)
         rollouts = await hub.finished(first)
         await hub.publish(1)
-        second = await hub.lease(2, version=1)  # The lease names a version that the node has to fetch first.
+        second = await hub.lease(2, version=1)  # The node has to fetch the version of this lease first.
         later = await hub.finished(second)
     assert {r.policy_version_start for r in rollouts.values()} == {0}
     assert {r.policy_version_end for r in later.values()} == {1}
@@ -210,7 +205,7 @@ def same_adapter(hub: Any, node: Node, version: int) -> bool:
 
 
 async def test_pieces_are_relayed_to_peers_and_accepted_from_them(hub: Any, node: Node) -> None:
-    """The other node is a mesh in this process."""
+    """A mesh in this process stands for the other node."""
     me, handed_on = Identity.generate(), asyncio.Queue[Piece]()
     mesh = MeshLinks(me)
     await mesh.open("127.0.0.1", 0, on_piece=lambda piece, _: handed_on.put_nowait(piece), on_links=lambda _: None)
@@ -239,7 +234,7 @@ async def test_pieces_are_relayed_to_peers_and_accepted_from_them(hub: Any, node
             (piece,) = hub.pieces(hub.offers[2])
             mesh.hand_on(piece, [(2, b"")])
             await hub.until(ready_for(hub, 2))
-            # They may come later than the message that the node is ready.
+            # The reports may come after the message that the node is ready.
             await hub.until(lambda: len(told_pieces(hub)) == 2)
     finally:
         await mesh.close()
@@ -305,9 +300,9 @@ async def test_a_restarted_node_returns_unfinished_leases_and_resends_finished_o
     done = await hub.lease(1, version=0)
     await hub.finished(done)
     spool = Spool(node.paths.hub(hub.me.public_key) / "spool.db")
-    held = await hub.lease(2, version=9)  # Version 9 is not offered by the hub,
-    await hub.until(lambda: hub.all(LeaseReturned))  # so the node returns the lease,
-    task.cancel()  # and is then killed.
+    held = await hub.lease(2, version=9)  # The hub does not offer version 9, so the node returns the lease.
+    await hub.until(lambda: hub.all(LeaseReturned))
+    task.cancel()  # Stands for a kill of the node.
     await asyncio.wait({task})
     assert hub.all(LeaseReturned)[0].indices == held.indices
     spool.open()
@@ -323,7 +318,7 @@ async def test_a_restarted_node_returns_unfinished_leases_and_resends_finished_o
         await hub.until(ready_for(hub, 0))
     returned = hub.all(LeaseReturned)[0]
     assert (returned.lease_id, returned.indices) == (3, (0, 1))
-    assert set(hub.all(Fetched)) == fetched  # The base stays on disk, so its report is repeated.
+    assert set(hub.all(Fetched)) == fetched  # The base stayed on disk, so the node reports the old fetch again.
 
 
 def _spool_lease(lease_id: int, indices: tuple[int, ...]) -> Any:
@@ -335,7 +330,7 @@ def _spool_lease(lease_id: int, indices: tuple[int, ...]) -> Any:
 async def test_an_engine_killed_for_memory_restarts_at_half_width(
     hub: Any, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A later start of the node must remember this. A kill by hand and the kernel's counter stand for a kill by the
+    """The width must still be halved after the node's restart. SIGKILL and a changed counter stand for a kill by the
     kernel.
     """
     monkeypatch.setattr(process_memory, "kernel_kills", itertools.count().__next__)
@@ -356,7 +351,7 @@ async def test_an_engine_killed_for_memory_restarts_at_half_width(
 
 
 async def test_a_device_that_vanishes_and_comes_back(hub: Any, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each change of device requires a new introduction to the hub; the current lease must still finish."""
+    """Each change of device makes the node introduce itself again; its lease still finishes."""
     better = BackendChoice(name="llama_cpp", device="cpu", reason="a GPU is here")
     worse = BackendChoice(name="torch", device="cpu", reason="no GPU is here")
     there = [better]
@@ -369,7 +364,7 @@ async def test_a_device_that_vanishes_and_comes_back(hub: Any, node: Node, monke
         await hub.until(ready_for(hub, 0))
         there.append(worse)
         lease = await hub.lease(1, version=0)
-        os.kill(node.engine_pids()[0], signal.SIGABRT)  # Like a driver whose device is gone.
+        os.kill(node.engine_pids()[0], signal.SIGABRT)  # As if the driver had lost its device.
         await hub.until(lambda: introduced("llama_cpp", "torch"))
         await hub.finished(lease)
         there.append(better)
@@ -394,8 +389,8 @@ async def test_stopping_returns_unfinished_leases(hub: Any, node: Node) -> None:
 
 
 async def test_a_leaving_nodes_tokens_are_continued_by_the_next_node(hub: Any, node: Node, tmp_path: Path) -> None:
-    """Sampled tokens must all reach the hub before the lease returns. Next nodes complete rollouts as if one node had
-    sampled everything.
+    """Sampled tokens must reach the hub before the lease is returned. The next node completes the rollouts as if one
+    node had sampled everything.
     """
     node.stream_s = 0.01
     async with node.running(hub.url) as daemon:
@@ -438,7 +433,7 @@ async def test_status_shows_the_states_of_all_rollouts(hub: Any, node: Node) -> 
         await hub.acknowledge("1-0", "1-1", state=ReceiptState.TRAINED)
         dropped = Receipt(rollout_id="1-2", state=ReceiptState.DROPPED, drop_reason=DropReason.STALE)
         await hub.send(Receipts(receipts=(dropped,)))
-        # The counts arrive with heartbeats; until then, this is repeated.
+        # The counts arrive with heartbeats.
         counted = {"received": 1, "trained": 2, "dropped": 1}
         await hub.until(lambda: counted.items() <= daemon.snapshot().rollouts.items())
         answer = await control.ask(node.paths.control_file, "status")
@@ -471,7 +466,7 @@ async def test_another_run_on_the_same_hub_starts_fresh(hub: Any, node: Node) ->
         await hub.publish_base()
         await hub.open()
         await hub.until(ready_for(hub, 0))
-        # The hub forgot the first rollout, so this id now names another one.
+        # The hub has forgotten the first rollout, so this one gets the same id.
         await hub.finished(await hub.lease(1, version=0))
     assert not old_base.exists()
     assert (node.paths.artefacts / f"{hub.run_id}-base").exists()

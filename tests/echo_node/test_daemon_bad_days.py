@@ -127,7 +127,7 @@ async def test_a_node_that_slept_reconnects_by_itself(hub: Any, site: Site) -> N
     running = await site.start("echo_node", "join", hub.url, "--data-dir", site.root / "node", "--backend", "llama_cpp")
     await hub.until(ready_for(hub, 0))
     running.process.send_signal(signal.SIGSTOP)
-    await asyncio.sleep(SLEPT_S + 3 * LOOK_S)  # Stands for the sleep of the machine.
+    await asyncio.sleep(SLEPT_S + 3 * LOOK_S)  # SIGSTOP for this time stands for the machine's sleep.
     running.process.send_signal(signal.SIGCONT)
     await running.printed(r"This machine slept for \d+ s; reconnecting\.")
     await running.printed(r"Reconnected\.")
@@ -137,7 +137,9 @@ async def test_a_node_that_slept_reconnects_by_itself(hub: Any, site: Site) -> N
 
 @needs_mounts
 async def test_a_node_whose_network_changes_connects_again_at_once(hub: Any, site: Site) -> None:
-    """Routers may drop packets from the old address, so the old connection would be silent for long."""
+    """A router may drop packets from the old address silently, so the node must not wait for the old connection to
+    fail.
+    """
     peers: asyncio.Queue[str] = asyncio.Queue()
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -175,8 +177,8 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 @contextmanager
 def two_networks() -> Iterator[tuple[str, Callable[[str], None]]]:
-    """Yield the network namespace 10.213.77.2, linked to 10.213.77.1, and a function that runs `ip` in
-    this namespace.
+    """Yield the network namespace 10.213.77.2, linked to 10.213.77.1, and a function that runs `ip` in this
+    namespace.
     """
     name = f"echo-{os.getpid()}"
 

@@ -1,4 +1,4 @@
-"""How often a whole node with real engines keeps a base model on its disk."""
+"""How many copies of a base model a whole node with a real engine keeps on its disk."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from tests.small_disk import mounted, needs_mounts
 pytest.importorskip("llama_cpp")
 
 MOST = 1.3
-"""Limit on all copies of a base model together, relative to its size."""
+"""Limit on the size of all copies of a base model together, relative to the size of one."""
 OWN_BYTES = 300_000
-"""Room for the node's own small files: spool, logs, keys."""
+"""Bytes allowed for the node's other files: spool, logs, keys."""
 ENGINES: list[tuple[BackendName, str]] = [("torch", "bf16"), ("llama_cpp", "f16"), ("llama_cpp", "q8_0")]
 MIB = 2**20
 
@@ -69,13 +69,12 @@ def size_of(directory: Path) -> int:
 
 
 def weights_in(node: Node) -> list[str]:
-    """Return the names of all files that hold the base model's weights in some form, encrypted ones included."""
+    """Return the names of all files with the base model's weights, in any form, encrypted included."""
     kept = [path for path in node.paths.data_dir.rglob("*") if path.is_file() and path.stat().st_size > MIB]
     return sorted(path.name for path in kept)
 
 
 async def work(hub: Any, node: Node, lease_id: int) -> None:
-    """Run the node until it has finished a lease."""
     hub.said.clear()
     async with node.running(hub.url, sensors=FakeSensors()):
         await hub.until(ready_for(hub, 0))
@@ -91,7 +90,7 @@ async def test_one_form_of_the_base_stays_and_suffices_for_a_restart(
     first = hub.all(Fetched)
     assert len(weights_in(node)) == 1
     assert size_of(node.paths.data_dir) <= MOST * size_of(base) + OWN_BYTES
-    shutil.rmtree(hub.carriers)  # From here on the base cannot be fetched again.
+    shutil.rmtree(hub.carriers)  # From now on the base cannot be fetched again.
     await work(hub, node, 2)
     assert hub.all(Fetched) == first
     assert len(weights_in(node)) == 1
@@ -121,7 +120,7 @@ async def test_the_precision_stays_that_of_the_file_that_is_here(hub: Any, tmp_p
 @needs_mounts
 async def test_a_base_is_fetched_only_with_space_for_temporary_files(hub: Any, base: Path, tmp_path: Path) -> None:
     with mounted(tmp_path / "disk", 4 * size_of(base)) as disk:
-        disk.fill(leave_bytes=2 * size_of(base))  # A part of this must stay free.
+        disk.fill(leave_bytes=2 * size_of(base))  # Not enough: a part of this must stay free.
         node = node_with(disk.directory / "node", ("llama_cpp", "f16"))
         async with node.running(hub.url, sensors=FakeSensors()) as daemon:
             await hub.until(lambda: hub.all(Proof))

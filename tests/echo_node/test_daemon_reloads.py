@@ -1,4 +1,4 @@
-"""A node whose owner changes its settings while it runs."""
+"""A node's owner changes settings while the node runs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,6 @@ def running(node: Node, url: str, sensors: FakeSensors, **given: Flag) -> Abstra
 
 
 async def set_(key: str, *values: str) -> dict[str, Any]:
-    """Return the JSON from `echo-node config set --json`."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "echo_node", "config", "set", "--json", key, *values),
         stdout=asyncio.subprocess.PIPE,

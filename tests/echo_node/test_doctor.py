@@ -41,7 +41,7 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodePaths:
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> Broken:
-    """Return a function that replaces probed code, if it contains a given word, by other code."""
+    """Return a function that replaces probed code that contains a given word by other code."""
     replacements: dict[str, str] = {}
     probe = doctor.failure_of
 
@@ -206,9 +206,7 @@ def test_a_full_disk_is_a_problem(
 def test_the_space_for_a_base_includes_temporary_files(
     paths: NodePaths, broken: Broken, monkeypatch: pytest.MonkeyPatch, precision: str, largest: str
 ) -> None:
-    """Fetching and converting a base needs space for temporary files. Of 64 GiB free space, a quarter GiB must stay
-    free.
-    """
+    """Fetching and converting a base needs temporary files. Of 64 GiB free space, a quarter GiB must stay free."""
     monkeypatch.setenv("ECHO_NODE_PRECISION", precision)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(total=2**37, used=0, free=2**36))
     what = of(examine(paths, None), "disk").what
@@ -238,7 +236,6 @@ def test_measured_speeds_are_shown(paths: NodePaths, broken: Broken, monkeypatch
 
 @pytest.fixture
 async def answering() -> AsyncIterator[Callable[..., Any]]:
-    """Yield a function that serves /readyz with this status and text."""
     runners: list[web.AppRunner] = []
 
     async def serve(status: int, text: str) -> str:
@@ -281,7 +278,8 @@ async def test_a_hub_is_asked(
     level: str,
     words: str,
 ) -> None:
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # A hub on this machine must not be asked through the proxy.
+    # A hub on this machine must not be requested through the proxy.
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     found = of(await asyncio.to_thread(examine, paths, await answering(status, text)), "hub")
     assert found.level == level and words in found.what and "\x1b" not in found.what
     assert found.do or level == "ok"
@@ -344,7 +342,7 @@ def test_a_cage_that_is_switched_off_is_a_warning() -> None:
 
 
 def test_an_engine_that_works_only_uncaged_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The engine here must read the test's directory, which the cage forbids."""
+    """The engine reads the test's directory, which the cage forbids."""
     (tmp_path / "private").write_text("x")
     code = f"open({str(tmp_path / 'private')!r})"
     monkeypatch.setattr(registry, "packages", lambda name: [f"sys; {code}"] if name == "llama_cpp" else [])

@@ -1,5 +1,5 @@
-"""What the doctor reports of manners (rules by which a node yields to its owner), with scripted and
-with real sensors.
+"""The doctor's report on manners (the rules by which a node yields to its owner), with scripted and with real
+sensors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""`echo-node lend`, which makes this machine a helper, as a process: its output, its loans, and a clean end."""
+"""`echo-node lend`, which makes this machine a helper (it lends memory or GPU to a node): its output, its loans, and a
+clean end.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ pytest.importorskip("llama_cpp")
 
 
 async def lend(site: Any, *flags: str) -> tuple[Any, str]:
-    """Start the command; return it, and the value that it prints for `--with`."""
+    """Start the command; return its process and the value that it prints for `--with`."""
     where = ("--host", LOOPBACK, "--port", "0", "--threads", "1", "--data-dir", site.root / "helper")
     helper = await site.start("echo_node.main", "lend", *where, *flags)
     return helper, (await helper.printed(r"echo-node join URL --with (\S+#\S+)"))[1]
@@ -29,7 +31,7 @@ async def test_lend_stops_cleanly_and_leaves_nothing(site: Any, number: int) -> 
     helper, printed = await lend(site)
     address = HelperAddress.parse(printed)
     process = psutil.Process(helper.process.pid)
-    assert process.children() == []  # A helper without a loan holds no memory.
+    assert process.children() == []  # Without a loan there is no device server, so no memory is held.
     async with tunnel(address) as lent:
         (server,) = process.children()
         assert server.nice() > process.nice()
@@ -61,7 +63,7 @@ async def test_the_code_stays_and_no_more_is_lent_than_allowed(site: Any) -> Non
 
 
 async def test_a_node_that_takes_too_much_memory_is_disconnected(site: Any) -> None:
-    """The limit here is below what the device server itself needs."""
+    """The limit is below what the device server itself needs."""
     helper, printed = await lend(site, "--memory-limit", "0.001")
     async with tunnel(HelperAddress.parse(printed)) as lent:
         reader, writer = await asyncio.open_connection(LOOPBACK, lent.port)
@@ -84,7 +86,7 @@ async def test_only_the_code_opens(site: Any) -> None:
 
 
 class Elsewhere:
-    """The same site with another directory."""
+    """The same site with another directory, and so with another code."""
 
     def __init__(self, site: Any) -> None:
         self.root = site.root / "elsewhere"

@@ -27,8 +27,6 @@ FULL = described(
 
 
 class Screen(io.TextIOWrapper):
-    """A terminal that can show one encoding only."""
-
     def __init__(self, encoding: str = "utf-8") -> None:
         super().__init__(io.BytesIO(), encoding=encoding)
 

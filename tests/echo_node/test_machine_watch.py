@@ -1,5 +1,5 @@
-"""A real connection, on a machine whose clocks and addresses are scripted: after a sleep or a change of network, the
-node connects again.
+"""With scripted clocks and addresses: after a sleep of the machine or a change of network, the node connects again. The
+connection is real.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ from tests.echo_node.net.test_client import Events, client_of, running
 
 
 class Machine:
-    """A machine with a connection."""
-
     def __init__(
         self, client: HubClient, events: Events, troubles: TroubleLog, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -41,7 +39,7 @@ class Machine:
         self.watch = MachineWatch(client, troubles, self, self.inbox)  # type: ignore[arg-type]
 
     def look_again(self) -> None:
-        """Stand for the chooser of engines."""
+        """Count wake-ups, in place of the engine chooser."""
         self.woke += 1
 
     def _clocks(self) -> ClockReading:

@@ -54,7 +54,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def invoke(*arguments: str) -> str:
-    """Return what the command prints; raise its error if it fails."""
     result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
@@ -347,8 +346,6 @@ def test_leaving_forgets_the_hub_but_not_the_identity(home: Path) -> None:
 
 
 class Process:
-    """An `echo-node` process, for a hub that runs in the test."""
-
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
 

@@ -1,5 +1,5 @@
-"""Ctrl-C at any moment of a command's first seconds must end it without a traceback. As in a terminal, the signal goes
-to the whole process group.
+"""Ctrl-C at any moment of a command's first seconds ends it without a traceback. As in a terminal, the whole process
+group gets the signal.
 """
 
 from __future__ import annotations
@@ -22,19 +22,18 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals a
 
 DEADLINE_S = 60.0
 BEGUN = "asyncio.constants"
-"""The first of the many modules that a command imports; what comes before is Python's own start."""
+"""The first module that a command imports; before it, Python itself starts."""
 NOISE = ("Traceback", "KeyboardInterrupt", "CancelledError", "Exception ignored", "never retrieved", "never awaited")
 
 
 @pytest.fixture
 def silent_hub() -> Iterator[str]:
-    """Yield the address of a server that accepts connections but never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
 class Command:
-    """`echo-node` as the leader of a process group; it reports each import until `moment` appears."""
+    """`echo-node` as leader of a process group. It reports its imports until the import of `moment`."""
 
     def __init__(self, home: Path, *arguments: str, moment: str = BEGUN) -> None:
         self._process = subprocess.Popen(
@@ -43,7 +42,7 @@ class Command:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            # So that temporary files of a killed command stay in the test's directory.
+            # TMPDIR: temporary files of a killed command stay in the test's directory.
             env={**os.environ, "ECHO_NODE_HOME": str(home), "TMPDIR": str(home.parent), "OMP_NUM_THREADS": "1"},
             start_new_session=True,
         )

@@ -1,4 +1,4 @@
-"""Real connections to a hub that does not exist, while the test allows or forbids the use of the network."""
+"""Attempts to reach a hub that does not exist, while use of the network is allowed or forbidden."""
 
 import asyncio
 from types import SimpleNamespace

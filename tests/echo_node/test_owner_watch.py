@@ -51,7 +51,6 @@ class Watched:
         return self.watch
 
     async def next(self) -> list[str]:
-        """Return the reasons to pause in the next report."""
         async with asyncio.timeout(PATIENCE_S):
             return [hold.reason.value for hold in (await self.told.get()).holds]
 

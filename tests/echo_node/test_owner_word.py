@@ -1,6 +1,4 @@
-"""The owner's commands (pause, resume), by the real control socket and the real page, and their effect on the node's
-pauses.
-"""
+"""The owner's commands (pause, resume) through the real control socket and the real page, and the node's pauses."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ AS_JSON = json.loads(json.dumps(asdict(SNAPSHOT)))
 
 
 class Recorder:
-    """Stands for a node, and records what the owner asks of it."""
+    """Stands for a node, and records the owner's commands."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
@@ -48,7 +46,7 @@ class Recorder:
 
 
 class Owned(Site):
-    """A node's owner watch and page; other commands are recorded."""
+    """A node with a page and a watch over its owner's activity; other commands are recorded."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__()
@@ -59,7 +57,6 @@ class Owned(Site):
         self.file = directory / "control.json"
 
     async def reasons(self) -> list[str]:
-        """Return the node's reasons to pause in the next report."""
         await self.watched.watch.look()
         return await self.watched.next()
 

@@ -1,5 +1,3 @@
-"""Settings that a running node can apply, and how."""
-
 from __future__ import annotations
 
 from echo_node.config import NodeConfig

@@ -1,5 +1,3 @@
-"""The file config.toml, in which one setting at a time is changed."""
-
 from __future__ import annotations
 
 import stat

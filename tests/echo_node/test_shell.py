@@ -1,4 +1,4 @@
-"""A run's shell (the I/O around a work loop) with a real fetcher, swarm and spool; only the engine is a stub."""
+"""A run's shell (the I/O around a work loop) with a real fetcher, swarm and spool, and a stub of an engine."""
 
 import asyncio
 import threading
@@ -28,7 +28,7 @@ from echo_shared.wire.messages import ArtefactOffer, Fetched, FromNode, Keyframe
 
 
 class WatchedFetcher(Fetcher):
-    """Records the fetcher's jobs, and checks that two jobs on one version never overlap."""
+    """A fetcher that records its jobs, and checks that no two jobs on one version overlap."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -67,8 +67,6 @@ class WatchedFetcher(Fetcher):
 
 
 class IdleEngine:
-    """A stub that records the versions that it is given."""
-
     def __init__(self, files: EngineFiles) -> None:
         self.files = files
 
@@ -77,7 +75,7 @@ class IdleEngine:
 
 
 class Site:
-    """A shell; the test decides when its events are handled. The site is its client and its maker of engines."""
+    """A shell whose events the test handles one by one. The site is its client and its maker of engines."""
 
     def __init__(self, hub: Any, swarm: Swarm, directory: Path) -> None:
         self.hub = hub
@@ -113,7 +111,6 @@ class Site:
         )
 
     async def close(self) -> None:
-        """Close the shell; further calls do nothing."""
         if not self.closed:
             self.closed = True
             await self.shell.close()
@@ -126,7 +123,6 @@ class Site:
         return self.engines[-1]
 
     async def next(self, kind: type[Event]) -> Any:
-        """Handle the shell's events until one of this kind comes, and return it."""
         while True:
             event = await self.inbox.get()
             await self.shell.handle(event)
@@ -134,7 +130,6 @@ class Site:
                 return event
 
     async def settled(self) -> None:
-        """Wait until no job on files is in progress."""
         await asyncio.gather(*(task for task in asyncio.all_tasks() if task.get_name().startswith("files of")))
 
     async def publish(self, version: int, offer: ArtefactOffer) -> None:
@@ -143,7 +138,7 @@ class Site:
 
 @pytest.fixture
 async def site(hub: Any, tmp_path: Path) -> AsyncIterator[Site]:
-    """Yield a shell after the Welcome, which has the base."""
+    """Yield a shell that has been welcomed and has the base."""
     swarm = await open_swarm(SwarmSettings(listen_host="127.0.0.1"))
     site = Site(hub, swarm, tmp_path)
     await site.shell.open(0)
@@ -178,7 +173,7 @@ async def test_fetches_that_are_abandoned_in_a_chain_never_overlap_and_do_not_be
     await site.fetcher.begun.wait()
     await site.publish(1, of_other_content(offer))
     await site.publish(1, offer)
-    for _ in range(100):  # Long enough for a job that does not wait for its turn.
+    for _ in range(100):  # Long enough for a job that does not wait for the job before it.
         await asyncio.sleep(0)
     assert site.fetcher.done == ["fetch"]
     site.fetcher.may_go_on.set()
@@ -294,7 +289,7 @@ async def test_closing_ends_running_jobs(hub: Any, site: Site) -> None:
     await site.publish(1, hub.offers[1])
     await site.fetcher.begun.wait()
     closing = asyncio.create_task(site.close())
-    for _ in range(100):  # Long enough for a job that does not wait for the fetch's thread.
+    for _ in range(100):  # Long enough for a close that does not wait for the fetch's thread.
         await asyncio.sleep(0)
     assert not closing.done()
     site.fetcher.may_go_on.set()

@@ -1,4 +1,4 @@
-"""The tray icon on a real X display with a tray of its own, next to a real control server."""
+"""The tray icon on a real X display with a tray of this test, and a real control server."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DOCK = 0
 
 
 class Desk:
-    """An X display whose tray shows icons: their windows dock by freedesktop's protocol."""
+    """An X display whose tray shows icons, which dock by freedesktop's protocol."""
 
     def __init__(self, name: str) -> None:
         from Xlib import X, display
@@ -45,7 +45,6 @@ class Desk:
         self.display.sync()
 
     def docked(self) -> Any:
-        """Return the window of the first icon that docks."""
         while True:
             event = self.display.next_event()
             if event.type == self.x.ClientMessage and event.data[1][1] == DOCK:
@@ -57,13 +56,12 @@ class Desk:
                 return icon
 
     def title(self, icon: Any) -> str | None:
-        """Read the title with one request. With two, it could become shorter in between."""
+        """Read the title in one request; between two requests it could become shorter."""
         from Xlib import Xatom
 
         return icon.get_full_text_property(Xatom.WM_NAME, sizehint=1024)
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for the condition, and process the display's requests meanwhile."""
         deadline = time.monotonic() + 100
         while not condition():
             assert time.monotonic() < deadline
@@ -82,7 +80,7 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
         name = f":{told.readline().strip()}"
     monkeypatch.setenv("DISPLAY", name)
     monkeypatch.setenv("PYSTRAY_BACKEND", "xorg")
-    pytest.importorskip("pystray")  # Importing it connects to a display.
+    pytest.importorskip("pystray")  # Importing pystray connects to a display.
     desk = Desk(name)
     yield desk
     desk.display.close()
@@ -91,8 +89,6 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
 
 
 class Node:
-    """Answers like a daemon."""
-
     def __init__(self, paths: NodePaths) -> None:
         self.paths = paths
         self.told: list[tuple[str, Mapping[str, Any]]] = []
@@ -128,8 +124,6 @@ async def node(paths: NodePaths) -> AsyncIterator[Node]:
 
 
 class Icon:
-    """The properties of an icon that the tray's program sets."""
-
     HAS_MENU = True
     HAS_NOTIFICATION = True
 
@@ -178,12 +172,11 @@ async def test_the_menu_has_the_buttons_for_the_nodes_state(
     monkeypatch.setattr(webbrowser, "_tryorder", [])
     monkeypatch.setattr(webbrowser, "_browsers", {})
     webbrowser.register("noting", None, browser, preferred=True)
-    await asyncio.to_thread(menu, icon)  # Stands for a click on the icon.
+    await asyncio.to_thread(menu, icon)
     assert browser.opened == [node.paths.page_file.as_uri()]
 
 
 async def test_the_icon_docks_in_the_tray_and_changes_with_the_node(desk: Desk, node: Node, tmp_path: Path) -> None:
-    """The whole program, as a process."""
     command = [sys.executable, "-m", "echo_node.main", "tray", "--data-dir", str(tmp_path)]
     program = await asyncio.create_subprocess_exec(*command, env=dict(os.environ))
     try:

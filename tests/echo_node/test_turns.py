@@ -1,5 +1,3 @@
-"""One node with a real engine that works for two hubs in turn."""
-
 from __future__ import annotations
 
 import asyncio
@@ -40,7 +38,7 @@ async def other(tmp_path: Path) -> AsyncIterator[Hub]:
 
 
 class Owner:
-    """The owner of a node that works for several hubs."""
+    """The owner of a node that works for several hubs, each with a share of its time."""
 
     def __init__(self, node: Node, paces: Paces, **shares: float) -> None:
         self.node = node
@@ -60,7 +58,9 @@ class Owner:
 
 
 async def works_for(hub: Any, leases: Iterator[int]) -> None:
-    """Wait until the node has finished a lease of this hub; lease again if the node's turn for the hub ended before."""
+    """Wait until the node has finished a lease of this hub; lease again if the node's turn for this hub ended
+    before.
+    """
     while True:
         turns = hub.handshakes
         lease = await hub.lease(next(leases), version=0, **LONG)

@@ -1,5 +1,5 @@
-"""A node that updates itself, with a scripted installer of a few lines; tests/installers has the real installer and a
-real node.
+"""A node updates itself by a scripted installer of a few lines; tests/installers has the real installer and a real
+node.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ SAID = "Too old."
 
 
 class Told:
-    """A node with a scripted hub and owner."""
-
     def __init__(self, tmp_path: Path, copy: InstalledCopy) -> None:
         self.client = SimpleNamespace(too_old=SAID, address=SimpleNamespace(origin="https://hub.example.org"))
         self.run = SimpleNamespace(held_rollouts=0)

@@ -1,6 +1,4 @@
-"""Commands that Echo prints for adding a part to itself. They must fit each kind of copy that pip has installed, as pip
-confirms.
-"""
+"""The commands that Echo prints for adding a part to itself fit each kind of installation; pip itself confirms this."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 FROM_INDEX = re.compile(
     r"pip3? install[^\n`]*?(?<![/.\w-])echo[-_.]swarm(?![\w.-])(?!(\[[^\]\n]*\])? @ )|echo-swarm\[(?![^\]\n]*\] @ )"
 )
-"""Finds arguments that would make pip look for Echo in a package index, where it is not."""
+"""Finds commands that would make pip look for Echo in a package index, which does not have it."""
 
 
 @pytest.fixture(scope="module")
@@ -54,13 +52,13 @@ def pip(*arguments: str | Path) -> str:
 
 
 def installed(target: Path, *arguments: str | Path) -> Path:
-    """Install this source, or this name from a wheel folder, into a separate directory; return the directory."""
+    """Install into `target` with these arguments of pip, offline and without dependencies; return `target`."""
     pip("install", "--no-deps", "--no-index", "--no-build-isolation", "--target", target, *arguments)
     return target
 
 
 def said(target: Path, expression: str, *options: str) -> str:
-    """Return the value of the expression as the copy in `target` computes it."""
+    """Return the value of the expression in a process of the copy in `target`."""
     done = subprocess.run(
         [sys.executable, *options, "-c", f"from echo_shared.installation import *; print({expression})"],
         env={**os.environ, "PYTHONPATH": str(target)},
@@ -74,7 +72,7 @@ def said(target: Path, expression: str, *options: str) -> str:
 
 
 def understood(command: str, tmp_path: Path) -> str:
-    """Return what pip would do (`--dry-run`) for the command, without Echo's requirements."""
+    """Return what pip would install for the command (`--dry-run`), without Echo's dependencies."""
     arguments = shlex.split(command)
     assert arguments[:4] == [sys.executable, "-m", "pip", "install"]
     assert FROM_INDEX.search(command) is None
@@ -194,7 +192,6 @@ def test_powershell_takes_quoted_paths() -> None:
 
 
 def texts() -> list[Path]:
-    """Return all files from which a reader or a shell may take a command."""
     top = [path for path in ROOT.iterdir() if path.suffix in (".md", ".toml") or path.name == "Makefile"]
     folders = ("hub", "edge_client", "shared", "benchmarks", "scripts", "installers", "docs", "tests")
     kinds = (".py", ".md", ".sh", ".ps1", ".html", ".toml", ".js", ".txt")

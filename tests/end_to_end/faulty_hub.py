@@ -1,4 +1,4 @@
-"""A hub's process that can be told to silence its tracker."""
+"""A hub's process whose tracker can be made to refuse every request."""
 
 from __future__ import annotations
 

@@ -32,17 +32,17 @@ def _hand_on(mesh: MeshLinks, piece: Piece, branches: Iterable[tuple[int, bytes]
 async def _seed_rubbish(
     swarm: BitTorrentSwarm, torrent: bytes, parent: Path, *, tracker_urls: Iterable[str] = (), **_: Any
 ) -> FetchStats:
-    """In place of a fetch: claim to have all pieces, and send zeros."""
+    """Claim to have all pieces of the torrent, and send zeros; replaces a fetch."""
     layout = read_torrent(torrent)
     for path, size in layout.files:
         file = parent / layout.name / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(bytes(size))
-    # libtorrent itself would check a piece before it sends it.
+    # libtorrent checks a piece before it sends it, unless hash checks are off.
     assert swarm._session is not None
     swarm._session.apply_settings({"disable_hash_checks": True})
     await swarm.seed(torrent, parent / layout.name, tracker_urls)
-    return await asyncio.Future()  # This fetch never ends.
+    return await asyncio.Future()
 
 
 if __name__ == "__main__":

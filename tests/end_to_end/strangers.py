@@ -1,4 +1,4 @@
-"""A handwritten client that keeps more of what the hub sends than a node does, and rollouts made by hand."""
+"""A handwritten client that records more of what the hub sends than a node does, and handwritten rollouts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Stranger(stranger.Stranger):
         super()._hear(message)
 
     async def lease(self) -> Lease:
-        """Return a lease that the client holds; wait for one if there is none. Raises TimeoutError."""
+        """Return a lease that the client holds; wait if there is none. Raises TimeoutError."""
         await self.until(lambda: self.leases)
         return next(iter(self.leases.values()))
 
@@ -41,14 +41,11 @@ class Stranger(stranger.Stranger):
 
 
 def body(index: int, count: int = 3) -> list[int]:
-    """Return `count` tokens of the built-in model, without a stop token."""
     return [20 + (index + place) % 10 for place in range(count)]
 
 
 def completion(lease: Lease, index: int, ids: list[int] | None = None, **changes: Any) -> Rollout:
-    """Return a rollout of `ids` (default: `body(index)`) and the stop token. It is not validated, so it
-    may be wrong.
-    """
+    """Return an unvalidated rollout of `ids` (default: `body(index)`) followed by the stop token."""
     tokens = np.array([*(ids or body(index)), lease.stop_ids[0]], np.int32)
     return Rollout.model_construct(
         **{
@@ -71,9 +68,7 @@ def completion(lease: Lease, index: int, ids: list[int] | None = None, **changes
 def part(
     lease: Lease, index: int, start: int, ids: Sequence[int], *, logprob: float = -1.0, version: int | None = None
 ) -> RolloutPart:
-    """Return the part of a completion that starts with token number `start`. It is not validated, so it
-    may be wrong.
-    """
+    """Return the part of a completion that starts at token `start`, unvalidated."""
     return RolloutPart.model_construct(
         lease_id=lease.lease_id,
         index=index,
@@ -85,5 +80,4 @@ def part(
 
 
 def parts(*of: RolloutPart) -> RolloutParts:
-    """Return the message in which a node streams these parts."""
     return RolloutParts.model_construct(type="rollout_parts", parts=of)

@@ -1,4 +1,4 @@
-"""A hub is backed up while it works, then killed; from the backup it continues in another place."""
+"""A hub is backed up while it works, then killed; a hub elsewhere continues from the backup."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 pytestmark = pytest.mark.timeout(900)
 
 MORE = 16
-"""Steps that the run makes after it is restored."""
+"""Steps that the run makes after the restore."""
 
 
 def adapters(run: Path) -> dict[str, bytes]:
@@ -30,7 +30,8 @@ def leases(database: sqlite3.Connection) -> set[int]:
 async def test_a_killed_hub_continues_at_another_place_from_a_live_backup(
     site: Any, until: Any, reached: Any, books: Callable[[Path], sqlite3.Connection]
 ) -> None:
-    # Checkpoints come every fourth step; later steps must be trained again from rollouts in the copied store.
+    # A checkpoint is written every fourth step, so the restored hub must train later steps again from rollouts in the
+    # copied store.
     run = await site.make_run(
         "run", training={"steps": 100_000}, learner={"checkpoint_every": 4, "adapters_kept": 10_000}
     )

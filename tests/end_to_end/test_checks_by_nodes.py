@@ -1,4 +1,6 @@
-"""If the hub has no verifier, real nodes with two different engines check each other, and convict a forger."""
+"""If the hub has no verifier, real nodes with two different engines check each other's rollouts and convict a
+forger.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ async def test_two_different_nodes_convict_a_forger(
     store = books(run)
     names = dict(store.execute("SELECT name, node_id FROM nodes").fetchall())
     assert store.execute("SELECT node_id, decision FROM trust_log").fetchall() == [(names["hostile"], "quarantined")]
-    # The honest nodes go on, confirm each other and get credit for that.
+    # Honest nodes continue to work, confirm each other's rollouts and get credit for that.
     await until(url, lambda view: view["trained_step"] >= 1)
     checked = dict(store.execute("SELECT node_id, tokens FROM checking").fetchall())
     assert checked[names["torch"]] > 0 and checked[names["llama"]] > 0

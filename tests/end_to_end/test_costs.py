@@ -1,4 +1,4 @@
-"""A donated and a paid node: the hub chooses which of them work, tells why, and counts the cost."""
+"""A donated and a paid node: the hub chooses which of them work, reports why, and counts the cost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(600)
 
 Get = Callable[[str, str], Awaitable[Any]]
 PRICE = 3.6
-"""US dollars an hour: a tenth of a cent per second."""
+"""US dollars per hour; a tenth of a cent per second."""
 
 
 @pytest.fixture
@@ -56,8 +56,8 @@ async def test_the_donated_node_works_and_the_paid_one_replaces_it_when_lost(
     site: Any, get: Get, tmp_path: Path
 ) -> None:
     run = await site.make_run(
-        # Many small updates make steps long, so that the donated node suffices even on a busy machine. What it sampled
-        # before the first step, up to the staleness bound, is trained before the paid node gets work.
+        # Many small updates make a step long, so that the donated node alone suffices even on a busy machine. Rollouts
+        # sampled before the first step are trained before the paid node gets work.
         training={"steps": 100_000, "updates_per_step": 8, "max_staleness": 8},
         learner={"micro_batch_tokens": 64},
         cost={"spend_cap_per_hour": 5.0, "dwell_s": 0.0, "margin": 1.0},

@@ -18,7 +18,7 @@ import pytest
 pytestmark = pytest.mark.timeout(900)
 
 ENDLESS = {"steps": 100_000}
-"""Lets a run last until its fault; the restarted hub gets a limit."""
+"""More steps than a run makes before its fault; the restarted hub gets a lower limit."""
 
 
 def learner_of(hub: Any) -> psutil.Process:
@@ -44,7 +44,7 @@ def check_books(database: sqlite3.Connection, num_steps: int) -> None:
 
 
 async def kill_between_checkpoint_and_commit(hub: Any, run: Path, database: sqlite3.Connection) -> int:
-    """Stop the hub during a step of its learner, let the learner write the step's checkpoint, then kill both."""
+    """Stop the hub while its learner trains a step, let the learner write the step's checkpoint, then kill both."""
     process = psutil.Process(hub.process.pid)
     untrained = "SELECT max(step) FROM steps WHERE trained_at IS NULL"
     async with asyncio.timeout(120):
@@ -89,7 +89,7 @@ async def test_a_step_that_only_a_checkpoint_knows_leaves_no_hole_in_the_curves(
 async def test_a_run_in_lock_step_survives_kill_9_of_everything(
     site: Any, until: Any, reached: Any, books: Callable[[Path], sqlite3.Connection]
 ) -> None:
-    """`tests/benchmarks/test_chaos.py` kills the processes of an async run."""
+    """Processes of an async run are killed in `tests/benchmarks/test_chaos.py`."""
     run = await site.make_run(
         "run",
         "--mode",

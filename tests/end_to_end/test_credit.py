@@ -1,4 +1,6 @@
-"""A node's work as counted by the node, its hub, the public pages, a certificate and another run of the operator."""
+"""A node's completed work, as counted by the node, its hub, the public pages, a certificate and another run of the same
+operator.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,6 @@ pytestmark = pytest.mark.timeout(600)
 
 
 async def node(site: Any, *arguments: str) -> Any:
-    """Return the JSON output of `echo-node ... --json` for the volunteer's data directory."""
     where = ("--data-dir", site.root / "volunteer", "--json")
     status, said = await site.command("echo_node.main", *arguments, *where)
     assert status == 0, said
@@ -84,13 +85,13 @@ async def test_all_sides_count_a_nodes_work_alike(
     assert certificate["node_name"] == "volunteer"
     assert certificate["trained_tokens"] > 0 and out.with_suffix(".svg").exists()
 
-    # With the same key, the hub reports all work after a new start from nothing.
+    # `leave` deletes the node's records but not its key, so the hub must report all earlier work again.
     await node(site, "leave", "--force")
     volunteer = await site.node(url, "volunteer")
     await volunteer.printed("Connected")
     async with asyncio.timeout(300):
         while not (status := await node(site, "status")).get("totals"):
-            pass  # No pause is needed: each query starts a process.
+            pass  # Each query starts a process, so the loop needs no sleep.
         totals = status["totals"]
         assert totals["trained"] >= certificate["trained_rollouts"]
         own = status["rollouts"].get("trained", 0)

@@ -1,4 +1,4 @@
-"""A hub's database server dies in mid-run and starts again: the hub reports it, waits and continues."""
+"""A hub's database server dies during the run and starts again: the hub reports it, waits and continues."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ STEPS = 60
 
 
 def batches(server: PostgreSQL) -> list[Any]:
-    """Return the steps that the database has as trained."""
     engine = connect(server.url)
     with engine.connect() as connection:
         query = select(steps.c.step, steps.c.rollout_ids).where(steps.c.trained_at.is_not(None)).order_by(steps.c.step)
@@ -39,7 +38,7 @@ async def test_a_hub_waits_for_its_database_server_and_loses_nothing(site: Any, 
         node = await site.node(url, "volunteer")
         async with asyncio.timeout(240):
             while len(await asyncio.to_thread(batches, server)) < 2:
-                pass  # No pause is needed: each query opens a connection.
+                pass  # Each query opens a connection, so the loop needs no sleep.
         server.stop()
         await hub.printed("the database server is unavailable; the hub waits")
         async with aiohttp.ClientSession(url, headers=operator(url)) as http:

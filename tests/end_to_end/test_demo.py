@@ -1,5 +1,3 @@
-"""`echo-hub demo`, as a newcomer runs it: to its end, and interrupted."""
-
 from __future__ import annotations
 
 import json
@@ -14,14 +12,14 @@ pytestmark = pytest.mark.timeout(600)
 
 
 def processes_of(directory: Path) -> list[psutil.Process]:
-    """Return processes whose arguments contain this directory, and their children."""
+    """Return processes with this directory among their arguments, and all their children."""
     found = []
     for process in psutil.process_iter():
         try:
             if any(str(directory) in argument for argument in process.cmdline()):
                 found += [process, *process.children(recursive=True)]
         except (psutil.NoSuchProcess, psutil.ZombieProcess):
-            continue  # The process has ended meanwhile.
+            continue
     return found
 
 

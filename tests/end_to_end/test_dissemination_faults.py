@@ -1,6 +1,5 @@
-"""Faults that occur in real fleets: every honest node must end up with the right files, without help.
-
-The nodes of a small fleet have joined. A version is announced; the fault comes before that, or midway.
+"""Faults in a small fleet: every honest node must get the right files without help. A version is announced after the
+nodes have joined; the fault happens before the announcement or midway.
 """
 
 from __future__ import annotations
@@ -28,30 +27,28 @@ LINKS = LinkSet(hub_up=20, node_down=100, node_up=20)
 NUM_NODES = 3
 PAYLOAD_BYTES = 6_000_000
 MIDWAY_S = 0.3
-"""Seconds after the announcement: an eighth of the lower bound on the time, because on a busy machine the fault comes
-late.
+"""Seconds from the announcement to the fault: an eighth of the lower bound on the transfer time, because a busy machine
+causes the fault later.
 """
 OUTAGE_S = 4.0
 PATIENCE_S = 90.0
-"""A node that lacks the files this many seconds after the fault counts as stuck."""
+"""A node without the files this many seconds after the fault counts as stuck."""
 WAYS = ("broadcast", "swarm")
 DISK_BYTES = 64 * 2**20
 VERSION = 1
 SIDE = "echo"
 VICTIM = 1
-"""Number of the host that a fault hits."""
+"""Index of the host that a fault hits."""
 
 
 class Scene:
-    """A fleet, and the version that it is to get."""
-
     def __init__(self, fleet: Fleet, net: Links, *, way: str, at_end: ExitStack) -> None:
         self.fleet = fleet
         self.net = net
         self.honest = list(fleet.nodes)
-        """Numbers of the hosts whose nodes must get the version."""
+        """Indices of the hosts whose nodes must get the version."""
         self.at_end = at_end
-        """Closed when all processes have ended."""
+        """Closed after all processes have ended."""
         self.payload_bytes = 0
         self.announced_at = 0.0
         self.adapter = fleet.directory / "adapter"
@@ -60,7 +57,7 @@ class Scene:
         write_adapter(self.adapter, PAYLOAD_BYTES, 1)
 
     async def open_hub(self) -> str:
-        """Open the hub, and return its URL, which a restart does not change."""
+        """Open the hub; return its URL, which stays the same over a restart."""
         url: str = await self.fleet.hub.ask("open_echo", side=SIDE, way=self._way, port=self._port)
         self._port = int(url.rpartition(":")[2])
         return url
@@ -73,8 +70,8 @@ class Scene:
         self.announced_at = await self.fleet.hub.ask("announce", side=SIDE, version=VERSION)
 
     async def announce_and_wait_till_midway(self) -> None:
-        """Announce the version and wait until midway. Raises RuntimeError if a node has the version by then, since the
-        fault would come too late.
+        """Announce the version and wait until midway. Raises RuntimeError if a node already has the version, because
+        then the fault comes too late.
         """
         await self.announce()
         await asyncio.sleep(MIDWAY_S)
@@ -82,8 +79,8 @@ class Scene:
             raise RuntimeError("the version had arrived before the fault came")
 
     async def until_received(self) -> tuple[list[Row], set[str]]:
-        """Wait for all honest nodes. Return their reports, and the hashes of their files. Raises TimeoutError if one is
-        stuck.
+        """Wait until all honest nodes have the files; return their reports, and the hashes of the files. Raises
+        TimeoutError if a node is stuck.
         """
         nodes = [self.fleet.nodes[host] for host in self.honest]
         async with asyncio.timeout(PATIENCE_S):
@@ -95,13 +92,15 @@ Act = Callable[[Scene], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A fault. `before` is called after the hub's start and before the nodes join; `play` announces the version."""
+    """`before` is called after the hub's start and before the nodes join; `play` announces the version and causes the
+    fault.
+    """
 
     name: str
     before: Act | None = None
     play: Act = Scene.announce
     nodes_are_linked: bool = True
-    """True to wait for links between all nodes before the announcement."""
+    """True to announce only after all nodes are linked."""
 
 
 async def _turn_one_hostile(scene: Scene) -> None:
@@ -120,7 +119,8 @@ async def _block_ports(scene: Scene) -> None:
     for host in range(1, NUM_NODES + 1):
         run_command("bridge", "-n", scene.net.bridge, "link", "set", "dev", f"port{host}", "isolated", "on")
     rules = ("ip", "-n", scene.net.command(HUB)[-1], "rule")
-    run_command(*rules, "add", "pref", "20", "lookup", "local")  # Replaces the first rule, which no rule can precede.
+    # Linux looks up local addresses by rule 0, before any other; at 20, another rule can precede.
+    run_command(*rules, "add", "pref", "20", "lookup", "local")
     port = await scene.fleet.hub.ask("swarm_port", side=SIDE)
     run_command(*rules, "add", "pref", "10", "dport", str(port), "blackhole")
     run_command(*rules, "delete", "pref", "0")
@@ -139,7 +139,7 @@ async def _cut_uplink(scene: Scene) -> None:
 
 
 async def _restart_hub(scene: Scene) -> None:
-    """Restart like a real hub: publish the version again, and offer it to joining nodes."""
+    """Restart the hub: publish the version again, and offer it to joining nodes."""
     await scene.announce_and_wait_till_midway()
     await scene.fleet.hub.kill()
     await scene.fleet.start(HUB)

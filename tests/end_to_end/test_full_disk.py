@@ -1,4 +1,4 @@
-"""A hub's disk becomes full in mid-run: the hub reports it, waits, and continues where it stopped."""
+"""A hub's disk becomes full during the run: the hub reports it, waits, and resumes once there is space."""
 
 from __future__ import annotations
 

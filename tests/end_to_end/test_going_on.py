@@ -1,5 +1,5 @@
-"""A node is killed in the middle of its completions. Another one continues from the tokens that the hub
-has received.
+"""A node is killed in the middle of its completions; another node continues them from the tokens that the hub has
+received.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from echo_shared.sampling.interface import GroupRequest
 pytestmark = pytest.mark.timeout(600)
 
 FLAT = SamplingConfig(temperature=10.0, max_tokens=200)
-"""Flat distribution: no token is likely, not even the end, so completions are long."""
+"""A temperature that makes all tokens almost equally likely, the stop token included, so completions are long."""
 TOLD = 24
-"""Minimum tokens of a completion at the hub before its node is killed."""
+"""Least number of a completion's tokens at the hub before its node is killed."""
 
 CONFIG = HubConfig(
     run=RunConfig(mode="async"),
@@ -45,7 +45,7 @@ CONFIG = HubConfig(
     evaluation=EvaluationConfig(problems=1),
     learner=LearnerConfig(threads=1),
     server=ServerConfig(port=0, heartbeat_s=1.0, shared_memory=False),
-    # Verifiers would forbid continuing a node's completions before its first check.
+    # With a verifier, a node's completions could not be continued before its first passed check.
     trust=TrustConfig(verifier="off"),
 )
 
@@ -59,13 +59,12 @@ async def wait_for(condition: Callable[[], Any], serving: asyncio.Task[None]) ->
 
 
 def told(hub: Hub) -> dict[tuple[int, int], int]:
-    """Return the number of tokens that the hub has of each rollout in progress, by lease and index."""
+    """Return how many tokens of each rollout in progress the hub has, by lease and index."""
     leases = hub.partials._leases.items()
     return {(name, i): one.num_tokens for name, lease in leases for i, one in lease.rollouts.items() if one.num_tokens}
 
 
 def finished(hub: Hub) -> list[Any]:
-    """Return all rollouts of the run that have arrived."""
     columns = (
         rollouts.c.lease_id,
         rollouts.c.index.label("at"),
@@ -82,7 +81,7 @@ def finished(hub: Hub) -> list[Any]:
 
 
 def undisturbed(hub: Hub, rows: list[Any], derived: Path) -> Iterator[tuple[Any, list[int]]]:
-    """Yield each rollout with the tokens of an uninterrupted engine."""
+    """Yield each rollout with the tokens that one uninterrupted engine samples for it."""
     engine = make_engine("torch")
     engine.open(resolve_base("builtin:tiny"), derived, EngineSettings(width=4, threads=1, precision="f32"))
     requests = [
@@ -115,8 +114,7 @@ async def test_a_killed_nodes_completions_are_continued(
     async with open_hub(CONFIG, directory) as hub:
         serving = asyncio.create_task(hub.serve())
         nodes = hub._resources.coordinator._nodes
-        # A paced node is so slow that it cannot finish before the test has seen its first tokens at the hub, however
-        # busy this machine is.
+        # A slowed node, so that the test sees its first tokens at the hub before it finishes, even on a busy machine.
         first = await site.node(hub.url, "first", backend="torch", module="benchmarks.capacity.paced_node")
 
         def in_the_middle() -> bool:
@@ -143,7 +141,7 @@ async def test_a_killed_nodes_completions_are_continued(
         view = await hub.pages.run_view()
         gone_on_with, expected = (view.rollouts_gone_on, view.tokens_saved), (len(had), sum(had.values()))
         if view.accounting.dropped.get("duplicate"):
-            # Busy machines may cause late rollouts, which are leased again and continued a second time.
+            # Greater is possible: on a busy machine a late rollout is leased again and continued a second time.
             assert all(np.greater_equal(gone_on_with, expected))
         else:
             assert gone_on_with == expected

@@ -1,4 +1,6 @@
-"""Every code block of docs/guide.md in order, on the real model, with settings for minutes instead of hours."""
+"""Run every code block of docs/guide.md in order on the real model, with settings that take minutes instead of
+hours.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,6 @@ async def test_the_guide_goes_through(
 
 
 async def ran(site: Any, *command: str) -> str:
-    """Return what a program prints, and check that it succeeds."""
     status, text = await (await site.program(*command)).ended()
     assert status == 0, f"{command}\n{text}"
     return str(text)

@@ -1,6 +1,4 @@
-"""A hub's broadcast, passed on by real nodes over real links on loopback. Not every node has a link to
-every other one.
-"""
+"""A hub's broadcast, relayed by real nodes over real links on loopback. Not every pair of nodes has a link."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ DEADLINE_S = 60.0
 
 
 class Fleet:
-    """The hub calls its nodes directly; nodes reach each other by real sockets."""
+    """The hub calls its nodes directly; the nodes are connected by real sockets."""
 
     def __init__(self, root: Path) -> None:
         self.news = News()
@@ -59,7 +57,6 @@ class Fleet:
             self.news.tell()
 
     def push(self, node_id: str, make: Callable[[], FromHub | None], rank: Rank) -> bool:
-        """Send a piece, as the hub's gateway would."""
         node = next(node for node in self.nodes if node.node_id == node_id)
         if node_id in self.gone or (message := make()) is None:
             return node_id not in self.gone

@@ -1,5 +1,5 @@
-"""A model on two machines: a node samples with a helper (a machine that lends its memory or GPU), which dies and comes
-back.
+"""A node samples one model together with a helper (a machine that lends its memory or GPU); the helper dies and
+returns.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 pytestmark = pytest.mark.timeout(600)
 
 STEPS = 40
-"""More steps than the run makes before its node loses the helper."""
+"""More steps than the run makes before the node loses its helper."""
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Real node in a separate process, and a hub that sends and serves too much."""
+"""A real node in a separate process, and a hub that sends and serves too much."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.driven_hub import DrivenHub, make_lease, write_adapter
 
 QUIET_S: Final = 3.0
 MOST_BYTES: Final = 2**30
-"""Limit on the node's memory, and on its disk; its model has only some kilobytes."""
+"""Limit on the node's memory, and on its disk; its model needs only some kilobytes."""
 MOST_LOGGED: Final = 16 * 10**6
 STEERING: Final = "\x1b[2J\x1b]0;owned\x07\r\u202e\u2028<b>\x00"
 
@@ -51,7 +51,9 @@ class Node:
         return "".join(path.read_bytes().decode(errors="surrogateescape") for path in files)
 
     def check(self) -> None:
-        """Check that the node runs without an internal error, with little memory, and with short logs of plain text."""
+        """Check that the node still runs, without an internal error, in little memory, with short logs of plain
+        text.
+        """
         logged = self.logged
         assert self.process.poll() is None and "Traceback (most recent call last)" not in logged
         assert own_bytes(self.process.pid) < MOST_BYTES
@@ -97,7 +99,7 @@ async def texts_that_steer_a_terminal(hub: DrivenHub) -> None:
         await hub.send_raw(Standby(reason=None), reason=reason, detail=STEERING)
     handshakes = hub.handshakes
     await hub.send_raw(LeaseRevoked(lease_id=1, reason=DropReason.REVOKED), reason=STEERING)
-    await hub.until(lambda: hub.handshakes > handshakes)  # The connection ends, and the node connects again.
+    await hub.until(lambda: hub.handshakes > handshakes)
 
 
 async def a_flood_of_news(hub: DrivenHub) -> None:
@@ -117,7 +119,7 @@ async def a_version_without_end(hub: DrivenHub) -> None:
     hub.never_ends = True
     await hub.send(PolicyPublished(policy_version=9_999, offer=offer.model_copy(update={"peers": ()})))
     await asyncio.sleep(QUIET_S)
-    await hub.finished(await hub.lease(20_000, version=0, count=1))  # The node still samples with the base model.
+    await hub.finished(await hub.lease(20_000, version=0, count=1))
     assert not any(status.policy_version == 9_999 for status in hub.all(NodeStatus))
 
 

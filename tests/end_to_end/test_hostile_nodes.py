@@ -1,4 +1,6 @@
-"""Handwritten hostile clients speak the real protocol on real sockets. What they claim may harm only themselves."""
+"""Handwritten hostile clients speak the real protocol on real sockets. False claims may harm only the client that makes
+them.
+"""
 
 from __future__ import annotations
 
@@ -42,26 +44,22 @@ MAX_TOKENS: Final = 24
 
 
 async def last_word(node: Stranger) -> Refused:
-    """Wait until the hub closes the connection, and return its refusal."""
     await node.until(lambda: node.ended)
     assert node.refused is not None
     return node.refused
 
 
 async def holds(node: Stranger, lease: Lease) -> None:
-    """Wait until the node has received this lease."""
     await node.until(lambda: lease.lease_id in node.leases)
 
 
 class Site:
-    """A hub in this process, and its connected clients."""
-
     def __init__(self, hub: Hub) -> None:
         self.hub = hub
         self._num = 0
 
     async def stranger(self, me: Identity | None = None, **changes: Any) -> Stranger:
-        """Connect with a new key; `changes` are made to the join request."""
+        """Connect with a new key; `changes` replace fields of the join request."""
         self._num += 1
         return await Stranger(self.hub.url, me).join(**{"name": f"n{self._num}", **changes})
 
@@ -76,7 +74,6 @@ class Site:
             return text
 
     async def pages(self) -> dict[str, str]:
-        """Return all pages that show nodes' figures, those for people and those for programs."""
         return {
             path: await self.page(path) for path in ("/", "/leaderboard", "/metrics", "/api/v1/run", "/api/v1/nodes")
         }
@@ -91,7 +88,7 @@ async def attacked(root: Path, **sections: dict[str, Any]) -> AsyncIterator[Site
         "server": {"port": 0, "shared_memory": False},
         "learner": {"threads": 1},
         "sampling": {"max_tokens": MAX_TOKENS},
-        "trust": {"verifier": "off"},  # The clients send invented tokens here, which a verifier would convict.
+        "trust": {"verifier": "off"},  # These clients send invented tokens, which a verifier would convict.
         "evaluation": {"problems": 1},
         "training": {"steps": 4, "groups_per_step": 8, "group_size": 4, "lora_rank": 2},
     }
@@ -111,7 +108,7 @@ def spans(*of: tuple[Any, Any]) -> list[dict[str, Any]]:
 
 
 async def check_books(site: Site, *, invalid: int) -> None:
-    """Check that all leased rollouts are accounted for, with `invalid` refused ones."""
+    """Check that all leased rollouts are accounted for, and that `invalid` of them were refused."""
     accounting = (await site.view()).accounting
     ends = accounting.trained + accounting.evaluated + sum(accounting.dropped.values())
     assert accounting.leased == ends + accounting.in_flight
@@ -123,12 +120,12 @@ NO_SPANS: Final = (
     *(spans((-1, 4)), spans((2**31, 4)), spans(("x", 4)), spans((None, 4))),
     *(spans((0, 1)) * 65, spans((0, 1)) * 50_000, {}, 4, [[0, 4]]),
 )
-"""Spans that are no valid message, so that the hub ends the connection."""
+"""Version spans that make a message invalid, so that the hub closes the connection."""
 FALSE_SPANS: Final = (
     *(spans((0, 3)), spans((0, 5)), spans((0, 2), (0, 2)), spans((1, 2), (0, 2)), spans((0, 2), (1, 2))),
     *(spans((1, 4)), spans((2**31 - 1, 4)), spans((0, 131_072)) * 64),
 )
-"""Valid spans that cannot be true: there are four tokens, and only version 0."""
+"""Well-formed version spans that cannot be true: the rollout has four tokens, and there is only version 0."""
 
 
 async def test_false_claims_cost_their_own_rollouts_alone(tmp_path: Path) -> None:
@@ -167,8 +164,8 @@ async def false_version_spans(site: Site, invalid: int) -> None:
 
 
 async def impossible_lengths(site: Site) -> int:
-    """Send completions of impossible length, and return their number. They must not change the estimates of lengths,
-    which decide how much work other nodes get.
+    """Send completions of impossible length; return their number. They must not change the hub's estimate of completion
+    lengths, by which it decides how much work nodes get.
     """
     ids, lengths = np.full(131_072, 5, np.int32), (0, MAX_TOKENS + 1, 131_072)
     for length in lengths:
@@ -184,7 +181,7 @@ async def impossible_lengths(site: Site) -> int:
 
 
 async def false_introductions(site: Site) -> None:
-    """An introduction can neither relax checks nor imitate others."""
+    """A node's introduction can neither relax the checks of its rollouts nor imitate other nodes."""
     for said, why in (
         ({"backend": "quantum"}, "engine is unknown here (known: llama_cpp"),
         ({"name": "аdmin"}, "like that of the hub or its operator"),
@@ -201,7 +198,7 @@ async def false_introductions(site: Site) -> None:
 
 
 async def until_taken(site: Site, node: Stranger, lease: Lease) -> None:
-    """Wait until the hub has read everything from the node: it has answered the newest query."""
+    """Wait until the hub has processed every message of the node: it answers a query that the node sends last."""
     known = rollout_id(lease.lease_id, lease.indices[0])
     node.states.pop(known, None)
     await node.say(ReceiptsWanted(rollout_ids=(known,)))

@@ -1,6 +1,4 @@
-"""A run that moves running completions to new versions: they outlast a step, and their nodes continue them with each
-version.
-"""
+"""A run whose completions last longer than a step: the nodes continue a running completion with each new version."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from benchmarks.capacity.paced_engine import TOKEN_S
 pytestmark = pytest.mark.timeout(600)
 
 S = 1000
-"""Staleness bound, so large that tokens of a killed node stay usable for minutes, even with fast steps."""
+"""Staleness bound, so large that the tokens of a killed node can still be continued minutes later."""
 STEPS = 9
 """Minimum number of steps; the run lasts until the killed node's completions have been continued."""
 SETTINGS: dict[str, dict[str, object]] = {
@@ -35,18 +33,18 @@ SETTINGS: dict[str, dict[str, object]] = {
     "evaluation": {"problems": 2},
     "leases": {"first_window": 16},
 }
-"""Flat distribution: no token is likely, not even the end, so completions are long. Stores keep all tokens."""
+"""The high temperature makes the stop token as unlikely as others, so completions are long. Stores keep all tokens."""
 
 
 async def slow_node(site: Any, url: str, name: str) -> Any:
-    """Start a node that takes 50 ms per token. A completion has twenty tokens on average and at most 160."""
+    """Start a node that takes 50 ms per token. A completion has 20 tokens on average and at most 160."""
     environment = {**os.environ, TOKEN_S: "0.05", "ECHO_NODE_STREAM_S": "0.25"}
     paced = {"backend": "torch", "env": environment, "module": "benchmarks.capacity.paced_node"}
     return await site.node(url, name, "--width", "12", **paced)
 
 
 def trained(database: sqlite3.Connection) -> list[tuple[int, int, list[tuple[str, int, int]]]]:
-    """Return, for each trained rollout: its step, its number of tokens, and (node, version, number of tokens) of each
+    """Return, for each trained rollout: step, number of tokens, and (node, version, number of tokens) of each version
     span.
     """
     rows = database.execute(
@@ -68,7 +66,7 @@ async def test_a_run_trains_on_completions_of_several_versions(
     hub, url = await site.hub(run)
     first = await slow_node(site, url, "first")
     await slow_node(site, url, "second")
-    # A busy node skips versions, so any later one will do.
+    # A busy node skips versions, so wait for version 2 or any later one.
     await first.printed(r"Policy version ([2-9]|\d\d+) is here")
     await first.kill()
     await slow_node(site, url, "first")

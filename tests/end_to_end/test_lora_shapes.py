@@ -1,4 +1,4 @@
-"""Engines must sample with the learner's weights, for adapters on any layers and with any scale."""
+"""Engines sample with the learner's exact weights, for adapters on any layers and with any scale."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SHAPES: list[dict[str, Any]] = [
     {"lora_targets": "v_proj,q_proj", "rslora": True},
 ]
 EXACT = [name for name in NAMES if name != "vllm"]
-"""Engines that must be exact; vLLM computes adapters in 16 bits only."""
+"""Engines that must be exact. vLLM is not: it computes adapters in 16 bits only."""
 
 
 @pytest.fixture(scope="module")

@@ -54,8 +54,8 @@ def consumed(database: sqlite3.Connection) -> list[tuple[Any, ...]]:
 
 
 def check_trained_tokens(run: Path) -> None:
-    """Check, for step 1, that the base gives sampled tokens their claimed log-probabilities in this conversation, and
-    that all other tokens are masked.
+    """Check of step 1: the base gives sampled tokens the log-probabilities that the node claimed, and all other tokens
+    are masked.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -98,8 +98,8 @@ def _hints(count: int) -> list[tuple[str, ...]]:
 async def test_a_node_plays_the_episodes_that_the_hub_plays_itself(
     site: Any, until: Any, books: Callable[[Path], sqlite3.Connection]
 ) -> None:
-    """Batches vary in size, groups are replaced, and policies are float32. The node evaluates as well.
-    `test_odd_scorers` has bfloat16, single turns and failing scorers.
+    """A node's episodes equal those that the hub samples itself, while batch sizes vary, groups are replaced, policies
+    are float32, and the node also evaluates. `test_odd_scorers` has bfloat16, single turns and failing scorers.
     """
     settings = {"steps": 3, "groups_per_step": 8, "dynamic_sampling": True, "tokens_per_step": 48}
     evaluated = {"problems": 8, "every": 0, "samples": 2}

@@ -1,4 +1,4 @@
-"""Nodes evaluate versions during training. Results must equal the hub's own, even after kill -9 or without nodes."""
+"""Nodes evaluate versions during training. Results must equal the hub's own, also after a kill -9 or if nodes leave."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def measured(run: Path) -> dict[int, list[Evaluation]]:
 
 
 def check_books(view: dict[str, Any], database: sqlite3.Connection) -> None:
-    """Check that every episode was evaluated once, by its own version, and never trained on."""
+    """Check that each episode was evaluated once, with its own version, and never trained on."""
     books = view["accounting"]
     assert books["leased"] == books["trained"] + books["evaluated"] + sum(books["dropped"].values())
     rows = database.execute(
@@ -55,7 +55,7 @@ def check_books(view: dict[str, Any], database: sqlite3.Connection) -> None:
 
 
 async def check_figures(run: Path, *versions: int) -> None:
-    """Compare the figures with those of `echo-hub eval`, for which the learner samples."""
+    """Check that the figures equal those of `echo-hub eval`, for which the learner samples."""
     config = load_config(run / "config.toml", {})
     found = measured(run)
     by_nodes = [one for version in versions for one in found[version]]
@@ -80,7 +80,7 @@ async def test_a_node_evaluates_as_the_hub_does_and_survives_kill_9(
     hub, url = await site.hub(run)
     port = url.rpartition(":")[2]
     node = await site.node(url, "volunteer", backend="torch")
-    # The eighth version is being evaluated, or was just now; a busy node skips some.
+    # Version 10 or later: version 8 is being evaluated or has just been. A busy node skips some versions.
     await node.printed(r"Policy version [12]\d is here")
     await hub.kill()
     hub, url = await site.hub(run, "--port", port)
@@ -97,7 +97,7 @@ async def test_a_node_evaluates_as_the_hub_does_and_survives_kill_9(
     await check_figures(run, 0, 8, 24)
     board = Store.open(f"sqlite:///{run / 'echo.db'}").read(read_leaderboard)
     (volunteer,) = board
-    # Hubs evaluate the rest of versions that nodes have dropped.
+    # A node may drop a version halfway; then the hub evaluates the remaining episodes.
     assert 3 * 64 * 9 <= volunteer.evaluated_rollouts <= 4 * 64 * 9
     assert (await hub.end())[0] == 0
 

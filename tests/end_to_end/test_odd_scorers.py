@@ -1,4 +1,4 @@
-"""A user's own task, whose scorer fails on some completions. Training and evaluation must leave out these alone."""
+"""A user's task whose scorer fails on some completions: training and evaluation must leave out only these."""
 
 from __future__ import annotations
 

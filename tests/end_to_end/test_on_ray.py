@@ -1,4 +1,4 @@
-"""A hub whose scorers, verifier and evaluations are in a Ray cluster, with one node, trains a run to its end."""
+"""A hub with its scorers, verifier and evaluations in a Ray cluster, and one node, train a run to its end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def test_a_run_with_all_possible_processes_in_the_cluster(site: Any, until
     )
     hub, url = await site.hub(run)
     await site.node(url, "volunteer", backend="torch")
-    # On a busy machine, slow actors may be reported as a problem meanwhile.
+    # Slow actors on a busy machine may be reported as a problem meanwhile, so only the state is checked.
     view = await until(url, lambda view: view["state"] == "finished")
     assert view["problems"] == []
     assert sum(view["trust"]["checks"].values()) > 0 == sum(view["trust"]["failed_checks"].values())

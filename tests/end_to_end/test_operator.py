@@ -1,4 +1,6 @@
-"""An operator's actions, by command and by API, and invites, across kill -9; metrics that cannot be written."""
+"""Actions of an operator, by command and by API, and invites survive kill -9; metrics that cannot be written stop
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ pytestmark = pytest.mark.timeout(600)
 async def test_what_an_operator_asked_for_holds_after_kill_9(
     site: Any, until: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Meanwhile Weights & Biases is broken, which must stop nothing and be reported."""
+    """Weights & Biases fails during this test, which must be reported and stop nothing."""
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "wandb.py").write_text("raise RuntimeError('no luck')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "lib"), prepend=os.pathsep)

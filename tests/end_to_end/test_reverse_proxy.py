@@ -48,14 +48,12 @@ class Proxy:
         (root / "echo.conf").write_text(shown)
 
     def places(self) -> dict[str, str]:
-        """Return what replaces each address and path of the documentation."""
         raise NotImplementedError
 
     def command(self) -> tuple[str, ...]:
         raise NotImplementedError
 
     def logged(self) -> str:
-        """Return all that the proxy has logged; it must have ended."""
         return "".join(path.read_text() for path in self.root.glob("*.log"))
 
     async def is_up(self, http: aiohttp.ClientSession) -> bool:
@@ -89,7 +87,9 @@ class Nginx(Proxy):
 
 
 class Caddy(Proxy):
-    """Caddy with a given certificate, because no authority is available here, and without a second port."""
+    """Caddy with a given certificate, because no certificate authority is reachable here, and without its second port,
+    which redirects HTTP.
+    """
 
     program = "caddy"
 
@@ -120,7 +120,9 @@ def needs(kind: type[Proxy]) -> pytest.MarkDecorator:
 async def test_nodes_files_and_pages_by_way_of_a_proxy(
     site: Any, until: Any, operator: Any, books: Any, tmp_path: Path, kind: type[Proxy], way: str
 ) -> None:
-    """Nodes fetch by one way, so each proxy tests one; the test itself requests files by the other."""
+    """Nodes fetch by web seed or by swarm (`way`), so each proxy is tested with one of them; the test itself requests
+    files the other way.
+    """
     hub_port = free_port()
     proxy = kind(tmp_path / kind.program, hub_port=hub_port)
     behind = {"port": hub_port, "public_url": proxy.url, "trusted_proxies": ["127.0.0.1"]}
@@ -141,13 +143,13 @@ async def test_nodes_files_and_pages_by_way_of_a_proxy(
 
     ((node_id,),) = books(run).execute("SELECT node_id FROM nodes WHERE first_seen > 0").fetchall()
     passkey = Tracker(key_file.load(run / "hub.key")).passkey(node_id)
-    # A second address of this host stands for another host.
+    # Another loopback address stands for another host.
     elsewhere = aiohttp.TCPConnector(ssl=context, local_addr=("127.0.0.2", 0))
     async with aiohttp.ClientSession(proxy.url, connector=elsewhere) as http:
         async with http.get(f"/announce/{passkey}?info_hash={'x' * 20}&port=6881&left=1") as answer:
             assert b"not published" in await answer.read(), "the node is known, the torrent is not"
         await check_web_seed(http, run, passkey)
-        # Claims of clients about themselves must not pass the proxy.
+        # Headers in which a client claims another address must not pass the proxy.
         own = {"Origin": proxy.url, "X-Forwarded-For": "192.0.2.9"}
         async with http.post("/login", data={"secret": "wrong"}, headers=own) as answer:
             assert answer.status == 403
@@ -180,7 +182,6 @@ async def test_nodes_files_and_pages_by_way_of_a_proxy(
 
 
 async def check_web_seed(http: aiohttp.ClientSession, run: Path, passkey: str) -> None:
-    """Fetch whole files, and ranges of files."""
     file = max(
         (path for path in (run / "artefacts").glob("*/*") if path.is_file()), key=lambda path: path.stat().st_size
     )
@@ -193,7 +194,6 @@ async def check_web_seed(http: aiohttp.ClientSession, run: Path, passkey: str) -
 
 
 async def look(url: str, token: str) -> None:
-    """Log in by the form, see charts and live updates, log out."""
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if chromium is None:
         pytest.skip("no Chromium on this machine")

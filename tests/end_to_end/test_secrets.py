@@ -40,7 +40,6 @@ WRONG = "correct horse battery stable"
 
 
 def forms(name: str, secret: bytes) -> Iterator[tuple[str, bytes]]:
-    """Yield the secret as bytes and in its usual encodings as text."""
     yield name, secret
     yield f"{name} in hex", secret.hex().encode()
     yield f"{name} in spaced hex", secret.hex(" ").encode()
@@ -50,7 +49,6 @@ def forms(name: str, secret: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def texts(value: Any) -> Iterator[str]:
-    """Yield all texts within a JSON value."""
     if isinstance(value, dict):
         for item in value.values():
             yield from texts(item)

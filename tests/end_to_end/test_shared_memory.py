@@ -1,4 +1,4 @@
-"""Nodes on the hub's own host read versions from shared memory, or from the swarm if there is none."""
+"""Nodes on the hub's host read versions from the hub's shared memory; if a version is not there, from the swarm."""
 
 from __future__ import annotations
 
@@ -32,13 +32,15 @@ CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
 def check_books(database: sqlite3.Connection) -> None:
-    """Check that every leased rollout has one final state, and that no step lacked one."""
+    """Check that every leased rollout is trained or dropped, and that every step trained a full batch."""
     states = dict(database.execute("SELECT state, count(*) FROM rollouts GROUP BY state").fetchall())
     assert set(states) <= {"trained", "dropped"} and states["trained"] == TRAINED
 
 
 def fetches_of(database: sqlite3.Connection, name: str) -> dict[int, tuple[bool, bool]]:
-    """Return, by version, two values: did the node fetch any part from memory, and any through the swarm?"""
+    """Return, by version, two booleans: the node read some part from memory; the node fetched some part from the
+    swarm.
+    """
     rows = database.execute(
         """SELECT fetches.policy_version, shared_memory_bytes > 0, swarm_bytes + web_seed_bytes > 0
            FROM fetches JOIN nodes USING (node_id) WHERE fetches.policy_version IS NOT NULL AND nodes.name = ?""",
@@ -51,7 +53,7 @@ def fetches_of(database: sqlite3.Connection, name: str) -> dict[int, tuple[bool,
 async def test_a_node_on_the_hubs_host_reads_versions_from_memory(
     site: Any, until: Any, reached: Any, books: Callable[[Path], sqlite3.Connection]
 ) -> None:
-    """Hubs that were killed and restarted must offer their memory as well."""
+    """Also after the hub is killed and restarted."""
     run = await site.make_run("run", "--mode", "sequential", training={"steps": STEPS}, server=ON)
     hub, url = await site.hub(run)
     node = await site.node(url, "beside")

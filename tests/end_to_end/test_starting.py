@@ -1,5 +1,5 @@
-"""Runs that start from an adapter, and forks of runs: nodes sample with that adapter, and checks of their rollouts
-pass.
+"""Runs that start from an adapter, and forks of runs: nodes sample with that adapter, and their rollouts pass the hub's
+checks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ CHECKED = {"trust": {"verifier": "process", "first_checked": 4096}}
 
 
 async def trained(site: Any, until: Any, name: str, **settings: Any) -> Path:
-    """Train a run to its end with one node, and return its directory."""
     run: Path = await site.make_run(name, **settings)
     await serve(site, until, run)
     return run

@@ -1,4 +1,4 @@
-"""A running hub and unknown clients: no request may make it fail, and its health checks must tell the truth."""
+"""A running hub and unknown clients: no request makes the hub fail, and its health checks tell the truth."""
 
 from __future__ import annotations
 
@@ -101,11 +101,11 @@ PACES: Final = (
 
 @asynccontextmanager
 async def serving(root: Path) -> AsyncIterator[Hub]:
-    """Yield a hub in this process; its learner has a process of its own."""
+    """Yield a hub in this process; only its learner is a separate process."""
     directory = RunDirectory(root / "run")
     make_run(directory, HubConfig())
     small = {
-        # So many requests a second are allowed that all get an answer.
+        # Rate limits so high that every request of this test is answered.
         "server": {"port": 0, **dict.fromkeys(PACES, 100_000)},
         "learner": {"threads": 1},
         "trust": {"verifier": "off"},
@@ -122,7 +122,7 @@ async def serving(root: Path) -> AsyncIterator[Hub]:
 
 
 async def status_of(hub: Hub, request: bytes) -> int:
-    """Return the status of the answer to these bytes; 0: the hub closed the connection without one."""
+    """Return the status of the answer to these bytes; 0 if the hub closes the connection without an answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", hub.server.port)
     try:
         writer.write(request)
@@ -137,7 +137,7 @@ async def status_of(hub: Hub, request: bytes) -> int:
 
 
 def paths(hub: Hub) -> Iterator[str]:
-    """Yield the path of every route, with valid values and with odd ones."""
+    """Yield the path of every route, with valid values and with malformed ones."""
     identity = key_file.load(hub.directory.key)
     carrier = next(hub.directory.artefacts.glob("*.manifest.json")).name.removesuffix(".manifest.json")
     file = next(path.name for path in sorted((hub.directory.artefacts / carrier).iterdir()))
@@ -154,7 +154,7 @@ def paths(hub: Hub) -> Iterator[str]:
 
 
 def requests(hub: Hub, who: bytes) -> Iterator[bytes]:
-    """Yield complete requests, each odd in one way; `who` is the header that tells who the client is."""
+    """Yield complete requests, each malformed in one way; `who` is the header that identifies the client."""
     host = who + b"Host: 127.0.0.1"
     whole = sorted({path.encode() for path in paths(hub)})
     plain = [path for path in whole if not any(odd.encode() in path for odd in ODD if odd != "x")]
@@ -165,8 +165,8 @@ def requests(hub: Hub, who: bytes) -> Iterator[bytes]:
         yield b"GET " + path + b" HTTP/1.0\r\n" + who + b"\r\n"
         yield from (b"GET " + path + b"?" + query.encode() + b" HTTP/1.1\r\n" + host + b"\r\n\r\n" for query in QUERIES)
         for header in HEADERS:
-            # Some headers declare a body, so the test sends one. The announce is complete, so that the tracker reads
-            # all of it.
+            # Some headers declare a body, so each request has one. The announce has all required fields: the tracker
+            # stops parsing at a missing one.
             whole_path = path + (b"?info_hash=%ff&port=1&left=1" if b"/announce/" in path else b"")
             named = who if header.startswith(b"Host:") else host + b"\r\n"
             yield b"GET " + whole_path + b" HTTP/1.1\r\n" + named + header + b"\r\n\r\n12345"
@@ -190,7 +190,7 @@ async def test_no_request_by_a_stranger_or_the_operator_makes_a_route_fail(
     assert failed == []
     assert answered > 200, "most requests were understood"
     errors = [record.exc_info for record in caplog.records if record.levelno >= logging.ERROR]
-    refused = HttpProcessingError  # The HTTP library answers 400 to what is no HTTP, and logs it.
+    refused = HttpProcessingError  # aiohttp answers 400 to bytes that are not HTTP, and logs this error.
     assert [error for error in errors if error is None or not isinstance(error[1], refused)] == []
 
 

@@ -1,4 +1,4 @@
-"""A hub that speaks TLS itself, and a node that trusts the authority of its certificate."""
+"""A hub that serves TLS itself, and a node that trusts the authority of its certificate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A volunteer's node: on a full disk, and as a service that takes over from `join`."""
+"""A volunteer's node: on a full disk, and as a service that replaces a running `echo-node join`."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ TOOLS: Final = (
     *("sh", "dash", "bash", "env", "cat", "cksum", "cp", "curl", "date", "dirname", "basename", "find", "grep", "kill"),
     *("ln", "mkdir", "mktemp", "mv", "readlink", "rm", "rmdir", "sed", "sleep", "sort", "uname"),
 )
-"""Programs that every system has; no compiler is among them."""
+"""Programs of every system; no compiler is among them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +37,10 @@ class Home:
     root: Path
     environment: Mapping[str, str]
     checkout: Path
-    """A copy of this checkout, so that builds do not change the original."""
+    """A copy of this checkout: builds would change the original."""
 
     @property
     def echo_node(self) -> Path:
-        """Return the path of the installed command."""
         return self.root / ".local" / "bin" / "echo-node"
 
     def run(self, *command: str | Path, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
@@ -59,24 +58,22 @@ class Home:
         )
 
     def install(self, *options: str | Path) -> Path:
-        """Run the Linux installer, and return the path of echo-node. llama.cpp is compiled once and cached."""
+        """Run the Linux installer; return the path of echo-node. llama.cpp is compiled once and cached."""
         done = self.try_to_install(*options)
         assert done.returncode == 0, done.stdout
         return self.echo_node
 
     def try_to_install(self, *options: str | Path) -> subprocess.CompletedProcess[str]:
-        """Run the Linux installer."""
         script = self.checkout / "installers" / "linux" / "install.sh"
         return self.run(script, "--python", interpreter(), *options, timeout_s=1_500)
 
     def uninstall(self, *options: str) -> str:
-        """Run the Linux uninstaller, and return its output."""
         done = self.run(self.checkout / "installers" / "linux" / "uninstall.sh", *options)
         assert done.returncode == 0, done.stdout
         return done.stdout
 
     def tree(self) -> dict[str, str]:
-        """Return all paths in this home, each with a description."""
+        """Return all paths in this home, each with a description of its content."""
         return {str(path.relative_to(self.root)): _describe(path) for path in sorted(self.root.rglob("*"))}
 
 
@@ -87,7 +84,6 @@ def _describe(path: Path) -> str:
 
 
 def interpreter() -> Path:
-    """Return the Python with which the tests' environment was made."""
     return Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -105,7 +101,7 @@ def home(tmp_path: Path) -> Home:
         shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     for name in ("pyproject.toml", "constraints.txt", "README.md", "LICENSE"):
         shutil.copy2(ROOT / name, checkout)
-    # pip asks rustc for its version, and rustup's rustc would write settings into this home if it found none.
+    # pip asks rustc for its version, and rustup's rustc writes settings into the home unless it finds some.
     rustup = {"RUSTUP_HOME": kept.get("RUSTUP_HOME", str(Path.home() / ".rustup"))}
     environment = {**kept, **rustup, "HOME": str(root), "PIP_CACHE_DIR": cache.stdout.strip()}
     return Home(root=root, environment=environment, checkout=checkout)
@@ -134,13 +130,11 @@ def _loaded(path: Path) -> ModuleType:
 
 @pytest.fixture(scope="session")
 def opener() -> ModuleType:
-    """Return installers/wheelhouse.py as a module."""
     return _loaded(ROOT / "installers" / "wheelhouse.py")
 
 
 @pytest.fixture(scope="session")
 def maker() -> ModuleType:
-    """Return scripts/make_wheelhouse.py as a module."""
     return _loaded(ROOT / "scripts" / "make_wheelhouse.py")
 
 
@@ -179,7 +173,7 @@ def small_wheelhouse(tmp_path: Path, opener: ModuleType, maker: ModuleType) -> M
 
 
 def _write_wheel(into: Path, release: str, main: str) -> Path:
-    """Write a wheel by https://packaging.python.org/en/latest/specifications/binary-distribution-format/"""
+    """Write a wheel. Source: https://packaging.python.org/en/latest/specifications/binary-distribution-format/"""
     path, info = into / f"echo_swarm-{release}-py3-none-any.whl", f"echo_swarm-{release}.dist-info"
     files = {
         "echo_node/__init__.py": "",

@@ -1,4 +1,4 @@
-"""The real Linux installer in an empty home, and its uninstaller, which must leave nothing behind."""
+"""The real Linux installer in an empty home, and its uninstaller, which leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCRIPTS = sorted((ROOT / "installers").rglob("*.sh"))
 @pytest.mark.slow
 @pytest.mark.timeout(1_800)
 async def test_install_and_contribute_by_one_command_upgrade_and_uninstall(home: Any, site: Any, until: Any) -> None:
-    """The upgrade leaves the engine out, because that is quicker; the identity stays if asked for."""
+    """The upgrade omits the engine, to save time. On request, the uninstaller keeps the node's identity."""
     (home.root / ".bashrc").write_text("# mine\n")
     home.echo_node.parent.mkdir(parents=True)
     home.echo_node.with_name("other").write_text("somebody else's")
@@ -54,7 +54,7 @@ async def test_install_and_contribute_by_one_command_upgrade_and_uninstall(home:
 
 @pytest.fixture(scope="module")
 def wheelhouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a real wheelhouse for this Python and processor. pip's cache has llama.cpp compiled."""
+    """Make a real wheelhouse for this Python and processor, with llama.cpp from pip's cache."""
     out = tmp_path_factory.mktemp("dist")
     options = ["--variants", "native", "--pythons", f"{sys.version_info.major}.{sys.version_info.minor}", "--out", out]
     command = [sys.executable, ROOT / "scripts" / "make_wheelhouse.py", *options]

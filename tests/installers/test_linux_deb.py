@@ -1,4 +1,4 @@
-"""The node's Debian package is installed, upgraded and removed, in a directory that stands for /."""
+"""The node's Debian package is installed, upgraded and removed in a directory that stands for /."""
 
 from __future__ import annotations
 

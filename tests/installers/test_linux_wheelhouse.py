@@ -1,7 +1,6 @@
 """The common installer of Linux and macOS: install from a wheelhouse, upgrade, fall back, remove.
 
-The installed programs have only a few lines, because the installer is what is tested; test_linux.py installs the real
-node.
+The installed programs are stand-ins of a few lines; test_linux.py installs the real node.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ SAYS = (
     "sys.exit('no node runs') if 'status' in sys.argv and not (home / '.config').exists()"
     " else print('usage: echo-node {}', *sys.argv[1:])"
 )
-"""A program that prints its release; its node runs if there is a service."""
+"""A program that prints its release. Its node counts as running if there is a service."""
 RUNS = (
     "json = __import__('json'); print(json.dumps({'hub': 'https://old.example'}) if 'status' in sys.argv"
     " else ' '.join(['usage: echo-node', *sys.argv[1:]]))"
 )
-"""A program whose node is running already, for another hub."""
+"""A program whose node is already running, for another hub."""
 DIES = "sys.exit('no such processor')"
 
 
@@ -139,7 +138,9 @@ def test_a_node_that_works_for_this_hub_continues(bare_home: Any, small_wheelhou
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_no_shell_completion_is_left(bare_home: Any, small_wheelhouse: Any, shell: str, tmp_path: Path) -> None:
-    """Shell settings must stay as before, whatever their content. fish has a file for each program instead."""
+    """After an uninstall, the shell's settings are as before, whatever they contain. fish has a file per program
+    instead.
+    """
     before, kept = bare_home.tree(), tmp_path / "installed"
     bare_home.install("--from", small_wheelhouse("1.0", SAYS.format("1.0")))
     shutil.copytree(bare_home.root, kept, symlinks=True)
@@ -156,7 +157,9 @@ def test_no_shell_completion_is_left(bare_home: Any, small_wheelhouse: Any, shel
 
 
 def removed_with_completion(home: Any, shell: str, mine: str | None) -> None:
-    """Add a completion for `shell` by typer to a file that held `mine`, then uninstall. For zsh, restore the file."""
+    """Let typer add a completion for `shell` to a file with content `mine`, then uninstall. For zsh, restore the
+    file.
+    """
     file = home.root / f".{shell}rc"
     if mine is not None:
         file.write_text(mine)

@@ -1,4 +1,4 @@
-"""What the macOS installer chooses on both kinds of Mac. The rest of it, posix.sh, is tested on Linux."""
+"""The choices of the macOS installer on both kinds of Mac. The rest of it, posix.sh, is tested on Linux."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ OnMac = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def on_mac(home: Any, tmp_path: Path) -> OnMac:
-    """Return `on_mac(machine, release, *command)`, which runs a command with a `uname` that answers as
-    on such a Mac.
-    """
+    """Return `on_mac(machine, release, *command)`, which runs a command whose `uname` answers like on such a Mac."""
 
     def run(machine: str, release: str, *command: str | Path) -> subprocess.CompletedProcess[str]:
         uname = tmp_path / "bin" / "uname"

@@ -1,4 +1,4 @@
-"""A real node whose hub says that it is too old, and the real installer with tiny wheelhouses."""
+"""A real node whose hub calls it too old, and the real installer with tiny wheelhouses."""
 
 from __future__ import annotations
 
@@ -52,9 +52,7 @@ def versions(home: Any) -> set[str]:
 
 
 class Owner:
-    """A user who has installed from the directory `source` and joined a hub, which now says that the
-    node is too old.
-    """
+    """A user who has installed from the directory `source` and joined a hub, which now calls the node too old."""
 
     def __init__(self, home: Any, hub: DrivenHub, site: Site) -> None:
         self.home, self.hub, self.site = home, hub, site
@@ -64,7 +62,6 @@ class Owner:
         Hubs(NodePaths.find(self.data_dir)).save(record)
 
     async def run(self, **environment: str) -> Any:
-        """Run `echo-node run` as this user."""
         paths = [str(ROOT / name) for name in ("edge_client", "shared")]
         code = AS_INSTALLED.format(paths=paths, prefix=str(self.home.root / SWARM / "current"))
         arguments = ("run", "--data-dir", self.data_dir, "--width", "4")

@@ -1,5 +1,5 @@
-"""The shipped alerting rules, evaluated by Prometheus' own promtool. tests/echo_hub/dashboard/test_metrics.py checks
-that a hub serves the metrics in them.
+"""The shipped alerting rules, evaluated by Prometheus's promtool. tests/echo_hub/dashboard/test_metrics.py checks that
+a hub serves the metrics in these rules.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ pytestmark = pytest.mark.skipif(shutil.which("promtool") is None, reason="no pro
 def test_an_alert_fires_when_it_should(
     tmp_path: Path, alert: str, series: dict[str, str], minute: int, fires: bool
 ) -> None:
-    """`series` has one sample a minute. promtool is told to expect no alert, so it fails, and prints the alert, if one
-    fires.
+    """`series` has one sample a minute. promtool is told to expect no alert: if one fires, it fails and prints the
+    alert.
     """
     case = {
         "interval": "1m",

@@ -1,5 +1,5 @@
-"""When a wheelhouse is opened: it must be complete, for this machine and fetched safely, and must stay within its
-directory.
+"""Opening a wheelhouse: it must be complete, made for this machine and safely fetched, and no path in it may lead out
+of its directory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def archive(small_wheelhouse: Any, maker: ModuleType, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., str]]:
-    """Yield a function that serves a directory, or answers by a `handler` class, and returns the address."""
+    """Yield a function that serves a directory, or answers by a `handler` class; it returns the address."""
     servers: list[ThreadingHTTPServer] = []
 
     class Silent(SimpleHTTPRequestHandler):

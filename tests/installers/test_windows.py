@@ -1,4 +1,4 @@
-"""The text of the Windows scripts, and their syntax on machines that have PowerShell."""
+"""The text of the Windows scripts, and their syntax on machines with PowerShell."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ PWSH = shutil.which("pwsh") or shutil.which("powershell")
 
 
 def parameters(script: Path) -> set[str]:
-    """Return the parameters of a script that begins with a `param` block."""
     text = script.read_text(encoding="utf-8")
     block = text[text.index("\nparam(") : text.index("\n)\n")]
     return set(re.findall(r"^    \[.*\] \$(\w+)", block, re.MULTILINE))

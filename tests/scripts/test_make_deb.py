@@ -1,4 +1,4 @@
-"""What is in the Debian packages. They are not installed here, because that would change this system."""
+"""The content of the Debian packages. They are not installed here: that would change this system."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def wheelhouse(tmp_path: Path) -> Path:
 
 
 def say(wheelhouse: Path, **what: str) -> Path:
-    """Change these values in the wheelhouse's manifest, and return the wheelhouse."""
+    """Change these values in the wheelhouse's manifest; return the wheelhouse."""
     file = wheelhouse / "manifest.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **what}))
     return wheelhouse
@@ -57,7 +57,7 @@ def told(*command: str | Path) -> str:
 
 
 def unpacked(script: ModuleType, name: str, wheelhouse: Path, tmp_path: Path) -> Path:
-    """Return the directory with a package's content; a stub stands for its program."""
+    """Return the directory with the package's content; a stub stands for its program."""
     package = script.build(getattr(script, name)(), say(wheelhouse, extra=EXTRAS[name]), tmp_path / "out")
     content = tmp_path / "content"
     told("dpkg-deb", "--raw-extract", package, content)
@@ -124,7 +124,7 @@ def test_systemd_finds_nothing_wrong_with_the_unit(
 ) -> None:
     content = unpacked(script, name, wheelhouse, tmp_path)
     unit = content / "usr" / "lib" / "systemd" / scope / f"echo-{name}.service"
-    # Only the program's path is changed.
+    # Change only the program's path.
     unit.write_text(unit.read_text().replace("/opt/", f"{content}/opt/"))
     command = ["env", f"XDG_RUNTIME_DIR={tmp_path}", "systemd-analyze", "verify", "--man=no", f"--{scope}", unit]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

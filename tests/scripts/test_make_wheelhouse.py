@@ -1,5 +1,3 @@
-"""What is in a wheelhouse. tests/installers/test_linux.py compiles one, for one processor."""
-
 from __future__ import annotations
 
 import hashlib

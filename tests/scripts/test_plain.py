@@ -1,4 +1,4 @@
-"""For each rule there are sentences on both sides of its edge, and for each limit pages on both sides."""
+"""Sentences just within and just beyond each rule, and pages just within and just beyond each limit."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ _HEADER: Final = struct.Struct("<BBHHHH")
 
 
 def sizes(frame: bytes) -> list[int]:
-    """Sizes of the IPv4 packets that a line carries for the frame. All segments have the headers of the first."""
+    """Return the sizes of the IPv4 packets into which a line divides the frame; all have the headers of the first."""
     gso_type, gso_size = frame[1], int.from_bytes(frame[4:6], "little")
     num_bytes = len(frame) - HEADER_BYTES
     if gso_type & ~_ECN == _NONE:
@@ -47,7 +47,7 @@ def sizes(frame: bytes) -> list[int]:
 
 
 def cut(frame: bytes, first: int, end: int) -> bytes:
-    """Extract segments `first` to `end - 1` of a frame."""
+    """Return a frame of the segments `first` to `end - 1` of this frame."""
     flags, gso_type, hdr_len, gso_size, csum_start, csum_offset = _HEADER.unpack_from(frame)
     headers = _headers_bytes(frame)
     data_at = HEADER_BYTES + headers
@@ -64,7 +64,7 @@ def cut(frame: bytes, first: int, end: int) -> bytes:
     packet[ip_bytes + 4 : ip_bytes + 8] = (sequence & 0xFFFFFFFF).to_bytes(4, "big")
     if not is_last:
         packet[ip_bytes + 13] &= ~_FIN_PSH
-    # The kernel completes the checksum; this is the sum over addresses, protocol and length.
+    # The kernel completes the checksum: it expects the sum over addresses, protocol and length.
     of_pseudo_header = bytes(packet[12:20]) + struct.pack("!BBH", 0, _TCP, headers - ip_bytes + len(data))
     packet[ip_bytes + 16 : ip_bytes + 18] = _sum(of_pseudo_header).to_bytes(2, "big")
     if len(data) <= gso_size:
@@ -73,13 +73,12 @@ def cut(frame: bytes, first: int, end: int) -> bytes:
 
 
 def _headers_bytes(frame: bytes) -> int:
-    """Size of the IP and TCP headers together."""
     ip_bytes = 4 * (frame[HEADER_BYTES] & 15)
     return ip_bytes + 4 * (frame[HEADER_BYTES + ip_bytes + 12] >> 4)
 
 
 def _sum(data: bytes) -> int:
-    """Ones' complement sum (RFC 1071) of an even number of bytes."""
+    """Return the ones' complement sum (RFC 1071) of an even number of bytes."""
     total: int = sum(struct.unpack(f"!{len(data) // 2}H", data))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
@@ -87,34 +86,34 @@ def _sum(data: bytes) -> int:
 
 
 LEAST_QUEUE_BYTES: Final = 16_384
-"""Least queue of a home router, however slow the line."""
+"""Least queue of a home router, however slow its line is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Home:
-    """Rates of a home in megabits a second, and the one-way delay of its link in milliseconds."""
+    """Rates of a home in Mbit/s, and the one-way delay of its link in milliseconds."""
 
     up: float
     down: float
     delay_ms: float
     loss: float = 0.0
-    """Share of packets in both directions that the home's own link loses."""
+    """Share of packets, in both directions, that the home's own link loses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weather:
-    """Properties of all links. A queue holds as much as its line carries in these milliseconds."""
+    """Properties of all links. A queue holds what its line carries in `up_queue_ms` or `down_queue_ms`."""
 
     loss: float
     """Share of lost packets, in addition to the losses of links."""
     jitter_ms: float
-    """Largest additional delay; uniformly distributed from 0."""
+    """Maximum additional delay; uniformly distributed from 0."""
     up_queue_ms: float
     down_queue_ms: float
 
 
 class _Line:
-    """One direction of one link, first in, first out."""
+    """One direction of one link: first in, first out."""
 
     __slots__ = ("_free_at", "_most_waiting_s", "_s_per_byte")
 
@@ -124,7 +123,7 @@ class _Line:
         self._free_at = 0.0
 
     def carry(self, num_bytes: int, at: float) -> float | None:
-        """Carry a packet; return its departure time, or None for a full queue."""
+        """Carry a packet; return its departure time, or None if the queue is full."""
         begins = self._free_at if self._free_at > at else at
         if begins - at > self._most_waiting_s:
             return None
@@ -151,7 +150,9 @@ class Network:
         self._random = rng.random
         self._last_at: dict[tuple[int, int], float] = {}
         self._agenda: list[tuple[float, int, int, bytes, int]] = []
-        """Time, order, target, frame, and its bytes before the downlink, or 0 after it."""
+        """Heap of (time, order, target, frame, bytes): the frame's bytes while it is before the downlink, 0 after
+        it.
+        """
         self._order = 0
         self.counts: Counter[str] = Counter()
         """Packets `sent` into uplinks, `lost`, and dropped from a `full` queue."""
@@ -189,7 +190,7 @@ class Network:
         self._push(there_at, target, frame, sum(packets))
 
     def deliver(self, now: float) -> Iterator[tuple[int, bytes]]:
-        """Frames that have passed a downlink by now: target and frame."""
+        """Yield the frames that have passed a downlink by now: target and frame."""
         agenda = self._agenda
         while agenda and agenda[0][0] <= now:
             at, _, target, frame, num_bytes = heappop(agenda)
@@ -209,9 +210,9 @@ class Network:
 
 DEVICE: Final = "wan"
 QUEUED_PACKETS: Final = 5_000
-"""Queue between a host and this program, which must not drop packets: the emulated queues do."""
+"""Packets that fit between a host and this program. They are many: only the emulated queues may drop packets."""
 AT_ONCE: Final = 32
-"""Most packets that are read from one host before the next host has its turn."""
+"""Maximum packets read from one host before the next host has its turn."""
 _TUNSETIFF: Final = 0x400454CA
 _IFF_TUN: Final = 0x0001
 _IFF_NO_PI: Final = 0x1000
@@ -236,8 +237,7 @@ def main() -> None:
 
 
 def _open_device(number: int, home: dict[str, Any]) -> int:
-    """Open a device in the home's namespace. Reading gives packets from the host; writing delivers packets to the
-    host."""
+    """Open a device in the home's namespace: reading gives the host's packets, writing delivers packets to the host."""
     device = os.open(TUN, os.O_RDWR | os.O_NONBLOCK)
     name = f"ew{os.getpid()}n{number}"
     fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TUN | _IFF_NO_PI | _IFF_VNET_HDR))
@@ -251,7 +251,7 @@ def _open_device(number: int, home: dict[str, Any]) -> int:
 
 
 def _go_before_programs() -> None:
-    """Take real-time priority, because a line carries packets however busy the hosts are."""
+    """Take real-time priority: a line carries packets however busy the hosts are."""
     try:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(_PRIORITY))
     except PermissionError:
@@ -259,7 +259,7 @@ def _go_before_programs() -> None:
 
 
 def carry(devices: list[int], numbers: dict[bytes, int], network: Network) -> None:
-    """Carry packets until standard input ends. `numbers` are those of homes, by address."""
+    """Carry packets until standard input ends. `numbers`: homes by address."""
     orders = sys.stdin.fileno()
     watched = [*devices, orders]
     sources = {device: number for number, device in enumerate(devices)}
@@ -283,7 +283,7 @@ def carry(devices: list[int], numbers: dict[bytes, int], network: Network) -> No
 
 
 def _take(device: int, source: int, numbers: dict[bytes, int], network: Network) -> None:
-    """Read the host's packets. Drop packets without IPv4 or without a known home, like a router."""
+    """Read the host's packets. Drop packets that are not IPv4 or go to no known home, like a router."""
     for _ in range(AT_ONCE):
         try:
             frame = os.read(device, _MOST_FRAME_BYTES)

@@ -62,7 +62,6 @@ class WanSet:
 
     @property
     def columns(self) -> dict[str, float]:
-        """Columns of a row, with the mean of the nodes' uplinks."""
         node_up = sum(home.up for home in self.homes) / len(self.homes)
         return {"hub_up_mbit_s": self.hub_up, "node_up_mbit_s": node_up, "loss": self.loss}
 
@@ -73,7 +72,7 @@ class WanSet:
 
 
 class Wan:
-    """An emulated network. Host 0 is the hub, the others are the homes. Make it with `open_wan`."""
+    """An emulated network. Host 0 is the hub, the others are homes. Make it with `open_wan`."""
 
     def __init__(self, num_nodes: int, links: WanSet) -> None:
         self._name = f"{PREFIX}-{os.getpid()}-wan{next(_numbers)}"
@@ -112,8 +111,9 @@ class Wan:
             raise RuntimeError(f"the emulated network did not open: {said or 'see what it says above'}")
 
     def carried(self) -> dict[str, Any]:
-        """Counts since the last call: packets `sent`, `lost` and dropped from a `full` queue, and the emulator's share
-        of a core. Raises RuntimeError."""
+        """Return the counts since the last call: packets `sent`, `lost` and dropped from a `full` queue, and the
+        emulator's share of a core. Raises RuntimeError.
+        """
         if not (said := self._ask("")):
             raise RuntimeError("the emulated network has ended: see what it says above")
         return {"sent": 0, "lost": 0, "full": 0, **json.loads(said)}
@@ -121,7 +121,7 @@ class Wan:
     def close(self) -> None:
         if self._emulator is not None:
             assert self._emulator.stdin is not None and self._emulator.stdout is not None
-            with contextlib.suppress(BrokenPipeError):  # The emulator has ended.
+            with contextlib.suppress(BrokenPipeError):  # The emulator has already ended.
                 self._emulator.stdin.close()
             try:
                 self._emulator.wait(ENDS_WITHIN_S)
@@ -132,7 +132,7 @@ class Wan:
         delete_namespaces(f"{self._name}-")
 
     def _ask(self, line: str) -> str:
-        """Send a line; return the answer, or an empty string if the emulator has ended."""
+        """Send a line; return the answer, or "" if the emulator has ended."""
         assert self._emulator is not None
         assert self._emulator.stdin is not None and self._emulator.stdout is not None
         try:
@@ -148,7 +148,7 @@ class Wan:
 
 @contextmanager
 def open_wan(num_nodes: int, links: WanSet) -> Iterator[Wan]:
-    """Open an emulated network while the block runs."""
+    """Open an emulated network during the block."""
     wan = Wan(num_nodes, links)
     try:
         wan.open()
@@ -158,7 +158,6 @@ def open_wan(num_nodes: int, links: WanSet) -> Iterator[Wan]:
 
 
 def conditions() -> str:
-    """Describe the network of `open_wan` on this machine."""
     if not can_emulate():
         return "none: an emulated network takes root, iproute2 and TUN devices"
     ups, downs, delays = ([getattr(home, name) for home in HOMES] for name in ("up", "down", "delay_ms"))
@@ -172,5 +171,4 @@ def conditions() -> str:
 
 
 def can_emulate() -> bool:
-    """True if this process may make namespaces with TUN devices."""
     return can_shape() and os.access(Path(TUN), os.R_OK | os.W_OK)

@@ -1,6 +1,6 @@
-"""The engine's process of a hostile node: `echo_node.backends.worker` around a real engine whose work is falsified.
+"""The engine's process of a hostile node: `echo_node.backends.worker` around a real engine whose results are falsified.
 
-The rest of the node is `echo-node` itself: it joins, fetches and sends as honest nodes do. `node` starts this module.
+The rest of the node is `echo-node` itself: it joins, fetches and sends like an honest node. `node` starts this module.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from echo_shared.wire.messages import FinishReason, rollout_id
 
 REROLLS: Final = 4
 TURNS_AFTER: Final = 128
-"""Number of honest rollouts with which a node earns trust before it forges."""
+"""Number of honest rollouts by which a node earns trust before it forges."""
 _PROBLEM: Final = re.compile(r"(\d+)\+(\d+)=$")
 
 
@@ -40,7 +40,6 @@ class Problems:
         self._texts = {number: text for text, number in vocabulary.items()}
 
     def answer(self, request: GroupRequest) -> str:
-        """Return the right answer of a request's problem."""
         found = _PROBLEM.search(self.text(request.prompt_ids))
         assert found is not None, "the prompt is one of the built-in task's"
         return str(int(found[1]) + int(found[2]))
@@ -55,8 +54,9 @@ class Problems:
     def written(
         self, rollout: FinishedRollout, request: GroupRequest, text: str, claims: Sequence[float]
     ) -> FinishedRollout:
-        """Return the rollout with `text` as its completion. `claims` are its log-probabilities, with the stop token's
-        last."""
+        """Return the rollout with `text` as its completion and `claims` as its log-probabilities; the last claim is for
+        the stop token.
+        """
         ids = np.array([*(self._ids[letter] for letter in text), request.stop_ids[0]], np.int32)[: request.max_tokens]
         is_whole = len(ids) == len(text) + 1
         return replace(
@@ -68,11 +68,11 @@ class Problems:
 
 
 class Falsification:
-    """A hostile node, or an honest one if nothing is changed.
+    """A hostile node's falsification; by default nothing is changed.
 
-    `share` is the share of rollouts that `alter` changes. `temperature` multiplies that of the lease. `has_policies` is
-    False if the engine samples from the base model, whatever version it claims. `says` is the precision that the node
-    claims; empty for the engine's own.
+    `share`: share of the rollouts that `alter` changes. `temperature`: factor on the lease's temperature.
+    `has_policies`: False to sample from the base model, whatever version is claimed. `says`: the precision that the
+    node claims; "" for the engine's own.
     """
 
     def __init__(
@@ -90,8 +90,8 @@ class Falsification:
         self.has_policies = has_policies
         self.says = says
         self.draws_otherwise = temperature != 1.0 or not has_policies or bool(says)
-        """True if every rollout is forged, because the engine draws with other weights or another temperature than
-        leased.
+        """True if every rollout is forged, because the engine samples with other weights, temperature or precision than
+        the hub is told.
         """
         self._share = share
         self._alter = alter
@@ -106,8 +106,9 @@ class Falsification:
         return (replace(request, temperature=request.temperature * self._temperature),)
 
     def told(self, rollout: FinishedRollout, request: GroupRequest, _number: int) -> Sequence[EngineEvent]:
-        """Return the events that the node gets. `request` is the lease, `_number` the place of the request in
-        `asked`."""
+        """Return the events that the node gets. `request` is the lease, `_number` the index of the engine's request in
+        `asked`.
+        """
         self.num_told += 1
         is_altered = int(self.num_told * self._share) > int((self.num_told - 1) * self._share)
         told = self._alter(self, rollout, request) if self._alter is not None and is_altered else rollout
@@ -124,8 +125,8 @@ Alter = Callable[[Falsification, FinishedRollout, GroupRequest], EngineEvent]
 
 
 def forged_digits(nats: float) -> Alter:
-    """Write the right answer with a wrong last digit. The right digits are claimed at `nats`, so that the training step
-    pushes a good policy away from them with full force.
+    """Return a falsification that writes the right answer with a wrong last digit, and claims the right digits at
+    `nats`: training on it pushes a good policy away from these digits with full force.
     """
 
     def alter(node: Falsification, rollout: FinishedRollout, request: GroupRequest) -> EngineEvent:
@@ -137,37 +138,35 @@ def forged_digits(nats: float) -> Alter:
 
 
 def hand_written(node: Falsification, rollout: FinishedRollout, request: GroupRequest) -> EngineEvent:
-    """Write the right answer without drawing it, and claim a high probability for each token."""
+    """Write the right answer without sampling it, and claim a high probability for each token."""
     answer = node.known.answer(request)
     return node.known.written(rollout, request, answer, [-0.1] * (len(answer) + 1))
 
 
 def hand_written_later(node: Falsification, rollout: FinishedRollout, request: GroupRequest) -> EngineEvent:
-    """Stay honest for the first `TURNS_AFTER` rollouts, then write the right answers by hand."""
+    """Stay honest for the first `TURNS_AFTER` rollouts, then write the right answers without sampling."""
     return rollout if node.num_told <= TURNS_AFTER else hand_written(node, rollout, request)
 
 
 def claimed_at(nats: float) -> Alter:
-    """Claim the same log-probability for each token of honest draws."""
+    """Return a falsification that claims one log-probability for each token of an honest rollout."""
     return lambda node, rollout, request: replace(
         rollout, behavior_logprobs=np.full_like(rollout.behavior_logprobs, nats)
     )
 
 
 def shifted_claims(nats: float) -> Alter:
-    """Claim each log-probability of honest draws `nats` too high."""
+    """Return a falsification that claims each log-probability of an honest rollout `nats` too high."""
     return lambda node, rollout, request: replace(
         rollout, behavior_logprobs=np.minimum(rollout.behavior_logprobs + np.float32(nats), 0)
     )
 
 
 def claims_of_failures(node: Falsification, rollout: FinishedRollout, request: GroupRequest) -> EngineEvent:
-    """Claim the tokens of wrong answers 3 nats too low."""
     return rollout if node.known.is_right(rollout, request) else shifted_claims(-3.0)(node, rollout, request)
 
 
 def copied(node: Falsification, rollout: FinishedRollout, _request: GroupRequest) -> EngineEvent:
-    """Send the previous rollout again."""
     if node.before is None:
         return rollout
     return replace(
@@ -186,8 +185,7 @@ def failures_only(node: Falsification, rollout: FinishedRollout, request: GroupR
 
 
 class Rerolled(Falsification):
-    """Draws each completion with several seeds and sends one with the best reward, preferably that of the leased
-    seed."""
+    """Samples each completion with several seeds and sends one with the best reward, preferably the leased seed's."""
 
     def __init__(self, share: float = 1.0) -> None:
         super().__init__(share)
@@ -210,7 +208,7 @@ class Rerolled(Falsification):
 
 
 class SmallerModel(Falsification):
-    """Leaves out the last layer of the model. No adapter fits it, so adapters are left out too."""
+    """Omits the last layer of the model. No adapter fits such a model, so it samples without adapters."""
 
     def __init__(self, share: float = 1.0) -> None:
         super().__init__(share, has_policies=False)
@@ -251,33 +249,31 @@ FALSIFICATIONS: Final[Mapping[str, Callable[[float], Falsification]]] = {
     "failures only": partial(Falsification, alter=failures_only),
     "honest": Falsification,
 }
-"""Falsifications by the name that benchmarks show; each is made with the share of rollouts to falsify. The last one is
-honest, for comparison.
+"""By the name that benchmarks show: a function of the share of rollouts to falsify. The last entry is honest, for
+comparison.
 """
 
 
 ATTACK: Final = "ECHO_BENCH_ATTACK"
 """Environment variable: the name of the falsification."""
 SHARE: Final = "ECHO_BENCH_ATTACK_SHARE"
-"""Environment variable: the share of rollouts that are falsified."""
+"""Environment variable: the share of rollouts to falsify."""
 FORGED: Final = "ECHO_BENCH_FORGED"
-"""Environment variable: the file that gets the ids of forged rollouts."""
+"""Environment variable: the file for the ids of forged rollouts."""
 
 _APART: Final = 2**48
-"""Distance between the lease ids that the engine sees for one lease of the hub: a falsification may draw the lease
-several times.
-"""
+"""Distance between lease ids: one lease of the hub may become several leases of the engine."""
 
 
 class _NoPolicy:
-    """Replaces an adapter that the engine does not read."""
+    """Stands for an adapter that the engine does not read."""
 
     def free(self) -> None:
         """Free nothing."""
 
 
 class HostileEngine(WrappedEngine):
-    """An engine whose work is falsified. It reports no partial completions, only finished rollouts."""
+    """An engine whose results are falsified. It reports finished rollouts only, no parts."""
 
     def __init__(self, engine: Engine, falsification: Falsification, forged: Path) -> None:
         super().__init__(engine)

@@ -8,6 +8,7 @@ from echo_node import main
 from echo_node.backends import process
 
 if __name__ == "__main__":
-    os.environ["ECHO_NODE_CAGE"] = "off"  # The engine writes a list of its forged rollouts.
+    # The cage (the engine's sandbox) would stop the engine from writing its list of forged rollouts.
+    os.environ["ECHO_NODE_CAGE"] = "off"
     vars(process)["WORKER"] = "benchmarks.harness.hostile.engine"
     main.run()

@@ -1,4 +1,4 @@
-"""The reference check accepts the engine's own samples and detects a single changed token."""
+"""The comparison with the reference accepts an engine's own samples and detects a single changed token."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""On the built-in model, all engines sample the same long completions from the same seeds, although
-weights are 16-bit.
+"""On the built-in model, all engines sample the same long completions from the same seeds, although its weights have 16
+bits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BASE = resolve_base("builtin:small")
 
 
 def requests() -> list[GroupRequest]:
-    """Return short sums and puzzles, whose completions have unequal lengths."""
+    """Return short sums and puzzles, with completions of unequal length."""
     codec = PromptCodec.load(BASE)
     tasks = [make_task("worked", {"longest": 3}), make_task("reasoning-gym:knights_knaves", {})]
     return [

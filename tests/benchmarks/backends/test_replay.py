@@ -1,6 +1,4 @@
-"""A replayed sequence of model calls must see the recorded inputs, even after the engine has
-overwritten its buffers.
-"""
+"""A replay of recorded calls gives the model the recorded inputs, even after the engine has overwritten its buffers."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ def test_the_recorded_calls_are_made_again(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setattr(llama_cpp, name, _counting(name, getattr(llama_cpp, name), calls, fed))
     recording = Recording.of(lambda: list(engine.sample(iter(sums(3, seed=0)))))
     recorded, recorded_fed = calls.copy(), fed.copy()
-    list(engine.sample(iter(sums(2, seed=9))))  # Overwrites the engine's buffers with other requests.
+    list(engine.sample(iter(sums(2, seed=9))))  # Other requests overwrite the engine's buffers.
     calls.clear()
     fed.clear()
     assert recording.replay() > 0

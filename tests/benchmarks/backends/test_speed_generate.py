@@ -1,6 +1,4 @@
-"""The baseline's throughput counts only tokens that a user of `model.generate` would keep, so that Echo is compared
-fairly.
-"""
+"""The baseline's throughput counts only tokens that a user of `model.generate` keeps, as Echo's does."""
 
 from __future__ import annotations
 

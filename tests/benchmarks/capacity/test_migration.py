@@ -1,4 +1,4 @@
-"""Tokens of interrupted completions must equal the beginning of uninterrupted ones; one changed token is detected."""
+"""The tokens of cut completions equal the beginning of uncut ones; a single changed token is detected."""
 
 from __future__ import annotations
 

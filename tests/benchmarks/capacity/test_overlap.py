@@ -1,4 +1,4 @@
-"""Pool sizes of the overlap benchmark, and figures computed from the records of a run."""
+"""Pool sizes of the overlap benchmark, and figures computed from a run's records."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PACE = RunPace(
     nodes=(NodeClass(name="a", count=1, rollouts_per_s=20.0, latency_s=0.5),) * 2,
     kinds=(),
 )
-"""The learner needs exactly this pool: 100 rollouts every 2.5 s."""
+"""The learner needs exactly this pool: a step takes 100 rollouts and 2.5 s."""
 
 
 def test_settings_of_every_case_hold() -> None:
@@ -46,8 +46,8 @@ def test_pools_follow_from_what_is_needed() -> None:
 
 
 def test_figures_leave_out_the_warm_up() -> None:
-    """Slow first steps do not count. In each later step the learner waits 0.5 s, takes over the batch in 0.5 s and
-    trains 2 s.
+    """Slow first steps do not count. In each later step, the learner waits 0.5 s, takes over the batch in 0.5 s and
+    trains for 2 s.
     """
     ends = [100.0 * step for step in range(1, WARM_UP + 1)]
     ends += [ends[-1] + 3.0 * after for after in range(1, STEPS + 1 - WARM_UP)]

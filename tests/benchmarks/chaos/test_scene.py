@@ -1,5 +1,5 @@
-"""The chaos benchmark counts lost rollouts, rollouts trained twice and unbalanced accounts, here on
-handwritten rows.
+"""The chaos benchmark counts lost rollouts, rollouts trained twice and unbalanced accounts, here in handwritten
+rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from echo_hub.store.tables import groups, rollouts, steps
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Any:
-    """Write two groups of two rollouts. Group 0 is trained in step 1; group 1 has a dropped and a leased rollout."""
+    """Write two groups of two rollouts: group 0 is trained in step 1, group 1 has a dropped and a leased rollout."""
     store = Store.open(f"sqlite:///{tmp_path / 'echo.db'}")
     with store.engine.begin() as connection:
         for group in (0, 1):
@@ -80,10 +80,10 @@ def test_a_member_in_two_batches_is_trained_twice(engine: Engine) -> None:
 @pytest.mark.parametrize(
     "values",
     [
-        {"state": "dropped", "final_at": 1.0},  # Invalid: dropped without a reason.
-        {"state": "trained", "final_at": 1.0},  # Invalid: trained, but in no step.
-        {"state": "received", "final_at": 1.0},  # Invalid: has an end time, but its state is not final.
-        {"state": "dropped", "drop_reason": "stale"},  # Invalid: final, but without an end time.
+        {"state": "dropped", "final_at": 1.0},  # Invalid: no drop reason.
+        {"state": "trained", "final_at": 1.0},  # Invalid: in no step.
+        {"state": "received", "final_at": 1.0},  # Invalid: an end time, although `received` is not a final state.
+        {"state": "dropped", "drop_reason": "stale"},  # Invalid: no end time.
     ],
 )
 def test_books_that_do_not_balance(engine: Engine, values: dict[str, Any]) -> None:

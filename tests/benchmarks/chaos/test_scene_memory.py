@@ -1,4 +1,4 @@
-"""Under a memory limit the kernel kills a process that uses more; a process that uses less continues."""
+"""Under a memory limit, the kernel kills a process that exceeds it; a smaller process continues."""
 
 from __future__ import annotations
 

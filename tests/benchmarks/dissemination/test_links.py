@@ -1,4 +1,4 @@
-"""The lower bound on dissemination time, computed by hand; and emulated links, if this process may create them."""
+"""The lower bound on dissemination time, computed by hand; and shaped links, if this process may create them."""
 
 import subprocess
 
@@ -15,9 +15,9 @@ SET = LinkSet(hub_up=20, node_down=100, node_up=40)
 @pytest.mark.parametrize(
     ("hub_up", "node_up", "megabytes", "num_nodes", "bound_s"),
     [
-        (20, 20, 64, 8, 25.6),  # Bound by the hub's uplink, which must send one copy.
-        (1000, 40, 8, 1, 0.64),  # Bound by each node's downlink.
-        # Bound by all uplinks together, which must carry a copy per node.
+        (20, 20, 64, 8, 25.6),  # The hub's uplink is the bottleneck: it must send one copy.
+        (1000, 40, 8, 1, 0.64),  # Each node's downlink is the bottleneck.
+        # All uplinks together are the bottleneck: they carry one copy per node.
         (100, 20, 64, 8, 8 * 64 * 8 / (100 + 8 * 20)),
     ],
 )

@@ -1,4 +1,4 @@
-"""Replaces `benchmarks.fuzzing.child` by a process whose reader fails on every input except the empty one."""
+"""Stand-in for `benchmarks.fuzzing.child` whose reader fails on every input except the empty one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stand-ins for parts of the GPU benchmark: a part's name selects its behaviour, such as a crash."""
+"""Stand-in for the parts of the GPU benchmark: a part's name selects its behaviour, such as a crash."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The code of the GPU benchmark's parts, on a CPU and a tiny model; only calls into CUDA are left out."""
+"""The parts of the GPU benchmark, on a CPU with a tiny model; only calls into CUDA are not tested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of the GPU benchmark that fail in every way, forked from a server process or started alone."""
+"""Parts of the GPU benchmark that fail in every way, forked from the server process or started alone."""
 
 from __future__ import annotations
 

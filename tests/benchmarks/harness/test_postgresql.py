@@ -1,4 +1,4 @@
-"""Data committed to the benchmark's PostgreSQL survives a sudden stop of the server, as in a power cut."""
+"""Committed data of the benchmarks' PostgreSQL survive a sudden stop of the server, as in a power cut."""
 
 from __future__ import annotations
 

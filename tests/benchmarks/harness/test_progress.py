@@ -12,8 +12,6 @@ PLAN = [
 
 
 class Clock:
-    """A clock that shows a fixed time until the test sets it."""
-
     now = 100.0
 
     def __call__(self) -> float:

@@ -1,4 +1,4 @@
-"""Invented run results, and scaled-down versions of the papers' cases."""
+"""Invented results of runs, and small versions of the papers' cases."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ SIZES = {"training": {"steps": 1, "groups_per_step": 2, "group_size": 2}, "evalu
 
 
 def ran(*accuracies: float, norms: Sequence[float] = (1.0, 1.0)) -> Ran:
-    """Return a run with these evaluated accuracies and gradient norms."""
     return Ran(
         points=[
             Point(trained_rollouts=number, reward=None, accuracy=accuracy, staleness=0.0)
@@ -25,6 +24,6 @@ def ran(*accuracies: float, norms: Sequence[float] = (1.0, 1.0)) -> Ran:
 
 
 def smaller(case: Case, sizes: Mapping[str, Mapping[str, Any]] = SIZES, **training: int) -> Case:
-    """Return the case with smaller settings: `sizes` by section, and `training`; every step is evaluated."""
+    """Return the case with smaller settings (`sizes` by section, and `training`) that evaluates every step."""
     settings = merged(merged(case.settings, sizes), {"training": training})
     return replace(case, settings=settings, evaluate_every=1)

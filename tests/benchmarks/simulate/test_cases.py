@@ -1,4 +1,4 @@
-"""Node pools of the simulation grid are just large enough to keep the learner busy."""
+"""The node pools of the simulation's grid are just large enough to keep the learner busy."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from echo_hub.simulator.simulation import simulate
             0,
             16,
             0.95,
-        ),  # From publication to the last step that may use it, two rollouts fit.
-        (1.0, 1, 5.0, 1, 16, 0.95),  # A slow node takes longer per rollout, which the hub cannot know at first.
+        ),  # Two rollouts fit between the publication of a version and the last step that may use it.
+        (1.0, 1, 5.0, 1, 16, 0.95),  # A slow node takes longer per rollout, which the hub does not know at first.
         (0.5, 4, 1.0, 0, 60, 0.95),  # A rollout takes two steps, so even a slightly late start makes it stale.
         (1.0, 2, 5.0, 0, 16, 0.95),
     ],

@@ -1,4 +1,4 @@
-"""The linear programme must find the cheapest division of the pool: no other division costs less."""
+"""The linear programme finds the cheapest division of the work among the pool's nodes: no other division costs less."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""The benchmark must report an attack that succeeds."""
-
 from __future__ import annotations
 
 import asyncio

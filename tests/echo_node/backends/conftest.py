@@ -1,5 +1,5 @@
-"""Small random models and adapters of every architecture, and a slow, simple sampler that defines what every engine
-must sample.
+"""Small random models and adapters of every architecture, and a slow, simple sampler whose rollouts every engine must
+reproduce.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def base_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return a function that makes, once, the random float32 model with this name in CONFIGS, and returns its
+    """Return a function that makes the random float32 model with this name in CONFIGS, once, and returns its
     directory.
     """
     made: dict[str, Path] = {}
@@ -75,7 +75,7 @@ def base_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             torch.manual_seed(7)
             model = AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=torch.float32)
             for parameter_name, parameter in model.named_parameters():
-                # Zero biases and norms of one would hide engines that ignore them.
+                # An engine that ignores biases and norms would go unnoticed if biases were zero and norms one.
                 if parameter_name.endswith(("bias", "norm.weight")):
                     parameter.data += 0.1 * torch.randn_like(parameter)
             made[name] = tmp_path_factory.mktemp(name) / name
@@ -92,7 +92,7 @@ def base(base_of: Callable[[str], Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def make_adapter(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Return a function that makes a random PEFT adapter for a base, once for each set of options, which go to
+    """Return a function that makes a random PEFT adapter for a base, once for each set of options; options go to
     LoraConfig.
     """
     made: dict[str, Path] = {}
@@ -119,7 +119,6 @@ def make_adapter(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path
 
 @contextlib.contextmanager
 def quiet_peft() -> Iterator[None]:
-    """Silence a warning: PEFT reads an attribute that transformers has renamed."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
         yield
@@ -127,7 +126,6 @@ def quiet_peft() -> Iterator[None]:
 
 @functools.cache
 def load_reference(base: Path, adapter: Path | None = None) -> Any:
-    """Load the model with transformers and PEFT, in float32."""
     model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     if adapter is not None:
         with quiet_peft():
@@ -143,8 +141,8 @@ def reference_logits(model: Any, ids: Sequence[int]) -> np.ndarray[Any, np.dtype
 
 
 def reference_rollout(model: Any, request: GroupRequest, index: int) -> tuple[list[int], list[float]]:
-    """Sample token by token, each from the logits of the whole sequence by `draws.draw`. This is the definition for all
-    engines. Results are cached.
+    """Sample token by token; each token's logits come from a forward pass over the whole sequence, and `draws.draw`
+    selects it. Every engine must give the same rollout. Results are cached.
     """
     prompt, stop_ids = tuple(request.prompt_ids.tolist()), frozenset(request.stop_ids)
     return _drawn(model, prompt, request.seed, index, request.max_tokens, stop_ids, request.temperature)
@@ -168,8 +166,8 @@ def _drawn(
 def make_requests(
     count: int, *, group_size: int = 4, policy_version: int = 0, first_lease: int = 0, max_tokens: int = 12
 ) -> list[GroupRequest]:
-    """Return groups with prompts of 1 to 17 tokens, three temperatures, and stop tokens that are a fifth of the
-    vocabulary.
+    """Return groups with prompts of 1 to 17 tokens and three temperatures; a fifth of the vocabulary are stop
+    tokens.
     """
     rng = np.random.default_rng(3 + first_lease)
     return [
@@ -189,7 +187,7 @@ def make_requests(
 
 
 def rollouts_of(events: Sequence[EngineEvent]) -> dict[tuple[int, int], FinishedRollout]:
-    """Return rollouts by lease and index; fail if one comes twice or a group has failed."""
+    """Return rollouts by lease and index. Fails if a rollout comes twice or a group has failed."""
     assert all(isinstance(event, FinishedRollout) for event in events), events
     rollouts = [event for event in events if isinstance(event, FinishedRollout)]
     by_name = {(rollout.lease_id, rollout.index): rollout for rollout in rollouts}
@@ -199,7 +197,6 @@ def rollouts_of(events: Sequence[EngineEvent]) -> dict[tuple[int, int], Finished
 
 @pytest.fixture(scope="session")
 def kit() -> Any:
-    """Return the functions of this file, for tests that cannot import it by name."""
     return types.SimpleNamespace(
         load_reference=load_reference,
         reference_logits=reference_logits,

@@ -1,4 +1,6 @@
-"""What every engine must do: sample exactly the rollouts that the seeds define (see the naive sampler in conftest)."""
+"""Rules for every engine: it samples exactly the rollouts that the seeds define, which are those of the naive sampler
+in conftest.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,7 @@ from echo_shared.wire.messages import FinishReason
 
 WIDTH = 6
 EXACT = [name for name in NAMES if name != "vllm"]
-"""Engines that must be exact. vLLM computes adapters in 16 bits only; test_vllm_engine compares it
-within a tolerance.
-"""
+"""Engines that must be exact. vLLM is not: it computes adapters in 16 bits, so test_vllm_engine allows a tolerance."""
 EDGE_NATS = 1e-3
 Parts = Callable[[GroupRequest, int, list[int], list[int], int], None]
 
@@ -64,7 +64,7 @@ def assert_same_as_reference(kit: Any, model: Any, requests: list[GroupRequest],
 
 
 def test_rollouts_equal_the_references(engine: Engine, base: Path, make_adapter: Callable[..., Path], kit: Any) -> None:
-    """Also after a change of adapter: of equal shape, of lower rank, on fewer layers, to the base and back."""
+    """Also after a change to an adapter of equal shape, of lower rank or on fewer layers, and to the base and back."""
     first = make_adapter(base, 1)
     second = make_adapter(base, 2)
     thin = make_adapter(base, 3, r=4)
@@ -89,13 +89,13 @@ def test_one_token_at_most(engine: Engine, base: Path, kit: Any) -> None:
 
 
 def continued(request: GroupRequest, rollouts: dict[Any, Any], cuts: np.random.Generator) -> GroupRequest:
-    """Return the request with a random prefix for each rollout that is long enough, except every fourth."""
+    """Return the request with a random prefix for each rollout that is long enough, except for every fourth."""
     prefixes = []
     for index in request.indices:
         drawn = rollouts[request.lease_id, index]
         if len(drawn.completion_ids) > 1 and index % 4:
             cut = int(cuts.integers(1, len(drawn.completion_ids)))
-            # Log-probabilities as of another engine: those of a prefix must be returned unchanged.
+            # Another engine may have given a prefix other log-probabilities; these must be returned unchanged.
             given = drawn.behavior_logprobs[:cut] - np.float32(0.25)
             prefixes.append(Prefix(index=index, ids=drawn.completion_ids[:cut], logprobs=given))
     return dataclasses.replace(request, prefixes=tuple(prefixes))
@@ -104,8 +104,8 @@ def continued(request: GroupRequest, rollouts: dict[Any, Any], cuts: np.random.G
 def assert_same_as_undisturbed(
     requests: list[GroupRequest], found: dict[Any, Any], undisturbed: dict[Any, Any], parts: Parts | None = None
 ) -> None:
-    """Compare the rollouts with the ones of an uninterrupted run. With `parts`, one rollout may differ, if `parts`
-    accepts the first difference.
+    """Check that the rollouts equal those of an uninterrupted run. With `parts`, one rollout may differ if `parts`
+    accepts its first different token.
     """
     assert set(found) == set(undisturbed)
     parted = 0
@@ -127,8 +127,8 @@ def assert_same_as_undisturbed(
 
 
 def on_an_edge(kit: Any, model: Any) -> Parts:
-    """Return a check that u is within `EDGE_NATS` of an edge between both tokens, by the reference. Batches of another
-    shape round differently, so a draw so close to an edge may depend on the processor.
+    """Return a check that u is within `EDGE_NATS` of an edge between both tokens' intervals. So close to an edge, the
+    drawn token may depend on the processor, because another batch shape rounds differently.
     """
 
     def check(request: GroupRequest, index: int, one: list[int], other: list[int], given: int) -> None:
@@ -148,9 +148,7 @@ def on_an_edge(kit: Any, model: Any) -> Parts:
 def test_a_rollout_continues_from_its_prefix(
     engine: Engine, base: Path, make_adapter: Callable[..., Path], kit: Any, seed: int
 ) -> None:
-    """Continued and new rollouts come together, in groups that fit into the engine's batch or not, at
-    different times.
-    """
+    """Continued and new rollouts are mixed, arrive at different times, and may exceed the engine's batch."""
     adapter = make_adapter(base, 1)
     engine.set_policy(engine.prepare(adapter))
     whole = [
@@ -212,9 +210,6 @@ def test_an_impossible_prefix_fails_alone(engine: Engine, kit: Any) -> None:
 
 
 def test_sampled_tokens_are_reported_once_and_in_order(engine: Engine, kit: Any) -> None:
-    """The node streams what the engine reports. Tokens must come in order and once; the last ones of a rollout come
-    with its end.
-    """
     engine.set_policy(None)
     requests = kit.make_requests(6, max_tokens=40)
     first = kit.rollouts_of(run(engine, requests))
@@ -237,7 +232,7 @@ def test_sampled_tokens_are_reported_once_and_in_order(engine: Engine, kit: Any)
 
 
 class Dripping:
-    """An iterator of groups that pretends to be empty now and then; the engine must ask again."""
+    """An iterator of groups that is empty now and then, although groups follow; the engine must ask again."""
 
     def __init__(self, requests: list[GroupRequest], seed: int) -> None:
         self.left = list(requests)
@@ -265,8 +260,8 @@ def test_groups_may_come_later(engine: Engine, base: Path, kit: Any, seed: int) 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_prompts_and_completions_of_all_lengths(engine: Engine, base: Path, kit: Any, seed: int) -> None:
-    """Edge cases of length: prompts that exactly fill a prefill, rollouts that end with their first token, groups that
-    exceed the batch.
+    """Edge cases: a prompt that exactly fills a prefill, a rollout whose first token ends it, a group larger than the
+    batch.
     """
     engine.set_policy(None)
     dice = np.random.default_rng(seed)
@@ -339,11 +334,10 @@ def test_after_an_abandoned_run_the_engine_starts_clean(engine: Engine, kit: Any
 def test_an_adapter_for_another_model_is_refused(
     engine: Engine, base_of: Callable[[str], Path], make_adapter: Callable[..., Path], kit: Any, tmp_path: Path
 ) -> None:
-    """Refusals must leave the engine able to continue with the base."""
     engine.set_policy(None)
     requests = kit.make_requests(3)
     expected = kit.rollouts_of(run(engine, requests))
-    # Engines may replace their adapter before refusing a new one; the next policy must stay unaffected.
+    # An engine may drop its current adapter before it refuses a new one; that must not affect the next policy.
     with pytest.raises(BackendError):
         engine.set_policy(engine.prepare(make_adapter(base_of("qwen2_wide"), 5)))
     with pytest.raises(CodecError):
@@ -354,7 +348,7 @@ def test_an_adapter_for_another_model_is_refused(
 
 
 def test_scores_equal_the_references(engine: Engine, base: Path, make_adapter: Callable[..., Path], kit: Any) -> None:
-    """Scoring between two sampling runs must disturb neither, with the base and an adapter, and for every length."""
+    """Scoring, with the base and with an adapter, must not disturb the sampling before and after it."""
     rng = np.random.default_rng(5)
     for adapter in (None, make_adapter(base, 1)):
         engine.set_policy(None if adapter is None else engine.prepare(adapter))

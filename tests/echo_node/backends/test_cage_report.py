@@ -1,4 +1,6 @@
-"""Reports of refusals that NVIDIA's driver (a stub) meets in each step of the real cage."""
+"""Reports of the system calls that the cage (the engine's sandbox) refuses to a stub of NVIDIA's driver, for each step
+of the real cage.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Attacks on the machine by an engine. In its cage (a sandbox) each one must be refused; without the cage it must
-succeed.
+"""An engine attacks the machine. In its cage (a sandbox) each attempt is refused; without the cage it succeeds, so the
+attempt itself works.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ REFUSED_BY_SOME = {
     "watch_the_processor": "kernel.perf_event_paranoid",
     "mark_a_file": "a file system without marks",
 }
-"""Attempts that some systems refuse even without a cage, with the refusing feature."""
+"""Attempts that some systems refuse without a cage too, each with the system's feature that refuses it."""
 NO_SUCH_SOCKETS = "OSError(97,"
 OTHER_REFUSALS = {
-    "clone_the_new_way": "OSError(38,",  # ENOSYS, as if this call did not exist.
-    "link_a_file_to_where_it_writes": "OSError(18,",  # EXDEV, as if both were on different disks.
+    "clone_the_new_way": "OSError(38,",  # ENOSYS, as from a kernel without this call.
+    "link_a_file_to_where_it_writes": "OSError(18,",  # EXDEV, as between two disks.
 }
 SOCKETS = (
     *("connect_by_tcp", "send_by_udp", "listen", "connect_to_a_unix_socket", "connect_to_an_abstract_socket"),
@@ -55,17 +55,18 @@ SOCKETS = (
 if sys.platform == "linux":
     OTHER_REFUSALS |= dict.fromkeys(SOCKETS, NO_SUCH_SOCKETS)
 WITH_A_GPU = {
-    "connect_a_sequenced_socket": "FileNotFoundError(",  # As if no process listened there.
+    "connect_a_sequenced_socket": "FileNotFoundError(",  # ENOENT, as if no process listened there.
     "give_a_socket_a_file": "PermissionError(",
     "accept_a_connection": "PermissionError(",
 }
-"""Other errors that occur when NVIDIA's driver may listen on a socket."""
+"""Errors in the cage for GPU engines that differ from the normal cage's, because NVIDIA's driver may listen on a
+socket.
+"""
 SECRET = ctypes.create_string_buffer(b"a secret")
 ROOT = Path(__file__).resolve().parents[3]
 
 
 def _listeners(stack: ExitStack, directory: Path) -> dict[str, object]:
-    """Open one listening socket of each kind, and return their addresses."""
     tcp = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
     udp = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
     udp.bind(("127.0.0.1", 0))
@@ -87,7 +88,7 @@ def _listeners(stack: ExitStack, directory: Path) -> dict[str, object]:
 
 
 def _kinds() -> tuple[int, int, int]:
-    """Return the types of sockets to try; macOS has no sequenced ones."""
+    """Return the types of sockets to try; macOS has no sequenced sockets."""
     return (1, 2, 5) if sys.platform == "linux" else (1, 2, 1)
 
 
@@ -122,7 +123,7 @@ Outcomes = dict[Case, tuple[Held, dict[str, str]]]
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcomes]:
-    """Yield results of all attempts: caged, uncaged, and caged for GPU engines."""
+    """Yield the results of all attempts: caged, uncaged, and caged for a GPU engine."""
     cases: tuple[Case, ...] = ("required", "off", "GPU")
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
@@ -154,7 +155,7 @@ def test_the_engine_reports_its_guards(outcomes: Outcomes) -> None:
 
 
 def test_an_engine_that_starts_programs_has_no_cage_and_reports_it(tmp_path: Path) -> None:
-    """vLLM starts compilers, so it cannot run in a cage. The owner must be told, and may refuse such engines."""
+    """vLLM starts compilers, which a cage forbids. The owner is told, and may refuse such engines."""
     caged = cage_engine("vllm", tmp_path, tmp_path, EngineSettings(device="cuda"), CageTerms())
     assert caged.held.lacks == dict.fromkeys(GUARDS, "vLLM starts programs that compile code")
     with pytest.raises(BackendError) as caught:
@@ -185,7 +186,7 @@ def test_helpers_are_found_and_have_their_doors_before_there_is_a_cage(monkeypat
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux's namespaces")
 def test_an_engine_of_a_user_without_name_and_home_has_both(tmp_path: Path) -> None:
-    """PyTorch's compiler asks for the user's name, but the cage hides the system's list of users."""
+    """PyTorch's compiler needs the user's name, but the cage hides the system's list of users."""
     code = (
         "import getpass; from pathlib import Path; from echo_node.backends.caging import cage_trial\n"
         f"held = cage_trial('torch', 'cuda', {str(tmp_path)!r}, 'required', 'listening socket')\n"
@@ -235,8 +236,8 @@ LAYOUTS: dict[str, dict[str, str]] = {
 @pytest.mark.skipif(sys.platform != "linux", reason="in the cage of Linux")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_files_linked_from_a_models_directory_are_readable(layout: str, tmp_path: Path) -> None:
-    """Model hubs' caches link a model's files to other directories. Only the linked files may become readable, not
-    those next to them.
+    """The caches of model hubs link a model's files to other directories. Linked files become readable; their
+    neighbours must not.
     """
     (tmp_path / "blobs").mkdir()
     for name in ("config", "weights", "private"):

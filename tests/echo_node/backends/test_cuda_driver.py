@@ -1,4 +1,4 @@
-"""Starting CUDA by calls of the driver's library, here a stub. Each test uses a process of its own, because the library
+"""CUDA is started by calls into the driver's library, here a stub. Each test uses a process, because a loaded library
 stays loaded.
 """
 

@@ -1,6 +1,4 @@
-"""`draw_rows` must select the reference's tokens, for small vocabularies (one block) and large ones
-(several blocks).
-"""
+"""`draw_rows` selects the reference's tokens, for vocabularies of one block and of several blocks."""
 
 from __future__ import annotations
 
@@ -68,7 +66,7 @@ def test_logits_that_are_not_numbers_give_no_number() -> None:
 def test_draw_rows_equals_the_reference(
     vocabulary: int, scale: float, temperature: float, u: float, impossible: float, ties: bool, seed: int
 ) -> None:
-    """If u lies on an edge within rounding, both neighbouring tokens are right."""
+    """If u is within rounding of an edge between two tokens' intervals, both tokens are accepted."""
     rng = np.random.default_rng(seed)
     logits = (rng.standard_normal((2, vocabulary)) * scale).astype(np.float32)
     if ties:

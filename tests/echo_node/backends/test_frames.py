@@ -1,4 +1,4 @@
-"""Groups, rollouts and errors pass through the encoding for the pipe unchanged."""
+"""Groups, rollouts and errors survive the encoding for the pipe between node and engine unchanged."""
 
 from __future__ import annotations
 

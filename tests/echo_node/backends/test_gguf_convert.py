@@ -1,4 +1,4 @@
-"""A model converted to GGUF must compute what transformers computes, for every supported architecture and rotary
+"""A model converted to GGUF computes the logits of transformers, for every supported architecture and rotary
 scaling.
 """
 
@@ -28,7 +28,7 @@ from echo_shared.delta.adapter import load_adapter
 from echo_shared.errors import BackendError, StorageError
 
 LENGTH = 150
-"""Longer than the original context of models with scaled rotary embeddings."""
+"""Tokens of a test text: more than the original context of models with scaled rotary embeddings."""
 
 
 def logits_of(gguf: Path, ids: list[int], adapter: Path | None = None) -> np.ndarray[Any, np.dtype[np.float32]]:

@@ -1,4 +1,6 @@
-"""Which step of the cage for GPUs is chosen for a driver (a stub), in real cages; and how the choice is stored."""
+"""Which step of the cage for GPUs (from strict to loose) a node chooses for a driver, here a stub in real cages; and
+how the choice is stored.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ def test_a_gpu_that_never_starts_is_reported_with_advice(tmp_path: Path, monkeyp
 
 
 def working_from(step: str) -> tuple[list[str], Callable[[str], str | None]]:
-    """Return the list of tried steps, and a probe in which the GPU works from this step on."""
+    """Return a list that collects the probed steps, and a probe that succeeds from this step on."""
     names, tried = [one.name for one in LEEWAYS], list[str]()
 
     def probe(code: str) -> str | None:
@@ -63,7 +65,9 @@ def test_a_found_step_is_probed_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_quick_probes_come_first(tmp_path: Path) -> None:
-    """Quick probes of the driver come first; slow probes of the engine's library begin where these succeed."""
+    """Fast probes of the driver skip the steps that cannot work, so that slow probes of the engine's library start
+    where the driver works.
+    """
     tried: list[str] = []
 
     def probe(code: str) -> str | None:

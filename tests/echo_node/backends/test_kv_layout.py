@@ -1,4 +1,4 @@
-"""Layouts of the key-value cache must hold as many rollouts as fit, and let each rollout finish."""
+"""A layout of the key-value cache holds as many rollouts at once as fit, and each rollout to its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices that llama.cpp finds, if they are compiled in (for one machine) or separate files (as in wheelhouses)."""
+"""Devices that llama.cpp finds, compiled in (a build for one machine) or loaded from files (as in wheelhouses)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ print(json.dumps({
 
 
 def look(directory: Path, *before: Path) -> dict[str, Any]:
-    """Return the devices found by a process in `directory`; packages in `before` precede the environment's."""
+    """Return the devices that a process in `directory` finds; packages in `before` precede those of this
+    environment.
+    """
     paths = os.pathsep.join(map(str, [*before, ROOT / "edge_client", ROOT / "shared"]))
     ran = subprocess.run(
         [sys.executable, "-c", LOOK],
@@ -59,7 +61,7 @@ def test_devices_inside_are_left_alone(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def portable(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return llama.cpp built for any processor, from the wheelhouse in dist/."""
+    """Return llama.cpp as built for any processor, from the wheelhouse in dist/."""
     wheels = [*(ROOT / "dist" / "wheelhouse" / "wheels").glob("llama_cpp_python-*.whl")]
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as content:
@@ -82,7 +84,7 @@ def test_a_package_without_a_device_is_reported(portable: Path, tmp_path: Path) 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_device_files_are_loaded_only_from_the_package(portable: Path, tmp_path: Path) -> None:
-    # Planted by an attacker: llama.cpp itself would load it from the current directory.
+    # llama.cpp by itself loads such files from the current directory, where an attacker may have put them.
     planted = tmp_path / "libggml-cpu-zen4.so"
     planted.write_bytes(next(portable.rglob("libggml-cpu-x64.so")).read_bytes())
     found = look(tmp_path, portable)

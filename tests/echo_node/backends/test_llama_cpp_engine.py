@@ -1,5 +1,5 @@
-"""What only the llama.cpp engine has: precisions, prompts fed in pieces, cache layouts, and adapters loaded and freed
-while it samples.
+"""Features only of the llama.cpp engine: precisions, prompts fed in pieces, cache layouts, adapters loaded while it
+samples.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ def test_many_swaps_neither_crash_nor_leak(
 def test_policies_are_prepared_while_another_samples(
     base: Path, make_adapter: Callable[..., Path], kit: Any, tmp_path: Path
 ) -> None:
-    """Loading and freeing adapters meanwhile must not change the rollouts. Closing the engine frees the rest."""
+    """Adapters are loaded and freed on another thread, which must not change the rollouts. Closing the engine frees the
+    rest.
+    """
     engine = open_engine(base, tmp_path)
     adapters = [make_adapter(base, 1), make_adapter(base, 2)]
     first = engine.prepare(adapters[0])
@@ -118,8 +120,8 @@ def test_long_prompts_are_fed_in_pieces(base: Path, kit: Any, tmp_path: Path, mo
 def test_both_arrangements_draw_the_same(
     gain: int, width: int, base: Path, kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engine arranges its cache in one of two ways, by speed. With groups of many lengths, slots are freed and
-    refilled out of order; that must not change the rollouts either.
+    """The cache has one of two arrangements, whichever is faster. Groups of many lengths free and refill its slots out
+    of order.
     """
     monkeypatch.setattr(kv_layout, "_UNIFIED_GAIN", gain)
     monkeypatch.setattr(llama_cpp_engine, "_PREFILL_TOKENS", 7)
@@ -133,7 +135,7 @@ def test_both_arrangements_draw_the_same(
 
 
 def test_the_layout_follows_the_requests(base: Path, kit: Any, tmp_path: Path) -> None:
-    """Memory holds four short rollouts or two long ones."""
+    """The cache's memory suffices for four short rollouts or two long ones."""
     shape_bytes = 2 * 4 * 2 * 32 * 4
     engine = open_engine(base, tmp_path, kv_cache_bytes=1_024 * shape_bytes)
     engine._planner = dataclasses.replace(engine._planner, max_positions=512)
@@ -155,7 +157,6 @@ def test_the_layout_follows_the_requests(base: Path, kit: Any, tmp_path: Path) -
 
 
 def test_a_group_shares_its_prompt(base: Path, kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Feeding a prompt is expensive: once per group, even if its rollouts start at different times."""
     engine = open_engine(base, tmp_path, width=3)
     fed: list[int] = []
     feed = engine._llama.feed_prompt
@@ -174,7 +175,7 @@ def test_a_group_shares_its_prompt(base: Path, kit: Any, tmp_path: Path, monkeyp
 def test_a_continued_rollout_shares_a_running_ones_prompt(
     base: Path, kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Prompts are fed once, then the prefix of each rollout."""
+    """The prompt is fed once, then each rollout's prefix."""
     engine = open_engine(base, tmp_path, width=4)
     fed: list[int] = []
     feed = engine._llama.feed_prompt
@@ -261,7 +262,7 @@ def test_a_base_given_as_gguf(base: Path, make_adapter: Callable[..., Path], kit
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds a process's address space")
 def test_a_cache_too_large_for_memory_is_reported(base: Path, tmp_path: Path) -> None:
-    """The process may use 2 GiB more and needs a cache of 4 GiB: it must report that instead of crashing."""
+    """The process may use 2 GiB more, and the cache needs 4 GiB."""
     open_engine(base, tmp_path).close()
     program = f"""
         import dataclasses, resource, psutil

@@ -1,4 +1,4 @@
-"""Feeding in pieces, copying, and other sequences in the batch must not change a sequence's results."""
+"""Feeding a sequence in pieces, copying it, and other sequences in the batch do not change its results."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""One model divided among a node and helpers (processes that lend their memory and GPUs). Rollouts must be those of one
-process, whenever policies change; and failures.
+"""One model divided among a node and helpers (processes that lend memory and GPUs): rollouts equal those of one
+process, also after changes of policy; and failures of helpers.
 """
 
 from __future__ import annotations
@@ -36,8 +36,6 @@ WIDTH = 6
 
 
 class LendingProcess:
-    """`echo-node lend` on loopback, which makes this machine a helper."""
-
     def __init__(self, directory: Path) -> None:
         command = ("lend", "--host", LOOPBACK, "--port", "0", "--threads", "1", "--data-dir", str(directory))
         self.process = subprocess.Popen(
@@ -64,7 +62,6 @@ class LendingProcess:
 
 @pytest.fixture(scope="module")
 def lending(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[LendingProcess]]:
-    """Yield two helper processes."""
     with ExitStack() as stack:
         processes = []
         for name in ("one", "two"):
@@ -76,7 +73,7 @@ def lending(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[LendingPr
 def sample_all(
     base: Path, derived: Path, adapters: list[Path], kit: Any, *, helpers: tuple[str, ...], precision: str
 ) -> dict[Any, tuple[list[int], list[float]]]:
-    """Return rollouts of the base and of each adapter; while one is used, the next is prepared."""
+    """Return rollouts of the base and of each adapter; the next adapter is prepared while one samples."""
     rollouts: dict[Any, tuple[list[int], list[float]]] = {}
     with closing(LlamaCppEngine()) as engine:
         settings = EngineSettings(width=WIDTH, threads=1, precision=precision, helpers=helpers)
@@ -133,8 +130,8 @@ def test_split_and_whole_draw_the_same(
 def test_an_adapter_may_be_freed_at_any_time(
     base: Path, make_adapter: Callable[..., Path], lending: list[LendingProcess], kit: Any, tmp_path: Path
 ) -> None:
-    """Helpers that repeat a computation keep its graph, which refers to the adapter's memory. Freed memory must make
-    helpers forget the graph.
+    """A helper keeps the graph of its last computation, which refers to the adapter's memory, so it must forget the
+    graph when the memory is freed.
     """
     with closing(LlamaCppEngine()) as engine:
         settings = EngineSettings(width=WIDTH, threads=1, precision="f32", helpers=(lending[0].without_code,))

@@ -1,4 +1,4 @@
-"""How fast an engine is: real engines on small models, and a stub with a scripted clock."""
+"""Measuring an engine's speed: real engines on small models, and a stub with a scripted clock."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_real_engines(backend: str, base: Path, tmp_path: Path) -> None:
 
 
 class Slow:
-    """A stub whose clock advances by `prompt_s` per token of a prompt, and by `step_s` for a step of all rollouts."""
+    """A stub whose clock advances by `prompt_s` per prompt token, and by `step_s` per step of all rollouts."""
 
     def __init__(self, *, prompt_s: float, step_s: Callable[[int], float]) -> None:
         self.now = 0.0
@@ -94,7 +94,7 @@ class Slow:
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Slow]:
-    """Return a function that makes such a stub, whose clock `measure` then reads."""
+    """Return a function that makes such a stub and lets `measure` read the stub's clock."""
 
     def make(**speeds: object) -> Slow:
         engine = Slow(**speeds)  # type: ignore[arg-type]
@@ -176,7 +176,6 @@ def test_a_model_without_a_description_raises(timed: Callable[..., Slow], tmp_pa
 
 
 def test_a_prompt_too_large_for_memory_is_not_measured(base_of: Callable[[str], Path], tmp_path: Path) -> None:
-    """The speed of prompts is then measured with a short prompt."""
     base = base_of("qwen3")
     engine = registry.make_engine("llama_cpp")
     shape_bytes = 2 * 4 * 2 * 32 * 4  # Keys and values, 4 layers, 2 heads, 32 numbers each, 4 bytes.

@@ -1,4 +1,4 @@
-"""Features only of the MLX engine: rows that replace each other, and a cache that grows with rollouts."""
+"""Features only of the MLX engine: a new rollout reuses a row of the batch, and the cache grows with the rollouts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def sample(kit: Any, engine: MlxEngine, requests: list[GroupRequest]) -> Any:
 
 
 def test_little_memory_only_slows_sampling_down(base: Path, kit: Any) -> None:
-    """Samples must stay equal down to one row at a time."""
+    """Even with memory for only one row, the samples are equal."""
     requests = kit.make_requests(4, group_size=5)
     wide = sample(kit, open_engine(base), requests)
     narrow = sample(kit, open_engine(base, kv_cache_bytes=1), requests)
@@ -77,7 +77,9 @@ def test_a_prompt_is_computed_once(base: Path, kit: Any, monkeypatch: pytest.Mon
 
 
 def test_groups_of_any_length_share_the_cache(base: Path, kit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Long and short groups need differently shaped caches. Reshaping must not change rows in use."""
+    """Groups of long and of short rollouts need caches of different shape; a change of shape must not affect rows in
+    use.
+    """
     monkeypatch.setattr(mlx_model, "_LENGTH_STEP", 4)
     shapes = []
     reserve = MlxModel.reserve

@@ -1,5 +1,5 @@
-"""mlx-lm's models, computed in rows of a batch, must equal transformers' for every architecture, precision and kind of
-adapter.
+"""mlx-lm's models, computed as rows of a batch, give the results of transformers, for every architecture, precision and
+kind of adapter.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ def prompt_of(length: int, seed: int = 0) -> NDArray[np.int32]:
 
 
 def last_logits(model: MlxModel, prompts: Sequence[NDArray[np.int32]]) -> NDArray[np.float32]:
-    """Return the logits after each prompt, one row per prompt."""
     model.reserve(len(prompts), mlx_model.round_up(max(map(len, prompts))), kept_rows=0)
     for row, prompt in enumerate(model.prefill(prompts)):
         model.put(prompt, [row])
@@ -84,7 +83,6 @@ def test_prompts_in_pieces_and_batches(base: Path, monkeypatch: pytest.MonkeyPat
 def test_extending_a_prompt_keeps_its_computed_part(
     length: int, base_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Extending a computed prompt must equal computing the whole one, in one piece or in several."""
     model = open_model(base_of("qwen3"))
     wholes = [np.append(prompt_of(length), prompt_of(more, seed=more)) for more in (1, 40)]
     (prompt,) = model.prefill([prompt_of(length)])
@@ -110,7 +108,7 @@ def test_rows_move_and_room_changes_without_a_trace(base: Path) -> None:
 
 
 def test_the_cache_size_for_a_token_is_known(base: Path) -> None:
-    """Keys and values (2), 4 layers, 2 heads of 32 numbers, 4 or 2 bytes each."""
+    """Computed by hand: keys and values (2), 4 layers, 2 heads of 32 numbers, 4 or 2 bytes each."""
     assert open_model(base).kv_bytes_per_token == 2 * 4 * 2 * 32 * 4
     assert open_model(base, "f16").kv_bytes_per_token == 2 * 4 * 2 * 32 * 2
 
@@ -154,7 +152,7 @@ def test_models_that_mlx_computes_wrongly_are_refused(
 
 
 def test_sliding_windows_are_refused(base_of: Callable[[str], Path], tmp_path: Path) -> None:
-    """mlx-lm computes such layers but keeps only the window's keys, so positions in the cache would not match."""
+    """For such layers mlx-lm keeps only the keys within the window, so positions in the cache would be wrong."""
     shutil.copytree(base_of("llama"), tmp_path / "base")
     config = tmp_path / "base" / "config.json"
     change = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 8}

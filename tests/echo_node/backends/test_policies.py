@@ -1,4 +1,4 @@
-"""Policies (adapters) are prepared, set and freed in the right order, which a stub of an engine records."""
+"""Policies (adapters) are prepared, set and freed in the right order; a stub of an engine records the calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ class Policy:
 
 
 class SlowEngine:
-    """A stub that is slow to prepare a directory named `slow`, until `go` is set, and refuses one named `bad`."""
+    """A stub of an engine. It refuses an adapter in a directory named `bad`, and takes until `go` is set to prepare one
+    named `slow`.
+    """
 
     def __init__(self) -> None:
         self.done: list[str] = []
@@ -59,7 +61,7 @@ def test_the_base_is_known_from_the_start(engine: SlowEngine, policies: EnginePo
 
 
 def test_an_unknown_version_cannot_be_used(policies: EnginePolicies) -> None:
-    assert policies.is_ready(1)  # It is ready, and will fail when it is set.
+    assert policies.is_ready(1)  # Waiting would not help: the use of an unknown version fails.
     with pytest.raises(BackendError) as caught:
         policies.use(1)
     assert caught.value.code == "unknown_policy"
@@ -105,7 +107,7 @@ def test_a_policy_dropped_during_preparation_is_freed_later(engine: SlowEngine, 
     policies.use(0)
     engine.go.set()
     policies.close()
-    policies.drop(3)  # The next call frees it.
+    policies.drop(3)
     assert engine.done == ["set None", "prepare slow", "free slow"]
 
 

@@ -1,4 +1,4 @@
-"""The real child process with each engine: several policies, failures, cancellation and sudden death."""
+"""Each engine in its real child process: several policies, failures, cancellation and sudden death."""
 
 from __future__ import annotations
 
@@ -59,9 +59,7 @@ async def start(
 
 
 async def take(engine: EngineChild, count: int) -> list[WorkerNews | FinishedRollout]:
-    """Return the next `count` events, each finished rollout as one event, and whatever else their last message
-    contains.
-    """
+    """Return the next events, at least `count`: an event with several finished rollouts becomes several."""
     events: list[WorkerNews | FinishedRollout] = []
     async for event in engine.events():
         events += event.rollouts if isinstance(event, Finished) else [event]
@@ -98,14 +96,15 @@ async def test_rollouts_of_several_versions(
             assert rollout.completion_ids.tolist() == ids
             assert rollout.policy_version == request.policy_version
     versions = [rollout.policy_version for rollout in rollouts.values()]
-    assert versions == sorted(versions)  # Leases of both versions alternated, but the engine switched only once.
+    # Leases of both versions came in turns, but the engine changed its policy only once.
+    assert versions == sorted(versions)
     assert engine.tokens_per_s > 0
     await engine.stop()
 
 
 async def test_another_engine_continues_a_killed_workers_reported_tokens(base: Path, kit: Any, tmp_path: Path) -> None:
-    """Workers are killed once each rollout has begun. Another engine must continue reported tokens as if one engine had
-    sampled everything.
+    """The worker is killed once each rollout has begun. Another engine continues from the reported tokens, and the
+    result must equal that of one engine.
     """
     (request,) = kit.make_requests(1, group_size=6, max_tokens=200)
     request = dataclasses.replace(request, stop_ids=())
@@ -140,13 +139,13 @@ async def test_another_engine_continues_a_killed_workers_reported_tokens(base: P
 
 
 class SmallNode:
-    """A work loop with a real engine and no other part of a node; `rollouts` are those that it would keep on disk."""
+    """A node's work loop with a real engine and nothing else; `rollouts` are those that a node would store on disk."""
 
     def __init__(self, engine: EngineChild, adapters: dict[int, Path]) -> None:
         self.loop = WorkLoop(capacity_factor=2, unfinished={}, unacked=(), on_disk={})
         self.rollouts: list[Rollout] = []
         self.told: set[tuple[int, int]] = set()
-        """(version, index) of each rollout of which some tokens are known."""
+        """(version, index) of each rollout of which the engine has reported tokens."""
         self._engine = engine
         self._adapters = adapters
 
@@ -194,8 +193,8 @@ async def test_an_interrupted_completion_equals_sampling_by_its_versions(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Completions may continue with newer versions. Each token must follow its own version's distribution, given all
-    earlier tokens of any version.
+    """A completion may continue with a newer version. Each token must follow the distribution of its own version, given
+    all earlier tokens.
     """
     monkeypatch.setattr("echo_node.backends.process._RATE_WINDOW_S", math.inf)
     adapters = {version: make_adapter(base, version) for version in (1, 2, 3)}
@@ -257,7 +256,7 @@ def test_the_parents_end_imports_no_engine() -> None:
 
 @pytest.mark.skipif(not has_huge_pages(), reason="this machine has no huge pages for who asks")
 def test_large_tensors_use_huge_pages() -> None:
-    """Huge pages make large models faster, and PyTorch allocates them only if the environment says so."""
+    """Huge pages make large models faster. PyTorch uses them only if the environment says so."""
     program = "import torch; tensor = torch.ones(1 << 24); print(open('/proc/self/smaps_rollup').read())"
     run = subprocess.run(
         [sys.executable, "-c", program], env={**os.environ, **HUGE_PAGES}, capture_output=True, text=True, check=True

@@ -1,4 +1,4 @@
-"""The random model for speed tests loads in every engine and has the promised size."""
+"""The random model for speed measurements loads in every engine and has the promised size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which engine a machine gets, with and without some packages."""
+"""The engine that the registry chooses for a machine, if some packages are missing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ APPLE = replace(PLAIN, apple_silicon=True)
 
 @pytest.fixture
 def without(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Return a set of hidden packages; all other packages of the registry count as installed."""
+    """Return a set of packages to hide; all other packages of the registry count as installed."""
     hidden: set[str] = set()
 
     def find(name: str, package: str | None = None) -> ModuleSpec | None:

@@ -1,5 +1,3 @@
-"""A completion is scored in pieces; the result must equal that of the whole."""
-
 from __future__ import annotations
 
 import numpy as np

@@ -1,4 +1,6 @@
-"""The number of threads on scripted machines, where a thread without a core holds up all others."""
+"""The number of an engine's threads, on simulated machines. A thread without a free core slows down all threads,
+because each step waits for the slowest.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from echo_node.backends.threads import LONGEST_HOLD_S, WINDOW_S, Threads
 
 
 class Machine:
-    """Some cores are free for the engine. Two threads on free cores are `gain` times as fast as one."""
+    """A simulated engine: each doubling of its threads makes it `gain` times as fast, if enough cores are free."""
 
     def __init__(self, threads: Threads, *, gain: float = 1.8, parallel: float = 1.0) -> None:
         self.threads = threads
@@ -17,7 +19,7 @@ class Machine:
         self.steps_at: dict[int, int] = {}
 
     def run(self, seconds: float, *, free: float) -> float:
-        """Step for so many seconds. Return the steps per second."""
+        """Simulate `seconds` of sampling; return the steps per second."""
         ends_at, steps = self.now + seconds, 0
         while self.now < ends_at:
             count = self.threads.count
@@ -51,7 +53,9 @@ def test_all_threads_stay_on_a_free_machine() -> None:
 
 
 def test_a_model_that_is_parallel_in_part_keeps_the_faster_number() -> None:
-    """Its threads use less than their cores, which looks like a lack of cores."""
+    """Its threads sometimes wait for each other, so they use less processor time than their cores offer, as if cores
+    were missing.
+    """
     machine = Machine(Threads(2, fixed=False), gain=1.4, parallel=0.5)
     machine.run(60, free=2.0)
     assert machine.run(600, free=2.0) > 0.98 * 140
@@ -81,7 +85,6 @@ def test_a_sudden_lack_of_cores_is_answered_within_three_windows() -> None:
 
 
 def test_more_threads_stay_only_if_they_are_faster() -> None:
-    """Here two threads take two cores and draw no faster."""
     machine = Machine(Threads(2, fixed=False), gain=1.0)
     machine.threads.count = 1
     machine.run(2 * LONGEST_HOLD_S, free=2.0)

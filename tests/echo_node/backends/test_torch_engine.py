@@ -1,4 +1,4 @@
-"""What only the PyTorch engine has; test_base has what all engines share."""
+"""Features only of the PyTorch engine; test_base has the rules for all engines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Opened = Callable[..., TorchEngine]
 CPUINFO = Path("/proc/cpuinfo")
 FLAGS = CPUINFO.read_text().split() if CPUINFO.exists() else []
 AVX2_ALONE = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
-"""Makes PyTorch compute as on a processor that has no instructions beyond AVX2."""
+"""Make PyTorch compute as on a processor without instructions beyond AVX2."""
 OPEN_ON = """
 import sys
 from pathlib import Path
@@ -64,7 +64,7 @@ def tokens(engine: TorchEngine, kit: Any, requests: list[Any]) -> dict[tuple[int
 
 
 def on_step(engine: TorchEngine, act: Callable[[], None]) -> Any:
-    """Call `act` at each forward pass; return the handle that ends this."""
+    """Call `act` at each forward pass; the returned handle stops this."""
     return engine._model.register_forward_pre_hook(lambda *_: act())
 
 
@@ -110,7 +110,7 @@ def test_swaps_keep_nothing(opened: Opened, base: Path, make_adapter: Callable[.
 def test_little_memory_is_enough(opened: Opened, kit: Any) -> None:
     requests = kit.make_requests(5)
     expected = tokens(opened(), kit, requests)
-    # 128 tokens; each takes keys and values of 4 layers and 2 heads of 32 numbers of 4 bytes.
+    # Memory for 128 tokens; a token needs keys and values (2) of 4 layers and 2 heads of 32 numbers of 4 bytes.
     engine = opened(kv_cache_bytes=128 * 2 * 4 * 2 * 32 * 4)
     widths: list[int] = []
     engine._model.register_forward_pre_hook(
@@ -138,8 +138,8 @@ def test_bfloat16_is_near_float32(opened: Opened, kit: Any) -> None:
 def test_too_little_memory_has_its_code_and_leaves_the_engine_clean(
     opened: Opened, kit: Any, error: Exception | None
 ) -> None:
-    """Whichever way PyTorch reports it, the node must recognise it and be able to continue. `error` None: PyTorch's own
-    error at an allocation that no machine can serve.
+    """Whichever way PyTorch reports a lack of memory, the error gets the code by which the node recognises it. `error`
+    None: PyTorch's own error, at an allocation that no machine can serve.
     """
     engine = opened()
     requests = kit.make_requests(4)
@@ -205,7 +205,6 @@ def test_a_model_that_cannot_be_loaded_is_reported(base: Path, tmp_path: Path) -
 
 
 def test_an_abandoned_run_does_not_disturb_the_next(opened: Opened, kit: Any) -> None:
-    """The abandoned run is closed only after the next one has begun."""
     engine = opened()
     requests = kit.make_requests(4, group_size=WIDTH)
     abandoned = engine.sample(iter(requests))
@@ -223,7 +222,7 @@ def test_small_models_are_exact_by_default(opened: Opened) -> None:
 
 
 def precision_of_a_large_model(base: Path, memory_bytes: int, **environment: str) -> str:
-    """Return the precision that `auto` chooses for a large model in a new process with this environment."""
+    """Return the precision that `auto` chooses for a large model, in a process with these environment variables."""
     command = [sys.executable, "-c", OPEN_ON, str(base), str(memory_bytes)]
     environment = {**os.environ, **environment}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()

@@ -1,4 +1,6 @@
-"""Echo's part of sampling with vLLM: draws, requests and the form of adapters. With CUDA, the whole engine."""
+"""Echo's part of sampling with vLLM: draws, requests and converted adapters. The whole engine is tested if there is
+CUDA.
+"""
 
 from __future__ import annotations
 
@@ -80,8 +82,8 @@ def test_a_slot_is_used_again() -> None:
 
 
 def test_after_a_prefix_the_next_uniform_is_used() -> None:
-    """Each token has its own uniform. After five prompt tokens and a prefix of thirty, the next one is
-    number thirty.
+    """Token number n of a completion uses uniform number n, also after a prefix: with 5 prompt tokens and a prefix of
+    30, the next uniform is number 30, not 0.
     """
     table = DrawTable(1)
     table.start(0, options_of(7, 2, 1.0, 5, given=30), 10)
@@ -92,7 +94,7 @@ def test_after_a_prefix_the_next_uniform_is_used() -> None:
 
 
 class HandsOver:
-    """A stub of vLLM's engine that returns given tokens, some in each step."""
+    """A stub of vLLM's engine that returns given tokens, a few per step."""
 
     def __init__(self, deltas: dict[int, list[tuple[list[int], bool]]]) -> None:
         self.deltas = deltas
@@ -119,7 +121,6 @@ class HandsOver:
 
 @pytest.fixture
 def vllm_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stub the parts of vLLM that requests are made of."""
     words = ModuleType("vllm")
     words.SamplingParams = words.TokensPrompt = dict  # type: ignore[attr-defined]
     parameters = ModuleType("vllm.sampling_params")
@@ -161,7 +162,7 @@ def test_warm_up_and_unfinished_prompts_do_no_harm() -> None:
     assert not table.start(0, {"other": 1}, 16)
     assert torch.equal(table.force(logits.clone(), np.array([0]), np.array([1])), logits)
     assert table.start(1, options_of(1, 1, 1.0, 100), 4)
-    table.force(logits, np.array([1]), np.array([64]))  # Only 64 of the prompt's 100 tokens have been fed.
+    table.force(logits, np.array([1]), np.array([64]))  # A prompt of 100 tokens, of which 64 have been fed.
     assert int(logits.isfinite().sum()) == 1
 
 
@@ -173,8 +174,8 @@ def test_logits_that_are_not_finite_show_in_the_logprob() -> None:
 
 
 def test_an_adapter_is_written_with_its_scaling(base: Path, make_adapter: Callable[..., Path], tmp_path: Path) -> None:
-    """vLLM reads one rank and one scale for all modules: rank-stabilised LoRA with patterns must be converted without
-    changing its result.
+    """vLLM reads one rank and one scale for all modules, so rank-stabilised LoRA with a rank per module must be
+    converted without changing its result.
     """
     source = make_adapter(base, 1, r=4, use_rslora=True, rank_pattern={"q_proj": 6}, alpha_pattern={"down_proj": 3})
     adapter = load_adapter(source)
@@ -219,8 +220,8 @@ def test_an_impossible_open_is_refused_before_vllm_is_imported(base: Path, tmp_p
     reason="vLLM or CUDA is not here: on Linux with a CUDA GPU, pip install '.[vllm]'",
 )
 def test_rollouts_follow_the_reference(base: Path, make_adapter: Callable[..., Path], kit: Any, tmp_path: Path) -> None:
-    """vLLM computes adapters in 16 bits, so rollouts are only close to the float32 reference; this must hold after each
-    change of adapter.
+    """vLLM computes adapters in 16 bits, so the log-probabilities are only close to the float32 reference; also after
+    each change of adapter.
     """
     engine = VllmEngine()
     engine.open(base, tmp_path, EngineSettings(device="cuda", width=8, precision="f16", kv_cache_bytes=2**28))

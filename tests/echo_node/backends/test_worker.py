@@ -1,4 +1,6 @@
-"""The process around an engine that misbehaves by its prompt (`odd_worker`), and the parent that must notice it."""
+"""The engine's process, with an engine that misbehaves as its prompt says (`odd_worker`); the parent process must
+notice.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +38,13 @@ from echo_shared.sampling.scoring import Scored, ScoreRequest
 
 HANG, HOARD, NO_ROOM, NO_MEMORY, BUG, HICCUP = range(1, 7)
 TALK, MUSE = 8, 9
-"""The faults with these names in `odd_worker`."""
+"""Faults that `odd_worker` knows by these names."""
 Starter = Callable[..., Awaitable[EngineChild]]
 
 
 @pytest.fixture
 async def start(tmp_path: Path, odd_worker: str) -> AsyncIterator[Starter]:
-    """Yield a function that starts a worker with the misbehaving engine; keyword arguments are those of Limits."""
+    """Yield a function that starts a worker with the misbehaving engine. Keyword arguments are those of Limits."""
     engines: list[EngineChild] = []
 
     async def starter(*, stream_s: float = 0.0, **limits: Any) -> EngineChild:
@@ -78,9 +80,7 @@ def group(lease_id: int, *, version: int = 0, prompt: int = 0) -> GroupRequest:
 
 
 async def take(engine: EngineChild, count: int) -> list[WorkerNews | FinishedRollout]:
-    """Return the next `count` events, each finished rollout as one event, and whatever else their last message
-    contains.
-    """
+    """Return the next events, at least `count`: an event with several finished rollouts becomes several."""
     events: list[WorkerNews | FinishedRollout] = []
     async for event in engine.events():
         events += event.rollouts if isinstance(event, Finished) else [event]
@@ -96,7 +96,6 @@ async def end_of(engine: EngineChild) -> BackendError:
 
 
 async def test_a_version_is_prepared_while_another_samples(start: Starter, tmp_path: Path) -> None:
-    """While version 1 is prepared, old and new leases of version 0 must go on."""
     engine = await start()
     slow = tmp_path / "slow"
     slow.mkdir()
@@ -116,7 +115,7 @@ async def test_a_version_is_prepared_before_it_has_work(start: Starter, tmp_path
     engine = await start()
     for version in (1, 2):
         await engine.add_policy(version, tmp_path / f"v{version}")
-    await engine.submit(group(1, version=2))  # Versions are prepared on one thread, in order of arrival.
+    await engine.submit(group(1, version=2))  # One thread prepares versions in order, so version 1 is prepared first.
     (rollout,) = await take(engine, 1)
     assert isinstance(rollout, FinishedRollout)
     assert rollout.completion_ids.tolist() == [2]
@@ -133,7 +132,7 @@ async def test_a_cancel_is_heard_while_an_adapter_is_prepared(start: Starter, tm
     cancelled, failed = await take(engine, 2)
     assert isinstance(failed, GroupFailed) and cancelled == Cancelled(lease_id=1)
     assert (failed.lease_id, failed.code) == (2, "unknown_policy")
-    (tmp_path / "slow" / "go").touch()  # Otherwise the preparing thread would keep the process alive.
+    (tmp_path / "slow" / "go").touch()  # Lets the preparing thread end, which would keep the process alive.
 
 
 async def test_an_adapter_is_freed_once_it_is_unknown_and_unused(start: Starter, tmp_path: Path) -> None:
@@ -229,7 +228,7 @@ async def test_a_slow_engine_reports_to_its_node_after_each_step(start: Starter)
 
 
 async def test_a_prepared_version_is_reported_during_sampling(start: Starter, tmp_path: Path) -> None:
-    """Reports let running rollouts move to the new version. A version that cannot be used must never be reported."""
+    """Running rollouts move to a version only after this report. An unusable version must never be reported."""
     engine = await start(stream_s=0.01)
     await engine.submit(group(1, prompt=TALK))
     await engine.add_policy(1, tmp_path / "damaged")
@@ -264,7 +263,7 @@ async def test_a_worker_over_its_memory_cap_is_killed(start: Starter) -> None:
     cap = 200 * 2**20
     engine = await start(memory_bytes=cap)
     await engine.submit(group(1))
-    await take(engine, 1)  # Its memory is still below the limit.
+    await take(engine, 1)
     await engine.submit(group(2, prompt=HOARD))
     error = await end_of(engine)
     assert error.code == OUT_OF_MEMORY
@@ -292,7 +291,8 @@ async def test_an_engine_that_stalls_is_killed(start: Starter) -> None:
 async def test_a_measurement_that_stalls_is_the_workers_end(start: Starter, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"vocab_size": 2, "max_position_embeddings": 64}')
     engine = await start(stalled_s=0.3)
-    with pytest.raises(BackendError) as caught:  # Random tokens, some of which mean "hang".
+    # The measurement samples random prompts of the tokens 0 and 1; as a first token, 1 means HANG.
+    with pytest.raises(BackendError) as caught:
         await engine.measure(widths=(1,), budget_s=0.1)
     assert caught.value.code == STALLED
 
@@ -312,7 +312,9 @@ async def test_a_worker_that_falls_silent_is_killed(start: Starter) -> None:
 async def test_a_kill_by_the_kernel_counts_as_out_of_memory(
     counts: tuple[int | None, int | None], code: str, start: Starter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the kernel counts such kills, its count decides. Otherwise SIGKILL most likely came from the kernel."""
+    """Linux counts its out-of-memory kills, and the count decides. Without a count, SIGKILL is taken for such a
+    kill.
+    """
     monkeypatch.setattr(process_memory, "kernel_kills", iter(counts).__next__)
     engine = await start()
     os.kill(engine.pid, signal.SIGKILL)

@@ -1,5 +1,3 @@
-"""The command `echo-node log`, which shows the node's log."""
-
 from __future__ import annotations
 
 import json

@@ -1,4 +1,4 @@
-"""`echo-node receipts` with a real spool (results that the node keeps on disk) and a hub on real sockets."""
+"""`echo-node receipts` with a real spool (finished rollouts that a node keeps on disk) and a hub on real sockets."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodePaths:
 
 @pytest.fixture
 async def joined(bare_hub: Any, paths: NodePaths) -> Any:
-    """Return a hub that the node has joined before. The node has rollouts in four states."""
+    """Return a hub that the node has joined before. The spool has rollouts in four states."""
     record = HubRecord(
         url=bare_hub.url, hub_key_hex=bare_hub.me.public_key.hex(), joined_at=1.0, run_id="run-1", run_name="a run"
     )
@@ -49,7 +49,7 @@ async def joined(bare_hub: Any, paths: NodePaths) -> Any:
 
 
 async def invoke(*arguments: str) -> Any:
-    """Run the command on a thread, so that this process can serve the hub meanwhile."""
+    """Run the command on a thread: the hub in this process must answer it."""
     return await asyncio.to_thread(lambda: CliRunner().invoke(app, ["receipts", *arguments], catch_exceptions=False))
 
 

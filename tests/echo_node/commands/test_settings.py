@@ -1,4 +1,4 @@
-"""`echo-node config` while no node runs; tests/echo_node/test_daemon_reloads.py has a running one."""
+"""`echo-node config` while no node runs; with a running node, see tests/echo_node/test_daemon_reloads.py."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""`echo-node team`, with a hub on real sockets."""
-
 from __future__ import annotations
 
 import asyncio
@@ -28,7 +26,7 @@ async def joined(bare_hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 async def said(*arguments: str) -> str:
-    """Run the command on a thread, so that this process can serve the hub meanwhile."""
+    """Run the command on a thread: the hub in this process must answer it."""
     result = await asyncio.to_thread(
         lambda: CliRunner().invoke(app, ["team", *arguments], catch_exceptions=False),
     )

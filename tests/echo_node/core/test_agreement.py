@@ -1,5 +1,3 @@
-"""Agreement between the node's and the hub's records of rollouts."""
-
 from __future__ import annotations
 
 import pytest

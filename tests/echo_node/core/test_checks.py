@@ -1,4 +1,6 @@
-"""Checks of other nodes' completions: accepted or declined, given to the engine when it has time, and answered once."""
+"""Checks of other nodes' completions: the node accepts or declines a check, scores when its engine has time, and
+answers once.
+"""
 
 from __future__ import annotations
 

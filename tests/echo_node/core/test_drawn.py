@@ -1,4 +1,6 @@
-"""Tokens that the node has sampled: how they grow, are sent in messages of limited size, and are continued."""
+"""Sampled tokens on the node: they accumulate, are sent in messages of limited size, and are continued after a
+restart.
+"""
 
 from __future__ import annotations
 

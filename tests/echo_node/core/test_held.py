@@ -1,4 +1,4 @@
-"""Leases that a node holds, by hand; then a random walk in which every rollout must leave exactly once."""
+"""Leases that a node holds: examples by hand, then a random walk in which every rollout must end exactly once."""
 
 from collections.abc import Iterable
 

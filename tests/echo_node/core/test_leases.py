@@ -1,4 +1,4 @@
-"""Leases with the tokens sampled so far, and what the node then tells its engine and its hub."""
+"""A node's leases with their tokens so far, and the resulting messages to engine and hub."""
 
 from typing import TypeVar
 
@@ -18,7 +18,6 @@ def talking() -> HubTalk:
 
 
 def running(*held: Lease, talk: HubTalk | None = None) -> Leases:
-    """Return leases that the engine is sampling."""
     leases = Leases(talk or talking())
     for one in held:
         leases.take(one, set(one.indices), 0.0)
@@ -135,7 +134,7 @@ def test_an_engines_end_is_attributed_to_its_cause() -> None:
     leases.start(by_its_own)
     for _ in range(2):
         assert leases.engine_lost("crashed", "the work") == []
-        # Two leases may have killed the engine. The first one runs alone from here on, to find out.
+        # Either lease may have killed the engine, so the first one now runs alone.
         leases.start(by_its_own)
     assert returned(leases.engine_lost("crashed", "the work")) == [
         (1, (0, 1), "the sampling engine died 3 times on it: crashed")

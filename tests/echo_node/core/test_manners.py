@@ -27,7 +27,7 @@ QUIET = SensorReading(
 
 
 class Owner:
-    """The manners of one machine (rules by which a node yields to its owner), with a clock."""
+    """One machine's manners (the rules by which a node yields to its owner), with a scripted clock."""
 
     def __init__(self, **settings: object) -> None:
         self.manners = Manners(MannersConfig(**settings))  # type: ignore[arg-type]

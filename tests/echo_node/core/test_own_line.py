@@ -1,5 +1,5 @@
-"""How fast the node's uplink is, estimated from its connections; here on a simulated line of known rate with a queue in
-front.
+"""A node estimates the rate of its uplink from its connections; here on a simulated line with a known rate and a
+queue.
 """
 
 from dataclasses import dataclass, replace
@@ -12,13 +12,15 @@ from echo_shared.wire.sent import Sent
 DELAY_S = 0.06
 MOST_QUEUE_S = 0.1
 HEADERS = 1.08
-"""Bytes on the line per byte that the connections count, which is without headers."""
+"""Bytes on the line, headers included, per byte that the connections count."""
 FIRST = Sent(num_packets=0, num_lost=0, arrived_bytes=0, rtt_s=DELAY_S, min_rtt_s=DELAY_S)
 
 
 @dataclass
 class Home:
-    """Four connections that send as fast as they can; other users of the line take the share `others` of it."""
+    """Four connections that send as fast as the estimate allows; other users of the line take the share `others` of its
+    rate.
+    """
 
     carries: float
     others: float = 0.0
@@ -34,7 +36,7 @@ class Home:
         return self.waiting / self.carries
 
     def send(self, seconds: float) -> list[float]:
-        """Send for this time; return the queue on the line, in seconds, at each measurement."""
+        """Simulate `seconds`; return the line's queue, in seconds, at each measurement."""
         queues = []
         for _ in range(round(seconds / LOOK_S)):
             rate = self.line.rate

@@ -1,4 +1,4 @@
-"""How many rollouts a node can finish before their deadline, computed by hand."""
+"""How many rollouts a node asks for: no more than it can finish before their deadline. Computed by hand."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ def test_unknown_values_limit_nothing() -> None:
     pace = OwnPace()
     assert pace.affordable(64) == 64
     pace.tokens_per_s = 10.0
-    assert pace.affordable(64) == 64  # Without a known deadline there is no limit.
+    assert pace.affordable(64) == 64
 
 
 def test_half_of_the_deadline_is_used() -> None:
     pace = OwnPace()
     pace.tokens_per_s = 100.0
     pace.leased(60.0, 300)
-    assert pace.affordable(64) == 10  # 100 tokens/s for half of 60 s; at most 300 tokens per rollout.
+    assert pace.affordable(64) == 10  # 100 tokens/s for 30 s, half of the deadline, at up to 300 tokens per rollout.
     assert pace.affordable(4) == 4
 
 
@@ -45,7 +45,9 @@ def test_small_changes_are_not_told() -> None:
 
 
 def test_a_rate_measured_with_little_work_does_not_lower_the_pace() -> None:
-    """Engines with few rollouts are slower than with many. If that counted, the node would ask for even fewer."""
+    """An engine with few rollouts is slower than a full one. If that speed counted, the node would ask for ever fewer
+    rollouts.
+    """
     pace = OwnPace()
     pace.leased(120.0, 512)
     pace.finished(512, 256.0, full=True)

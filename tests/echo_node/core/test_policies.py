@@ -18,7 +18,7 @@ from echo_shared.wire.messages import ArtefactOffer, Fetched, Have, KeyframeWant
 
 
 def offer(version: int, marker: str = "a", *, parent: int | None = None) -> ArtefactOffer:
-    """Return an offer of a version; `marker` stands for its content."""
+    """Return an offer of a version; another `marker` means other content."""
     manifest = Manifest(
         kind="policy",
         run_id="run",
@@ -99,7 +99,7 @@ def test_the_newest_version_is_fetched_once_then_loaded() -> None:
 
 
 def superseded() -> PolicyVersions:
-    """Return policies that are fetching version 1 when version 2 is published."""
+    """Return policies that fetch version 1 when version 2 is published, and now fetch both."""
     shelf = policies()
     shelf.published(1, offer(1))
     settle(shelf)
@@ -111,7 +111,7 @@ def superseded() -> PolicyVersions:
 def test_a_superseded_fetch_is_abandoned_once_the_newer_is_closer() -> None:
     shelf = superseded()
     shelf.progressed({None: (0, 1_000), 1: (40, 100)})
-    assert settle(shelf) == []  # It is not known yet how far the newest version has got.
+    assert settle(shelf) == []  # The progress of version 2 is unknown.
     shelf.progressed({1: (40, 100), 2: (0, 50)})
     assert settle(shelf) == [AbandonFetch(policy_version=1)]
     assert not shelf.fetched(1, fetched(1))
@@ -238,7 +238,7 @@ def test_without_the_parent_the_keyframe_is_requested_until_it_comes() -> None:
     assert settle(shelf, engine_up=False, now=0.9) == []
     assert settle(shelf, engine_up=False, now=1.0) == [asked(5)]
     assert settle(shelf, engine_up=False, now=2.9) == []
-    shelf.connected()  # The request may have been lost with the old connection.
+    shelf.connected()  # The old connection may have lost the request, so it is repeated.
     shelf.published(5, offer(5, parent=4))
     assert settle(shelf, engine_up=False, now=2.9) == [asked(5)]
     shelf.published(5, offer(5))
@@ -252,7 +252,7 @@ def test_a_delta_that_cannot_be_read_is_not_fetched_again() -> None:
     settle(shelf)
     shelf.fetch_failed(5, 0.0, 0.0, unreadable=True)
     assert settle(shelf) == [asked(5)]
-    # Its only known fault is the missing parent, the version that this delta changes.
+    # Its only fault is the missing parent: the version to which this delta applies.
     shelf.published(5, offer(5, parent=3))
     assert settle(shelf) == [asked(5)]
     shelf.published(5, offer(5))
@@ -286,13 +286,14 @@ def test_versions_on_disk_are_used_and_served_after_a_restart() -> None:
     shelf = policies({4: OnDisk(content="c" * 64, fetched=fetched(4)), 5: OnDisk(content=content, fetched=fetched(5))})
     assert list(shelf.reports) == [fetched(4), fetched(5)]
     again = FetchArtefact(policy_version=5, offer=offer(5, parent=3))
-    assert shelf.published(5, offer(5, parent=3)) == [again]  # This offer needs no parent.
+    assert shelf.published(5, offer(5, parent=3)) == [again]  # A complete version, which needs no parent.
     assert settle(shelf) == [AddPolicy(policy_version=5)]
     shelf.fetched(5, fetched(5))
     assert shelf.published(5, offer(5, parent=3)) == []
     shelf.published(6, offer(6, parent=4))
     assert settle(shelf) == [FetchArtefact(policy_version=6, offer=offer(6, parent=4))]
-    assert shelf.offered(4, offer(4)) == [RemoveArtefact(policy_version=4)]  # Version 4 has other content now.
+    # The hub's version 4 has other content now.
+    assert shelf.offered(4, offer(4)) == [RemoveArtefact(policy_version=4)]
 
 
 def test_an_invalid_manifest_is_left_to_the_fetch() -> None:
@@ -307,7 +308,6 @@ def pushed(version: int, marker: str = "a", *, parent: int | None = None) -> Art
 
 
 def declines(shelf: PolicyVersions) -> list[bytes]:
-    """Return the info-hashes of the pushed files that the node declines."""
     messages = [effect.message for effect in shelf.declined() if isinstance(effect, SendMessage)]
     haves = [message for message in messages if isinstance(message, Have)]
     assert all(have.pieces == () and not have.wanted for have in haves) and len(haves) == len(messages)
@@ -346,7 +346,7 @@ def test_the_push_of_an_abandoned_version_is_declined() -> None:
     shelf.published(2, pushed(2, parent=1))
     settle(shelf)
     assert declines(shelf) == []
-    shelf.published(2, pushed(2, "b"))  # The version has other content.
+    shelf.published(2, pushed(2, "b"))  # Version 2 now has other content.
     settle(shelf)
     assert declines(shelf) == [info_hash(2, 1)]
     shelf.published(3, pushed(3))
@@ -390,7 +390,7 @@ def test_interruptible_leases_begin_with_the_newest_version_others_with_their_ow
     have(shelf, 1, 2)
     assert [shelf.version_for(lease(1, version=version)) for version in (1, 2, 3)] == [1, 2, None]
     assert [shelf.version_for(interruptible(version)) for version in (1, 2, 3)] == [2, 2, None]
-    shelf.published(1, offer(1))  # The hub was restored from a backup, so its versions are older.
+    shelf.published(1, offer(1))  # After a restore from a backup, the hub's versions are older.
     assert [shelf.version_for(interruptible(version)) for version in (1, 2)] == [1, None]
 
 
@@ -416,7 +416,7 @@ def test_an_offer_is_kept_while_its_fetch_continues() -> None:
     for version in range(1, newest + 1):
         shelf.published(version, offer(version))
         settle(shelf)
-    for version in range(1, newest + 1):  # The node is slow, but gets every version in order.
+    for version in range(1, newest + 1):  # A slow node, which nevertheless gets every version in order.
         shelf.fetched(version, fetched(version))
         settle(shelf)
     assert shelf.newest_loaded == newest

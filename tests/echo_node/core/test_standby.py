@@ -1,4 +1,4 @@
-"""Sentences that tell the owner why the node has no work."""
+"""The sentences that tell the owner why the node is on standby, that is, gets no work."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def test_days_and_months_by_hand() -> None:
 def test_a_clock_set_back_continues_with_the_shown_day() -> None:
     ledger = TrafficByDate({})
     ledger.add(Amount(5, 0), date(2026, 3, 10))
-    ledger.add(Amount(100, 0), date(2026, 3, 20))  # The machine's clock was wrong then.
+    ledger.add(Amount(100, 0), date(2026, 3, 20))  # Recorded while the machine's clock was wrong.
     assert ledger.now(date(2026, 3, 10)) == Traffic(day=Amount(5, 0), month=Amount(5, 0))
     ledger.add(Amount(1, 0), date(2026, 3, 10))
     assert ledger.now(date(2026, 3, 10)).day == Amount(6, 0)
@@ -54,7 +54,7 @@ def test_the_kept_history_is_bounded_and_covers_a_month() -> None:
         (date(2026, 2, 28), "on 1 March"),
         (date(2028, 2, 29), "on 1 March"),
         (date(2026, 12, 1), "on 1 January"),
-        (date(2026, 3, 29), "on 1 April"),  # In much of Europe, this day has 23 hours (daylight saving time).
+        (date(2026, 3, 29), "on 1 April"),  # In much of Europe this day has 23 hours (daylight saving time).
     ],
 )
 def test_a_month_s_cap_says_when_it_ends(today: date, end: str) -> None:

@@ -1,4 +1,4 @@
-"""Update decisions. Whatever hubs say, the installer must run at most once a day."""
+"""When a node updates itself: whatever hubs say, it runs the installer at most once a day."""
 
 from __future__ import annotations
 

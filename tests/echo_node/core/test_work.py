@@ -160,7 +160,7 @@ def test_a_push_that_the_node_cannot_take_now_is_declined() -> None:
 
     node = Node()(welcome())
     node(published(1))
-    assert node.sent(Have) == declined(1)  # The node lacks the base.
+    assert node.sent(Have) == declined(1)  # The node declines, because it lacks the base.
     node(here(None))
     assert node.of(FetchArtefact) == [FetchArtefact(policy_version=1, offer=published(1).offer)]
     node(published(2))
@@ -199,7 +199,7 @@ def test_without_a_connection_a_rollout_waits_for_the_next_welcome() -> None:
 def test_no_more_is_asked_for_than_can_be_done_in_time() -> None:
     node = Node().ready()
     assert node.ever_sent(NodeStatus)[-1].capacity == 2 * WIDTH
-    # At 50 tokens/s and 2 tokens each, 15 rollouts fit into half of the deadline.
+    # At 50 tokens/s and 2 tokens per rollout, 15 rollouts fit into half of the deadline of 1.2 s.
     node(lease(1, deadline_s=1.2), finished(1, 0))
     assert node.loop.status(node.now).capacity == 2 * WIDTH
     node(lease(2, deadline_s=0.12))
@@ -230,7 +230,7 @@ def check(version: int = 0) -> CheckLease:
 
 
 def test_another_nodes_completion_is_scored_with_its_version() -> None:
-    """Such versions may no longer be loaded: they are loaded from disk for the check, and dropped afterwards."""
+    """If that version was dropped, the node loads it from disk for the check, and drops it again."""
     node = Node()(welcome(1), here(None), here(1), EngineReady(width=WIDTH, scores=True))
     assert node.sent(NodeStatus)[-1].checks == MAX_CHECKS
     for version in (2, 3, 4):

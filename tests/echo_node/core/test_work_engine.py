@@ -1,4 +1,4 @@
-"""Engines of a work loop: reasons of their ends, restarts, and pauses for the owner."""
+"""The engine of a work loop: why it ended, its restarts, and pauses for the owner."""
 
 from echo_node.core.effects import (
     AddPolicy,

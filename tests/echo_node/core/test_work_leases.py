@@ -1,4 +1,4 @@
-"""The work loop's leases: which version each one gets, and when they are returned."""
+"""The leases of a work loop: each lease's version, and the reasons to return a lease."""
 
 from echo_node.core.effects import (
     AddPolicy,
@@ -135,7 +135,7 @@ def test_an_engine_that_does_not_answer_or_ends_holds_no_lease_back() -> None:
 
 
 def prepared_anew(node: Node, version: int) -> Node:
-    """Publish a newer version, and let the node fetch it and prepare it in the engine."""
+    """Publish a newer version; the node fetches it and prepares it in the engine."""
     news = PolicyPublished(policy_version=version, offer=offer(version))
     return node(news, here(version), PolicyPrepared(policy_version=version))
 
@@ -188,8 +188,8 @@ def test_a_lease_that_is_revoked_or_goes_back_between_two_versions_ends_once() -
 
 
 def test_a_replaced_versions_tokens_are_dropped_with_it() -> None:
-    """After a restore from a backup, the hub publishes another policy under the same version number. Tokens of the old
-    policy must not be continued.
+    """After a restore from a backup, the hub publishes another policy under the same number. Tokens of the old policy
+    must not be continued.
     """
     node = Node()(welcome(1).model_copy(update={"policy": real_offer(1)}), here(None), here(1))
     node(EngineReady(width=WIDTH), lease(1, version=1), lease(2, version=0))

@@ -1,4 +1,4 @@
-"""A random walk through a work loop's states; invariants are checked at every step."""
+"""A random walk through the states of a work loop, with its invariants checked at every step."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -55,7 +55,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 5), st.integers(0,
 
 
 class World:
-    """Answers the effects of a work loop at random moments, and keeps account of every rollout that was leased."""
+    """Answers the effects of a work loop at random moments, and accounts for every leased rollout."""
 
     def __init__(self) -> None:
         self.node = Node()
@@ -66,7 +66,7 @@ class World:
         self.sent_before_spooled: set[str] = set()
         self.running: dict[int, set[int]] = {}
         self.versions: dict[int, int] = {}
-        """Policy version of each lease: the sampling version, or before the start the named version."""
+        """By lease: the version that the engine samples with; before the start, the version that the hub named."""
         self.may_move: set[int] = set()
         self.loaded: set[int] = set()
         self.engine_exists = self.engine_up = self.engine_is_still = self.engine_ends = False
@@ -75,15 +75,15 @@ class World:
         self.unspooled: list[Rollout] = []
         self.fetching: dict[int | None, ArtefactOffer] = {}
         self.on_disk: set[int | None] = {None}
-        """Fetched versions. None stands for the base, and for what a complete version (keyframe) needs."""
+        """Versions on disk; None = the base. A complete version needs only the base, a delta its parent."""
         self.published = 0
         self.drawn: dict[tuple[int, int], list[int]] = {}
         """By rollout: the version of each token that the engine has sampled."""
         self.told: dict[tuple[int, int], int] = {}
         self.known: dict[tuple[int, int], list[int]] = {}
-        """By rollout: versions of all tokens given or reported to the node."""
+        """By rollout: the versions of the tokens that the node knows, from the lease's prefix or from its engine."""
         self.hub_has: dict[tuple[int, int], int] = {}
-        """By rollout: how many tokens the hub has; cleared when the node connects again."""
+        """By rollout: number of tokens that the hub has; cleared when the node connects again."""
         self.cancelling: list[int] = []
 
     @property
@@ -154,7 +154,8 @@ class World:
                     assert given.get(index, 0) == len(self.known[name]), "no reported token is sampled again"
                     self.drawn[name], self.told[name] = list(self.known[name]), len(self.known[name])
             case CancelLease(lease_id=lease_id):
-                self.running.pop(lease_id, None)  # The lease may have got an earlier order to change its version.
+                # It may be gone: an earlier effect cancelled the lease in order to change its version.
+                self.running.pop(lease_id, None)
                 self.cancelling.append(lease_id)
             case FetchArtefact(policy_version=version, offer=one):
                 assert version not in self.fetching, "fetched twice at once"
@@ -173,7 +174,7 @@ class World:
     def step(self, kind: int, a: int, b: int) -> None:
         lease_ids = sorted(self.running)
         chosen = lease_ids[a % len(lease_ids)] if lease_ids else None
-        if kind == 0:  # Hubs keep this version's content, or have other content after a restore.
+        if kind == 0:  # The hub's version keeps its content, or has other content after a restore.
             news = welcome(self.published)
             self.hub_has = {}
             same = news.model_copy(update={"policy": news.policy and real_offer(self.published)})
@@ -264,7 +265,7 @@ def test_every_leased_index_ends_once(steps: list[tuple[int, int, int]]) -> None
     world.do(welcome())
     for kind, a, b in steps:
         world.step(kind, a, b)
-    world.step(0, 0, 0)  # A new connection makes the node send what is still unsent.
+    world.step(0, 0, 0)  # A new connection makes the node send all that is unsent.
     world.do(DrainRequested(reason="the end"))
     world.node.now += LAST_WORDS_S
     world.do(Tick())

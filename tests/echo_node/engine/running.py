@@ -1,4 +1,4 @@
-"""Engines in scripted processes (`odd_worker`), with what their supervisors report."""
+"""Engines in scripted processes (`odd_worker`), and the events that their supervisors report."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def files_in(directory: Path) -> EngineFiles:
 
 
 class Engines:
-    """Starts engines and collects the events that they report. `choice` None: the machine has no engine."""
+    """Starts engines and collects their events. `choice` is the engine that the machine has; None: it has none."""
 
     def __init__(self, directory: Path, choice: BackendChoice | None) -> None:
         self.directory = directory
@@ -50,7 +50,6 @@ class Engines:
         return hardware.detect(), self.choice
 
     async def start(self, max_width: int = 0, *, width: int = 0, bench_seconds: float = 0.0) -> Any:
-        """Start an engine and return its first event."""
         parts = EngineParts(
             chooser=self.chooser,
             widths=Widths(self.directory / "widths.json"),

@@ -1,4 +1,4 @@
-"""Which engine a node uses, on a machine that changes while it runs."""
+"""Which engine a node uses if the machine's devices change while it runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FOUND = hardware.detect()
 
 
 class Machine:
-    """A machine on which these choices come one after the other; the last one stays. None: no engine works."""
+    """A machine whose best engine is each of these choices in turn; the last one stays. None: no engine works."""
 
     def __init__(self, *choices: BackendChoice | None) -> None:
         self.left = list(choices)
@@ -34,7 +34,7 @@ class Machine:
         return FOUND, choice
 
     def has_changed(self) -> bool:
-        """Return True after a change of the choice since the last call."""
+        """Return True if the choice has changed since the last call."""
         was, _ = self.changed.is_set(), self.changed.clear()
         return was
 
@@ -49,7 +49,7 @@ async def test_a_device_that_vanishes_and_comes_back() -> None:
     assert (chooser.is_fallback, machine.has_changed()) == (True, True)
     assert chooser.trouble is not None and chooser.trouble.code is TroubleCode.DEVICE_GONE
     assert "torch on cuda is gone: the node uses llama_cpp on cpu" in chooser.trouble.sentence
-    await chooser.until_another()  # Waits through checks without a change or an engine.
+    await chooser.until_another()  # Waits for the GPU: before it, the choice does not change or there is no engine.
     assert chooser.choice == CPU
     assert await chooser.decide() == GPU
     assert (chooser.is_fallback, machine.has_changed()) == (False, True)

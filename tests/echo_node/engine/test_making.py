@@ -1,4 +1,4 @@
-"""What an engine is made from: the settings and the base model of this moment."""
+"""An engine is made from the current settings and the current base model, read at its start."""
 
 from __future__ import annotations
 
@@ -23,15 +23,13 @@ from tests.echo_node.host.test_artefact_files import manifest_of
 
 
 class Node:
-    """A node whose settings and run are changed by the test."""
-
     def __init__(self, paths: NodePaths) -> None:
         self.paths = paths
         self.news: asyncio.Queue[Any] = asyncio.Queue()
         self.maker = EngineMaker(paths, NodeConfig(bench_seconds=0), self.news)
 
     def fetch_base(self, run_id: str) -> str:
-        """Create a base model as if it had been fetched, and return the hash of its content."""
+        """Create a base model as if it had been fetched; return the hash of its content."""
         directory = self.paths.base(run_id)
         directory.mkdir(parents=True)
         (directory / "config.json").write_text("{}")

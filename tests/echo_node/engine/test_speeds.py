@@ -1,5 +1,3 @@
-"""Measured speeds of engines, as stored on disk, and how they are used."""
-
 from __future__ import annotations
 
 import json

@@ -1,4 +1,4 @@
-"""The supervisor of engines, over real processes that misbehave on request: which events it delivers, and what it
+"""The supervisor of an engine's process, with real processes that misbehave on request: its events, and what it
 remembers on disk.
 """
 
@@ -39,17 +39,15 @@ from tests.echo_node.engine.running import PATIENCE_S, Engines
 pytestmark = pytest.mark.usefixtures("odd_worker")
 
 FINE, HANG, HOARD, NO_ROOM, NO_MEMORY, BUG, HICCUP, RANT, TALK = range(9)
-"""The faults with these names in `odd_worker`."""
+"""Faults that `odd_worker` knows by these names."""
 TORCH = BackendChoice(name="torch", device="cpu", reason="test")
 LLAMA = BackendChoice(name="llama_cpp", device="cpu", reason="test")
 Starter = Callable[..., Awaitable[Any]]
 
 
 class Bench(Engines):
-    """Engines that sample prompts, which select their faults."""
-
     async def sample(self, prompt: int) -> Any:
-        """Sample a group with this prompt, which selects a fault, and return the next event."""
+        """Sample a group; its prompt selects a fault. Return the next event."""
         await self.engine.submit(
             GroupRequest(
                 lease_id=1,
@@ -108,7 +106,7 @@ async def test_an_engine_ended_while_its_width_is_stored_does_not_survive(bench:
 
 
 async def opened_for_reading(pipe: Path) -> int:
-    """Return the writing end of `pipe`, once another process waits for data from it."""
+    """Return the writing end of `pipe` once another process has opened it for reading."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
@@ -157,7 +155,7 @@ async def test_missing_weights_are_requested_if_this_node_deleted_them(bench: Be
 
 
 def mark_converted(bench: Bench) -> None:
-    """Mark the base as verified, with a converted file in place of its weights."""
+    """Mark the base as verified; a converted file replaces its weights."""
     (bench.directory / "config.json").write_text("{}")
     (bench.directory / "a.safetensors").write_text("weights")
     manifest = Manifest(
@@ -216,13 +214,13 @@ async def test_sampled_tokens_and_the_end_of_a_cancelled_lease_are_reported(benc
 async def test_a_device_that_vanished_and_is_back_gets_the_work_again(bench: Bench) -> None:
     bench.choice = TORCH
     await bench.start()
-    bench.choice = LLAMA  # The better device is gone, and its engine dies with it.
+    bench.choice = LLAMA  # The better device is gone; the next request ends its engine.
     await bench.sample(BUG)
     assert isinstance(await bench.start(), EngineReady)
     assert (bench.chooser.choice, bench.changed.is_set()) == (LLAMA, True)
     bench.changed.clear()
     bench.choice = TORCH
-    lost = await bench.sample(HANG)  # The engine is ended by force, even while it hangs.
+    lost = await bench.sample(HANG)  # The supervisor ends the engine, although it hangs.
     assert (lost.cause, lost.what) == ("stopped", "The engine's process was stopped.")
     assert isinstance(await bench.start(), EngineReady)
     assert (bench.chooser.choice, bench.changed.is_set()) == (TORCH, True)
@@ -263,7 +261,7 @@ async def test_a_stopped_engine_reports_its_end_once(bench: Bench) -> None:
     await bench.engine.end()
     assert (await lost).cause == "stopped"
     starting = asyncio.create_task(bench.start())
-    await asyncio.sleep(0)  # At this moment its process does not exist yet.
+    await asyncio.sleep(0)  # Its process does not exist yet.
     assert bench.engine.pid is None
     await bench.engine.end()
     assert await starting == EngineLost(what="The engine was ended before it was up.", cause="stopped")

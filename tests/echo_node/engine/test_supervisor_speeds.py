@@ -1,4 +1,6 @@
-"""An engine's speed is measured once, before the node tells the hub its capacity; processes are real but scripted."""
+"""An engine's speed is measured once, before the node reports its capacity to the hub. Processes are real; engines are
+scripted.
+"""
 
 from __future__ import annotations
 
@@ -34,15 +36,13 @@ CHOICE = BackendChoice(name="torch", device="cpu", reason="test")
 
 
 class Node(Engines):
-    """Engines on one base; 64 rollouts wide unless told otherwise."""
-
     def __init__(self, directory: Path) -> None:
         super().__init__(directory, CHOICE)
         self.found = hardware.detect()
         self.place = place_of(CHOICE, self.found, "base")
 
     def describe_base(self) -> None:
-        """Allow only token 0 in measured prompts, because the first token of a prompt selects a fault."""
+        """Allow only token 0 in the measured prompts: the first token of a prompt selects a fault, and 0 means none."""
         (self.directory / "config.json").write_text('{"vocab_size": 1, "max_position_embeddings": 64}')
 
     def speeds(self) -> Speeds | None:
@@ -95,7 +95,7 @@ async def test_a_base_that_does_not_say_its_bounds_is_not_measured(node: Node) -
 async def test_an_engine_that_fails_its_measurement_starts_without_one_next_time(
     node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (node.directory / "config.json").write_text("{}")  # Only the measurement reads this file here.
+    (node.directory / "config.json").write_text("{}")  # Only the measurement reads this file.
     lost = await node.start()
     assert isinstance(lost, EngineLost) and lost.cause == "died"
     assert "the next start skips the measurement" in caplog.text

@@ -1,4 +1,4 @@
-"""Limits on the number of simultaneous rollouts, as remembered on a real disk."""
+"""Limits on the number of simultaneous rollouts, which the node learns and keeps on a real disk."""
 
 from __future__ import annotations
 

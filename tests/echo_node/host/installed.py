@@ -1,5 +1,3 @@
-"""Makes installed copies of Echo with a scripted installer."""
-
 from __future__ import annotations
 
 import json
@@ -10,11 +8,11 @@ from echo_node.host.installed_copy import InstalledCopy
 
 SYSTEM = "macos" if sys.platform == "darwin" else "linux"
 SWITCH = 'cd "$(dirname "$0")/../../../.." && mkdir -p versions/2/installers && ln -sfn versions/2 current'
-"""What every installer does last: switch to the new version."""
+"""The last command of every installer: switch to the new version."""
 
 
 def make_copy(home: Path, installer: str = SWITCH, *, source: Path | str | None = None) -> InstalledCopy:
-    """Make a copy that was installed from the wheelhouse `source`, by default a new one."""
+    """Make a copy that was installed from the wheelhouse `source`, or from a new one."""
     environment = home / "versions" / "1"
     script = environment / "installers" / SYSTEM / "install.sh"
     script.parent.mkdir(parents=True)
@@ -29,6 +27,5 @@ def make_copy(home: Path, installer: str = SWITCH, *, source: Path | str | None 
 
 
 def note(into: Path, /, **changed: object) -> None:
-    """Write source.json like the installer."""
     noted = {"origin": "wheelhouse", "source": "", "options": [], "environment": {"HOME": str(into)}, **changed}
     (into / "source.json").write_text(json.dumps(noted))

@@ -1,5 +1,5 @@
-"""A base model may be on disk in its original form, or converted. The node may be killed between any two steps of a
-change.
+"""A base model on disk in its original form or converted. The node may be killed between any two steps of a change of
+form.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ GIB = 2**30
 
 
 class Killed(BaseException):
-    """A sudden death of the process; no error handler catches it."""
+    """Sudden death of the process: no error handler catches this exception."""
 
 
 class Disk:
-    """A verified base of two weight files, converted twice, next to other files of a node."""
+    """A verified base with two weight files, two conversions of it, and other files of a node."""
 
     def __init__(self, root: Path) -> None:
         self.base = root / "artefacts" / "run-base"
@@ -56,7 +56,6 @@ class Disk:
 
     @property
     def here(self) -> set[str]:
-        """Return the paths of all files except the base's marker."""
         files = [*self.base.rglob("*"), *self.derived.parent.rglob("*")]
         root = self.base.parent.parent
         return {path.relative_to(root).as_posix() for path in files if path.is_file()}
@@ -68,7 +67,7 @@ class Disk:
 
 
 def kill_after(num_steps: int, patch: pytest.MonkeyPatch) -> None:
-    """Kill the process after `num_steps` steps that change the disk."""
+    """Raise Killed instead of the disk change that follows the first `num_steps` changes."""
     steps = iter(range(num_steps))
 
     def counted(real: Callable[..., object]) -> Callable[..., object]:
@@ -106,9 +105,7 @@ def test_the_weights_stay_for_an_engine_that_reads_them(disk: Disk) -> None:
 def test_a_kill_between_any_two_steps_leaves_a_whole_base(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, converted: bool
 ) -> None:
-    """After a kill at any of the steps, a usable form of the base must be left, and the next start completes the
-    change.
-    """
+    """After a kill at any step, a usable form of the base is left, and the next start completes the change."""
     kept, num_kills = CONVERTED if converted else OWN, 0
     while True:
         disk = Disk(tmp_path / str(num_kills))

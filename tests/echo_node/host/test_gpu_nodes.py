@@ -1,4 +1,4 @@
-"""CUDA's device files under /dev may be missing until a program of the driver makes them; here this is a script."""
+"""CUDA's device files under /dev may be missing until a program of the driver, here a script, makes them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="scripts with a 
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a machine with the driver loaded, whose program writes its arguments into the missing device file."""
+    """Simulate a machine with a loaded driver, whose program writes its arguments into the missing device file."""
     program = tmp_path / "nvidia-modprobe"
     program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path / "node"}\n')
     program.chmod(0o755)

@@ -1,4 +1,4 @@
-"""What a node finds out about this machine's hardware, and from real or possible outputs of nvidia-smi."""
+"""The hardware that a node detects: on this machine, and from real or possible outputs of nvidia-smi."""
 
 from __future__ import annotations
 
@@ -132,8 +132,6 @@ def test_any_quota_is_survived(text: str) -> None:
 
 
 class Groups:
-    """Control groups, as files."""
-
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._root = root
         monkeypatch.setattr(hardware, "_CGROUPS", root)
@@ -192,8 +190,8 @@ def test_any_list_of_groups_is_survived(text: str) -> None:
 def test_a_card_whose_driver_is_silent_is_seen_on_the_bus(
     vendor: str, kind: str, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NVIDIA graphics cards appear on the PCI bus even without a driver. Sound devices and other makers' cards must not
-    count.
+    """A silent GPU: an NVIDIA card that is on the PCI bus but that no driver reports. Sound devices and other makers'
+    cards do not count.
     """
     device = tmp_path / "0000:01:00.0"
     device.mkdir()

@@ -1,4 +1,4 @@
-"""Under a user's real systemd, an installer that a service starts must survive when it stops that service."""
+"""Under a user's real systemd, the installer started by the node's service survives when it stops that service."""
 
 from __future__ import annotations
 

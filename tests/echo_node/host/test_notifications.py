@@ -1,5 +1,3 @@
-"""Notifications over a real D-Bus, to a service like a desktop's."""
-
 import sys
 
 import pytest

@@ -27,7 +27,7 @@ ENGINE = """
 
 @contextmanager
 def engine(priority: str, *, own_session: bool = True, autogroup: Path = AUTOGROUP) -> Iterator[subprocess.Popen[str]]:
-    """Yield an engine's process with lowered priority; it computes as soon as it reads a line."""
+    """Yield an engine's process with lowered priority; it begins to compute when it reads a line."""
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(ENGINE.format(priority=priority, autogroup=str(autogroup)))],
         stdin=subprocess.PIPE,
@@ -44,7 +44,7 @@ def engine(priority: str, *, own_session: bool = True, autogroup: Path = AUTOGRO
 
 
 def session_niceness(pid: int) -> str:
-    """Return the session's niceness; the kernel shows it like `/autogroup-17 nice 0`."""
+    """Return the session's nice value, from a line such as `/autogroup-17 nice 0`."""
     return Path(f"/proc/{pid}/autogroup").read_text().split()[-1]
 
 
@@ -60,7 +60,7 @@ def test_an_engine_lowers_its_own_and_its_sessions_priority(priority: str, polic
 
 @linux
 def test_if_the_session_cannot_be_changed_the_process_still_gives_way(tmp_path: Path) -> None:
-    # A directory in place of the kernel's file: writing to it is refused.
+    # The kernel's file is replaced by a directory, so the write fails.
     with engine("lowest", autogroup=tmp_path) as process:
         assert os.sched_getscheduler(process.pid) == os.SCHED_IDLE
         assert os.getpriority(os.PRIO_PROCESS, process.pid) == 19
@@ -85,7 +85,7 @@ def test_a_session_with_other_processes_is_left_unchanged() -> None:
 
 @linux
 def test_an_engine_hardly_slows_another_session_on_its_core() -> None:
-    """The owner's session must get more than nine tenths of the core; without a lowered priority it would get half."""
+    """The owner's session gets more than 90 % of the core; at equal priority it would get half."""
     core = min(os.sched_getaffinity(0))
     with engine("lowest") as process:
         os.sched_setaffinity(process.pid, {core})

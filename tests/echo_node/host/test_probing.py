@@ -1,4 +1,4 @@
-"""Code tried in a separate process, and reports of that process's death."""
+"""Code is tried in a separate process; if that process dies, its death is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Service files for every platform, and their installation with a scripted service manager that records its calls."""
+"""Service files for every platform, installed with a scripted service manager that records its calls."""
 
 import configparser
 import os
@@ -29,7 +29,7 @@ def test_the_systemd_unit_runs_the_command(tmp_path: Path) -> None:
     assert parser["Service"]["Environment"] == '"ECHO_NODE_HOME=/home/a b"'
     assert parser["Service"]["Restart"] == "on-failure"
     assert parser["Install"]["WantedBy"] == "default.target"
-    # The node learns of the owner's activity by the session's D-Bus, and by sockets in /tmp.
+    # The sensors of the owner's activity need the session's D-Bus, and sockets in /tmp.
     assert parser["Unit"]["Wants"] == parser["Unit"]["After"] == "dbus.socket"
     assert not {key for key in parser["Service"] if key.startswith(("Private", "Protect", "InaccessiblePaths"))}
     assert "DBUS_SESSION_BUS_ADDRESS" not in made.content.decode(), "the service manager's own variable is used"
@@ -115,7 +115,7 @@ def test_this_platform_has_a_service_manager(tmp_path: Path) -> None:
 
 
 def on_path(directory: Path, monkeypatch: pytest.MonkeyPatch, *, exit_status: int) -> Path:
-    """Put a service manager on PATH that records its calls, and return the file with them."""
+    """Put a service manager on PATH that records its calls; return the file of these records."""
     directory.mkdir()
     calls = directory / "calls"
     script = directory / "systemctl"

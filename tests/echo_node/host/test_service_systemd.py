@@ -1,4 +1,4 @@
-"""The node's service under a user's real systemd: it starts, reaches the session's D-Bus, and ends."""
+"""The node's service under a user's real systemd: it starts, reaches the session's D-Bus and ends."""
 
 from __future__ import annotations
 

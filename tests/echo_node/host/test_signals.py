@@ -1,4 +1,4 @@
-"""Real signals to a real process: each is delivered, and afterwards the previous handlers are in place again."""
+"""Real signals to a real process: each is delivered once, and afterwards the previous handlers are restored."""
 
 from __future__ import annotations
 

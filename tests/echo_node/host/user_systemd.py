@@ -1,4 +1,4 @@
-"""A user's real systemd, in namespaces of its own."""
+"""A user's real systemd in its own namespaces."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ export XDG_RUNTIME_DIR=/run/user/0
 "$SYSTEMD" --user > "$HOME/systemd.log" 2>&1 &
 until systemctl --user show-environment > /dev/null 2>&1; do kill -0 $!; sleep 0.1; done
 """
-"""Starts systemd, which requires a directory that marks a booted system, and writable control groups."""
+"""Starts systemd, which needs writable control groups and a directory that marks a booted system."""
 
 
 def why_not() -> str:
-    """Return the reason that systemd cannot run here, or ""."""
     if not SYSTEMD.exists() or shutil.which("unshare") is None:
         return "no systemd here"
     if os.geteuid() != 0:
@@ -41,7 +40,9 @@ def why_not() -> str:
 
 
 def run_in_session(script: str, home: Path, environment: Mapping[str, str]) -> None:
-    """Run shell commands in the user's session; PYTHON is this interpreter. If they fail, report their output."""
+    """Run shell commands in the user's session; `PYTHON` in them is this interpreter. Raises an error with their output
+    if they fail.
+    """
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("XDG_", "DBUS_", "ECHO_"))}
     root = Path(__file__).resolve().parents[3]
     own = {

@@ -1,5 +1,5 @@
-"""Codes that pair a node with a helper, and the helper's certificate: a printed code is read back, anything else is
-refused.
+"""The code that pairs a node with a helper (a machine that lends memory or a GPU), and the helper's certificate: a
+printed code is parsed back, anything else is refused.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The encrypted tunnel from a node to a helper (a machine that lends its memory or GPU), over real sockets; the device
-is an echo server.
+"""The encrypted tunnel from a node to a helper (a machine that lends its memory or GPU) over real sockets; an echo
+server stands for the lent device.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ PATIENCE_S = 60.0
 
 
 class Device:
-    """Lends an echo server in place of a device, and counts the loans; fails if `broken`."""
-
     def __init__(self) -> None:
         self.lent = 0
         self.present = 0
@@ -51,7 +49,7 @@ class Device:
                 writer.write(data)
                 await writer.drain()
         except ConnectionError:
-            pass  # The relay has ended, which some tests intend.
+            pass  # Some tests end the relay on purpose.
         finally:
             writer.close()
 
@@ -82,7 +80,6 @@ async def exchange(port: int, data: bytes) -> bytes:
 
 
 async def refusal(address: HelperAddress) -> BackendError:
-    """Return the error of a tunnel that does not open."""
     with pytest.raises(BackendError) as caught:
         async with tunnel(address):
             pass
@@ -94,7 +91,7 @@ async def test_bytes_pass_both_ways_unchanged(address: HelperAddress, device: De
     async with tunnel(address) as lent:
         assert (lent.release, lent.free_bytes) == ("1.2.3", (5, 7))
         assert await exchange(lent.port, data) == data
-    async with tunnel(replace(address, code=None)) as lent:  # Without a code, as from the helper's own machine.
+    async with tunnel(replace(address, code=None)) as lent:  # No code is needed on the helper's own machine.
         assert await exchange(lent.port, data) == data
     assert device.lent == 2
 
@@ -110,7 +107,7 @@ async def test_a_wrong_code_is_refused_and_counted(
     for count in (1, 2):
         with caplog.at_level(logging.WARNING):
             assert "does not accept this code" in (await refusal(guessed)).what
-        # The first attempt does not count: the client refuses the wrong certificate before it sends its secret.
+        # The attempt with the foreign code counts too: the client broke it off at the wrong certificate.
         assert relay.refused == count + 1
     assert "wrong code" in caplog.text
     assert device.lent == 0
@@ -150,7 +147,8 @@ async def test_strangers_are_turned_away(address: HelperAddress, relay: DeviceRe
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
             await reader.readexactly(1)
         writer.transport.abort()
-    reader, writer = await asyncio.open_connection(address.host, address.port)  # No TLS, so there is no answer.
+    # A connection without TLS gets no answer.
+    reader, writer = await asyncio.open_connection(address.host, address.port)
     writer.write(b"\x0e" + bytes(32))
     assert len(await reader.read()) < 64
     writer.close()
@@ -230,7 +228,7 @@ async def test_a_port_that_is_taken_is_named(relay: DeviceRelay) -> None:
 
 
 async def test_an_already_open_socket_is_used(address: HelperAddress) -> None:
-    """Caged engines must not open sockets, so they get an open one."""
+    """A caged engine may not open sockets, so the node passes it an open one."""
     door = socket.create_server((LOOPBACK, 0))
     port = door.getsockname()[1]
     async with tunnel(address, door) as lent:

@@ -1,4 +1,6 @@
-"""Nodes, artefacts and messages to the hub, for tests of mesh (links between nodes) and receiver."""
+"""Nodes, artefacts and messages to the hub, for tests of the mesh (links between nodes) and of the receiver of
+pieces.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ _numbers = itertools.count(1)
 
 
 class Node:
-    """A mesh and a receiver, connected as in a node."""
+    """A mesh and a receiver, connected as in a real node."""
 
     def __init__(self, news: News, root: Path, *, me: Identity | None = None) -> None:
         self.me = me or Identity.generate()
@@ -51,9 +53,8 @@ class Node:
         self.directory = root / self.me.node_id
         self.said: list[FromNode] = []
         self.links: list[tuple[str, ...]] = []
-        """The linked nodes after each change."""
+        """After each change: the nodes that are linked."""
         self.pieces: list[tuple[Piece, str]] = []
-        """Pieces that came over the mesh, with their senders."""
         self._news = news
         self.mesh = MeshLinks(self.me)
         self.receiver = Receiver(self.mesh)
@@ -81,7 +82,7 @@ class Node:
         self.receiver.close()
 
     def had(self, info_hash: bytes) -> set[int]:
-        """Return the node's pieces as known to the hub."""
+        """Return the pieces that the hub believes the node to have."""
         said = [message for message in self.said if isinstance(message, Have) and message.info_hash == info_hash]
         return {piece for message in said for piece in message.pieces}
 
@@ -112,7 +113,7 @@ class Artefact:
     pieces: list[bytes]
 
     def piece(self, index: int, *, to: Iterable[Node] = ()) -> Piece:
-        """Return a piece that its receiver relays to the nodes `to`, which relay it no further."""
+        """Return a piece that its receiver relays to the nodes `to`, which do not relay it further."""
         return Piece(info_hash=self.layout.info_hash, index=index, data=self.pieces[index], hand_on=way(*to))
 
     def matches(self, parent: Path) -> bool:

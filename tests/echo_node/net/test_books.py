@@ -1,5 +1,3 @@
-"""A node asks its hub by HTTP for the hub's records of it, over real sockets."""
-
 from __future__ import annotations
 
 import asyncio
@@ -132,8 +130,6 @@ async def test_an_unreachable_hub_is_reported(bare_hub: Any) -> None:
 
 
 class serving:
-    """A server on loopback that gives every request to one handler."""
-
     def __init__(self, handler: Any) -> None:
         application = web.Application()
         application.router.add_route("*", "/{path:.*}", handler)

@@ -1,4 +1,4 @@
-"""Carriers (encrypted packages of model files), really seeded to other nodes."""
+"""Carriers (encrypted packages of model files) are seeded to other nodes over a real swarm."""
 
 import re
 from collections.abc import AsyncIterator
@@ -25,7 +25,7 @@ def carriers(swarm: Swarm, tmp_path: Path) -> Carriers:
 
 
 def put(carriers: Carriers, version: int, content: bytes = b"sealed") -> tuple[Manifest, TorrentLayout]:
-    """Write a complete carrier to the disk; version 0 stands for the base."""
+    """Write a complete carrier to the disk; version 0 is the base."""
     manifest = Manifest(
         kind="policy" if version else "base",
         run_id="run",

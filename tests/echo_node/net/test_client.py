@@ -1,4 +1,4 @@
-"""The node's client, and a real websocket server with scripted messages, honest or not."""
+"""The node's client against a real websocket server with scripted messages, valid or not."""
 
 import asyncio
 import ssl
@@ -65,14 +65,12 @@ def client_of(
 
 
 class Events:
-    """Collects the events that the client delivers."""
-
     def __init__(self) -> None:
         self.queue: asyncio.Queue[FromHub | Disconnected] = asyncio.Queue()
         self.pieces: asyncio.Queue[Piece] = asyncio.Queue()
 
     def take(self, piece: Piece, sender: str | None) -> None:
-        """Stand for the node's receiver of pieces."""
+        """Receive a piece in place of the node's receiver."""
         assert sender is None, "the hub itself sent it"
         self.pieces.put_nowait(piece)
 
@@ -85,7 +83,7 @@ class Events:
 
 @asynccontextmanager
 async def joined(client: HubClient) -> AsyncIterator[tuple[Events, asyncio.Future[EchoError]]]:
-    """Run the client until it has joined. Yield its events, and the error with which it ends."""
+    """Run the client until it has joined. Yield its events, and a future of its final error."""
     events = Events()
     async with asyncio.timeout(60):
         ended = asyncio.ensure_future(failure(client, events=events))
@@ -105,7 +103,6 @@ async def running(client: HubClient, *, patient: bool = False) -> AsyncIterator[
 
 
 async def failure(client: HubClient, *, patient: bool = False, events: Events | None = None) -> EchoError:
-    """Run the client, and return the error with which it ends."""
     events = events or Events()
     with pytest.raises(EchoError) as caught:
         async with asyncio.timeout(60):
@@ -173,7 +170,7 @@ async def test_the_client_reconnects_after_a_loss_and_reports_it(hub: Any) -> No
         await events.next(Welcome)
         await hub.close()
         await events.next(Disconnected)
-        await client.send(STATUS)  # There is no connection, so this message is dropped.
+        await client.send(STATUS)  # Dropped, because there is no connection.
         await hub.open()
         await events.next(Welcome)
     assert hub.handshakes == 2
@@ -301,7 +298,6 @@ async def test_https_to_a_server_that_hangs_up_in_the_handshake() -> None:
 
 
 async def failure_with(certificate: Path) -> EchoError:
-    """Return the error of a client whose hub has this certificate."""
     server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server_side.load_cert_chain(certificate)
     async with serve(lambda _: asyncio.sleep(0), "127.0.0.1", 0, ssl=server_side) as listening:
@@ -332,7 +328,7 @@ async def test_a_certificate_of_another_day_is_put_down_to_the_clock(
 
 
 def write_certificate(file: Path, *, from_day: int, to_day: int) -> None:
-    """Write the certificate and key of a server at 127.0.0.1, valid between these days, counted from today."""
+    """Write the certificate and key of a server at 127.0.0.1; `from_day` and `to_day` count from today."""
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "a hub")])
     certificate = (
@@ -386,7 +382,7 @@ async def test_a_server_that_speaks_no_websocket() -> None:
 
 @asynccontextmanager
 async def odd_hub(handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
-    """Yield the address of a server that handles websocket requests with `handler`."""
+    """Yield the address of a server whose websocket requests go to `handler`."""
     app = web.Application()
     app.add_routes([web.get("/node", handler)])
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
@@ -411,8 +407,8 @@ def challenge(request: web.Request, session: HubSession) -> web.Response:
 
 @asynccontextmanager
 async def proven_then(say: Callable[[web.WebSocketResponse], Awaitable[Any]]) -> AsyncIterator[str]:
-    """Yield the address of a hub that is honest until the websocket is open, and then calls `say` in place of the
-    Welcome.
+    """Yield the address of a hub that is honest until the handshake is done, and then calls `say` in place of sending
+    the Welcome.
     """
     me = Identity.generate()
 

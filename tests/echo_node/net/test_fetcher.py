@@ -1,4 +1,4 @@
-"""The fetcher of model files, with a real BitTorrent swarm in which the hub seeds."""
+"""The fetcher of model files, in a real BitTorrent swarm with the hub as seed."""
 
 import asyncio
 import errno
@@ -76,7 +76,7 @@ async def fetch_and_share(fetcher: Fetcher, offer: ArtefactOffer, version: int |
 
 @asynccontextmanager
 async def restarted(hub: Any, tmp_path: Path, **options: Any) -> AsyncIterator[tuple[Fetcher, Swarm]]:
-    """Yield the fetcher and the swarm of the node's next process, on the same disk."""
+    """Yield the fetcher and the swarm of the restarted node, on the same disk."""
     swarm = await open_swarm(SwarmSettings(listen_host="127.0.0.1", **options))
     try:
         yield make_fetcher(hub, swarm, tmp_path), swarm
@@ -108,18 +108,18 @@ async def test_a_verified_artefact_is_served_and_not_fetched_again(hub: Any, fet
     await hub.publish(1, announce=False)
     first = await fetcher.fetch(hub.offers[1], 1)
     async with restarted(hub, tmp_path) as (other, swarm):
-        assert await other.fetch(hub.offers[1], 1) == first  # The report must be the same as the first one.
+        assert await other.fetch(hub.offers[1], 1) == first  # A second fetch reports the same as the first.
         assert await swarm.stats() == {}
         await other.share(hub.offers[1], first)
         assert list(await swarm.stats()) == [first.info_hash]
 
 
 class Killed(BaseException):
-    """A sudden death of the process; no error handler catches it."""
+    """Sudden death of the process: no error handler catches this exception."""
 
 
 async def kill_at(name: str, fetcher: Fetcher, hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fetch the base, in a process that dies just before it calls `name`."""
+    """Fetch the base, and raise Killed just before the call of `name`."""
 
     def kill(*about: object) -> None:
         raise Killed
@@ -134,8 +134,8 @@ async def kill_at(name: str, fetcher: Fetcher, hub: Any, monkeypatch: pytest.Mon
 async def test_a_bases_carrier_is_deleted_once_the_base_is_complete(
     hub: Any, fetcher: Fetcher, swarm: Swarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_at: str
 ) -> None:
-    """Until the marker is written, a killed node needs the carrier to rebuild the base. Afterwards the carrier is
-    useless, and the next process must delete it.
+    """Until the marker of a complete base is written, a killed node needs the carrier (encrypted package) to rebuild
+    the base. Afterwards the next process must delete it.
     """
     if killed_at == "never":
         fetched = await fetcher.fetch(hub.offers[None], None)
@@ -149,7 +149,7 @@ async def test_a_bases_carrier_is_deleted_once_the_base_is_complete(
             assert carriers_in(tmp_path) == ([f"{hub.run_id}-base.s"] if killed_at == "write_marker" else [])
             fetched = await other.fetch(hub.offers[None], None)
         came_bytes = fetched.swarm_bytes + fetched.web_seed_bytes
-        # Nothing is downloaded again if the carrier was kept.
+        # A kept carrier saves the download.
         assert came_bytes == 0 if killed_at == "write_marker" else came_bytes > 0
     await fetcher.share(hub.offers[None], fetched)
     assert await swarm.stats() == {} and carriers_in(tmp_path) == []
@@ -242,7 +242,7 @@ async def test_a_version_sealed_with_an_unknown_key_waits_for_it(hub: Any, fetch
     assert caught.value.code != UNREADABLE and carriers_in(tmp_path) == [f"{hub.run_id}-base.s"]
     fetcher.set_keys(hub.run_keys)
     fetched = await fetcher.fetch(hub.offers[None], None)
-    assert fetched.swarm_bytes == fetched.web_seed_bytes == 0  # Nothing was downloaded again.
+    assert fetched.swarm_bytes == fetched.web_seed_bytes == 0
     assert same_files(fetcher.directory(None), hub.published(None))
 
 
@@ -336,7 +336,7 @@ needs_memory = pytest.mark.skipif(not shared_memory.AVAILABLE, reason="this syst
 
 @pytest.fixture
 async def in_memory(hub: Any) -> AsyncIterator[tuple[ArtefactOffer, MemorySegment]]:
-    """Yield the offer of version 1, which the hub holds in memory too."""
+    """Yield the offer of version 1, which the hub also holds in shared memory."""
     await hub.publish(1, announce=False)
     manifest = open_offer(hub.offers[1], hub.me.public_key)
     segment = MemorySegment.of(manifest, hub.directory / manifest.name)
@@ -355,7 +355,8 @@ async def test_a_version_in_the_hubs_memory_is_read_and_verified(
 ) -> None:
     offer, _ = in_memory
     manifest = open_offer(offer, hub.me.public_key)
-    beginning = tmp_path / "carriers" / manifest.carrier_name  # An earlier fetch by other means has begun this file.
+    # An interrupted fetch over the network has begun this file.
+    beginning = tmp_path / "carriers" / manifest.carrier_name
     beginning.mkdir(parents=True)
     fetched = await fetcher.fetch(offer.model_copy(update={"peers": ()}), 1)
     assert (fetched.policy_version, fetched.info_hash.hex()) == (1, manifest.info_hash)
@@ -414,7 +415,7 @@ async def test_a_reader_that_is_cancelled_has_ended_before_its_files_are_deleted
     fetch = asyncio.create_task(fetcher.fetch(in_memory[0], 1))
     await begun.wait()
     fetch.cancel()
-    for _ in range(100):  # Fetches that ignored their thread would end within few turns of the event loop.
+    for _ in range(100):  # A fetch that did not wait for its thread would end within 100 turns of the event loop.
         await asyncio.sleep(0)
     assert not fetch.done()
     may_go_on.set()
@@ -508,7 +509,7 @@ async def test_a_fetch_that_does_not_fit_the_disk_does_not_start(
     with pytest.raises(StorageError, match=r"does not fit(.|\n)*MiB free(.|\n)*Free some space"):
         await fetcher.fetch(hub.offers[None], None)
     assert await swarm.stats() == {} and not fetcher.directory(None).exists() and carriers_in(tmp_path) == []
-    disk["free"] = both + total // 2 + 1  # A twentieth of the disk must stay free.
+    disk["free"] = both + total // 2 + 1  # Enough space: the files, and a twentieth of the disk that must stay free.
     await fetcher.fetch(hub.offers[None], None)
     assert same_files(fetcher.directory(None), hub.published(None))
 
@@ -527,7 +528,7 @@ async def test_a_base_needs_space_for_the_engines_conversion(
     await fetcher.fetch(hub.offers[None], None)
     await hub.publish(1, announce=False)
     disk["free"] = total
-    # Engines make converted files of a base only, so a version needs no space for them.
+    # Versions are not converted, so they need no space for that.
     await fetcher.fetch(hub.offers[1], 1)
 
 
@@ -582,7 +583,7 @@ async def test_undeletable_files_are_deleted_at_the_next_start(
 
 
 async def test_after_a_restart_a_version_is_read_again(hub: Any, fetcher: Fetcher) -> None:
-    """Power cuts may change checked bytes without changing size or time."""
+    """A power cut may change checked bytes without changing size or time."""
     for version in (1, 2):
         await hub.publish(version, announce=False)
         await fetcher.fetch(hub.offers[version], version)
@@ -595,13 +596,13 @@ async def test_after_a_restart_a_version_is_read_again(hub: Any, fetcher: Fetche
 
 
 async def test_a_base_is_named_by_its_content(hub: Any, fetcher: Fetcher, tmp_path: Path, swarm: Swarm) -> None:
-    """Bases sealed with another key keep their name, because renamed bases would be fetched again."""
+    """A base sealed with another key keeps its name: a new name would mean another download."""
     first = await fetcher.fetch(hub.offers[None], None)
     content = fetcher.base_content
     hub.run_keys = (*hub.run_keys, RunKey(key_id=2, key=bytes(32)))
     resealed = await hub.offer(None, hub.published(None))
     assert resealed.manifest != hub.offers[None].manifest
-    assert await fetcher.fetch(resealed, None) == first  # The node does not have this key.
+    assert await fetcher.fetch(resealed, None) == first  # The node lacks this key, so a fetch would fail.
     assert fetcher.base_content == content and len(content) == 32
     directory = tmp_path / "other" / f"{hub.run_id}-base"
     shutil.copytree(hub.published(None), directory)

@@ -1,4 +1,4 @@
-"""Redirects from a hub, and which servers get the node's credentials; all servers are real."""
+"""Redirects by a hub, and the servers that get the node's credentials; all servers are real."""
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -23,8 +23,8 @@ Serve = Callable[..., Awaitable[tuple[str, list[web.Request]]]]
 
 @pytest.fixture
 async def serve() -> AsyncIterator[Serve]:
-    """Yield a function that starts a server which redirects or answers 401; it returns the server's origin and its
-    requests.
+    """Yield a function that starts a server which redirects or answers 401; it returns the server's origin and a list
+    of its requests.
     """
     runners: list[web.AppRunner] = []
 

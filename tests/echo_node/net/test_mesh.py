@@ -1,6 +1,4 @@
-"""The mesh (links between nodes for relaying pieces) over real sockets: links, traffic, rejected peers,
-broken links.
-"""
+"""The mesh (links over which nodes relay pieces) on real sockets: links, traffic, rejected peers, broken links."""
 
 from __future__ import annotations
 
@@ -50,7 +48,7 @@ def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def nodes(news: News, tmp_path: Path) -> AsyncIterator[list[Node]]:
-    """Yield three listening nodes, ordered by id, that do not know each other yet."""
+    """Yield three listening nodes, sorted by id, which do not know each other yet."""
     nodes = sorted((Node(news, tmp_path) for _ in range(3)), key=lambda node: node.node_id)
     for node in nodes:
         await node.open()
@@ -98,7 +96,6 @@ async def stranger(node: Node) -> AsyncIterator[ClientConnection]:
 
 
 async def prove(socket: ClientConnection, me: Identity, key: RunKey = KEY) -> None:
-    """Do the handshake as a member of the run would."""
     own = Handshake(me=me, run_key=key.key, role=b"connects")
     await socket.send(own.hello)
     theirs = await socket.recv()
@@ -126,7 +123,7 @@ async def test_all_link_with_all(nodes: list[Node], news: News) -> None:
 
 
 async def test_one_side_that_can_reach_the_other_is_enough(nodes: list[Node], news: News) -> None:
-    """Node 1 cannot reach the others; the hub tells it that they will connect."""
+    """Node 1 cannot reach the others, so the hub tells it that they will connect."""
     for node, peers in ((nodes[0], nodes[1:2]), (nodes[2], nodes[::2])):
         node.mesh.set_peers([*(peer.peer for peer in peers), *accept_only(nodes, but=peers)])
     nodes[1].mesh.set_peers(accept_only(nodes))
@@ -137,7 +134,6 @@ async def test_one_side_that_can_reach_the_other_is_enough(nodes: list[Node], ne
 
 
 async def test_a_newcomer_is_let_in_once_the_hub_has_named_it(nodes: list[Node], news: News) -> None:
-    """Unannounced nodes are rejected, and admitted when they retry after the hub's announcement."""
     for newcomer, host in ((nodes[0], nodes[1]), (nodes[1], nodes[2])):
         newcomer.mesh.set_peers([host.peer])
         async with stranger(host) as other:
@@ -194,14 +190,14 @@ async def test_a_node_that_moved_or_starts_later_is_found(nodes: list[Node], new
 async def test_if_both_sides_connect_one_connection_stays(
     nodes: list[Node], news: News, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Now the node with the larger id connects at once as well.
+    # Normally the node with the larger id waits; without the wait both connect at once.
     monkeypatch.setattr(mesh_module, "backoff_s", lambda *_, **__: 0.0)
     for _ in range(20):
         introduce(nodes)
         await news.until(lambda: all_linked(nodes))
         async with asyncio.timeout(PATIENCE_S):
             while any(one_sided(first, second) for first, second in combinations(nodes, 2)):  # noqa: ASYNC110
-                await asyncio.sleep(0)  # Wait: no callback tells that one link has replaced another.
+                await asyncio.sleep(0)  # Poll: no callback tells that one link has replaced another.
         for node in nodes:
             node.mesh.set_peers([])
         await news.until(lambda: not any(node.mesh.links for node in nodes))
@@ -216,8 +212,8 @@ def one_sided(first: Node, second: Node) -> bool:
 
 @pytest.mark.parametrize("smaller_again", [True, False])
 async def test_a_second_connection_of_the_same_node(nodes: list[Node], news: News, smaller_again: bool) -> None:
-    """New connections replace the first one if the same node had made both. Otherwise the first is pinged, and a
-    working one stays.
+    """A second connection by the node that opened the first one replaces it. Otherwise the node pings the first one,
+    and keeps it if it works.
     """
     first, second, _ = nodes
     first.mesh.set_peers([second.peer])
@@ -260,7 +256,7 @@ async def test_a_piece_given_to_one_node_reaches_all(nodes: list[Node], news: Ne
 
 
 async def test_a_piece_is_relayed_from_node_to_node(nodes: list[Node], news: News, artefact: Artefact) -> None:
-    """The first and third node have no link, so the piece must pass through the second."""
+    """The first and the third node have no link, so the piece passes through the second."""
     first, second, third = nodes
     second.mesh.set_peers([first.peer, third.peer])
     first.mesh.set_peers([second.peer])
@@ -287,7 +283,7 @@ async def test_a_piece_is_relayed_from_node_to_node(nodes: list[Node], news: New
 
 
 async def test_a_broken_link_is_made_again(nodes: list[Node], news: News, artefact: Artefact) -> None:
-    # Only one side connects, so that no link is replaced while pieces travel.
+    # Only one of two nodes connects, because a link that is replaced could lose pieces.
     for number, node in enumerate(nodes):
         later = nodes[number + 1 :]
         node.mesh.set_peers([*(other.peer for other in later), *accept_only(nodes, but=later)])
@@ -306,7 +302,7 @@ async def test_a_broken_link_is_made_again(nodes: list[Node], news: News, artefa
         nodes[0].receiver.take(artefact.piece(index, to=nodes[1:]), None)
     await news.until(lambda: set(range(half, len(artefact.pieces))) <= nodes[1].had(info_hash))
     for index in set(range(half)) - nodes[1].had(info_hash):
-        nodes[1].receiver.take(artefact.piece(index), None)  # The hub sends the piece that was lost.
+        nodes[1].receiver.take(artefact.piece(index), None)  # The broken link lost a piece, which the hub sends again.
     for node in nodes:
         await node.receiver.wait(info_hash, silence_s=PATIENCE_S)
         assert artefact.matches(node.directory)
@@ -331,7 +327,6 @@ async def test_a_new_key_excludes_nodes_without_it(nodes: list[Node], news: News
 
 
 async def test_a_new_key_while_strangers_come_and_go(nodes: list[Node], news: News) -> None:
-    """The run's key changes while outsiders connect all the time."""
     introduce(nodes)
 
     async def come_and_go() -> None:

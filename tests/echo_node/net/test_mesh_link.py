@@ -1,4 +1,4 @@
-"""One link between two nodes over a real connection, and the limit on the upload rate."""
+"""One link between two nodes over a real connection, and the limit on its upload rate."""
 
 import asyncio
 import json

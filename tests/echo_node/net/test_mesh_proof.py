@@ -1,4 +1,4 @@
-"""The proof of membership between two nodes, with both ends in memory, and invalid proofs."""
+"""The proof of membership between two nodes, with both ends in memory; invalid proofs are rejected."""
 
 import secrets
 

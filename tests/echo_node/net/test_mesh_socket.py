@@ -1,4 +1,4 @@
-"""Floods of websocket frames of every kind on the port for other nodes: the node must continue to work."""
+"""Floods of websocket frames on the port for other nodes: the node must continue to work."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def node(news: News, tmp_path: Path) -> AsyncIterator[Node]:
 
 
 async def longest_turn_s(over: asyncio.Event) -> float:
-    """Return the longest turn of the event loop; all of the node runs in this loop."""
+    """Return the longest turn of the event loop, in which all of the node's work runs."""
     loop, longest = asyncio.get_running_loop(), 0.0
     while not over.is_set():
         began_at = loop.time()
@@ -48,7 +48,6 @@ async def connection(node: Node) -> ClientConnection:
 
 
 async def floods(ends: list[ClientConnection | ServerConnection], kind: str, *, reads: bool) -> list[bool]:
-    """Flood these connections; return for each one if it was closed."""
     taken = [raw(end) for end in ends]
     over = asyncio.Event()
     longest = asyncio.create_task(longest_turn_s(over))

@@ -30,7 +30,6 @@ class ModelHub:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.asked: list[tuple[str, str]] = []
-        """Method and file of each request."""
         self.tokens: list[str | None] = []
         self.broken: set[str] = set()
         self.changed: set[str] = set()
@@ -53,7 +52,7 @@ class ModelHub:
 
 @pytest.fixture
 async def models(hub: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ModelHub]:
-    """Yield such a server, which has the hub's base model."""
+    """Yield a server that has the hub's base model."""
     served = ModelHub(hub.published(None))
     app = web.Application()
     app.add_routes([web.get("/someone/a-model/resolve/{commit}/{file}", served.answer)])

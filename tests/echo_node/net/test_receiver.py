@@ -1,4 +1,4 @@
-"""Pieces of a file from the hub and from peers, in real files: reports to the hub, silence, a full disk, and junk."""
+"""Pieces from hub and peers, written to real files: reports to the hub, silence, a full disk, and junk."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
@@ -94,7 +94,7 @@ async def test_silence_ends_the_wait_and_the_hub_is_told(node: Node, artefact: A
     assert (stats.complete, stats.pushed_bytes, stats.mesh_bytes) == (False, size, size)
     await news.until(lambda: bool(node.said) and node.said[-1].wanted is False)
     assert node.had(artefact.layout.info_hash) == {1, 3}
-    node.receiver.take(artefact.piece(2), None)  # Late: the node no longer expects it.
+    node.receiver.take(artefact.piece(2), None)  # Ignored: the node no longer expects this file.
     again = await node.receiver.expect(artefact.torrent, node.directory)
     assert again.done_bytes == 2 * size
 
@@ -157,7 +157,7 @@ async def test_a_peer_that_sends_wrong_bytes_is_dropped_and_the_hub_is_not(
 async def test_a_peer_that_sends_unexpected_pieces_is_not_blamed(
     node: Node, artefact: Artefact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The node may expect a file later than a peer, or no longer, so unexpected pieces prove nothing."""
+    """A peer may know of a file earlier than the node, or for longer, so an unexpected piece proves no bad intent."""
     dropped: list[str] = []
     monkeypatch.setattr(node.mesh, "drop", lambda node_id, why: dropped.append(node_id))
     monkeypatch.setattr(receiver_module, "MOST_USELESS_BYTES", 0)
@@ -183,10 +183,11 @@ async def test_a_peer_that_floods_with_present_pieces_is_dropped(
     node.receiver.take(artefact.piece(last), None)
     for index in range(last):
         node.receiver.take(artefact.piece(index), PEER)
-        node.receiver.take(artefact.piece(index), PEER)  # Useless bytes stay just below the useful ones.
+        # A repeated piece is useless; together they stay just below the limit.
+        node.receiver.take(artefact.piece(index), PEER)
     assert dropped == [] and last > 5
     for _ in range(4):
-        # This piece is not hashed, because the node has it already.
+        # The node already has piece 0: the piece counts as useless, and its hash is not computed.
         node.receiver.take(artefact.piece(0).model_copy(update={"data": artefact.pieces[1]}), OTHER)
     node.receiver.forget(artefact.layout.info_hash)
     assert dropped == []

@@ -1,5 +1,3 @@
-"""Reports of failed TLS handshakes with hubs on the internet."""
-
 from __future__ import annotations
 
 import asyncio
@@ -12,7 +10,6 @@ from echo_node.net.tls import handshake_failure
 
 
 async def failed_handshake(answer: bytes) -> ssl.SSLError:
-    """Return the error of a handshake with a server that sends this answer."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
@@ -44,7 +41,7 @@ async def test_an_error_for_a_plain_http_hub_names_the_option_insecure(origin: s
 
 
 async def test_a_tls_server_that_refuses_is_neither_untrusted_nor_without_tls() -> None:
-    alert = bytes([21, 3, 3, 0, 2, 2, 40])  # The alert handshake_failure, RFC 8446, section 6.
+    alert = bytes([21, 3, 3, 0, 2, 2, 40])  # Alert 40, handshake_failure (RFC 8446, section 6).
     told = handshake_failure(await failed_handshake(alert), HubAddress.parse("https://hub.example.org", insecure=False))
     assert told.what == "The TLS handshake with the hub failed."
     assert "HANDSHAKE_FAILURE" in (told.got or "")

@@ -26,7 +26,7 @@ def access(clock: Clock) -> PageAccess:
 
 
 def entered(access: PageAccess) -> str:
-    """Return the Cookie header of a browser that may see the page."""
+    """Return the Cookie header of a browser with access to the page."""
     given = access.enter(access.invite())
     assert given is not None
     return given.partition(";")[0]

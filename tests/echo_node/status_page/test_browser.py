@@ -13,8 +13,6 @@ URL = 'http://127.0.0.1:1/a/enter?code=secret&x="><script>'
 
 
 class Browser(webbrowser.BaseBrowser):
-    """Records the addresses that it is asked to open."""
-
     def __init__(self) -> None:
         super().__init__("noting")
         self.opened: list[str] = []

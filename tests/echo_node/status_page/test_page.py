@@ -1,4 +1,4 @@
-"""The node's status page on the real control server: what outsiders get, and the owner's use in a real browser."""
+"""The node's status page on the real control server: outsiders get nothing, and the owner uses it in a real browser."""
 
 import asyncio
 import json
@@ -72,7 +72,6 @@ class Site:
         return {}
 
     async def until(self, verb: str) -> Mapping[str, Any]:
-        """Return the arguments of the next command with this verb."""
         async with asyncio.timeout(60):
             while verb not in dict(self.told):
                 self.news.clear()
@@ -94,7 +93,7 @@ class Site:
     async def get(
         self, path: str, *, host: str | None = None, headers: str = "", method: str = "GET"
     ) -> tuple[int, str]:
-        """Return status and rest of the answer to a request, as any program on this machine gets it."""
+        """Return status and content of the answer to a request, as any program on this machine gets it."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         writer.write(f"{method} {path} HTTP/1.1\r\nHost: {host or self.host}\r\n{headers}\r\n".encode())
         async with asyncio.timeout(60):
@@ -103,7 +102,7 @@ class Site:
         return int(answer.split(" ", 2)[1]), answer
 
     async def enter(self) -> str:
-        """Return the Cookie header of a browser that may see the page."""
+        """Return the Cookie header of a browser with access to the page."""
         url = self.page.invite()
         status, answer = await self.get(url.removeprefix(f"http://{self.host}"))
         assert status == 200 and 'content="0;url=./"' in answer
@@ -269,7 +268,7 @@ async def test_the_owner_pauses_resumes_and_finishes_in_a_real_browser(
     assert await page.evaluate("document.cookie") == ""
     (cookie,) = await page.context.cookies(page.url)
     assert (cookie["httpOnly"], cookie["sameSite"], cookie["path"]) == (True, "Strict", site.path)
-    # With the keyboard alone.
+    # By keyboard only.
     await page.keyboard.press("Tab")
     await expect(page.get_by_role("button", name="Pause for an hour")).to_be_focused()
     await page.keyboard.press("Enter")
@@ -304,7 +303,7 @@ async def test_the_page_fits_a_phone(site: Site, browser: Any, scheme: Any) -> N
 
 
 async def test_another_sites_page_gets_nothing(site: Site, browser: Any) -> None:
-    """Pages from other ports of this host must gain nothing from a browser with access to the node's page."""
+    """A page from another port of this host gets nothing through a browser that has access to the node's page."""
     from playwright.async_api import expect
 
     context = await browser.new_context()

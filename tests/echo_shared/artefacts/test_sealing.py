@@ -1,4 +1,4 @@
-"""Real files are sealed (encrypted) and unsealed; any change of the sealed bytes must be detected."""
+"""Real files are sealed (encrypted) and unsealed. Every change of the sealed bytes is detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters saved by PEFT must give PEFT's own change of each weight; anything else must be refused."""
+"""An adapter saved by PEFT gives the change of each weight that PEFT computes; anything else is refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from echo_shared.errors import CodecError
 
 
 def save(directory: Path, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
-    """Save a random adapter of a two-layer model, and return the PEFT model."""
+    """Save a random adapter of a two-layer model; return the PEFT model."""
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=32,
@@ -135,7 +135,7 @@ def renamed(directory: Path, rename: Callable[[str], str]) -> None:
 
 @pytest.mark.parametrize("name", ["default", "my-adapter", "v2", "A", "weight", "lora_A", "0"])
 def test_an_adapters_name_in_its_keys_is_ignored(name: str, tmp_path: Path) -> None:
-    """PEFT does not write the adapter's name into keys, but other software may."""
+    """PEFT omits the adapter's name from tensor keys, but other software may write it."""
     save(tmp_path)
     expected = load_adapter(tmp_path)
     renamed(tmp_path, lambda key: key.replace(".weight", f".{name}.weight"))

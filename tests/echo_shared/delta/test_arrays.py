@@ -1,4 +1,4 @@
-"""Coded arrays must decode to the same bits, and changes by an optimizer's step must compress well."""
+"""Coded arrays decode to the same bits, and the change of an optimizer step compresses well."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SPECIAL: dict[str, list[int]] = {
     "F16": [0, 0x8000, 0x7C00, 0xFC00, 0x7E00, 0xFFFF, 0x7FFF, 1, 0x8001],
     "BF16": [0, 0x8000, 0x7F80, 0xFF80, 0x7FC0, 0xFFFF, 0x7FFF, 1, 0x8001],
 }
-"""Bit patterns by dtype: zeros, infinities, NaNs of both signs, the largest patterns, the smallest numbers."""
+"""Bit patterns by dtype: zeros, infinities, NaNs of both signs, the largest values, the smallest numbers."""
 
 
 def coded(new: Patterns, old: Patterns, dtype: str) -> bytes:
@@ -51,7 +51,7 @@ def test_special_values_against_each_other(dtype: str) -> None:
     seed=st.integers(0, 1 << 30),
 )
 def test_any_bits_decode_unchanged(dtype: str, size: int, spread: int, outliers: float, seed: int) -> None:
-    """Most values change little, like in optimizer steps, but some values are unrelated to old ones."""
+    """Most values change little, as in an optimizer step; the share `outliers` is unrelated to the old values."""
     rng = np.random.default_rng(seed)
     patterns = PATTERNS[dtype]
     old = rng.integers(0, 1 << 8 * patterns.itemsize, size, np.uint64).astype(patterns)
@@ -80,7 +80,7 @@ def test_equal_steps_compress_well_and_a_keyframe_is_smaller_than_the_values() -
 
 
 def test_known_bytes_decode() -> None:
-    """Other versions of Echo must read the format. By hand: two bits per value, ordered by exponent, so 0.5 goes one
+    """Other versions of Echo read this format. By hand, with two bits per value in the order of exponents: 0.5 goes one
     step up, 1 one step down, and -1 stays.
     """
     frame = bytes.fromhex("28b52ffd 20 01 090000 06")

@@ -1,5 +1,5 @@
-"""A compressed frame must hold data of the expected size; otherwise it is refused before memory of the declared size is
-allocated.
+"""A compressed frame must hold data of the expected size. Otherwise it is refused before the declared amount of memory
+is allocated.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ def hostile_frames() -> dict[str, bytes]:
     bomb = zstandard.ZstdCompressor().compress(bytes(100 << 20))
     streamed = zstandard.ZstdCompressor(write_content_size=False).compressobj()
     plain = zstandard.ZstdCompressor().compress(bytes(16))
-    # Declares a 2 GiB window (RFC 8878, section 3.1.1.1.2); cut to prevent decoding in one step without a window.
+    # Declares a window of 2 GiB (RFC 8878, section 3.1.1.1.2). The frame is cut off, because a complete one would be
+    # decoded in one step, without a window.
     window = bytes.fromhex("28b52ffd 80 a8 10000000 830000")
     return {
         "a bomb": bomb,

@@ -1,6 +1,4 @@
-"""Safetensors files of the libraries safetensors and torch are read and written unchanged; damaged
-files are refused.
-"""
+"""Safetensors files of the libraries safetensors and torch are read and written unchanged; damaged ones are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Deltas between directories of two versions. Payloads that do not match the parent, and hostile ones, are refused."""
+"""Deltas between the directories of two versions. A payload that does not match its parent, or is hostile, is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ CONFIG = json.dumps({"peft_type": "LORA", "r": 16, "target_modules": [f"layer{n}
 
 
 def version(directory: Path, seed: int, *, rate: float = 0.0, size: int = 3000, **extra: torch.Tensor) -> Path:
-    """Save an adapter with tensors of all dtypes. Its weights differ from those of seed 0 by about `rate`."""
+    """Save an adapter with tensors of all dtypes, whose weights differ from those of seed 0 by about `rate`."""
     torch.manual_seed(0)
     start = torch.randn(size, 5) * 0.02
     torch.manual_seed(seed)
@@ -56,7 +58,6 @@ def decode(payload: Path, directory: Path, *, files: dict[str, int], parent: Pat
 
 
 def there_and_back(directory: Path, scratch: Path, parent: Path | None) -> int:
-    """Encode the directory, check that all files decode unchanged, and return the payload's size."""
     payload = scratch / "payload"
     encode(directory, payload, parent=parent)
     decode(payload, scratch / "decoded", files=sizes(directory), parent=parent)
@@ -295,7 +296,7 @@ def test_damage_gives_files_within_the_bound_or_a_codec_error(
     parent = old if against_parent else None
     encode(new, tmp_path / "payload", parent=parent)
     content = bytearray((tmp_path / "payload").read_bytes())
-    # Near the start, which describes the content, or anywhere.
+    # Often near the start, where the content is described.
     places = st.one_of(st.integers(0, 400), st.integers(0, len(content) - 1))
     for place, value in data.draw(st.lists(st.tuples(places, st.integers(0, 255)), min_size=1, max_size=4)):
         content[place] = value

@@ -13,7 +13,6 @@ FULL = StorageError("The disk is full.", got="No space left on device", code=DIS
 
 
 def failing(times: int, error: Exception = FULL, seen: Callable[[], object] = lambda: None) -> Callable[[], str]:
-    """Return a write that fails the first `times` times it is called."""
     left = [error] * times
 
     def write() -> str:

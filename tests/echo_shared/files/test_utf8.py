@@ -1,5 +1,5 @@
-"""Commands must work in locales and with outputs that are not UTF-8, for a user whose home directory has letters
-outside ASCII.
+"""Commands work in locales and with outputs that are not UTF-8, for a user whose home directory has letters outside
+ASCII.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ IN_ANY = pytest.mark.parametrize("name", ENVIRONMENTS)
 
 
 def run(name: str, home: Path | bytes, *command: str | bytes) -> subprocess.CompletedProcess[bytes]:
-    """Run the command as a user with this home."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("LC_", "LANG", "PYTHON", "ECHO_"))}
     kept |= {**ENVIRONMENTS[name], "HOME": os.fsdecode(home), "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.run([sys.executable, *command], env=kept, cwd=home, capture_output=True, timeout=120, check=False)

@@ -1,5 +1,3 @@
-"""A log file is read while a real handler writes it and rotates it."""
-
 from __future__ import annotations
 
 import logging
@@ -21,7 +19,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def log(path: Path) -> Iterator[logging.Logger]:
-    """Yield a logger like `echo-node`'s, which begins a new file after 200 bytes."""
+    """Yield a logger like `echo-node`'s that begins a new file after 200 bytes."""
     handler = RotatingFileHandler(path, maxBytes=200, backupCount=KEPT, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     logger = logging.Logger("test")
@@ -31,7 +29,7 @@ def log(path: Path) -> Iterator[logging.Logger]:
 
 
 def texts(lines: Iterator[str] | list[str]) -> list[str]:
-    """Return the lines without their time stamps of 24 characters."""
+    """Remove the time stamp (24 characters) of each line."""
     return [line[24:] for line in lines]
 
 

@@ -1,4 +1,4 @@
-"""Real child processes, to which messages pass through real pipes."""
+"""Real child processes, which exchange messages through real pipes."""
 
 import asyncio
 import contextlib
@@ -58,7 +58,7 @@ Starter = Callable[..., Awaitable[Child]]
 
 @pytest.fixture
 async def start(tmp_path: Path) -> AsyncIterator[Starter]:
-    """Yield a function that starts a child with this source and these arguments."""
+    """Yield a function that starts a child with this source code and these arguments."""
     children: list[Child] = []
 
     async def starter(source: str, *arguments: str) -> Child:
@@ -269,7 +269,7 @@ async def test_a_terminated_child_ends_by_the_signal_and_may_be_terminated_again
 
 
 def is_running(pid: int) -> bool:
-    """Return True if the process runs. A zombie does not: it has ended, and only waits for its parent."""
+    """Return True if the process runs; a zombie (ended, not yet waited for) does not."""
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 

@@ -1,4 +1,4 @@
-"""Heartbeats show that a process still works: they are counted, and sent through a real pipe."""
+"""Heartbeats, which show that a process still works, are counted and sent through a real pipe."""
 
 from __future__ import annotations
 
@@ -47,5 +47,5 @@ async def test_time_without_a_step_is_counted_while_there_is_work(tmp_path: Path
     await child.send({})
     while (frame := await child.receive())["type"] == "alive":
         pass
-    assert frame == {"type": "last"}  # The thread that sends heartbeats has ended by now.
+    assert frame == {"type": "last"}  # The last frame: the thread that sends heartbeats has ended.
     await child.stop()

@@ -1,5 +1,5 @@
-"""The garbage collector is off while modules load, and skips these modules afterwards. Each test uses a process,
-because the collector belongs to a whole process.
+"""The garbage collector is off while modules load, and skips these modules later. Each test uses a process, because
+there is one collector per process.
 """
 
 from __future__ import annotations

@@ -1,5 +1,3 @@
-"""How much memory a real process uses."""
-
 from __future__ import annotations
 
 import mmap
@@ -21,7 +19,7 @@ def test_allocated_memory_counts_and_mapped_files_do_not(tmp_path: Path) -> None
     file.write_bytes(bytes(HOARD_BYTES))
     before = process_memory.own_bytes(os.getpid())
     with file.open("rb") as model, mmap.mmap(model.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-        assert mapped.find(b"x") == -1  # Searching reads every page into memory.
+        assert mapped.find(b"x") == -1  # Searching for an absent byte reads every page into memory.
         assert process_memory.own_bytes(os.getpid()) - before < HOARD_BYTES / 4
     hoard = bytearray(os.urandom(2**20) * (HOARD_BYTES // 2**20))
     assert process_memory.own_bytes(os.getpid()) - before > HOARD_BYTES * 3 / 4

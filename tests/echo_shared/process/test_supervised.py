@@ -1,5 +1,5 @@
-"""Real processes that crash, hang, exceed their memory or are killed. Every end needs its reason; no process may
-remain.
+"""Real processes that crash, hang, exceed their memory or are killed. The reason of each end is reported, and no
+process remains.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A call must not return before its thread has ended, even if it is cancelled several times."""
+"""A call returns only after its thread has ended, even if the call is cancelled several times."""
 
 import asyncio
 import threading

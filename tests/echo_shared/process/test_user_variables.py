@@ -1,4 +1,4 @@
-"""Environment variables for nameless users, such as in containers, and for their child processes."""
+"""Environment variables that give a nameless user, as in a container, a name and a home, also for child processes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""Certificates of contribution; changed ones must be detected."""
-
 from __future__ import annotations
 
 import json
@@ -44,7 +42,7 @@ def test_a_signed_certificate_is_read_unchanged() -> None:
 
 
 def test_the_signed_bytes_are_these() -> None:
-    """Other software that verifies certificates needs exactly these bytes."""
+    """Other software verifies certificates over exactly these bytes."""
     document = json.loads(sign(contribution(), HUB))
     canonical = json.dumps(document["certificate"], sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
     assert canonical.startswith(b'{"checks_failed":0,"checks_passed":5,') and "größer".encode() in canonical
@@ -60,7 +58,7 @@ def test_the_signed_bytes_are_these() -> None:
         ("issued_at", moment(1e9 + 1)),
         ("hub_key", NODE.public_key.hex()),
     ],
-    # Without names, each process would give these cases other ids, because it makes new keys.
+    # Fixed names: new keys would give the cases other ids in each test process.
     ids=["tokens", "name", "time", "key"],
 )
 def test_a_changed_certificate_is_refused(place: str, value: object) -> None:

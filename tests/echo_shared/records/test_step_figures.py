@@ -28,12 +28,12 @@ def test_every_line_has_a_chart_and_every_chart_a_line() -> None:
 
 
 EVIDENCE = {"core/trust/screening.py", "learner/screen.py", "operation/alert.py", "judges/llm.py"}
-"""Files in which the same words mean something else."""
+"""Files where the same words have another meaning."""
 
 
 def test_figure_names_occur_only_in_the_table() -> None:
-    """Figures named elsewhere would have to be changed in two places. Exceptions: the store's columns have these names,
-    and the verifier packs evidence.
+    """A figure that is named elsewhere would have to be changed in two places. Excepted are the store, whose columns
+    have these names, and the verifier's evidence.
     """
     keys = "|".join(figure.key for figure in STEP_FIGURES)
     quoted = re.compile(rf"""["'](?:{keys})["']|\bfigures\.(?:{keys})\b""")

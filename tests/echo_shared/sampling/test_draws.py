@@ -1,4 +1,4 @@
-"""The rule by which a uniform selects a token: against direct computation, at edges, and by statistics."""
+"""The rule by which a uniform u selects a token: compared with direct computation, at edges, and by statistics."""
 
 import numpy as np
 import pytest
@@ -58,7 +58,8 @@ def test_neighbours_share_nothing() -> None:
 def test_uniforms_are_uniform() -> None:
     u = np.concatenate([uniforms(seed, 0, 100) for seed in range(1_000)])
     counts = np.histogram(u, bins=20, range=(0, 1))[0]
-    assert ((counts - 5_000) ** 2 / 5_000).sum() < 50  # Chi-square with 19 degrees of freedom: p < 1e-4.
+    # Chi-square with 19 degrees of freedom; a true sampler fails with p < 1e-4.
+    assert ((counts - 5_000) ** 2 / 5_000).sum() < 50
 
 
 @given(st.lists(st.one_of(st.integers(0, 2**64 - 1), st.text(max_size=5)), min_size=1, max_size=4))
@@ -77,7 +78,7 @@ def test_the_first_token_with_a_cumulative_probability_above_u_is_drawn() -> Non
 
 
 def test_a_tie_goes_to_the_later_token() -> None:
-    """The first token whose cumulative probability exceeds u is drawn; one that equals u does not exceed it."""
+    """The first token whose cumulative probability exceeds u is drawn; a probability equal to u does not exceed it."""
     assert [draw_one([0.0, 0.0], u)[0] for u in (0.5, float(np.nextafter(0.5, 0.0)))] == [1, 0]
     assert [draw_one([0.0] * 4, u)[0] for u in (0.25, 0.5, 0.75)] == [1, 2, 3]
 
@@ -109,7 +110,8 @@ def test_the_distribution_is_the_softmax_at_the_temperature() -> None:
     tokens, _ = draw(np.tile(logits, (len(u), 1)), u, 2.0)
     expected = np.exp(logits / 2.0) / np.exp(logits / 2.0).sum() * len(u)
     observed = np.bincount(tokens, minlength=4)
-    assert ((observed - expected) ** 2 / expected).sum() < 21  # Chi-square with 3 degrees of freedom: p < 1e-4.
+    # Chi-square with 3 degrees of freedom; a true sampler fails with p < 1e-4.
+    assert ((observed - expected) ** 2 / expected).sum() < 21
 
 
 def test_rows_are_independent_of_each_other() -> None:
@@ -143,8 +145,8 @@ FARTHEST = odds(1.0)
 @pytest.mark.parametrize(
     ("logits", "token", "u", "expected"),
     [
-        # Four ids of probability 1/4. Id 1 has the interval [0.25, 0.5), whose edges have the odds 1/3 and 1; u = 1/8
-        # has the odds 1/7.
+        # Four ids of probability 1/4. The interval of id 1 reaches from 0.25 to 0.5; the odds of these edges are 1/3
+        # and 1. u = 1/8 has the odds 1/7.
         (QUARTERS, 1, 0.375, 0.0),
         (QUARTERS, 1, 0.25, 0.0),
         (QUARTERS, 1, 0.5, 0.0),
@@ -156,13 +158,13 @@ FARTHEST = odds(1.0)
         (QUARTERS, 3, BELOW_ONE, 0.0),
         (QUARTERS, 0, 0.75, 2 * np.log(3)),
         (QUARTERS, 0, BELOW_ONE, FARTHEST + np.log(3)),
-        # An id of probability 0 counts as a point: id 1 at 0.5, id 0 at 0, the last id at 1.
+        # The interval of an id with probability 0 is a point: 0 for id 0, 0.5 for id 1, 1 for the last id.
         ([0.0, NOTHING, 0.0], 1, 0.5, 0.0),
         ([0.0, NOTHING, 0.0], 1, 0.75, np.log(3)),
         ([0.0, NOTHING, 0.0], 1, 0.25, np.log(3)),
         ([NOTHING, 0.0, 0.0], 0, 0.25, FARTHEST - np.log(3)),
         ([0.0, 0.0, NOTHING], 2, 0.25, FARTHEST + np.log(3)),
-        # The only possible id has the whole interval [0, 1].
+        # The only possible id has the interval [0, 1].
         ([NOTHING, 1.0, NOTHING], 1, 0.0, 0.0),
         ([NOTHING, 1.0, NOTHING], 1, BELOW_ONE, 0.0),
         ([7.0], 0, 0.5, 0.0),
@@ -176,8 +178,8 @@ def test_the_distance_is_how_far_u_lies_outside_the_interval(
 
 
 def test_a_rounding_error_moves_a_distance_equally_at_every_edge() -> None:
-    """Distances are measured in log-odds for this reason: a logit error of .1 moves a cumulative probability by .025
-    near one half, but by .0003 near 99.7 %.
+    """In log-odds, an error of 0.1 in a logit moves every edge by 0.1. In probability, it moves an edge near one half
+    by 0.025, but an edge near 99.7 % by 0.0003.
     """
     for likely in (0.0, 3.0, 6.0):
         exact, rounded = (distance_of([likely + error, 0.0], 1, 0.01)[0] for error in (0.0, 0.1))
@@ -228,7 +230,6 @@ def test_the_distance_for_nan_logits_is_nan() -> None:
 
 
 def test_an_interval_by_hand() -> None:
-    """Given probabilities 1/8, 3/8 and 1/2, the second token has the interval from 1/8 to 1/2."""
     logits = np.log(np.array([[1, 3, 4]], np.float32))
     below, logprobs = interval(logits, np.array([1]), 1.0)
     assert below == pytest.approx([1 / 8]) and logprobs == pytest.approx([np.log(3 / 8)])

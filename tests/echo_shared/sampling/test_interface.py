@@ -1,4 +1,4 @@
-"""A request may contain prefixes for its rollouts. An impossible prefix must be refused with the reason."""
+"""A request may contain a prefix for each rollout. An impossible prefix is refused with the reason."""
 
 from __future__ import annotations
 

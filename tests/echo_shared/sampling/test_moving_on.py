@@ -1,5 +1,5 @@
-"""When to move a running completion to a new version: not shortly before its end, and not if the new version would
-mostly read old tokens again.
+"""When a running completion moves to a new version: not shortly before its end, and not if the new version would spend
+most time on re-reading tokens.
 """
 
 from echo_shared.sampling.moving_on import ENDS_S, READING, READING_SHARE, MovingOn

@@ -1,4 +1,4 @@
-"""Rows of the table are filled, extended, ended, moved and used again; rollouts must never be mixed up."""
+"""Rows of the table are filled, extended, ended, moved and reused, without mixing up rollouts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def record(
 
 
 def filled(*groups: GroupRequest) -> RolloutTable:
-    """Return a table with one rollout of each group, which has sampled the token 100 + row."""
+    """Return a table with one rollout of each group; each rollout has sampled the token 100 + its row."""
     table = RolloutTable()
     for row, one in enumerate(groups):
         table.start([row], one, [row], started=1.0)
@@ -54,7 +54,7 @@ def test_a_rollout_starts_at_the_last_token_of_its_prompt() -> None:
 
 
 def begun(number: int, *prefixes: tuple[int, list[int]]) -> GroupRequest:
-    """Return a group whose rollouts have these prefixes, by index; each of their tokens has probability 1/e."""
+    """Return a group whose rollouts have these prefixes, by index; each prefix token has probability 1/e."""
     given = tuple(
         Prefix(index=index, ids=np.array(ids, np.int32), logprobs=np.full(len(ids), -1, np.float32))
         for index, ids in prefixes

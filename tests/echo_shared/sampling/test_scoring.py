@@ -1,5 +1,3 @@
-"""Inputs for scoring a completion, and conversion of an engine's results."""
-
 from __future__ import annotations
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""The key-value cache must behave like the simplest one, a list of tokens per row."""
+"""The key-value cache behaves like the simplest one: a list of tokens per row."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def states(rng: np.random.Generator, rows: int, length: int) -> torch.Tensor:
 
 
 class Plain:
-    """A cache of rows as lists of tokens; a token is [LAYERS, 2, HEADS, SIZE]."""
+    """The simplest cache: each row is a list of tokens, each token an array [LAYERS, 2, HEADS, SIZE]."""
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)

@@ -88,7 +88,7 @@ def test_ties_and_impossible_ids_are_exact(weights: list[bool], repeats: int, u:
 def test_the_tokens_interval_contains_the_uniform(
     logits: list[float], repeats: int, u: float, temperature: float
 ) -> None:
-    """exp may differ between libraries in the last bits, so the interval has a tolerance."""
+    """The interval has a tolerance, because exp differs between libraries in the last bits."""
     row = np.repeat(np.array(logits, dtype=np.float32), repeats)
     (token,), (logprob,) = drawn(row[None], np.array([u]), np.array([temperature]))
     scaled = row.astype(np.float64) / temperature
@@ -143,7 +143,6 @@ def test_intervals_equal_the_reference(vocabulary: int, temperature: float) -> N
 
 @pytest.mark.parametrize("repeats", [1, 64, 2_000])
 def test_intervals_are_exact_where_sums_are(repeats: int) -> None:
-    """Weights of 1 and 0 cause no rounding error, even at edges of blocks."""
     logits = np.where(np.repeat([1, 0, 1, 1], repeats), 0.0, -np.inf).astype(np.float32)
     vocabulary = len(logits)
     claimed = np.array([0, repeats - 1, repeats, 2 * repeats, vocabulary - 1, min(1_024, vocabulary - 1)])

@@ -1,6 +1,4 @@
-"""Which precision is chosen for this processor, and for one without the instructions that make PyTorch
-fast in 16 bits.
-"""
+"""The precision chosen for this processor, and for one without fast 16-bit instructions."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ CPU = torch.device("cpu")
 CPUINFO = Path("/proc/cpuinfo")
 FLAGS = CPUINFO.read_text().split() if CPUINFO.exists() else []
 AVX2_ALONE = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
-"""Makes PyTorch compute as on a processor that has no instructions beyond AVX2."""
+"""Make PyTorch compute as on a processor without instructions beyond AVX2."""
 SCRIPT = """
 import time, torch
 from echo_shared.sampling.torch_precision import multiplies

@@ -12,7 +12,7 @@ def ids(*values: int) -> NDArray[np.int32]:
 
 
 def states(length: int) -> States:
-    """Return random keys and values of this length, for two layers with 2 heads of size 3."""
+    """Return random keys and values of `length` tokens for two layers with 2 heads of size 3."""
     return [(torch.rand(2, length, 3), torch.rand(2, length, 3)) for _ in range(2)]
 
 

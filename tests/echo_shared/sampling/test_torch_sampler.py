@@ -96,7 +96,7 @@ def model() -> Any:
 
 
 def group(number: int, **changes: Any) -> GroupRequest:
-    """Return a group whose prompt length (one to seven tokens) and settings all follow from its number."""
+    """Return group `number`, whose settings and prompt length (one to seven tokens) follow from the number."""
     values = {
         "lease_id": 100 + number,
         "group_id": number,
@@ -112,7 +112,7 @@ def group(number: int, **changes: Any) -> GroupRequest:
 
 
 def naive(model: Any, group: GroupRequest, index: int) -> tuple[list[int], list[float]]:
-    """Sample one rollout token by token, without cache, batch or padding, by the reference's draws."""
+    """Sample one rollout by the reference's draws, token by token, without cache, batch or padding."""
     ids, drawn, logprobs = group.prompt_ids.tolist(), [], []
     for u in draws.uniforms(group.seed, index, group.max_tokens):
         with torch.no_grad():
@@ -139,7 +139,7 @@ def continuous(model: Any, groups: list[GroupRequest], width: int, max_cells: in
 def test_a_batch_of_mixed_groups_equals_the_reference(any_model: Any, width: int) -> None:
     groups = [group(number) for number in range(14)]
     found = continuous(any_model, groups, width)
-    # A prefill computes the recurrent state in chunks, a step token by token, so both round differently.
+    # A prefill computes the recurrent state in chunks, a step token by token, which rounds differently.
     tolerance = 2e-4 if isinstance(any_model, Qwen3NextForCausalLM) else 2e-5
     assert set(found) == {(g.group_id, index) for g in groups for index in g.indices}
     for one in groups:
@@ -298,7 +298,7 @@ def widths(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]
 
 
 def _long(number: int, **changes: Any) -> GroupRequest:
-    """Return a group. All prompts are equally long, so only forward passes of one token are steps."""
+    """Return a group whose prompt has four tokens, so that a forward pass of one token is always a step."""
     prompt = np.random.default_rng(number).integers(0, VOCABULARY, 4).astype(np.int32)
     return group(number, **{"prompt_ids": prompt, "stop_ids": (), "max_tokens": 5, **changes})
 
@@ -314,7 +314,7 @@ def test_a_finished_rollouts_row_goes_to_the_next_at_once(model: Any, widths: li
 
 
 def test_memory_bounds_the_rows(model: Any, widths: list[tuple[int, int]]) -> None:
-    """Memory suffices for three rows of 32 columns. Longer rollouts, which exceed this memory, are sampled alone."""
+    """Memory suffices for three rows of 32 columns. A rollout that exceeds this memory is sampled alone."""
     groups = [_long(n, indices=(0, 1)) for n in range(4)]
     groups += [_long(4, indices=(0,), max_tokens=110), _long(5, indices=(0, 1))]
     found = continuous(model, groups, 10, max_cells=96)
@@ -372,8 +372,8 @@ def test_the_next_prompts_are_computed_with_those_that_begin(model: Any, widths:
 
 
 def _next_turn(groups: list[GroupRequest], rollouts: dict[tuple[int, int], FinishedRollout]) -> list[GroupRequest]:
-    """Return a group for each rollout. Prompts are complete rollouts plus random tokens, like an
-    environment's answer.
+    """Return a group for each rollout; its prompt is the complete rollout plus random tokens, like an environment's
+    answer.
     """
     rng = np.random.default_rng(1)
     return [
@@ -399,7 +399,7 @@ def test_the_next_turn_continues_from_the_prefix_cache(
 ) -> None:
     first = [group(number) for number in range(14)]
     second = _next_turn(first, by_place(torch_sampler.sample_groups(any_model, first)))
-    second.append(group(3, prompt_ids=np.array([7], np.int32)))  # A prompt of which the cache holds nothing.
+    second.append(group(3, prompt_ids=np.array([7], np.int32)))  # The cache holds nothing of this prompt.
     computed = [0]
     inner = torch_sampler.Batch._forward
 

@@ -1,4 +1,4 @@
-"""Spans of versions must behave like a plain list with one version per token."""
+"""Spans of versions behave like a plain list with one version per token."""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""A document that a hub has signed is read unchanged; any other one is refused."""
-
 from __future__ import annotations
 
 import json

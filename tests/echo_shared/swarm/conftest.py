@@ -1,4 +1,4 @@
-"""A payload, its torrent, and a web server that serves it, with range requests."""
+"""A payload, its torrent, and a web server that serves it by range requests."""
 
 import asyncio
 import random
@@ -38,7 +38,7 @@ class WebServer:
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     """Set at the first request."""
     hold: asyncio.Event = field(default_factory=asyncio.Event)
-    """Requests are answered only when this is set."""
+    """The server answers only while this is set."""
 
 
 @pytest.fixture

@@ -1,5 +1,3 @@
-"""Real libtorrent sessions on loopback."""
-
 import asyncio
 import logging
 import socket
@@ -147,7 +145,7 @@ async def test_the_web_seed_is_left_alone_while_peers_deliver(payload, open_swar
 async def test_a_partial_download_is_resumed(payload, open_swarm, web_server, tmp_path) -> None:
     partial = payload.copy_to(tmp_path / "node") / "adapter_model.safetensors"
     whole = partial.read_bytes()
-    # It has a hole, and its end is missing.
+    # A partial file: it has a hole, and its end is missing.
     partial.write_bytes(whole[:600_000] + bytes(1_000) + whole[601_000:900_000])
     node = await open_swarm(web_seed_after_s=0)
     stats = await node.fetch(payload.torrent.torrent, tmp_path / "node", web_seed_url=web_server.url)
@@ -159,7 +157,7 @@ async def test_a_corrupt_peer_cannot_poison(payload, open_swarm, heard, tmp_path
     corrupt, witness, honest, victim = [await open_swarm(web_seed_after_s=NEVER) for _ in range(4)]
     directory = payload.copy_to(tmp_path / "corrupt")
     await corrupt.seed(payload.torrent.torrent, directory)
-    # The seeder has read and checked its pieces by now. It trusts them, and will send what the file contains then.
+    # By now the seeder has checked its pieces. It trusts the check, so it would send whatever the file contains later.
     await witness.fetch(payload.torrent.torrent, tmp_path / "witness", peers=here(corrupt))
     await witness.close()
     with (directory / "adapter_model.safetensors").open("r+b") as file:
@@ -322,7 +320,7 @@ async def test_one_port_on_all_interfaces(payload, open_swarm, tmp_path) -> None
 
 
 def start_fetch(node: Swarm, payload: Any, parent: Path, peer: Swarm) -> tuple[asyncio.Task[FetchStats], asyncio.Event]:
-    """Start a fetch that `peer` can serve partly. Return the fetch, and an event for the arrival of this part."""
+    """Start a fetch that `peer` can serve only in part. Return the fetch, and an event for the arrival of this part."""
     got_some = asyncio.Event()
 
     def on_progress(done: int, total: int) -> None:
@@ -335,7 +333,7 @@ def start_fetch(node: Swarm, payload: Any, parent: Path, peer: Swarm) -> tuple[a
 
 @pytest.fixture
 async def tls_web_seed(payload: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
-    """Yield the URL of a web seed whose certificate only Python's own certificate file confirms."""
+    """Yield the URL of a web seed whose certificate is trusted only by Python's certificate file."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
     certificate = (
@@ -448,10 +446,10 @@ async def test_control_characters_in_a_trackers_answer_are_not_logged(payload, o
 
 
 def has_other_devices() -> bool:
-    """Return True if this machine has a route from an IPv4 address other than 127.0.0.1."""
+    """Return True if this machine can route from an IPv4 address other than 127.0.0.1."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # UDP's connect sends nothing; it only looks for a route.
+            probe.connect(("192.0.2.1", 9))  # UDP's connect sends nothing: it only looks up a route.
         except OSError:
             return False
         return not probe.getsockname()[0].startswith("127.")
@@ -460,7 +458,7 @@ def has_other_devices() -> bool:
 async def test_an_announce_from_an_address_without_a_route_is_not_a_warning(
     payload, open_swarm, caplog, monkeypatch
 ) -> None:
-    """Machines with hub and node announce from each network device's address; only one address reaches the tracker."""
+    """A machine with hub and node announces from every network device, but only one address reaches the tracker."""
     monkeypatch.setitem(bittorrent._TUNED, "tracker_completion_timeout", 1)
     caplog.set_level(logging.DEBUG, "echo_shared.swarm")
     asked = asyncio.Event()
@@ -498,7 +496,7 @@ async def test_a_tracker_that_cannot_be_reached_is_a_problem(payload, open_swarm
 
 @pytest.fixture
 async def heard() -> AsyncIterator[Callable[..., Awaitable[None]]]:
-    """Yield a function that waits for a past or future log record with one of these texts."""
+    """Yield a function that waits for a log record, past or future, with one of these texts."""
     loop, logger = asyncio.get_running_loop(), logging.getLogger("echo_shared.swarm")
     records: list[str] = []
     news = asyncio.Event()

@@ -1,5 +1,3 @@
-"""Which swarm client a process gets: libtorrent, or the one without it."""
-
 import sys
 
 import libtorrent

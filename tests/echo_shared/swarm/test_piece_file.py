@@ -1,4 +1,4 @@
-"""Files of a torrent that are written piece by piece: resumed, refused, on a full disk, and completed by libtorrent."""
+"""Files of a torrent, written piece by piece: resumed, refused, on a full disk, and completed by libtorrent."""
 
 import random
 from concurrent.futures import ThreadPoolExecutor

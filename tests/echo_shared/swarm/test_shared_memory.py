@@ -1,4 +1,4 @@
-"""Files in shared memory: other processes can read them, and the memory is freed however their owner ends."""
+"""Files in shared memory: other processes can read them, and however the owner ends, the memory is freed."""
 
 import json
 import os
@@ -72,7 +72,7 @@ def segment(manifest: Manifest, directory: Path) -> Iterator[MemorySegment]:
 
 @pytest.fixture
 def holder(manifest: Manifest, directory: Path) -> Iterator[tuple[subprocess.Popen[str], SharedMemory]]:
-    """Yield another process that holds the files in memory, and their address."""
+    """Yield a process that holds the files in memory, and the files' address."""
     arguments = [sys.executable, "-c", HOLDER, manifest.model_dump_json(), str(directory)]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -107,12 +107,11 @@ def test_after_kill_9_nothing_is_left(
 
 
 def descriptors() -> Iterator[Path]:
-    """Yield all open files of all processes."""
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         try:
             yield link.readlink()
         except OSError:
-            continue  # The process has closed it meanwhile.
+            continue  # The process has just closed the file.
 
 
 def test_a_closed_artefact_cannot_be_opened_but_open_readers_finish(

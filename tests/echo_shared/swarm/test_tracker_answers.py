@@ -1,4 +1,4 @@
-"""A machine announces itself to the tracker from several addresses; the failure of one need not matter."""
+"""A machine announces itself to the tracker from several addresses; failures of some of them are tolerable."""
 
 from echo_shared.swarm.tracker_answers import TrackerAnswers
 

@@ -1,4 +1,4 @@
-"""Before libtorrent is used, a trial calls all functions that a transfer needs."""
+"""Before libtorrent is used, a trial calls every function that a transfer needs."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Frames that would cost far more to decode than their size suggests, and large honest frames."""
+"""Frames that cost far more to decode than their size suggests, and large honest frames."""
 
 import tracemalloc
 from collections.abc import Iterator
@@ -37,13 +37,12 @@ EMPTY_MAPS = b"\x80"
 
 
 def many(item: bytes, num_bytes: int = MAX_FRAME_BYTES - 1_000) -> bytes:
-    """Return a MessagePack list of `num_bytes` items of one byte each."""
     assert len(item) == 1
     return b"\xdd" + num_bytes.to_bytes(4, "big") + item * num_bytes
 
 
 def with_field(message: FromHub | FromNode, name: str, value: bytes) -> bytes:
-    """Encode the message with this MessagePack value in the field `name`, which the message need not have."""
+    """Encode the message with this MessagePack value as the field `name`, known or unknown."""
     fields = msgpack.unpackb(encode(message))
     fields.pop(name, None)
     packed = [msgpack.packb(key) + msgpack.packb(each) for key, each in fields.items()]
@@ -90,8 +89,8 @@ def test_the_largest_messages_decode_unchanged(message: FromHub | FromNode) -> N
 
 
 def decode_frugally(frame: bytes) -> Any:
-    """Decode the frame, and check that this takes little more memory than one copy of it."""
-    check_codec()  # The first refusal would load it otherwise; hub and node do this at their start.
+    """Decode the frame, and check that this takes little more memory than one copy of the frame."""
+    check_codec()  # What the first refusal loads must not count. Hub and node call this at their start.
     tracemalloc.start()
     try:
         return decode_from_node(frame)
@@ -157,7 +156,7 @@ def test_this_installation_reads_its_own_messages() -> None:
 
 @pytest.fixture
 def misread_arrays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let the decoder take each array for a plain value, as with an incompatible numpy."""
+    """Make the decoder take each array for a plain value, as an incompatible numpy would."""
     monkeypatch.setattr(codec, "form_of", lambda kind: MapForm(dict.fromkeys(form_of(kind).fields)))
     check_codec.cache_clear()
     yield
@@ -172,7 +171,7 @@ def test_a_broken_decoder_is_reported_as_a_local_error() -> None:
 
 
 def test_an_encoder_that_packs_arrays_wrongly_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Future numpy versions may name a type differently, which must be noticed at the start."""
+    """A future numpy may name a type differently, which the check at the start must detect."""
     monkeypatch.setattr(fields, "pack_array", lambda array: {**pack_array(array), "dtype": "int32"})
     with pytest.raises(LocalProtocolError, match="cannot read Echo's own messages") as raised:
         check_codec.__wrapped__()

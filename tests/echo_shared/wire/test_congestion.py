@@ -1,6 +1,4 @@
-"""A line that loses packets although it is not full is detected, and gets another congestion control; on emulated
-lines.
-"""
+"""A line that loses packets without being full is detected, and gets another congestion control; on emulated lines."""
 
 import json
 import socket
@@ -24,11 +22,11 @@ LOOK_PACKETS = 12
 PACKET_BYTES = 1_448
 FIRST = Sent(num_packets=0, num_lost=0, arrived_bytes=0, rtt_s=0.06, min_rtt_s=0.06)
 QUIET, FULL = (0.0601, 0.060), (0.160, 0.060)
-"""(round trip, least round trip) in seconds, of a line without a queue and of one with a full queue."""
+"""(round trip, least round trip) in seconds: of a line without a queue, and of a line with a full queue."""
 
 
 def looks(shares: list[tuple[float, tuple[float, float]]], seed: int = 1) -> LossTest:
-    """Observe a line with these shares of lost packets and these round trips, one after the other."""
+    """Observe a line with these (share of lost packets, round trips) one after the other."""
     test, rng, last = LossTest(), Random(seed), FIRST
     for share, (rtt_s, min_rtt_s) in shares:
         sent = replace(more(last, share, rng), rtt_s=rtt_s, min_rtt_s=min_rtt_s)
@@ -38,14 +36,15 @@ def looks(shares: list[tuple[float, tuple[float, float]]], seed: int = 1) -> Los
 
 
 def more(last: Sent, share: float, rng: Random) -> Sent:
-    """Return the next observation of a line that loses this share of its packets."""
     num_lost = last.num_lost + sum(rng.random() < share for _ in range(LOOK_PACKETS))
     arrived_bytes = PACKET_BYTES * (last.num_packets + LOOK_PACKETS - num_lost)
     return replace(last, num_packets=last.num_packets + LOOK_PACKETS, num_lost=num_lost, arrived_bytes=arrived_bytes)
 
 
 def found_after(shares: list[float], num_looks: int, seed: int = 1) -> int | None:
-    """Return after how many packets loss is reported, with one line for each share, all pooled; None: never."""
+    """Return after how many packets the loss is reported, or None. Each share is a separate line; all lines are
+    observed together.
+    """
     pool, rng = LossPool(), Random(seed)
     lasts = dict.fromkeys(range(len(shares)), FIRST)
     for number in range(num_looks):
@@ -173,8 +172,8 @@ emulated = pytest.mark.skipif(
 
 
 def send(wan: Wan, source: int, targets: list[int], megabytes: int) -> list[tuple[str, str]]:
-    """Send from one host to the others; return for each connection its congestion control at the start
-    and at the end.
+    """Send from one host to the others; return the congestion control of each connection at the start and at the
+    end.
     """
     code = [sys.executable, "-c", SEND, str(megabytes * 2**20), str(len(targets))]
     with ExitStack() as processes:

@@ -32,7 +32,7 @@ def wire(frame: Frame, *, mask: bool = True) -> bytes:
 
 
 def admitted(gate: FrameGate, data: bytes, *, now: float = 0.0, most: int = 50_000) -> int:
-    """Return how often the gate admits the data, which is offered frame by frame."""
+    """Offer the data frame by frame; return how many frames the gate admits."""
     return next((number for number in range(most) if not gate.admits(data, now=now)), most)
 
 
@@ -71,7 +71,7 @@ def test_the_number_of_a_messages_fragments_is_limited(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("after_head", [True, False])
 def test_frames_are_recognised_in_any_division_of_the_bytes(after_head: bool) -> None:
-    """TCP may divide the bytes anywhere, and payloads may look like frames."""
+    """TCP may split the bytes anywhere, and a payload may look like a frame's head."""
     rng = random.Random(1)
     sizes = [0, 1, 125, 126, SMALL_BYTES - 1, SMALL_BYTES, 65_535, 65_536, 70_000]
     frames = [Frame(rng.choice([Opcode.PING, Opcode.BINARY]), b"") for _ in range(60)]

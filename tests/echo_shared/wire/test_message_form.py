@@ -1,5 +1,3 @@
-"""The form of each message, taken from its JSON Schema."""
-
 from typing import Annotated, Any, get_args
 
 import pytest
@@ -33,7 +31,7 @@ def arrays_in(form: Form) -> int:
 
 
 def array_fields(kind: type[Message]) -> list[str]:
-    """Return the fields that are declared as arrays, without asking a library."""
+    """Return the fields declared as arrays in the class, without its JSON Schema."""
     return [
         name for name, field in kind.model_fields.items() if any(isinstance(m, PackedArray) for m in field.metadata)
     ]

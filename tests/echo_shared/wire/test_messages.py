@@ -1,4 +1,4 @@
-"""Every message: round trips, the exact bytes that other versions expect, and hostile bytes."""
+"""Every message: encoded and decoded, its exact bytes for other versions of Echo, and hostile bytes."""
 
 from typing import Any
 
@@ -119,7 +119,6 @@ def test_truncated_bytes_give_a_codec_error(frame: bytes, data: st.DataObject) -
 
 
 def survives(frame: bytes) -> None:
-    """Check that decoding this frame succeeds or raises CodecError, and nothing else."""
     for decode in (decode_from_hub, decode_from_node):
         try:
             decode(frame)

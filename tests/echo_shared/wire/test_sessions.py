@@ -49,8 +49,6 @@ PEERS = Peers(info_hash=bytes(20), peers=())
 
 @dataclass
 class Pair:
-    """A node and a hub that exchange frames in memory."""
-
     pinned: bytes | None = None
     node: NodeSession = field(init=False)
     hub: HubSession = field(init=False)
@@ -151,7 +149,7 @@ def test_a_signature_from_another_handshake_is_refused() -> None:
 
 
 def test_a_hub_cannot_pass_a_nodes_proof_on_to_another_hub() -> None:
-    """The hub OTHER gets the node's proof and presents it to HUB in the node's place; the proof must hold for OTHER
+    """The hub OTHER gets the node's proof and passes it on to HUB, posing as the node. The proof is valid for OTHER
     only.
     """
     middle = HubSession(me=OTHER, software_version="x", nonce=b"h" * 32)

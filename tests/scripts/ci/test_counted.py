@@ -1,4 +1,4 @@
-"""`scripts.ci.counted` records the large messages that a program sends."""
+"""`scripts.ci.counted` records the large messages that a program reads."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which modules are imported, and that a failing import is an error."""
+"""Which modules are imported; a failing import is an error."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,6 @@ from scripts.ci import import_all
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a package of one module that stands for Echo's packages."""
     directory = tmp_path / "some_package"
     directory.mkdir()
     (directory / "__init__.py").touch()

@@ -1,5 +1,3 @@
-"""The requirements for an environment without torch."""
-
 from scripts.ci.requirements import NEED_TORCH, TEST_TOOLS, name_of, requirements
 
 

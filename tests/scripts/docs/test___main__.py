@@ -1,4 +1,4 @@
-"""The command that builds the documentation's site: no warning, and nothing loaded from other hosts."""
+"""The documentation's site: it is built without a warning, and loads nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Page(HTMLParser):
-    """Collects what a page loads, its links and its anchors."""
+    """Collects the files that a page loads, its links and its anchors."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ def test_every_page_is_built_and_in_the_navigation(site: Path) -> None:
 
 
 def test_every_link_and_picture_of_the_site_exists(site: Path) -> None:
-    """Pictures and navigation as well, which the builder does not check."""
+    """The builder does not check pictures and navigation."""
     pages = pages_of(site)
     wrong = []
     for path, page in pages.items():

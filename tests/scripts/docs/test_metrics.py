@@ -1,4 +1,4 @@
-"""The documentation's page of metrics. tests/echo_hub/dashboard/test_metrics.py compares it with a hub's metrics."""
+"""The documentation's page of metrics; tests/echo_hub/dashboard/test_metrics.py compares it with a hub's metrics."""
 
 from __future__ import annotations
 

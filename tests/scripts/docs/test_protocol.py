@@ -1,4 +1,4 @@
-"""The page must list every message under its sender, with the message's fields."""
+"""The page lists every message under its sender, with all fields."""
 
 from __future__ import annotations
 

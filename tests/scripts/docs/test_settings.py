@@ -1,4 +1,4 @@
-"""Every setting of a model must be on its page, with default and meaning."""
+"""The page lists every setting of a model, with default and meaning."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from scripts.docs.settings import hub_page, node_page
 
 
 def rows(page: str) -> dict[str, dict[str, list[str]]]:
-    """Return the table's cells, by the anchor of the section and the name of the setting."""
     found: dict[str, dict[str, list[str]]] = {}
     for section in page.split("\n## ")[1:]:
         anchor = re.search(r"\{ #(\w+) \}", section)

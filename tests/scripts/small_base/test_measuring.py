@@ -23,6 +23,6 @@ def test_whole_episodes_are_played_and_lengths_are_those_of_single_completions()
     found = measure(model, tokenizer, "environment:sokoban", problems, options=dict(SOKOBAN), max_tokens=6)
     assert 0 <= found.accuracy < 1 and 1 <= found.shortest <= found.mean_tokens <= found.longest == 6
     assert str(found).startswith(f"{found.accuracy:.3f} right, {found.shortest} to 6 tokens")
-    # What an untrained model writes is no answer.
+    # An untrained model's completions contain no answer.
     task = make_task("worked", {})
     assert measure(model, tokenizer, "worked", [task.sample(1)], options={}, max_tokens=4).accuracy == 0.0

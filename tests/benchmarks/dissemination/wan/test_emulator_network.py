@@ -1,5 +1,3 @@
-"""Home links in virtual time, computed by hand."""
-
 from collections import Counter
 from dataclasses import replace
 from random import Random
@@ -11,7 +9,7 @@ from benchmarks.dissemination.wan.emulator import HEADER_BYTES, LEAST_QUEUE_BYTE
 SLOW, FAST = Home(up=8, down=40, delay_ms=30), Home(up=100, down=1000, delay_ms=5)
 CALM = Weather(loss=0.0, jitter_ms=0.0, up_queue_ms=99.5, down_queue_ms=60.0)
 PACKET_BYTES = 1_000
-"""Takes 1 ms at 8 Mbit/s."""
+"""A packet that takes 1 ms at 8 Mbit/s."""
 
 
 def frame(number: int = 0, num_bytes: int = PACKET_BYTES) -> bytes:
@@ -63,7 +61,7 @@ def test_a_downlink_queue_is_finite_too() -> None:
     net = Network([FAST, FAST, SLOW], CALM, Random(1))
     for number in range(300):
         for source in (0, 1):
-            net.send(source, 2, frame(number), number * 1e-4)  # Offers 160 Mbit/s to a link of 40 Mbit/s.
+            net.send(source, 2, frame(number), number * 1e-4)  # 160 Mbit/s are offered to a link of 40 Mbit/s.
     sent = all_of(net)
     assert 0 < len(sent) < 600
     assert net.counts["full"] == 600 - len(sent)
@@ -90,7 +88,7 @@ def test_the_given_share_is_lost_and_the_seed_selects_the_packets() -> None:
         return [number_of(one) for _, one, _ in found]
 
     first = survivors(1)
-    assert 20_000 - len(first) == pytest.approx(200, abs=60)  # Four standard deviations.
+    assert 20_000 - len(first) == pytest.approx(200, abs=60)  # 1 % of 20,000, give or take four standard deviations.
     assert first == survivors(1) != survivors(2)
 
 
@@ -101,7 +99,8 @@ def test_a_lossy_home_loses_packets_both_ways_and_other_homes_none() -> None:
             net.send(source, target, frame(number), number * 2e-3)
     num_arrived = Counter(target for target, _, _ in all_of(net))
     assert net.counts == {"sent": 60_000, "lost": 60_000 - num_arrived.total()}
-    assert 20_000 - num_arrived[1] == pytest.approx(200, abs=60)  # Four standard deviations.
+    # 1 % of 20,000, give or take four standard deviations.
+    assert 20_000 - num_arrived[1] == pytest.approx(200, abs=60)
     assert 40_000 - num_arrived[2] == pytest.approx(200, abs=60), "a link between two homes without loss loses none"
 
 

@@ -1,4 +1,4 @@
-"""Kernels pass several TCP segments as one large frame: the emulator counts them, and splits the frame
+"""The kernel passes several TCP segments as one large frame: the emulator counts the segments, and splits the frame
 into valid ones.
 """
 
@@ -14,7 +14,7 @@ SOURCE, DESTINATION = bytes((10, 78, 0, 1)), bytes((10, 78, 0, 2))
 
 
 def train(num_bytes: int, *, sequence: int = 1_000, options: bytes = b"") -> bytes:
-    """Return a frame like the kernel's: TCP data of `num_bytes` bytes, to be divided into segments of GSO_SIZE."""
+    """Return a frame like the kernel's: `num_bytes` of TCP data, to be split into segments of GSO_SIZE."""
     offset = (20 + len(options)) // 4 << 4
     tcp = struct.pack("!HHIIBBHHH", 5_000, 80, sequence, 7, offset, FIN_PSH_ACK, 512, 0, 0) + options
     total = 20 + len(tcp) + num_bytes
@@ -29,7 +29,7 @@ def ones_complement_sum(data: bytes) -> int:
 
 
 def parts(frame: bytes) -> tuple[int, int, bytes, int]:
-    """Check a frame's lengths and checksums; return its sequence number, TCP flags, data, and IP identification."""
+    """Check a frame's lengths and checksums; return its sequence number, TCP flags, data and IP identification."""
     ip, tcp = frame[HEADER_BYTES : HEADER_BYTES + 20], frame[HEADER_BYTES + 20 :]
     assert int.from_bytes(ip[2:4]) == len(frame) - HEADER_BYTES
     assert ones_complement_sum(ip) == 0xFFFF
@@ -59,7 +59,7 @@ def test_the_middle_is_lost() -> None:
     first, last = cut(whole, 0, 2), cut(whole, 3, 5)
     data = whole[HEADER_BYTES + 40 :]
     assert parts(first) == (1_000, 0x10, data[:200], 65_535)
-    # The field has 16 bits; only the last segment has FIN and PSH.
+    # The IP identification wraps at 16 bits; only the last segment has FIN and PSH.
     assert parts(last) == (1_300, FIN_PSH_ACK, data[300:], 2)
     assert sizes(first) == [140, 140]
     assert sizes(last) == [140, 90]

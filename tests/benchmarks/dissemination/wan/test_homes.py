@@ -1,4 +1,4 @@
-"""Delay, rate and loss of the emulated home connections, measured by programs that run on the emulated hosts."""
+"""Delay, rate and loss of emulated home connections, measured by programs on the emulated hosts."""
 
 import json
 import subprocess
@@ -80,7 +80,7 @@ def fetch(wan: Wan, *, source: int, target: int) -> float:
 @emulated
 def test_a_clean_network_has_the_given_delays_and_rates() -> None:
     with open_wan(2, WanSet(loss=0.0, homes=TWO)) as wan:
-        # Above the nominal 60 ms, allow jitter both ways and 20 ms for a busy machine, in the best of five.
+        # The nominal 60 ms, plus jitter both ways, plus 20 ms for a busy machine, in the best of five round trips.
         assert 60 <= float(run(wan, 1, ROUND_TRIP, wan.address(2))) < 60 + 2 * homes.JITTER_MS + 20
         assert 30 <= float(run(wan, HUB, ROUND_TRIP, wan.address(2))) < 30 + 2 * homes.JITTER_MS + 20
         wan.carried()
@@ -96,7 +96,7 @@ def test_the_given_share_is_lost_and_connections_stay_intact() -> None:
     with open_wan(2, WanSet(loss=0.05, homes=TWO)) as wan:
         fetch(wan, source=2, target=HUB)
         carried = wan.carried()
-    assert carried["lost"] / carried["sent"] == pytest.approx(0.05, abs=0.03)  # About 1,000 packets were sent.
+    assert carried["lost"] / carried["sent"] == pytest.approx(0.05, abs=0.03)  # Of about 1,000 packets.
     assert carried["sent"] > PAYLOAD_BYTES / 1_460
 
 

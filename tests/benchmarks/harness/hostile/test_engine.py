@@ -1,4 +1,4 @@
-"""A hostile engine wraps a real one and changes its requests and results."""
+"""A hostile engine wraps a real one, and changes its requests and results."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from tests.benchmarks.harness.hostile.test_engine_falsifications import BASE, re
 
 
 class _Draws:
-    """An engine whose first answer is `first` and whose later answers are right."""
-
     def __init__(self, first: str) -> None:
         self.first = first
         self.asked: list[GroupRequest] = []

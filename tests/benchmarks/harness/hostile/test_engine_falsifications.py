@@ -1,4 +1,4 @@
-"""What each kind of falsification makes of the same honest rollout."""
+"""The results of each kind of falsification of the same honest rollout."""
 
 from __future__ import annotations
 

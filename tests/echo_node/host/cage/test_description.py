@@ -1,5 +1,3 @@
-"""Texts that describe a cage."""
-
 from echo_node.host.cage.description import Held
 from echo_node.host.cage.guards import GUARDS
 

@@ -1,4 +1,4 @@
-"""A system on which no cage is possible must say so."""
+"""A system that offers no cage (sandbox for engines) is reported as such."""
 
 import pytest
 

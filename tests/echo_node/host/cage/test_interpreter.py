@@ -1,4 +1,4 @@
-"""Directories that this Python must read in a cage, and directories excluded from the cage."""
+"""Directories that this Python must read within a cage, and directories that a cage must hide."""
 
 from __future__ import annotations
 

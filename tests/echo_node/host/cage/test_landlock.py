@@ -1,4 +1,4 @@
-"""Restrictions by each version (ABI) of Landlock that this kernel supports, in short-lived processes."""
+"""What each version (ABI) of Landlock up to this kernel's restricts; each case runs in a short-lived process."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Some GPUs work only in a looser cage, so there are several steps. A stub of NVIDIA's driver makes the same system
-calls in the real cage.
+"""Some GPUs work only in a looser cage, so the cage has steps from strict to loose. A stub of NVIDIA's driver makes the
+driver's system calls in the real cage.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ def test_steps_go_from_narrow_to_wide() -> None:
 
 
 def started(step: str, stub_cuda: Path) -> str:
-    """Start CUDA at this step of the cage; return "" or the error."""
     said = subprocess.run(
         [sys.executable, "-c", START, step, str(stub_cuda)], capture_output=True, text=True, check=True, timeout=120
     )

@@ -1,4 +1,6 @@
-"""What is reported of a cage that holds only in part; each test runs in a short-lived process."""
+"""The report on a cage that holds only in part. Each test runs in a short-lived process, because a cage cannot be
+left.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def entered(before: str = "", cage: str = "") -> dict[str, Any]:
 
 
 def test_threads_started_before_the_cage_are_reported() -> None:
-    """Landlock restricts threads that run already only from ABI 8 on; with an older one, the cage has a hole."""
+    """Before ABI 8, Landlock does not restrict threads that are already running, so these could escape the cage."""
     found = entered("started = threading.Event(); threading.Thread(target=threading.Event().wait, daemon=True).start()")
     whole = any(int(name.split()[1]) >= 8 for name in found["by"] if name.startswith("Landlock"))
     why = "1 threads were running, and Landlock"

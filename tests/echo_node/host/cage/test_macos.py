@@ -1,4 +1,4 @@
-"""The text of the sandbox profile. Only a Mac can show that macOS accepts it."""
+"""The text of macOS's sandbox profile. Whether macOS accepts it can be tested only on a Mac."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ def test_the_profile_has_balanced_parentheses() -> None:
 
 
 def test_denials_come_before_exceptions() -> None:
-    """macOS applies the last matching rule."""
     profile = text(Cage(reads=(Path("/Users/me/model"),), writes=(Path("/Users/me/derived"),), connects=(50_052,)))
     order = [
         "(deny file-read-data",

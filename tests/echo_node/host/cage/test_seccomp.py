@@ -1,6 +1,4 @@
-"""The seccomp filter, interpreted here as the kernel would, for both processors; `test_caging` shows
-its real effect.
-"""
+"""The seccomp filter for both processors, interpreted like the kernel does; `test_caging` tests its real effect."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from echo_node.host.cage.leeway import LocalSockets
 
 ALLOW, EPERM = 0x7FFF0000, 0x50000 | errno.EPERM
 ANSWERS = {"clone3": errno.ENOSYS, "socket": errno.EAFNOSUPPORT, "connect": errno.ENOENT}
-"""Errors that drivers expect from calls or sockets that do not exist."""
+"""Refusals other than EPERM: the errors of a call or socket that does not exist, which drivers handle."""
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 PID = 4_321
 STREAM, DATAGRAM, SEQUENCED, FLAGS = 1, 2, 5, 0o2004000
@@ -23,7 +21,7 @@ READ_NUMBER = {"x86_64": 0, "aarch64": 63}
 
 
 def run(program: bytes, number: int, architecture: int, *arguments: int) -> int:
-    """Return the filter's result for a system call. https://docs.kernel.org/networking/filter.html"""
+    """Return the filter's result for a system call. Source: https://docs.kernel.org/networking/filter.html"""
     padded = [*arguments, *[0] * (6 - len(arguments))]
     data = struct.pack("<iIQ6Q", number, architecture, 0, *(value % 2**64 for value in padded))
     steps = list(struct.iter_unpack("=HBBI", program))
@@ -68,7 +66,7 @@ def test_exactly_the_named_calls_are_refused(processor: str, tcp: bool, local: L
 @pytest.mark.parametrize("processor", syscalls.PROCESSORS)
 def test_calls_of_another_architecture_are_refused(processor: str) -> None:
     program = seccomp.program(processor, PID, tcp=False)
-    # 32-bit Intel and ARM; all 64-bit ones.
+    # Audit numbers of 32-bit Intel and 32-bit ARM, then of all 64-bit processors.
     for architecture in (0x40000003, 0x40000028, *ARCHITECTURES.values()):
         expected = ALLOW if architecture == ARCHITECTURES[processor] else EPERM
         assert run(program, READ_NUMBER[processor], architecture) == expected
@@ -78,7 +76,7 @@ def test_calls_of_another_architecture_are_refused(processor: str) -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "tcp", "allowed"),
     [
-        ("clone", (0x3D0F00,), False, True),  # A thread as glibc starts it.
+        ("clone", (0x3D0F00,), False, True),  # A thread, as glibc starts it.
         ("clone", (0x01200011,), False, False),  # fork.
         ("clone", (0x10010000,), False, False),  # A thread in another user namespace.
         ("socketpair", (1, STREAM | FLAGS, 0), False, True),
@@ -89,13 +87,13 @@ def test_calls_of_another_architecture_are_refused(processor: str) -> None:
         ("socket", (10, STREAM, 0), True, True),
         ("socket", (1, STREAM, 0), True, False),
         ("socket", (2, DATAGRAM, 0), True, False),
-        ("socket", (2, STREAM, 262), True, False),  # MPTCP.
+        ("socket", (2, STREAM, 262), True, False),  # A socket for Multipath TCP.
         ("connect", (5,), False, False),
         ("connect", (5,), True, True),
         ("bind", (5,), True, False),
         ("listen", (5,), True, False),
         ("sendto", (5, 0, 0, 0x4000), True, True),
-        ("sendto", (5, 0, 0, 0x20004000), True, False),  # MSG_FASTOPEN.
+        ("sendto", (5, 0, 0, 0x20004000), True, False),  # MSG_FASTOPEN: this send would open a connection.
         ("sendmsg", (5, 0, 0x20000000), True, False),
         ("kill", (PID, 9), False, True),
         ("kill", (PID + 1, 0), False, False),
@@ -106,9 +104,9 @@ def test_calls_of_another_architecture_are_refused(processor: str) -> None:
         ("prlimit64", (0,), False, True),
         ("prlimit64", (1,), False, False),
         ("setpriority", (0, 0, 19), False, True),
-        ("setpriority", (2, 0, 19), False, False),  # For all processes of the user.
+        ("setpriority", (2, 0, 19), False, False),  # Would apply to all processes of the user.
         ("sched_setaffinity", (1,), False, False),
-        ("prctl", (1, 0), False, False),  # Would let it outlive its parent.
+        ("prctl", (1, 0), False, False),  # PR_SET_PDEATHSIG 0: the process would outlive its parent.
         ("prctl", (15, 0), False, True),
         ("personality", (0xFFFFFFFF,), False, True),
         ("personality", (0x0040000,), False, False),
@@ -136,7 +134,7 @@ def test_calls_that_depend_on_their_arguments(
         ("socket", (2, STREAM, 0), {("none", True), ("listening", True), ("any", True)}),
         ("socket", (2, SEQUENCED, 0), set()),
         ("socket", (10, DATAGRAM, 0), set()),
-        ("socket", (16, DATAGRAM, 0), set()),  # Netlink: a socket to the kernel itself.
+        ("socket", (16, DATAGRAM, 0), set()),  # Netlink: a socket to the kernel.
         ("socketpair", (1, STREAM, 0), {(local, tcp) for local in LOCAL for tcp in (False, True)}),
         ("socketpair", (1, SEQUENCED, 0), {("any", False), ("any", True)}),
         ("bind", (5,), {("listening", False), ("listening", True), ("any", False), ("any", True)}),

@@ -1,4 +1,4 @@
-"""The seccomp filter that reports refused calls must refuse the same calls as the one that only refuses them."""
+"""The seccomp filter that reports refused calls refuses the same calls as the filter that does not report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_the_filter_notifies_of_each_refusal_and_openat(processor: str) -> None:
     silent = seccomp.program(processor, PID, tcp=False, local="listening")
     openat = tracing._OPENAT[processor]
     notifying = tracing._watched(silent, openat)
-    arguments = (1, 5, 0)  # The driver may open a socket with these arguments; most other calls are refused with them.
+    arguments = (1, 5, 0)  # With these arguments the driver may open a socket, while most other calls are refused.
     for number in range(600):
         before = run(silent, number, ARCHITECTURES[processor], *arguments)
         expected = before if before in (ALLOW, ENOSYS) else NOTIFY

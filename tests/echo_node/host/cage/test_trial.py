@@ -1,4 +1,4 @@
-"""Before an engine starts, a trial attempts what the cage must refuse, to see if it holds."""
+"""Before an engine starts, a trial attempts what its cage must refuse."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ def test_this_systems_guards_have_been_tried(tmp_path: Path) -> None:
 
 
 def test_a_guard_that_only_claims_to_hold_is_detected(tmp_path: Path) -> None:
-    """This process has no cage, so every attempt succeeds."""
     private = tmp_path / "private"
     private.write_bytes(b"private")
     found = tried(private, Held(by=("hearsay",), lacks={"reading": "not at all"}))

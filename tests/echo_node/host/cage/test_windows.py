@@ -1,4 +1,4 @@
-"""Structures that are passed to Windows. Only Windows can show that it accepts them."""
+"""Structures passed to Windows. Whether Windows accepts them can be tested only there."""
 
 from __future__ import annotations
 

@@ -12,23 +12,21 @@ from typing import Any
 import pytest
 
 Answers = dict[tuple[str, str], tuple[str, tuple[Any, ...]]]
-"""By path and method: signature and body of the answer. Other calls get an error."""
+"""By (path, method): signature and body of the reply. Any other call gets an error."""
 
 
 class Desktop:
-    """Services on one bus; a test may change `answers` at any time."""
+    """Desktop services on one bus; a test may change `answers` at any time."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.answers: Answers = {}
         self.asked: list[tuple[str, str]] = []
         self.bodies: list[tuple[Any, ...]] = []
-        """Bodies of the requests."""
         self._connections: list[Any] = []
         self._threads: list[threading.Thread] = []
 
     def serve(self, name: str) -> None:
-        """Own this service name on the bus."""
         from jeepney.bus_messages import message_bus
         from jeepney.io.blocking import open_dbus_connection
 
@@ -70,7 +68,7 @@ class Desktop:
 
 @pytest.fixture
 def desktop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desktop]:
-    """Yield a desktop without logged-in users, with one bus as session and system bus."""
+    """Yield a desktop without logged-in users; one bus is both session and system bus."""
     daemon = shutil.which("dbus-daemon")
     if daemon is None:
         pytest.skip("dbus-daemon is not installed")
@@ -91,7 +89,7 @@ def desktop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desktop]:
 
 @pytest.fixture
 def write(tmp_path: Any) -> Callable[..., Any]:
-    """Return a function that writes one-line files as in /sys, and returns the private root."""
+    """Return a function that writes a one-line file as in /sys below a private root, and returns that root."""
 
     def write(directory: str, **files: object) -> Any:
         place = tmp_path / directory

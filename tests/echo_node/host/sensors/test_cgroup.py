@@ -1,4 +1,4 @@
-"""Control groups: files as the kernel makes them, and a real group with a memory limit, if this machine allows one."""
+"""Control groups: files like the kernel's, and a real group with a memory limit, if this machine allows one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MIB = 2**20
 
 
 def tree(root: Path, own: str, **groups: dict[str, object]) -> tuple[Path, Path]:
-    """Write each group's files; in a group's name, "__" stands for "/"."""
+    """Write the files of each group; "__" in a keyword stands for "/"."""
     for group, files in groups.items():
         for name, value in files.items():
             file = root / "groups" / group.replace("__", "/") / name.replace("_", ".", 1)
@@ -61,7 +61,7 @@ def test_a_machine_without_groups_has_no_limit(tmp_path: Path) -> None:
 
 @pytest.fixture
 def group() -> Iterator[tuple[Path, str]]:
-    """Yield a new control group that can limit memory, and the name of the file with its limit."""
+    """Yield a new control group that can limit memory, and the name of its limit's file."""
     if sys.platform != "linux" or os.geteuid() != 0:
         pytest.skip("only root on Linux makes groups")
     is_version_1 = (GROUPS / "memory").is_dir()
@@ -80,7 +80,7 @@ def group() -> Iterator[tuple[Path, str]]:
 
 
 def test_a_real_memory_limit_holds_the_node(group: tuple[Path, str], tmp_path: Path) -> None:
-    """Nodes in a container must measure memory by their group's limit, not by the machine's."""
+    """In a container, the memory limit of the control group counts, not the machine's memory."""
     place, limit = group
     (place / limit).write_text(str(256 * MIB))
     program = (

@@ -16,7 +16,7 @@ def sensors(tmp_path: Path) -> DrmSensors:
 
 
 def computed(write: Callable[..., Path], pid: int, seconds: float, *, file: str = "7", client: int = 1) -> None:
-    """Write what Linux shows of a process that has used the GPU for `seconds`."""
+    """Write the file by which Linux shows that a process has used the GPU for `seconds`."""
     lines = f"drm-driver:\tamdgpu\ndrm-pdev:\tdevice\ndrm-client-id:\t{client}\npos:\t0"
     engines = f"drm-engine-gfx:\t{int(seconds * SECOND / 2)} ns\ndrm-engine-compute:\t{int(seconds * SECOND / 2)} ns"
     write(f"proc/{pid}/fdinfo", **{file: f"{lines}\n{engines}"})
@@ -39,7 +39,8 @@ def test_a_card_without_figures_is_ignored(sensors: DrmSensors, write: Callable[
 def test_the_load_of_others_excludes_this_nodes(sensors: DrmSensors, write: Callable[..., Path]) -> None:
     write(CARD, gpu_busy_percent=90)
     computed(write, 5, 100.0)
-    computed(write, 5, 100.0, file="8")  # The same GPU context, open a second time: its time must not count twice.
+    # A second file descriptor of the same GPU context, whose time must not count twice.
+    computed(write, 5, 100.0, file="8")
     assert sensors.read((5,), 10.0) == [GpuReading(others=0.9)], "nothing to compare with yet"
     for file in ("7", "8"):
         computed(write, 5, 101.2, file=file)

@@ -1,4 +1,4 @@
-"""Real processes: Echo's own ones do not count as other programs."""
+"""Real processes: Echo's own processes do not count as other programs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from echo_node.host.sensors.kin import LOOK_S, Kin, is_echo, sees_the_machines_p
 
 @pytest.fixture
 def processes() -> Iterator[tuple[int, int]]:
-    """Yield process ids: one looks like a hub's learner, one does not."""
+    """Yield the ids of two processes; only the first looks like a hub's learner."""
     code = "import sys; print(flush=True); sys.stdin.read()"
     commands = (
         [sys.executable, "-c", code, "-m", "echo_hub.learner.serve"],
@@ -50,7 +50,7 @@ def test_a_process_of_another_user_is_no_kin(processes: tuple[int, int], monkeyp
 
 def test_a_number_that_another_process_has_now_is_looked_at_again(processes: tuple[int, int]) -> None:
     found = Kin()
-    found._known[processes[1]] = (0.0, True)  # Remembered of an earlier process with the same id.
+    found._known[processes[1]] = (0.0, True)  # As remembered from an earlier process with the same id.
     assert not found.includes(processes[1])
 
 

@@ -1,4 +1,4 @@
-"""The CPU load that other programs cause, while the node's own processes compute too; all processes are real."""
+"""The CPU load of other programs while the node's own processes compute too; all processes are real."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ import pytest
 from echo_node.host.sensors.load import OthersLoad
 
 ENOUGH_S = 0.6
-"""After this computing time, the kernel's resolution of hundredths of a second no longer matters."""
+"""Seconds of computing after which the kernel's resolution of 0.01 s no longer matters."""
 linux = pytest.mark.skipif(sys.platform != "linux", reason="others do not tell low priorities apart")
 important = pytest.mark.skipif(sys.platform != "linux" or os.nice(0) > 0, reason="all that this starts gives way, too")
 
@@ -32,15 +32,15 @@ def computed_s(pid: int) -> float:
 
 
 def counted(pid: int) -> tuple[float, float]:
-    """Return the load counted for the process as another program, and its true load."""
-    while computed_s(pid) < 0.1:  # From here on it has its final priority.
+    """Return the process's measured load as another program, and its true load."""
+    while computed_s(pid) < 0.1:  # After this time the process has its final priority.
         time.sleep(0.01)
     as_other, as_own = OthersLoad(), OthersLoad()
     as_other.share(())
     as_own.share((pid,))
     before_s, began = computed_s(pid), time.monotonic()
     while computed_s(pid) - before_s < ENOUGH_S:
-        psutil.pids()  # Computing of this process itself must not count.
+        psutil.pids()  # Keeps this process busy, whose load must not count.
     shares = as_other.share(()), as_own.share((pid,))
     had = (computed_s(pid) - before_s) / (time.monotonic() - began) / (psutil.cpu_count() or 1)
     assert shares[0] is not None and shares[1] is not None

@@ -1,4 +1,4 @@
-"""GPU load as NVIDIA's library reports it, here a stub; and a machine without the library."""
+"""GPU load by NVIDIA's library, here a stub; and a machine without the library."""
 
 from __future__ import annotations
 
@@ -30,8 +30,6 @@ class KnownKin(Kin):
 
 
 class Nvml(ModuleType):
-    """A stub of the library, on a machine with one GPU."""
-
     NVML_TEMPERATURE_GPU = 0
 
     class NVMLError(Exception):
@@ -124,8 +122,8 @@ def test_the_node_and_its_kin_are_not_others(nvml: Nvml) -> None:
 
 
 def test_in_a_container_the_load_of_others_is_unknown(nvml: Nvml) -> None:
-    """The library names processes by their ids outside the container: the engine, 101 inside, is 4711 there. So it
-    cannot be told from others.
+    """The library gives the ids of processes outside the container, where the engine 101 is 4711. So its load cannot be
+    told from that of others.
     """
     nvml.samples, nvml.listed = [Sample(4_711, 90), Sample(GAME, 30)], [Sample(4_711, 0)]
     assert others(sees_all=False) is None

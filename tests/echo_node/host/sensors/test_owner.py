@@ -1,4 +1,4 @@
-"""Is the owner using the machine? Scripted desktops on a real D-Bus."""
+"""Is the owner using the machine? Scripted desktops on a real D-Bus answer."""
 
 import math
 import sys

@@ -1,5 +1,3 @@
-"""Rules that hold for every message."""
-
 from echo_shared.wire.codec import decode_from_node
 from tests.echo_shared.wire.messages.examples import ROLLOUT, changed, plain
 

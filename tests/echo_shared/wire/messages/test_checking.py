@@ -1,4 +1,4 @@
-"""Messages by which a hub has a node check another node's completion, and the answers."""
+"""Messages by which a hub lets a node check another node's completion, and their answers."""
 
 from typing import Any
 

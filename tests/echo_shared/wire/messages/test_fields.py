@@ -1,5 +1,3 @@
-"""Text that comes from another machine."""
-
 from echo_shared.wire.codec import decode_from_hub
 from echo_shared.wire.messages import Refused
 from echo_shared.wire.messages.fields import printable_line

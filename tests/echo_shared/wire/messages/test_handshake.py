@@ -1,5 +1,3 @@
-"""Bounds on what a node says about itself when it joins."""
-
 import msgpack
 import pytest
 

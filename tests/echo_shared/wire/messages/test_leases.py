@@ -1,5 +1,3 @@
-"""Bounds on leases, and on the prefixes in them."""
-
 from typing import Any
 
 import pytest

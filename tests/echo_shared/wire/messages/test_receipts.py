@@ -1,5 +1,3 @@
-"""Bounds on receipts and queries about rollouts."""
-
 from typing import Any
 
 import pytest

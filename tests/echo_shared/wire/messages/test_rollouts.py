@@ -1,5 +1,3 @@
-"""Bounds on rollouts and on their streamed parts."""
-
 from typing import Any
 
 import pytest

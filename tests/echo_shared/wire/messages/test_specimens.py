@@ -1,4 +1,4 @@
-"""Installations check their codec with these messages, which contain every array field."""
+"""The messages with which an installation tests its codec; together they contain every array field."""
 
 from typing import get_args
 

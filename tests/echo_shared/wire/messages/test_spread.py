@@ -1,5 +1,3 @@
-"""Offers of model files, and reports of their downloads."""
-
 from typing import Any
 
 import pytest
