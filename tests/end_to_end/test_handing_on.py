@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,21 +22,34 @@ NUM_NODES, LINKS_EACH = 14, 4
 DEADLINE_S = 60.0
 
 
+class Relay(Node):
+    """A node whose reports of pieces reach the broadcaster until it leaves."""
+
+    def __init__(self, fleet: Fleet, root: Path) -> None:
+        super().__init__(fleet.news, root)
+        self._fleet = fleet
+
+    def say(self, message: FromNode) -> None:
+        if self.node_id not in self._fleet.gone:
+            if isinstance(message, Have):
+                self._fleet.broadcaster.said(self.node_id, message)
+            super().say(message)
+
+
 class Fleet:
     """The hub calls its nodes directly; the nodes are connected by real sockets."""
 
     def __init__(self, root: Path) -> None:
         self.news = News()
         self.broadcaster = Broadcaster(self)
-        self.nodes = [Node(self.news, root) for _ in range(NUM_NODES)]
         self.gone: set[str] = set()
+        self.nodes = [Relay(self, root) for _ in range(NUM_NODES)]
         self.pushed: list[tuple[str, Piece]] = []
         self._neighbours = Neighbours(degree=LINKS_EACH, draw=random.Random(2).randrange)
 
     async def open(self) -> None:
         for node in self.nodes:
             node.number = self.broadcaster.number_of(node.node_id)
-            node.receiver._send = partial(self._said, node)
             await node.open()
             self._neighbours.join(node.node_id, listens=True)
         by_id = {node.node_id: node for node in self.nodes}
@@ -48,13 +60,6 @@ class Fleet:
         )
         for node in self.nodes:
             self.broadcaster.said(node.node_id, Links(node_ids=node.mesh.links))
-
-    async def _said(self, node: Node, message: FromNode) -> None:
-        if node.node_id not in self.gone:
-            node.said.append(message)
-            if isinstance(message, Have):
-                self.broadcaster.said(node.node_id, message)
-            self.news.tell()
 
     def push(self, node_id: str, make: Callable[[], FromHub | None], rank: Rank) -> bool:
         node = next(node for node in self.nodes if node.node_id == node_id)

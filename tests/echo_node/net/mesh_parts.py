@@ -88,8 +88,13 @@ class Node:
 
     async def _tell(self) -> None:
         while True:
-            self.said += await self.receiver.reports()
-            self._news.tell()
+            for message in await self.receiver.reports():
+                self.say(message)
+
+    def say(self, message: FromNode) -> None:
+        """Record a message to the hub."""
+        self.said.append(message)
+        self._news.tell()
 
     def _take(self, piece: Piece, sender: str) -> None:
         self.pieces.append((piece, sender))
