@@ -148,7 +148,7 @@ class Updater:
             await self._fail(trouble)
 
     async def _finish(self) -> None:
-        """Wait until all leases are finished. A hub that refuses the node gives no new ones."""
+        """Wait until all leases are finished, at most `FINISH_S`. A hub that refuses this release gives no new ones."""
         ends_at = time.monotonic() + FINISH_S
         while self._run.held_rollouts and time.monotonic() < ends_at:  # noqa: ASYNC110
             await asyncio.sleep(self._look_s)

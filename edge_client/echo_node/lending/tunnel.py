@@ -112,7 +112,7 @@ class _Leg(asyncio.Protocol):
 
 
 class DeviceRelay:
-    """The helper's end: gives one node at a time access to a device server.
+    """The tunnel's end on the lending machine: it gives one node at a time access to the device server.
 
     `lend` starts a device server for one node, and ends it.
     """

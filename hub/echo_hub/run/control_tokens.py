@@ -140,7 +140,7 @@ class Quoting:
 
     control: ControlTokens
     mark: str
-    """Text before the number of a quoted character. It occurs in none of the quoted texts."""
+    """Text that precedes the code number of each quoted character. It occurs in none of the quoted texts."""
 
     def quoted(self, value: Any) -> Any:
         """Return `value` with every text in it quoted. Map keys and values under `role` are trusted and stay

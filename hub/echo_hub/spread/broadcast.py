@@ -103,7 +103,7 @@ is longer. The hub then sends the piece."""
 
 LATE_DEEP_S: Final = 1.0
 LATE_TAKES: Final = 1.5
-"""Seconds after which a piece in a deep tree is late: LATE_DEEP_S plus LATE_TAKES times the planned duration."""
+"""A piece in a deep tree is late after LATE_DEEP_S plus this many times its planned duration."""
 
 GIVE_UP_S: Final = 10.0
 """Seconds without a new piece, while pieces are under way to a node, after which the node counts as fetching the

@@ -169,8 +169,8 @@ class Trainer:
         self._jobs.put_nowait(_Begin(step=step, batch=batch))
 
     def train(self, step: int) -> None:
-        """Let the process train and keep a step, whose plan the store now holds. A step that was begun is only
-        confirmed."""
+        """Let the process train a step and write its results: the store now holds the step's plan. If `begin` already
+        computed the step, the process only writes."""
         self._planned = step
         self._changes.notify()
         self._jobs.put_nowait(_Train(step=step))

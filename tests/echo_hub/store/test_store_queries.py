@@ -471,8 +471,8 @@ def statements_of(calls: Mapping[str, Callable[[], object]]) -> Iterator[list[tu
 
 
 def stops_early(sql: str) -> bool:
-    """Return True if the statement reads an index from one end and stops after a few rows, as the count of SQLite's
-    instructions below confirms.
+    """Return True if the statement reads an index from one end and stops after a few rows. The test that
+    counts SQLite's instructions confirms it.
     """
     return re.search(r"ORDER BY \S+ DESC\s+LIMIT \S+( OFFSET \S+)?\s*(\) AS \w+|$)", sql) is not None
 

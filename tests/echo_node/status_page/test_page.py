@@ -93,7 +93,7 @@ class Site:
     async def get(
         self, path: str, *, host: str | None = None, headers: str = "", method: str = "GET"
     ) -> tuple[int, str]:
-        """Return status and content of the answer to a request, as any program on this machine gets it."""
+        """Return status and content of the answer to a request without credentials."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         writer.write(f"{method} {path} HTTP/1.1\r\nHost: {host or self.host}\r\n{headers}\r\n".encode())
         async with asyncio.timeout(60):

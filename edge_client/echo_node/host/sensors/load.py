@@ -26,7 +26,9 @@ class OthersLoad:
         self._share: float | None = None
 
     def share(self, engines: Iterable[int]) -> float | None:
-        """Return the share; None at the first reading. `engines`: processes of this node besides this one."""
+        """Return the share of the processor that other programs use; None at the first reading. `engines`: other
+        processes of this node.
+        """
         now = time.monotonic()
         if self._seen_at and now - self._seen_at < SHORTEST_S:
             return self._share

@@ -97,7 +97,7 @@ class Ledger:
             self.wants.note_all(group)
 
     def take_from_queues(self, group_ids: Collection[int]) -> None:
-        """Remove groups that a step has planned from the learner's queues."""
+        """Remove these groups from the learner's queues: a step's plan holds them now."""
         for ids in (self.waiting, self.complete, self.flat):
             ids.discard_all(group_ids)
         self.num_queue_changes += 1

@@ -28,7 +28,7 @@ FIRST_REST_S: Final = 1.0
 MAX_REST_S: Final = 60.0
 """Longest time without work (rest) after a failure, in seconds."""
 FORGIVEN_BY_ONE: Final = 1 / 32
-"""Part of one killed scorer process that one scored rollout of the node forgives."""
+"""Part of one charge that a scored rollout takes back; a node is charged for each scorer process its rollouts kill."""
 SILENT_RESTS: Final = (0.0, 4.0, 16.0)
 """Time without work (rest) of an unproven node that let all its rollouts expire, as a multiple of the lease deadline:
 after the first, the second and every later time.

@@ -45,7 +45,7 @@ HURRY: Final = 2.0
 nodes. Set by hand: time for a rollout and one replacement."""
 URGENT: Final = 2.0
 """Work is urgent if its step begins within this many times a typical rollout's time. Urgent work goes to the fastest
-nodes first and to unproven ones last, because no time is left to replace a lost rollout. Set by hand as `HURRY`."""
+nodes first and to unproven ones last, because no time is left to replace a lost rollout. Set by hand, like `HURRY`."""
 EARLIER: Final = 1.3
 """A slow node may begin with a step's work this many times its own sampling time before the step begins. Set by
 hand."""

@@ -71,7 +71,7 @@ class Edges(NamedTuple):
     variance: float
     """Variance of that number under honesty: W in the module's text."""
     counts: Evidence
-    """Counts of the same tokens, without curves."""
+    """Counts over the same tokens."""
 
     @property
     def spread(self) -> float:

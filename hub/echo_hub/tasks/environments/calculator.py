@@ -61,7 +61,7 @@ class CalculatorEnvironment:
         return (_DEFINITION,)
 
     def sample(self, seed: int) -> Problem:
-        """Return the product of `seed`; its metadata holds the `answer`."""
+        """Return the multiplication that `seed` selects. Its metadata holds the `answer`."""
         rng = random.Random(seed)
         low, high = 10 ** (self._options.digits - 1), 10**self._options.digits - 1
         left, right = rng.randint(low, high), rng.randint(low, high)

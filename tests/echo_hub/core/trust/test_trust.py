@@ -925,7 +925,7 @@ def test_three_nodes_that_forge_everything_are_no_class(world) -> None:
 
 
 def watched_sums(nats: float) -> tuple[float, ...]:
-    """Return sums of evidence, in which the sum for "one token in fifty is forged" is `nats`."""
+    """Return one sum of evidence for each kind of forgery: `nats` for "one token in fifty is forged"."""
     return (0.0, nats, *NOTHING[2:])
 
 
