@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.harness.hub_with_learner import train_by
 from echo_hub.learner import step
 from echo_hub.learner.history import NO_HISTORY, History
-from echo_hub.learner.screen import Findings
+from echo_hub.learner.screen import ScreenFindings
 from echo_hub.learner.settings import TrainingGroup
 from echo_shared.records.step_figures import GRAD_NORM, TRAIN_S
 
@@ -34,7 +34,7 @@ def untrained_step(
     turns = [max(1, len(rollout.draws)) for rollout in rollouts]
     return step.StepOutcome(
         metrics={"mean_reward": mean_reward, GRAD_NORM.key: 0.0, TRAIN_S.key: 0.0},
-        screen=Findings().frame(turns),
+        screen=ScreenFindings().frame(turns),
         history=history,
     )
 

@@ -12,7 +12,7 @@ from echo_node.host.control import control_server
 from echo_node.host.signals import stop_signals, watch_stdin
 from echo_node.machine_watch import MachineWatch
 from echo_node.network_hold import NetworkHold
-from echo_node.node import Node
+from echo_node.node import JoinedNode
 from echo_node.owner_word import OwnerWord
 from echo_node.updating import Updater
 from echo_shared.errors import EchoError, RefusedError
@@ -29,7 +29,7 @@ time.
 COUNT_EVERY_TICKS: Final = 4
 
 
-class Daemon(Node):
+class Daemon(JoinedNode):
     """A running node. A signal, the control socket or the hub's refusal ends it: it returns its work, then `run`
     returns.
     """

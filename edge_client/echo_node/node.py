@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from echo_node.about import About
 from echo_node.config import NodeConfig, load_config
-from echo_node.connections import Connections
+from echo_node.connections import NodeConnections
 from echo_node.core.events import (
     ConnectionEnded,
     Disconnected,
@@ -24,7 +24,7 @@ from echo_node.core.events import (
     FinishRequested,
     Holding,
     Incoming,
-    Tick,
+    NodeTick,
     Upgraded,
 )
 from echo_node.core.manners import Manners
@@ -72,7 +72,7 @@ log = logging.getLogger(__name__)
 INBOX_EVENTS: Final = 1_024
 
 
-class Node:
+class JoinedNode:
     """The node of one hub. Call `handle` with each entry of the inbox until `is_over`."""
 
     def __init__(
@@ -122,7 +122,7 @@ class Node:
         self._stopping: asyncio.Task[None] | None = None
         self._finishing: asyncio.Task[None] | None = None
         self._reloading: set[asyncio.Task[None]] = set()
-        self._connections: Connections | None = None
+        self._connections: NodeConnections | None = None
         self._network: NetworkHold | None = None
         self._updater: Updater | None = None
 
@@ -141,7 +141,7 @@ class Node:
         return self._finishing is not None
 
     @property
-    def connections(self) -> Connections:
+    def connections(self) -> NodeConnections:
         assert self._connections is not None, "the daemon does not run"
         return self._connections
 
@@ -297,7 +297,7 @@ class Node:
 
     def _tick(self) -> None:
         if not self._inbox.full():
-            self._inbox.put_nowait(Tick(progress={} if self._shell is None else dict(self._shell.fetching)))
+            self._inbox.put_nowait(NodeTick(progress={} if self._shell is None else dict(self._shell.fetching)))
 
     def _use_keys(self, run_keys: RunKeys) -> None:
         self.connections.mesh.set_keys(run_keys)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from echo_node.host.pause import pause_for
-from echo_node.node import Node
+from echo_node.node import JoinedNode
 from echo_node.owner_watch import OwnerWatch
 from echo_node.panel import rows
 from echo_node.status_page.page import StatusPage, Verb
@@ -16,7 +16,7 @@ from echo_node.status_page.page import StatusPage, Verb
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerWord:
-    node: Node
+    node: JoinedNode
     watch: OwnerWatch
 
     def page(self) -> StatusPage:

@@ -187,7 +187,7 @@ class DrainRequested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tick:
+class NodeTick:
     """Sent regularly, to check heartbeat, retries and deadlines."""
 
     progress: Mapping[int | None, tuple[int, int]] = field(default_factory=dict)
@@ -219,7 +219,7 @@ Event = (
     | EngineOutdated
     | FinishRequested
     | DrainRequested
-    | Tick
+    | NodeTick
 )
 Incoming = FromHub | Event | ConnectionEnded | Upgraded
 """Content of the node's inbox: messages of the hub, and reports of the node's parts."""

@@ -47,12 +47,12 @@ from echo_node.core.events import (
     Holding,
     LeaseCancelled,
     LeaseFailed,
+    NodeTick,
     PolicyPrepared,
     RolloutsDrawn,
     RolloutsFinished,
     Spooled,
     SpoolFailed,
-    Tick,
 )
 from echo_node.core.hub_talk import HubTalk
 from echo_node.core.leases import Leases
@@ -387,7 +387,7 @@ class WorkLoop:
         self._effects += self._talk.report(self.status(now), now)
         self._effects += self._leases.give_back_all(reason, by=now + within_s)
 
-    def _tick(self, event: Tick, now: float) -> None:
+    def _tick(self, event: NodeTick, now: float) -> None:
         self._policies.progressed(event.progress)
         self._checks.overdue(now)
         self._effects += self._base.due(now)
@@ -472,5 +472,5 @@ HANDLERS: Final[dict[type, Callable[[WorkLoop, Any, float], None]]] = {
     EngineOutdated: WorkLoop._engine_outdated,
     FinishRequested: WorkLoop._finish,
     DrainRequested: WorkLoop._drain,
-    Tick: WorkLoop._tick,
+    NodeTick: WorkLoop._tick,
 }

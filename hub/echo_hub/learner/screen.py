@@ -58,7 +58,7 @@ class ScreenedTokens:
 
 
 @dataclass(slots=True, kw_only=True)
-class Findings:
+class ScreenFindings:
     """Results of a step's screen. Groups and rollouts are named by their index in the step."""
 
     left_out: set[int] = field(default_factory=set)

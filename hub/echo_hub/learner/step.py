@@ -37,7 +37,7 @@ from echo_hub.learner.norms import WINDOW, limit
 from echo_hub.learner.objectives.loss import STATISTICS, Statistics, StepLoss
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.ranks import TrainingRanks
-from echo_hub.learner.screen import Findings
+from echo_hub.learner.screen import ScreenFindings
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup
 from echo_hub.learner.weighting import WeightedGroup, WeightedStep, weigh
 from echo_shared.records import step_figures as figures
@@ -90,7 +90,7 @@ def screened_step(
     step = weigh(groups, settings, learner_version=learner_version)
     tokens = settings.learner.tokens_at_once
     shares = [policy.ranks.micro_batches(of_update, micro_batch_tokens=tokens) for of_update in step.updates]
-    findings = Findings()
+    findings = ScreenFindings()
     # With several updates, the log-probabilities at the start of the step need an extra forward pass. With one update,
     # its own forward pass gives them.
     early = loss.needs_proximal or step.divides_groups
@@ -196,7 +196,7 @@ def _screened_gradient(
     share: Sequence[MicroBatch],
     proximal: Sequence[Tensor | None],
     loss: StepLoss,
-    findings: Findings,
+    findings: ScreenFindings,
     *,
     scale: float,
 ) -> list[Tensor]:
@@ -228,7 +228,7 @@ def _screened_gradient(
     return statistics
 
 
-def _screen(findings: Findings, batch: MicroBatch, logprobs_N: Tensor, distances_N: Tensor) -> Tensor | None:
+def _screen(findings: ScreenFindings, batch: MicroBatch, logprobs_N: Tensor, distances_N: Tensor) -> Tensor | None:
     """Screen the micro-batch's rollouts, add the results to `findings`, and keep the tokens of groups not left out; a
     `Keep`.
     """
@@ -247,7 +247,9 @@ def _screen(findings: Findings, batch: MicroBatch, logprobs_N: Tensor, distances
     return _not_left_out(findings, batch, logprobs_N, distances_N)
 
 
-def _not_left_out(findings: Findings, batch: MicroBatch, logprobs_N: Tensor, distances_N: Tensor) -> Tensor | None:
+def _not_left_out(
+    findings: ScreenFindings, batch: MicroBatch, logprobs_N: Tensor, distances_N: Tensor
+) -> Tensor | None:
     """Keep the tokens of groups that are not left out; a `Keep`."""
     if findings.left_out.isdisjoint(batch.groups):
         return None
@@ -303,7 +305,7 @@ def _total(ranks: TrainingRanks, statistics: Sequence[Tensor]) -> Tensor:
 
 
 @torch.no_grad()
-def _at_start(policy: Policy, batch: MicroBatch, findings: Findings) -> Tensor:
+def _at_start(policy: Policy, batch: MicroBatch, findings: ScreenFindings) -> Tensor:
     """Return the learner's logprobs before the first update, [N], and screen the rollouts."""
     batch = batch.to(policy.device)
     logprobs_N, distances_N, _ = policy.screened(batch)

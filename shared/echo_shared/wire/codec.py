@@ -19,7 +19,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from echo_shared.errors import CodecError, LocalProtocolError
 from echo_shared.wire.message_form import Form, ListForm, MapForm, form_of
-from echo_shared.wire.messages import MAX_FRAME_BYTES, FromHub, FromNode, Message, specimens
+from echo_shared.wire.messages import MAX_FRAME_BYTES, FromHub, FromNode, WireMessage, specimens
 from echo_shared.wire.messages.fields import pack_array, printable_line
 
 _T = TypeVar("_T")
@@ -33,7 +33,7 @@ _CONTAINERS: Final = frozenset([*range(0x80, 0xA0), *range(0xDC, 0xE0)])
 
 _from_hub: TypeAdapter[FromHub] = TypeAdapter(Annotated[FromHub, Field(discriminator="type")])
 _from_node: TypeAdapter[FromNode] = TypeAdapter(Annotated[FromNode, Field(discriminator="type")])
-_BY_TYPE: Final[Mapping[str, type[Message]]] = {
+_BY_TYPE: Final[Mapping[str, type[WireMessage]]] = {
     kind.model_fields["type"].default: kind for kind in (*get_args(FromHub), *get_args(FromNode))
 }
 
@@ -44,7 +44,7 @@ def encode(message: FromHub | FromNode) -> bytes:
 
 
 def _plain(value: object) -> dict[str, Any]:
-    if isinstance(value, Message):
+    if isinstance(value, WireMessage):
         return value.__dict__
     if isinstance(value, np.ndarray):
         return pack_array(value)

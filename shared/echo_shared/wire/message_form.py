@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any, Final
 
 from echo_shared.errors import LocalProtocolError
-from echo_shared.wire.messages import Message
+from echo_shared.wire.messages import WireMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ _ALTERNATIVES: Final = ("anyOf", "oneOf", "allOf")
 
 
 @cache
-def form_of(kind: type[Message]) -> MapForm:
+def form_of(kind: type[WireMessage]) -> MapForm:
     """Return the form of a message class. Raises LocalProtocolError for a schema that this module does not
     understand.
     """

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from echo_hub.learner.screen import Findings, ScreenedTokens, count, impossible
+from echo_hub.learner.screen import ScreenedTokens, ScreenFindings, count, impossible
 from echo_shared.sampling import draws
 
 
@@ -86,7 +86,7 @@ def test_counts_by_rollout_and_turn() -> None:
 
 
 def test_findings_are_reported_by_place_among_all_turns() -> None:
-    found = Findings(left_out={2, 0}, suspects={1})
+    found = ScreenFindings(left_out={2, 0}, suspects={1})
     found.add_counts([{"counts": [[1, 1, [1], [2], 0.5]]}, {"counts": [[0, 0, [3], [4], 0.25]]}])
     assert found.frame([1, 2, 1]) == {
         "left_out": [0, 2],
@@ -96,6 +96,6 @@ def test_findings_are_reported_by_place_among_all_turns() -> None:
         "claims": [[4], [2]],
         "mismatch_kl": [0.25, 0.5],
     }
-    again = Findings()
+    again = ScreenFindings()
     again.add_counts([{"counts": found.packed_counts()}])
     assert again.counts == found.counts

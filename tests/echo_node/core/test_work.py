@@ -32,10 +32,10 @@ from echo_node.core.events import (
     FinishRequested,
     LeaseCancelled,
     LeaseFailed,
+    NodeTick,
     RolloutsFinished,
     Spooled,
     SpoolFailed,
-    Tick,
 )
 from echo_node.core.work import DRAIN_S, HANDLERS
 from echo_shared.sampling.scoring import Scored
@@ -136,9 +136,9 @@ def test_the_keyframe_of_an_older_version_does_not_make_it_the_newest() -> None:
 def test_a_superseded_fetch_is_judged_by_the_progress_that_ticks_bring() -> None:
     node = Node().ready()(PolicyPublished(policy_version=1, offer=offer(1)))
     node(PolicyPublished(policy_version=2, offer=offer(2)))
-    node(Tick(progress={1: (90, 100), 2: (0, 100)}))
+    node(NodeTick(progress={1: (90, 100), 2: (0, 100)}))
     assert node.of(AbandonFetch) == []
-    node(Tick(progress={1: (90, 100), 2: (95, 100)}))
+    node(NodeTick(progress={1: (90, 100), 2: (95, 100)}))
     assert node.of(AbandonFetch) == [AbandonFetch(policy_version=1)]
 
 
@@ -269,15 +269,15 @@ def test_receipts_that_were_missed_are_asked_for_after_every_welcome() -> None:
 
 def test_the_heartbeat_comes_in_time_and_news_at_once() -> None:
     node = Node().ready()
-    assert node(Tick(), after_s=4.9).sent(NodeStatus) == []
-    assert len(node(Tick(), after_s=0.1).sent(NodeStatus)) == 1
+    assert node(NodeTick(), after_s=4.9).sent(NodeStatus) == []
+    assert len(node(NodeTick(), after_s=0.1).sent(NodeStatus)) == 1
     assert len(node(lease(1)).sent(NodeStatus)) == 1
 
 
 def test_the_base_is_fetched_again_after_a_failure() -> None:
     node = Node()(welcome(), FetchFailed(policy_version=None, what="nobody serves it"))
-    assert node(Tick(), after_s=0.9).of(FetchArtefact) == []
-    assert len(node(Tick(), after_s=0.1).of(FetchArtefact)) == 1
+    assert node(NodeTick(), after_s=0.9).of(FetchArtefact) == []
+    assert len(node(NodeTick(), after_s=0.1).of(FetchArtefact)) == 1
 
 
 def test_draining_reports_itself_returns_leases_waits_for_receipts_and_stops() -> None:
@@ -298,7 +298,7 @@ def test_draining_reports_itself_returns_leases_waits_for_receipts_and_stops() -
     node(Receipts(receipts=(Receipt(rollout_id="1-0", state=ReceiptState.RECEIVED),)))
     assert isinstance(node.turn[-2], SendMessage) and isinstance(node.turn[-2].message, Goodbye)
     assert node.turn[-1] == Stop()
-    assert node(Tick()).turn == ()
+    assert node(NodeTick()).turn == ()
 
 
 def test_finishing_completes_held_leases_and_takes_no_new_ones() -> None:
@@ -315,7 +315,7 @@ def test_finishing_completes_held_leases_and_takes_no_new_ones() -> None:
 def test_draining_does_not_wait_for_ever() -> None:
     node = Node(unacked=["9-9"]).ready()(DrainRequested(reason="enough"))
     assert node.of(Stop) == []
-    assert node(Tick(), after_s=DRAIN_S).of(Stop) == [Stop()]
+    assert node(NodeTick(), after_s=DRAIN_S).of(Stop) == [Stop()]
 
 
 def test_draining_without_a_connection_is_done_at_once() -> None:

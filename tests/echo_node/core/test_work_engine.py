@@ -16,8 +16,8 @@ from echo_node.core.events import (
     EngineReady,
     Holding,
     LeaseCancelled,
+    NodeTick,
     RolloutsDrawn,
-    Tick,
 )
 from echo_node.core.manners import Hold, HoldReason
 from echo_node.core.work import LAST_WORDS_S
@@ -31,7 +31,7 @@ def test_an_engine_without_weights_starts_again_once_the_base_has_come_again() -
     node = Node().ready()(lease(1), EngineLost(what="no weights", cause="no_weights"))
     assert node.of(StartEngine) == [] and [e.policy_version for e in node.of(FetchArtefact)] == [None]
     assert node.loop.engine_problem is None
-    assert node(Tick(), after_s=1.0).of(StartEngine) == []
+    assert node(NodeTick(), after_s=1.0).of(StartEngine) == []
     node(here(None))
     assert node.of(StartEngine) == [StartEngine(after_s=0.0)]
     node(EngineReady(width=WIDTH))
@@ -71,8 +71,8 @@ def test_a_held_node_returns_its_sampled_tokens_and_stops_its_engine() -> None:
 
 def test_an_engine_that_does_not_answer_is_suspended() -> None:
     node = Node().ready()(lease(1), PAUSED)
-    assert node(Tick(), after_s=YIELD_S / 2).of(SuspendEngine) == []
-    node(Tick(), after_s=YIELD_S / 2)
+    assert node(NodeTick(), after_s=YIELD_S / 2).of(SuspendEngine) == []
+    node(NodeTick(), after_s=YIELD_S / 2)
     assert len(node.sent(LeaseReturned)) == 1 and node.of(SuspendEngine) == [SuspendEngine()]
 
 
@@ -112,8 +112,8 @@ def test_an_engine_that_is_not_up_or_does_not_answer_or_is_stopped_is_replaced_a
     node = Node()(welcome(), here(None), EngineOutdated())
     assert node.of(EndEngine) == [EndEngine()]
     node = Node().ready()(lease(1), EngineOutdated())
-    assert node(Tick(), after_s=LAST_WORDS_S / 2).of(EndEngine) == []
-    assert node(Tick(), after_s=LAST_WORDS_S / 2).of(EndEngine) == [EndEngine()]
+    assert node(NodeTick(), after_s=LAST_WORDS_S / 2).of(EndEngine) == []
+    assert node(NodeTick(), after_s=LAST_WORDS_S / 2).of(EndEngine) == [EndEngine()]
     assert Node().ready()(PAUSED, EngineOutdated()).of(EndEngine) == [EndEngine()]
     node = Node().ready()(GAME, EngineLost(what="ended", cause="stopped"), EngineOutdated())
     assert node.of(EndEngine) == [] and node(FREE).of(StartEngine) == [StartEngine(after_s=0.0)]
@@ -125,8 +125,8 @@ def test_a_game_gets_the_engine_s_memory_at_once_and_a_pause_after_a_while() -> 
     assert node(EngineLost(what="it was stopped", cause="stopped")).of(StartEngine) == []
     assert node(FREE).of(StartEngine) == [StartEngine(after_s=0.0)]
     node(EngineReady(width=WIDTH), PAUSED)
-    assert node(Tick(), after_s=PAUSED.keep_memory_s).of(EndEngine) == [EndEngine()]
-    assert node(Tick(), after_s=PAUSED.keep_memory_s).of(EndEngine) == [], "once"
+    assert node(NodeTick(), after_s=PAUSED.keep_memory_s).of(EndEngine) == [EndEngine()]
+    assert node(NodeTick(), after_s=PAUSED.keep_memory_s).of(EndEngine) == [], "once"
     assert node(FREE).of(StartEngine) == [], "its end is awaited"
     assert node(EngineLost(what="it was stopped", cause="stopped")).of(StartEngine) == [StartEngine(after_s=0.0)]
 

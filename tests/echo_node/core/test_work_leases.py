@@ -16,9 +16,9 @@ from echo_node.core.events import (
     EngineReady,
     LeaseCancelled,
     LeaseFailed,
+    NodeTick,
     PolicyPrepared,
     RolloutsDrawn,
-    Tick,
 )
 from echo_node.core.work import LAST_WORDS_S
 from echo_shared.errors import POLICY_UNUSABLE
@@ -101,11 +101,11 @@ def test_an_overdue_lease_that_has_not_begun_is_returned() -> None:
         lease(1, version=1, deadline_s=10.0),
         lease(2, deadline_s=10.0),
     )
-    node(Tick(), after_s=10.5)
+    node(NodeTick(), after_s=10.5)
     assert [r.lease_id for r in node.sent(LeaseReturned)] == [1]
-    node(Tick(), after_s=10.0)
+    node(NodeTick(), after_s=10.0)
     assert node.of(CancelLease) == [CancelLease(lease_id=2)]
-    assert node.sent(LeaseReturned) == [] and node(Tick()).of(CancelLease) == []
+    assert node.sent(LeaseReturned) == [] and node(NodeTick()).of(CancelLease) == []
     assert [r.lease_id for r in node(LeaseCancelled(lease_id=2)).sent(LeaseReturned)] == [2]
 
 
@@ -128,7 +128,7 @@ def test_a_new_engine_continues_a_dead_ones_tokens() -> None:
 
 def test_an_engine_that_does_not_answer_or_ends_holds_no_lease_back() -> None:
     node = Node().ready()(lease(1), DrainRequested(reason="enough"))
-    assert node(Tick(), after_s=LAST_WORDS_S).sent(LeaseReturned)[0].lease_id == 1
+    assert node(NodeTick(), after_s=LAST_WORDS_S).sent(LeaseReturned)[0].lease_id == 1
     node = Node().ready()(lease(1), DrainRequested(reason="enough"), EngineLost(what="killed"))
     assert [one.reason for one in node.sent(LeaseReturned)] == ["enough"]
     assert node.of(CancelLease) == [] and node(LeaseCancelled(lease_id=1)).sent(LeaseReturned) == []
@@ -144,7 +144,7 @@ def test_a_completion_continues_with_a_newer_version() -> None:
     node = Node().ready()(interruptible(1), RolloutsDrawn(parts=(drawn(1, 0, 0, 0, 1), drawn(1, 1, 0, 0))))
     prepared_anew(node, 1)
     assert node.of(CancelLease) == [CancelLease(lease_id=1)] and node.of(SubmitGroup) == []
-    node(RolloutsDrawn(parts=(drawn(1, 0, 2, 2),)), Tick())
+    node(RolloutsDrawn(parts=(drawn(1, 0, 2, 2),)), NodeTick())
     assert node.of(CancelLease) == [], "once"
     node(LeaseCancelled(lease_id=1))
     (submitted,) = node.of(SubmitGroup)

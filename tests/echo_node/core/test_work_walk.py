@@ -31,10 +31,10 @@ from echo_node.core.events import (
     LeaseCancelled,
     LeaseFailed,
     LossCause,
+    NodeTick,
     PolicyPrepared,
     RolloutsDrawn,
     Spooled,
-    Tick,
 )
 from echo_node.core.manners import Hold, HoldReason
 from echo_node.core.work import LAST_WORDS_S
@@ -255,7 +255,7 @@ class World:
             version = max(1, self.published - b)
             self.do(PolicyPublished(policy_version=version, offer=real_offer(version)))
         else:
-            self.do(Tick(progress=dict.fromkeys(self.fetching, (a, a + b))))
+            self.do(NodeTick(progress=dict.fromkeys(self.fetching, (a, a + b))))
 
 
 @settings(max_examples=300, deadline=None)
@@ -268,7 +268,7 @@ def test_every_leased_index_ends_once(steps: list[tuple[int, int, int]]) -> None
     world.step(0, 0, 0)  # A new connection makes the node send all that is unsent.
     world.do(DrainRequested(reason="the end"))
     world.node.now += LAST_WORDS_S
-    world.do(Tick())
+    world.do(NodeTick())
     spooled = world.spooled | {rollout.rollout_id for rollout in world.unspooled}
     assert not spooled & world.returned
     for lease_id, count in world.leased.items():

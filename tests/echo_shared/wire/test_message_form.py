@@ -5,7 +5,7 @@ from pydantic import Field
 
 from echo_shared.errors import LocalProtocolError
 from echo_shared.wire.message_form import Form, ListForm, MapForm, form_of
-from echo_shared.wire.messages import FromHub, FromNode, Lease, Message, Receipts
+from echo_shared.wire.messages import FromHub, FromNode, Lease, Receipts, WireMessage
 from echo_shared.wire.messages.fields import PackedArray, TokenIds
 
 KINDS = (*get_args(FromHub), *get_args(FromNode))
@@ -30,30 +30,30 @@ def arrays_in(form: Form) -> int:
     return arrays_in(form.item) if isinstance(form, ListForm) else 0
 
 
-def array_fields(kind: type[Message]) -> list[str]:
+def array_fields(kind: type[WireMessage]) -> list[str]:
     """Return the fields declared as arrays in the class, without its JSON Schema."""
     return [
         name for name, field in kind.model_fields.items() if any(isinstance(m, PackedArray) for m in field.metadata)
     ]
 
 
-def all_messages(kind: type[Message]) -> list[type[Message]]:
+def all_messages(kind: type[WireMessage]) -> list[type[WireMessage]]:
     return [kind, *(below for one in kind.__subclasses__() for below in all_messages(one))]
 
 
 def test_each_array_field_has_the_form_of_an_array() -> None:
-    fields = [(kind, name) for kind in all_messages(Message)[1:] for name in array_fields(kind)]
+    fields = [(kind, name) for kind in all_messages(WireMessage)[1:] for name in array_fields(kind)]
     assert len({(kind.__name__, name) for kind, name in fields}) >= 11
     assert [(kind, name) for kind, name in fields if form_of(kind).fields[name] != ARRAY] == []
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_each_message_has_a_form(kind: type[Message]) -> None:
+def test_each_message_has_a_form(kind: type[WireMessage]) -> None:
     assert form_of(kind).fields.keys() == kind.model_fields.keys()
 
 
 def test_an_optional_array_counts_as_an_array() -> None:
-    class Odd(Message):
+    class Odd(WireMessage):
         ids: TokenIds | None = None
 
     assert form_of(Odd).fields["ids"] == ARRAY
@@ -65,7 +65,7 @@ def test_an_optional_array_counts_as_an_array() -> None:
     ids=["anything", "without_bound", "any_keys", "list_or_map"],
 )
 def test_a_field_without_a_known_form_is_an_error(annotation: Any) -> None:
-    class Odd(Message):
+    class Odd(WireMessage):
         field: annotation
 
     with pytest.raises(LocalProtocolError, match="schema of a message"):

@@ -15,7 +15,7 @@ from echo_shared.wire.messages.base import (
     MAX_GROUP_SIZE,
     OLDEST_PROTOCOL_VERSION,
     PROTOCOL_VERSION,
-    Message,
+    WireMessage,
 )
 from echo_shared.wire.messages.checking import MAX_CHECKS, CheckLease, CheckResult
 from echo_shared.wire.messages.handshake import (
@@ -130,7 +130,6 @@ __all__ = [
     "Mesh",
     "MeshPeer",
     "MeshPeers",
-    "Message",
     "NodeStatus",
     "Peers",
     "Piece",
@@ -158,6 +157,7 @@ __all__ = [
     "VersionSpans",
     "Way",
     "Welcome",
+    "WireMessage",
     "content_of",
     "rollout_id",
 ]

@@ -17,7 +17,7 @@ MAX_GROUP_SIZE: Final = 1_024
 MAX_BATCHED: Final = 4_096
 
 
-class Message(BaseModel):
+class WireMessage(BaseModel):
     model_config = ConfigDict(
         strict=True, frozen=True, extra="ignore", allow_inf_nan=False, arbitrary_types_allowed=True
     )

@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
 
-from echo_shared.wire.messages.base import Message
+from echo_shared.wire.messages.base import WireMessage
 from echo_shared.wire.messages.fields import Logprobs, RolloutId, Shares, TokenIds
 from echo_shared.wire.messages.rollouts import VersionSpans
 
@@ -14,7 +14,7 @@ MAX_CHECKS: Final = 8
 """Maximum number of completions that a node checks at a time."""
 
 
-class CheckLease(Message):
+class CheckLease(WireMessage):
     """Ask a node to recompute another node's completion with the policy versions that drew it.
 
     The lease omits the seed and the claimed log-probabilities, so that the checking node cannot copy its result from
@@ -38,7 +38,7 @@ class CheckLease(Message):
         return self
 
 
-class CheckResult(Message):
+class CheckResult(WireMessage):
     """Token intervals that the checking node computed. Both arrays are empty if its engine cannot check."""
 
     type: Literal["check_result"] = "check_result"

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field
 
-from echo_shared.wire.messages.base import Message
+from echo_shared.wire.messages.base import WireMessage
 from echo_shared.wire.messages.engines import known_backend
 from echo_shared.wire.messages.fields import (
     Count,
@@ -46,7 +46,7 @@ class RefusalCode(StrEnum):
     """The name looks like the name of another node that had it first."""
 
 
-class Hello(Message):
+class Hello(WireMessage):
     """First message of a node. Its first three fields keep their meaning in all protocol versions."""
 
     type: Literal["hello"] = "hello"
@@ -56,7 +56,7 @@ class Hello(Message):
     nonce: Nonce
 
 
-class Challenge(Message):
+class Challenge(WireMessage):
     """The hub's answer to Hello. `signature`, made with `hub_key` over the node's nonce, proves the hub's identity."""
 
     type: Literal["challenge"] = "challenge"
@@ -67,7 +67,7 @@ class Challenge(Message):
     signature: Signature
 
 
-class Proof(Message):
+class Proof(WireMessage):
     """The node's signature over the hub's nonce, and the node's description. The node sends it after it has pinned the
     hub's key.
     """
@@ -90,7 +90,7 @@ class Proof(Message):
     """True: the node understands the message Totals."""
 
 
-class Welcome(Message):
+class Welcome(WireMessage):
     """The hub accepts the node. `policy` is None as long as the newest published version is 0, the base model."""
 
     type: Literal["welcome"] = "welcome"
@@ -108,7 +108,7 @@ class Welcome(Message):
     """Nodes to connect to."""
 
 
-class Refused(Message):
+class Refused(WireMessage):
     """The hub ends the connection, at any moment, and gives the reason. `do` tells the user what to change."""
 
     type: Literal["refused"] = "refused"
@@ -117,7 +117,7 @@ class Refused(Message):
     do: Text = ""
 
 
-class Goodbye(Message):
+class Goodbye(WireMessage):
     """The node leaves on purpose, after it has returned its leases."""
 
     type: Literal["goodbye"] = "goodbye"

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field
 
-from echo_shared.wire.messages.base import MAX_BATCHED, MAX_GROUP_SIZE, Message
+from echo_shared.wire.messages.base import MAX_BATCHED, MAX_GROUP_SIZE, WireMessage
 from echo_shared.wire.messages.checking import MAX_CHECKS
 from echo_shared.wire.messages.engines import known_precision
 from echo_shared.wire.messages.fields import (
@@ -45,7 +45,7 @@ class StandbyReason(StrEnum):
     """The node's rollouts did not match their policy version. It gets no work until the operator pardons it."""
 
 
-class NodeStatus(Message):
+class NodeStatus(WireMessage):
     """The node's activity and capacity, sent at every change and as the heartbeat."""
 
     type: Literal["node_status"] = "node_status"
@@ -61,7 +61,7 @@ class NodeStatus(Message):
     """Number of checks that the node takes at a time; 0 = none, or its engine cannot check."""
 
 
-class Standby(Message):
+class Standby(WireMessage):
     """Reason why the node gets no work. The node stays connected and receives new versions, so that it can start
     without delay.
     """
@@ -73,7 +73,7 @@ class Standby(Message):
     """A sentence with figures, shown to the node's user."""
 
 
-class LeasedPrefix(Message):
+class LeasedPrefix(WireMessage):
     """First tokens of one rollout, drawn by another node. The new node continues with draw number len(ids)."""
 
     index: Count
@@ -93,7 +93,7 @@ def _prefixes_in_bounds(prefixes: tuple[LeasedPrefix, ...]) -> tuple[LeasedPrefi
     return prefixes
 
 
-class Lease(Message):
+class Lease(WireMessage):
     """Work for one node until a deadline: draw the rollouts `indices` of one group, using `seed`."""
 
     type: Literal["lease"] = "lease"
@@ -122,7 +122,7 @@ class Lease(Message):
     """
 
 
-class LeaseRevoked(Message):
+class LeaseRevoked(WireMessage):
     """The hub no longer wants the unfinished rollouts of this lease."""
 
     type: Literal["lease_revoked"] = "lease_revoked"
@@ -130,7 +130,7 @@ class LeaseRevoked(Message):
     reason: Annotated[DropReason, Lax]
 
 
-class LeaseReturned(Message):
+class LeaseReturned(WireMessage):
     """The node will not finish these rollouts. It has already sent the tokens that it drew."""
 
     type: Literal["lease_returned"] = "lease_returned"

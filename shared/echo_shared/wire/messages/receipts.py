@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from echo_shared.wire.messages.base import MAX_BATCHED, Message
+from echo_shared.wire.messages.base import MAX_BATCHED, WireMessage
 from echo_shared.wire.messages.fields import Count, Lax, Name, RolloutId
 
 
@@ -82,7 +82,7 @@ def check_in_words(checked: str, drop_reason: str | None) -> str:
     return checked
 
 
-class Receipt(Message):
+class Receipt(WireMessage):
     """State of one rollout, as committed in the hub's database."""
 
     rollout_id: RolloutId
@@ -92,7 +92,7 @@ class Receipt(Message):
     """A result is never withdrawn: NO in a later receipt carries no information."""
 
 
-class Receipts(Message):
+class Receipts(WireMessage):
     """States that the hub has committed. A rollout's first receipt is its acknowledgement: the node may then delete its
     data.
     """
@@ -101,7 +101,7 @@ class Receipts(Message):
     receipts: Annotated[tuple[Receipt, ...], Field(max_length=MAX_BATCHED, strict=False)]
 
 
-class ReceiptsWanted(Message):
+class ReceiptsWanted(WireMessage):
     """Ask for the state of rollouts whose final state the node does not know: receipts that the hub sent while the node
     was disconnected are lost.
     """
@@ -110,14 +110,14 @@ class ReceiptsWanted(Message):
     rollout_ids: Annotated[tuple[RolloutId, ...], Field(min_length=1, max_length=MAX_BATCHED, strict=False)]
 
 
-class DroppedCount(Message):
+class DroppedCount(WireMessage):
     """Number of rollouts dropped for one reason. A newer hub may send reasons that this node does not know."""
 
     reason: Name
     rollouts: Count
 
 
-class Totals(Message):
+class Totals(WireMessage):
     """Totals of the node's key in this run, from the hub's database, with its place on the leaderboard.
 
     Sent soon after Welcome, and again at changes, to nodes whose Proof sets `hears_totals`.

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field
 
-from echo_shared.wire.messages.base import MAX_GROUP_SIZE, Message
+from echo_shared.wire.messages.base import MAX_GROUP_SIZE, WireMessage
 from echo_shared.wire.messages.fields import MAX_TOKENS, Count, Lax, Logprobs, PolicyVersion, RolloutId, TokenIds
 
 MAX_PARTS_TOKENS: Final = 65_536
@@ -27,7 +27,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"
 
 
-class VersionSpan(Message):
+class VersionSpan(WireMessage):
     """Consecutive tokens of one completion that one policy version drew."""
 
     policy_version: PolicyVersion
@@ -83,7 +83,7 @@ class _Leased:
 
 # The order of the bases sets the order of a frame's fields: the last base comes first. mypy cannot know that Message is
 # frozen.
-class Rollout(Message, Completion, _Leased):  # type: ignore[misc]
+class Rollout(WireMessage, Completion, _Leased):  # type: ignore[misc]
     """One finished completion, with its lease and the versions that drew it."""
 
     num_given: Count = 0
@@ -92,7 +92,7 @@ class Rollout(Message, Completion, _Leased):  # type: ignore[misc]
     """Versions that drew the completion, in token order; empty = one version drew all of it."""
 
 
-class RolloutPart(Message):
+class RolloutPart(WireMessage):
     """New tokens of one unfinished completion, all drawn by one version; `start` is the position of the first one."""
 
     lease_id: Count
@@ -111,7 +111,7 @@ def _parts_in_bounds(parts: tuple[RolloutPart, ...]) -> tuple[RolloutPart, ...]:
     return parts
 
 
-class RolloutParts(Message):
+class RolloutParts(WireMessage):
     """New tokens of rollouts that the node is still drawing.
 
     The node does not store these messages: a reconnected node sends the tokens again, a restarted node draws them

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from echo_shared.wire.messages.base import MAX_BATCHED, Message
+from echo_shared.wire.messages.base import MAX_BATCHED, WireMessage
 from echo_shared.wire.messages.fields import Count, InfoHash, Lax, NodeId, Peer, PieceIndex, PolicyVersion, Signature
 
 MAX_MESH: Final = 32
@@ -31,7 +31,7 @@ class Way(StrEnum):
     """Plain HTTP from the hub."""
 
 
-class RunKey(Message):
+class RunKey(WireMessage):
     """One of the run's keys that encrypt artefacts, see `echo_shared.artefacts.sealing`."""
 
     key_id: Count
@@ -41,7 +41,7 @@ class RunKey(Message):
 RunKeys = Annotated[tuple[RunKey, ...], Field(max_length=256, strict=False)]
 
 
-class MeshPeer(Message):
+class MeshPeer(WireMessage):
     """A node to connect to, with its address for incoming pieces."""
 
     node_id: NodeId
@@ -55,7 +55,7 @@ class MeshPeer(Message):
 MeshPeers = Annotated[tuple[MeshPeer, ...], Field(max_length=MAX_MESH, strict=False)]
 
 
-class SharedMemory(Message):
+class SharedMemory(WireMessage):
     """Place of an artefact in the hub's memory, for a node on the same host, see `echo_shared.swarm.shared_memory`."""
 
     pid: Annotated[int, Field(ge=1, lt=2**31)]
@@ -63,7 +63,7 @@ class SharedMemory(Message):
     name: Annotated[str, Field(pattern=r"^echo-[0-9a-f]{32}$")]
 
 
-class ArtefactOffer(Message):
+class ArtefactOffer(WireMessage):
     """All that a node needs to fetch and verify one artefact: the base model or one policy version."""
 
     manifest: Annotated[bytes, Field(max_length=2**20)]
@@ -81,7 +81,7 @@ class ArtefactOffer(Message):
     """Set for a node that connects from the hub's own host."""
 
 
-class PolicyPublished(Message):
+class PolicyPublished(WireMessage):
     """A new policy version is available."""
 
     type: Literal["policy_published"] = "policy_published"
@@ -89,7 +89,7 @@ class PolicyPublished(Message):
     offer: ArtefactOffer
 
 
-class Peers(Message):
+class Peers(WireMessage):
     """More peers for an artefact that the node is fetching or serving."""
 
     type: Literal["peers"] = "peers"
@@ -97,21 +97,21 @@ class Peers(Message):
     peers: Annotated[tuple[Peer, ...], Field(max_length=64, strict=False)]
 
 
-class KeysRotated(Message):
+class KeysRotated(WireMessage):
     """The run's current keys. Earlier keys that are missing here are no longer used."""
 
     type: Literal["keys_rotated"] = "keys_rotated"
     run_keys: RunKeys
 
 
-class Mesh(Message):
+class Mesh(WireMessage):
     """Complete list of the nodes to connect to. It replaces the previous list."""
 
     type: Literal["mesh"] = "mesh"
     peers: MeshPeers
 
 
-class Piece(Message):
+class Piece(WireMessage):
     """One piece of an artefact, sent by the hub or forwarded by a node. The receiver checks its hash.
 
     An empty piece, which only the hub sends, asks a node to forward a piece that the node already has.
@@ -127,14 +127,14 @@ class Piece(Message):
     """
 
 
-class Unwanted(Message):
+class Unwanted(WireMessage):
     """No node fetches these artefacts any more: stop serving them."""
 
     type: Literal["unwanted"] = "unwanted"
     info_hashes: Annotated[tuple[InfoHash, ...], Field(max_length=256, strict=False)]
 
 
-class Fetched(Message):
+class Fetched(WireMessage):
     """An artefact has arrived and passed its hash and signature checks."""
 
     type: Literal["fetched"] = "fetched"
@@ -153,7 +153,7 @@ class Fetched(Message):
     """Bytes from a model hub, such as Hugging Face."""
 
 
-class Have(Message):
+class Have(WireMessage):
     """Pieces that arrived, from hub or nodes, and match their hash."""
 
     type: Literal["have"] = "have"
@@ -163,14 +163,14 @@ class Have(Message):
     """False: the hub need not send the rest, because the node has all pieces or uses another transport."""
 
 
-class Links(Message):
+class Links(WireMessage):
     """Complete list of the nodes to which this node is connected and can forward pieces."""
 
     type: Literal["links"] = "links"
     node_ids: Annotated[tuple[NodeId, ...], Field(max_length=MAX_MESH, strict=False)]
 
 
-class KeyframeWanted(Message):
+class KeyframeWanted(WireMessage):
     """The node cannot decode the delta that it was offered, because its parent is missing or the result has a wrong
     hash. It asks for a keyframe.
     """

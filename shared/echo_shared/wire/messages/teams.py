@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from echo_shared.wire.messages.base import Message
+from echo_shared.wire.messages.base import WireMessage
 from echo_shared.wire.messages.fields import Count, printable_line
 from echo_shared.wire.messages.shown_names import checked_name
 
@@ -20,7 +20,7 @@ TeamName = Annotated[str, Field(max_length=MAX_TEAM_NAME), AfterValidator(printa
 """Characters that control terminals or change the text direction are replaced, as in a node's name."""
 
 
-class TeamWanted(Message):
+class TeamWanted(WireMessage):
     """Create a team, join one, leave it, or ask for its state. The answer is Team or Refused.
 
     A node that creates or joins a team leaves its previous one.
@@ -40,7 +40,7 @@ class TeamWanted(Message):
         return values
 
 
-class Team(Message):
+class Team(WireMessage):
     """The node's current team. All fields have their defaults if the node has no team."""
 
     type: Literal["team"] = "team"

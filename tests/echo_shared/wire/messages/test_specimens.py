@@ -5,10 +5,10 @@ from typing import get_args
 import pytest
 
 from echo_shared.wire.codec import SMALL_BYTES, encode
-from echo_shared.wire.messages import FromHub, FromNode, Message, specimens
+from echo_shared.wire.messages import FromHub, FromNode, WireMessage, specimens
 
 
-def holds_array(kind: type[Message]) -> bool:
+def holds_array(kind: type[WireMessage]) -> bool:
     return '"dtype"' in str(kind.model_json_schema()).replace("'", '"')
 
 
