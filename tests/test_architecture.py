@@ -454,6 +454,15 @@ def test_callables_are_parameters_of_few_functions() -> None:
     assert sum(map(num_callables, MODULES)) <= MOST_CALLABLES
 
 
+def test_each_public_class_has_a_name_of_its_own() -> None:
+    places: dict[str, list[str]] = {}
+    for module, path in MODULES.items():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(module)
+    assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}
+
+
 def num_callables(module: str) -> int:
     tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
     names = {"Callable"}

@@ -21,7 +21,7 @@ from echo_shared.wire.messages import Links, MeshPeer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeConnections:
+class NodeNetwork:
     """The connections of one daemon. `client.run` opens the hub's connection, and reconnects."""
 
     swarm: Swarm
@@ -79,7 +79,7 @@ class NodeConnections:
 @asynccontextmanager
 async def open_connections(
     config: NodeConfig, about: About, troubles: TroubleLog, meter: TrafficMeter
-) -> AsyncIterator[NodeConnections]:
+) -> AsyncIterator[NodeNetwork]:
     """Listen for other nodes, and prepare the hub's client. Raises SwarmError."""
     settings = SwarmSettings(
         listen_host=config.swarm_host,
@@ -108,7 +108,7 @@ async def open_connections(
             troubles=troubles,
             flow=flow,
         )
-        yield NodeConnections(
+        yield NodeNetwork(
             swarm=swarm,
             mesh=mesh,
             client=client,

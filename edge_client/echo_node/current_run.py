@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from echo_node.about import Welcomed
-from echo_node.connections import NodeConnections
+from echo_node.connections import NodeNetwork
 from echo_node.core.events import Incoming
 from echo_node.core.history import TokenHistory
 from echo_node.engine.making import EngineMaker
@@ -80,7 +80,7 @@ class CurrentRun:
         """See `TokenHistory.rates`; only tokens of this run count."""
         return self._history.rates
 
-    async def take_up(self, welcome: Welcome, connections: NodeConnections) -> bool:
+    async def take_up(self, welcome: Welcome, connections: NodeNetwork) -> bool:
         """Open or update the run; files of another run are deleted first.
 
         Return False if the disk is full and the node may wait for space. Raises StorageError.
@@ -122,7 +122,7 @@ class CurrentRun:
         log.info("Connected to %s at %s.", welcome.run_name, self._joining.address.origin)
         log.info("The hub's key: %s (%s).", fingerprint(hub_key), "as before" if known else "pinned now")
 
-    async def _open(self, welcome: Welcome, hub_key: bytes, connections: NodeConnections) -> Welcomed | None:
+    async def _open(self, welcome: Welcome, hub_key: bytes, connections: NodeNetwork) -> Welcomed | None:
         try:
             shell = await self._open_shell(welcome, hub_key, connections)
         except StorageError as error:
@@ -134,7 +134,7 @@ class CurrentRun:
         await shell.writer.refresh()
         return Welcomed(hub_key=hub_key, welcome=welcome, shell=shell, counts_before=shell.writer.counts)
 
-    async def _open_shell(self, welcome: Welcome, hub_key: bytes, connections: NodeConnections) -> RunShell:
+    async def _open_shell(self, welcome: Welcome, hub_key: bytes, connections: NodeNetwork) -> RunShell:
         """Store the hub's record, and restore this run's state from disk. Raises StorageError."""
         parts = RunParts(
             spool=await self._open_spool(welcome, hub_key),
@@ -184,7 +184,7 @@ class CurrentRun:
             log.warning("%d rollouts of the hub's last run can no longer be trained on.", lost)
         return spool
 
-    def _make_fetcher(self, welcome: Welcome, hub_key: bytes, connections: NodeConnections) -> Fetcher:
+    def _make_fetcher(self, welcome: Welcome, hub_key: bytes, connections: NodeNetwork) -> Fetcher:
         source = Source(
             address=self._joining.address, hub_key=hub_key, run_id=welcome.run_id, tracker_path=welcome.tracker_path
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from echo_node.connections import NodeConnections
+from echo_node.connections import NodeNetwork
 from echo_node.current_run import CurrentRun
 from echo_node.host.clock import running_s
 
@@ -19,7 +19,7 @@ _LOOK_S: Final = 0.1
 
 
 class NetworkHold:
-    def __init__(self, connections: NodeConnections, run: CurrentRun) -> None:
+    def __init__(self, connections: NodeNetwork, run: CurrentRun) -> None:
         self._connections = connections
         self._run = run
         self._hanging_up: asyncio.Task[None] | None = None

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from echo_node.about import About
 from echo_node.config import NodeConfig, load_config
-from echo_node.connections import NodeConnections
+from echo_node.connections import NodeNetwork
 from echo_node.core.events import (
     ConnectionEnded,
     Disconnected,
@@ -122,7 +122,7 @@ class JoinedNode:
         self._stopping: asyncio.Task[None] | None = None
         self._finishing: asyncio.Task[None] | None = None
         self._reloading: set[asyncio.Task[None]] = set()
-        self._connections: NodeConnections | None = None
+        self._connections: NodeNetwork | None = None
         self._network: NetworkHold | None = None
         self._updater: Updater | None = None
 
@@ -141,7 +141,7 @@ class JoinedNode:
         return self._finishing is not None
 
     @property
-    def connections(self) -> NodeConnections:
+    def connections(self) -> NodeNetwork:
         assert self._connections is not None, "the daemon does not run"
         return self._connections
 

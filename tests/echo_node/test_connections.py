@@ -7,7 +7,7 @@ import pytest
 
 from echo_node.about import About
 from echo_node.config import NodeConfig
-from echo_node.connections import NodeConnections, open_connections
+from echo_node.connections import NodeNetwork, open_connections
 from echo_node.host.traffic import TrafficMeter
 from echo_node.host.trouble_log import TroubleLog
 from echo_shared.errors import SwarmError
@@ -21,7 +21,7 @@ def config(mesh_port: int = 0) -> NodeConfig:
     return NodeConfig(swarm_host=LOOPBACK, mesh_port=mesh_port)
 
 
-def opened(about: About, mesh_port: int = 0) -> AbstractAsyncContextManager[NodeConnections]:
+def opened(about: About, mesh_port: int = 0) -> AbstractAsyncContextManager[NodeNetwork]:
     troubles = TroubleLog()
     meter = TrafficMeter(Path("nowhere") / "traffic.json", troubles)
     return open_connections(config(mesh_port), about, troubles, meter)

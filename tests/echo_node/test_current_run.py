@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from echo_node.connections import NodeConnections
+from echo_node.connections import NodeNetwork
 from echo_node.core.events import Spooled
 from echo_node.core.troubles import TroubleCode
 from echo_node.current_run import CurrentRun
@@ -36,7 +36,7 @@ class Run(CurrentRun):
 
     place: Place
 
-    async def _open_shell(self, welcome: Welcome, hub_key: bytes, connections: NodeConnections) -> RunShell:
+    async def _open_shell(self, welcome: Welcome, hub_key: bytes, connections: NodeNetwork) -> RunShell:
         return await self.place.open(welcome, hub_key)
 
 
