@@ -1,7 +1,7 @@
 """The number of CPU threads that an engine uses, adjusted while it samples.
 
 The threads of one operation wait for each other. If other programs use the cores, one thread that gets no core delays
-all others: two threads of llama.cpp or PyTorch then drew a tenth to a fortieth of what one thread drew (SmolLM2-135M,
+all others: two threads of llama.cpp or PyTorch then drew a tenth to a hundredth of what one thread drew (SmolLM2-135M,
 two busy cores). So the number follows the cores that the engine gets. A trial of another number lasts some steps; only
 a faster number is kept.
 """
