@@ -78,6 +78,9 @@ class Intake:
     async def _say(self, item: Item) -> None:
         kind, node_id, number = item[0], item[1], item[2]
         if kind in (ItemKind.ROLLOUT, ItemKind.SAID):
+            if not isinstance(item[3], bytes):
+                log.warning("dropping a message of node %s, which a gateway of another release stored", node_id)
+                return
             # Accept a rollout even if its node has left or the hub has restarted since.
             if kind == ItemKind.ROLLOUT or self._sessions.current(node_id, number):
                 await self._inbox.node_said(node_id, decode_from_node(item[3]), item[3])

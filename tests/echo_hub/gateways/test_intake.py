@@ -104,3 +104,13 @@ async def test_a_frame_that_does_not_decode_ends_its_connection(frame: bytes) ->
     assert [item[:3] for item in taking.line.outbox.take(2**20)] == [
         [ItemKind.PART, taking.number, RefusalCode.PROTOCOL_ERROR.value]
     ] * 2
+
+
+async def test_an_item_of_another_release_is_logged_and_no_node_is_blamed(caplog: pytest.LogCaptureFixture) -> None:
+    """Another release may store a rollout's fields in place of its frame."""
+    taking = Taking()
+    old: Item = [ItemKind.ROLLOUT, "node", taking.number, "1-3", 1, 7, 3]
+    await taking.take(taking.stored("gateway", 1, old, taking.returned))
+    assert [message for _, message in taking.book.said] == [RETURNED]
+    assert taking.line.outbox.take(2**20) == []
+    assert "another release" in caplog.text
