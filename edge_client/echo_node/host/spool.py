@@ -219,7 +219,7 @@ class Spool:
             return [_entry(row) for row in connection.execute(query, (since, limit))]
 
     def entry(self, wanted_id: str) -> SpoolEntry | None:
-        """Return a rollout; None for one that was never leased to this node in this run, or was returned unfinished."""
+        """Return a rollout; None if it was never leased to this node in this run, or was returned unfinished."""
         with self._reading() as connection:
             query = f"SELECT {_ENTRY} FROM rollouts WHERE rollout_id = ?"
             row = connection.execute(query, (wanted_id,)).fetchone()

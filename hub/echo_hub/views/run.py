@@ -203,7 +203,8 @@ class RunViews:
         warnings += moment.sinks
         by_set, accounting = self._evaluations.read(), self._store.read(read_accounting)
         evaluations = by_set.pop("")
-        is_collecting = doing(moment) is Doing.COLLECTING
+        now = doing(moment)
+        evaluates = moment.learner_evaluates and now is Doing.COLLECTING
         num_nodes = self._store.read(read_num_nodes)
         return RunView(
             as_of=time.time(),
@@ -218,8 +219,8 @@ class RunViews:
             windows_install_command=moment.windows_install_command,
             address=moment.address,
             state=RunState.FINISHED if moment.finished else RunState.RUNNING,
-            state_detail=DETAILS[doing(moment)] + (_EVALUATES if moment.learner_evaluates and is_collecting else ""),
-            doing=doing(moment),
+            state_detail=DETAILS[now] + (_EVALUATES if evaluates else ""),
+            doing=now,
             health=health(moment),
             problems=(*problems(moment), *warnings),
             alarms=warnings,
