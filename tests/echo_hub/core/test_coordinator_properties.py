@@ -1341,7 +1341,7 @@ def test_lock_step_batches_do_not_depend_on_faults(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1000, 1008))
+@pytest.mark.parametrize("seed", range(1000, 1024))
 def test_longer_walks(seed: int) -> None:
     walk(seed, moves=250)
 
@@ -1368,4 +1368,4 @@ def test_any_world() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1_800)
 def test_many_worlds() -> None:
-    _run(examples=25, steps=80, phases=(Phase.generate, Phase.shrink))
+    _run(examples=100, steps=80, phases=(Phase.generate, Phase.shrink))
