@@ -211,7 +211,7 @@ class BitTorrentSwarm(Swarm):
             if transfer.error is not None:
                 raise transfer.error
             seconds = self._loop.time() - started_at
-            received_bytes, from_web_seed_bytes = await asyncio.to_thread(_received, transfer.handle)
+            received_bytes, from_web_seed_bytes = await asyncio.to_thread(_received, transfer)
         except BaseException:
             await self._remove(transfer)
             raise
@@ -247,8 +247,7 @@ class BitTorrentSwarm(Swarm):
             return
         addresses = await resolve(peers)
         if (transfer := self._transfers.get(info_hash)) is not None:
-            for address in addresses:
-                transfer.handle.connect_peer(address)
+            transfer.connect(addresses)
 
     async def remove(self, info_hash: bytes) -> None:
         if (transfer := self._transfers.get(info_hash)) is not None:
@@ -386,12 +385,16 @@ def _info_hash_of(alert: lt.torrent_alert) -> bytes:
     return bytes(alert.handle.info_hashes().v1.to_bytes())
 
 
-def _received(handle: lt.torrent_handle) -> tuple[int, int]:
-    """Return (all payload bytes, payload bytes from the currently connected web seeds). Blocks."""
-    web_seed_bytes = sum(
-        peer.total_download for peer in handle.get_peer_info() if peer.connection_type == lt.peer_info.web_seed
-    )
-    return handle.status().total_payload_download, web_seed_bytes
+def _received(transfer: Transfer) -> tuple[int, int]:
+    """Return (all payload bytes, payload bytes from the currently connected web seeds). Blocks. Raises SwarmError if
+    the torrent has been removed.
+    """
+    try:
+        peers, status = transfer.handle.get_peer_info(), transfer.handle.status()
+    except RuntimeError as error:
+        raise transfer.error or stopped(transfer.layout, got=str(error)) from error
+    web_seed_bytes = sum(peer.total_download for peer in peers if peer.connection_type == lt.peer_info.web_seed)
+    return status.total_payload_download, web_seed_bytes
 
 
 def _stats_of(handles: Mapping[bytes, lt.torrent_handle]) -> dict[bytes, TorrentStats]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -55,16 +56,23 @@ class Transfer:
         return self.finished.is_set() and self.error is None
 
     def fail(self, error: EchoError) -> None:
-        """End the transfer with `error`. Code that waits for `finished` must then read `error`."""
+        """End the transfer with `error`. Code that waits for one of its events must then read `error`."""
         self.error = self.error or error
-        self.checked.set()
-        self.finished.set()
+        for event in (self.checked, self.finished, self.flushed):
+            event.set()
 
     def abandon(self) -> None:
         """End the transfer because the session closes, after which no further alert comes."""
         self.fail(stopped(self.layout, got="the swarm was closed"))
-        for event in (self.flushed, self.removed):
-            event.set()
+        self.removed.set()
+
+    def connect(self, peers: Iterable[PeerAddress]) -> None:
+        """Connect to peers by their IP addresses, unless the torrent is being removed: its handle is invalid before
+        libtorrent's alert says so.
+        """
+        if not self.removing:
+            for peer in peers:
+                self.handle.connect_peer(peer)
 
     def recheck_after_damage(self) -> None:
         """Check the files again if a piece has failed its hash check.

@@ -2,6 +2,7 @@ import asyncio
 import logging
 import socket
 import ssl
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import datetime
 from pathlib import Path
@@ -245,6 +246,54 @@ async def test_removed_torrents_keep_their_files_and_can_be_added_again(payload,
     await node.remove(payload.torrent.info_hash)
     assert await node.stats() == {}
     assert payload.matches(first) and payload.matches(second)
+
+
+async def test_peers_for_a_torrent_that_is_being_removed_are_ignored(
+    payload, open_swarm, tmp_path, monkeypatch
+) -> None:
+    async def at_once(peers: list[tuple[str, int]]) -> list[tuple[str, int]]:
+        return peers
+
+    monkeypatch.setattr(bittorrent, "resolve", at_once)
+    node = await open_swarm()
+    await node.seed(payload.torrent.torrent, payload.copy_to(tmp_path / "node"))
+    handle = node._transfers[payload.torrent.info_hash].handle
+    removal = asyncio.create_task(node.remove(payload.torrent.info_hash))
+    await asyncio.sleep(0)
+    # The event loop does not run, so the swarm cannot read that the torrent is gone.
+    while handle.is_valid():
+        time.sleep(0.01)  # noqa: ASYNC251
+    await node.add_peers(payload.torrent.info_hash, [("127.0.0.1", 1)])
+    await removal
+
+
+async def test_a_torrent_removed_while_its_last_blocks_are_written_ends_the_fetch(
+    payload, open_swarm, tmp_path, monkeypatch
+) -> None:
+    node = await open_swarm()
+    flushing = asyncio.Event()
+    monkeypatch.setattr(lt.torrent_handle, "flush_cache", lambda _: flushing.set())
+    fetch = asyncio.create_task(node.fetch(payload.torrent.torrent, payload.copy_to(tmp_path / "node").parent))
+    await flushing.wait()
+    await node.remove(payload.torrent.info_hash)
+    with pytest.raises(SwarmError, match="removed"):
+        async with asyncio.timeout(10):
+            await fetch
+
+
+async def test_a_torrent_removed_while_its_bytes_are_counted_ends_the_fetch(
+    payload, open_swarm, tmp_path, monkeypatch
+) -> None:
+    node = await open_swarm()
+    loop, counted = asyncio.get_running_loop(), bittorrent._received
+
+    def removed_first(transfer: bittorrent.Transfer) -> tuple[int, int]:
+        asyncio.run_coroutine_threadsafe(node.remove(payload.torrent.info_hash), loop).result()
+        return counted(transfer)
+
+    monkeypatch.setattr(bittorrent, "_received", removed_first)
+    with pytest.raises(SwarmError, match="removed"):
+        await node.fetch(payload.torrent.torrent, payload.copy_to(tmp_path / "node").parent)
 
 
 async def test_a_fetch_without_any_source_reports_it(payload, open_swarm, web_server, tmp_path) -> None:
