@@ -61,8 +61,8 @@ class ShortRun:
         `answer`.
         """
         self.directory = RunDirectory(root)
-        self.adapters: dict[int, Path] = {}
-        """Directory of each version's adapter."""
+        self.adapters = {version: self.directory.adapter(version) for version in range(1, STEPS + 1)}
+        """Directory of each version's adapter, also of a run that `train` has made in the same directory before."""
         self.base = base or resolve_base("builtin:tiny")
         self.codec = PromptCodec.load(self.base)
         self._tokenizer = Tokenizer.from_file(str(self.base / "tokenizer.json"))
@@ -114,9 +114,8 @@ class ShortRun:
             with policy.holding(policy.published()):
                 rollouts = list(sample_groups(policy.model, [one.request for one in asked]))
             train_step(policy, optimizer, self.for_training(asked, rollouts), self.settings)
-            directory = self.adapters[step] = self.directory.adapter(step)
-            directory.mkdir(parents=True)
-            policy.save_adapter(directory, policy.published())
+            self.adapters[step].mkdir(parents=True)
+            policy.save_adapter(self.adapters[step], policy.published())
 
     def for_training(self, asked: Sequence[Asked], rollouts: Sequence[FinishedRollout]) -> list[TrainingGroup]:
         drawn: dict[int, list[FinishedRollout]] = {}
