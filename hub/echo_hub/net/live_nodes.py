@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from echo_hub.net.gateway import NodeInfo
-from echo_hub.net.send_queue import Rank
+from echo_hub.net.send_queue import DeferredMessage, Rank
 from echo_shared.wire.messages import FromHub, RefusalCode, Standby, StandbyReason
 
 
@@ -22,9 +21,8 @@ class NodeConnections(NodeSender, Protocol):
     """Holds connections of nodes. Implemented by `net.gateway.Gateway` (one port), `gateways.sessions.GatewaySessions`
     (gateway processes) and `gateways.connections.Connections` (both). No method waits."""
 
-    def push(self, node_id: str, make: Callable[[], FromHub | None], rank: Rank) -> bool:
-        """Queue a low-priority message. `make` builds it when the queue reaches it, and returns None if the message is
-        no longer needed. Return False if the node is not connected."""
+    def push(self, node_id: str, message: DeferredMessage, rank: Rank) -> bool:
+        """Queue a low-priority message. Return False if the node is not connected."""
 
     def dismiss(self, node_id: str, code: RefusalCode, what: str) -> None:
         """Close this node's connection, if open, report the reason to the node, and notify the inbox."""

@@ -19,7 +19,7 @@ from echo_hub.net.broadcaster import Broadcaster
 from echo_hub.net.distributor import Distributor
 from echo_hub.net.gateway import NodeInfo
 from echo_hub.net.live_nodes import LiveNode, LiveNodes
-from echo_hub.net.send_queue import Rank
+from echo_hub.net.send_queue import DeferredMessage, Rank
 from echo_hub.run.directory import RunDirectory
 from echo_hub.spread.holdings import Arrival, Release
 from echo_shared.artefacts.manifest import Manifest, open_offer
@@ -98,8 +98,8 @@ class Nodes:
         self._news.set()
         return True
 
-    def push(self, node_id: str, make: Callable[[], FromHub | None], rank: Rank) -> bool:
-        message = make() if node_id in self.told else None
+    def push(self, node_id: str, deferred: DeferredMessage, rank: Rank) -> bool:
+        message = deferred.build() if node_id in self.told else None
         return message is not None and self.send(node_id, message)
 
     def dismiss(self, node_id: str, code: RefusalCode, what: str) -> None:
