@@ -63,17 +63,16 @@ class ConnectionLimits:
     Use `make` as protocol factory and `answering` as the first middleware; call `sweep` regularly.
     """
 
-    def __init__(self, settings: ServerConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.now = clock
+    def __init__(self, settings: ServerConfig) -> None:
         self.buffer = memoryview(bytearray(READ_BYTES))
         self.cuts: Counter[CloseReason] = Counter()
         self.handshakes = Turnstile(rate=HANDSHAKES_PER_S, most_waiting=MOST_HANDSHAKES)
         """Gives waiting TLS handshakes their turns, at most HANDSHAKES_PER_S."""
         self._connections = AddressRate(
-            in_all=settings.connections_per_s, of_one=settings.connections_per_s_per_address, now=clock()
+            in_all=settings.connections_per_s, of_one=settings.connections_per_s_per_address, now=self.now()
         )
         self._requests = AddressRate(
-            in_all=settings.requests_per_s, of_one=settings.requests_per_s_per_address, now=clock()
+            in_all=settings.requests_per_s, of_one=settings.requests_per_s_per_address, now=self.now()
         )
         self._settings = settings
         self._proxies = frozenset(settings.trusted_proxies)
@@ -92,6 +91,9 @@ class ConnectionLimits:
         """Response bytes buffered per stranger's connection, least recently reported first. `_num_held` is their
         sum."""
         self._num_held = 0
+
+    def now(self) -> float:
+        return time.monotonic()
 
     @property
     def counts(self) -> dict[str, int]:
