@@ -20,7 +20,6 @@ connection itself counts for no address and may stay idle.
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 import time
 from collections import Counter
@@ -112,9 +111,9 @@ class ConnectionLimits:
         """Lower the limit of all connections to the number of file descriptors that the system allows."""
         self._most = min(self._most, descriptors)
 
-    def make(self, inner: Callable[[], asyncio.Protocol], context: ssl.SSLContext | None = None) -> Connection:
-        """Create the protocol of a new connection; with a `context` it uses TLS."""
-        return Connection(self, inner, context)
+    def make(self, server: web.Server, context: ssl.SSLContext | None = None) -> Connection:
+        """Create the protocol of a new connection to `server`; with a `context` it uses TLS."""
+        return Connection(self, server, context)
 
     def admits(self, host: str) -> bool:
         """Take a token for a new connection from `host`. Return False if the connection rate is exceeded."""
