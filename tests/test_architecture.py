@@ -255,7 +255,7 @@ ARROWS: dict[str, set[str]] = {
     },
 }
 """For each room, the rooms of its package that it may import. echo_shared is open to every room."""
-MOST_CALLABLES = 97
+MOST_CALLABLES = 79
 """Limit on the number of function parameters annotated as Callable or as an alias of it. Clocks and random sources
 count.
 """

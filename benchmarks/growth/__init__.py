@@ -23,7 +23,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,8 +40,6 @@ from echo_hub.config.file import load_config
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.accounting.events import NodeConnected, NodeReported
 from echo_hub.core.evaluation_groups import FIRST_EVALUATION_ID
-from echo_hub.net.gateway import NodeInfo
-from echo_hub.net.live_nodes import LiveNode
 from echo_hub.run.base_model import resolve_base
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
@@ -51,6 +49,7 @@ from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.database import connect
 from echo_hub.store.store import Store
 from echo_hub.store.tables import groups, nodes, rollouts, versions
+from echo_shared.records.run import LiveNode
 
 DESCRIPTION: Final = "A hub on the books of a million rollouts and thousands of nodes: start, pages, queries, bytes"
 
@@ -63,24 +62,8 @@ def connect_all(hub: Hub, node_ids: Sequence[str], *, policy_version: int) -> No
     coordinator, now = hub.coordinator, time.time()
     coordinator.start(now)
     for node_id in node_ids:
-        info = NodeInfo(
-            node_id=node_id,
-            public_key=bytes(32),
-            name=node_id[:8],
-            backend="torch",
-            device="cpu",
-            host="127.0.0.1",
-            hub_host="127.0.0.1",
-            swarm_port=0,
-            mesh_port=0,
-        )
         hub.live[node_id] = LiveNode(
-            info=info,
-            activity="sampling",
-            capacity=4,
-            policy_version=policy_version,
-            tokens_per_s=12.5,
-            precision="f16",
+            activity="sampling", capacity=4, policy_version=policy_version, tokens_per_s=12.5, precision="f16"
         )
         coordinator.handle(NodeConnected(node_id=node_id), now)
         coordinator.handle(NodeReported(node_id=node_id, capacity=4, policy_version=policy_version), now)
@@ -92,7 +75,8 @@ async def measure_pages(hub: Hub, run: RunDirectory, node_ids: Sequence[str]) ->
     pictures = []
     for look in range(LOOKS):
         for node_id in node_ids[look % SHARE_NEW :: SHARE_NEW]:
-            hub.live[node_id].tokens_per_s += 0.5
+            live = hub.live[node_id]
+            hub.live[node_id] = replace(live, tokens_per_s=live.tokens_per_s + 0.5)
         pictures.append((await hub.pages.picture()).processor_s)
 
     async def ask(path: str) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack, contextmanager
@@ -230,7 +231,7 @@ def _finetuned(case: Case, seed: int) -> Ran:
         lines = demonstrations(learning.problems, case.demonstrations, seed)
         file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
         prepared = prepare(run, config, file, case.sft)
-        done = finetune(prepared, anew=False, told=lambda progress: None, stopping=lambda: False)
+        done = finetune(prepared, anew=False, told=lambda progress: None, stop=threading.Event())
         assert done is not None, "fine-tuning is not stopped"
         weights = learning.policy.read_adapter(done.adapter)
     learning.policy.set_adapter(weights)

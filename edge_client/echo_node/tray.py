@@ -62,19 +62,21 @@ class Tray:
             item(lambda _: f"Echo: {self._look.state}", None, enabled=False),
             item(lambda _: _cut(self._said or self._look.reason), None, enabled=False),
             separator,
-            item("Open the page", self._button(self._open_page), default=True, visible=running),
-            item("Pause for an hour", self._button(lambda: self._ask("pause", length="1h")), visible=working),
-            item("Pause until resumed", self._button(lambda: self._ask("pause")), visible=working),
-            item("Resume", self._button(lambda: self._ask("resume")), visible=lambda _: self._look.is_paused),
-            item("Finish and stop", self._button(lambda: self._ask("finish")), visible=running),
+            item("Open the page", self._button("page"), default=True, visible=running),
+            item("Pause for an hour", self._button("pause", length="1h"), visible=working),
+            item("Pause until resumed", self._button("pause"), visible=working),
+            item("Resume", self._button("resume"), visible=lambda _: self._look.is_paused),
+            item("Finish and stop", self._button("finish"), visible=running),
             separator,
             item("Close this icon", self._close),
         )
 
-    def _button(self, do: Callable[[], object]) -> Callable[[Any], None]:
+    def _button(self, verb: str, **arguments: str) -> Callable[[Any], None]:
         def pressed(icon: Any) -> None:
             try:
-                do()
+                answer = self._ask(verb, **arguments)
+                if verb == "page":
+                    open_in_browser(answer["url"], self._paths.page_file)
                 self._said = ""
             except EchoError as error:
                 self._said = str(error)
@@ -84,9 +86,6 @@ class Tray:
 
     def _ask(self, verb: str, **arguments: str) -> dict[str, Any]:
         return asyncio.run(control.ask(self._paths.control_file, verb, arguments))
-
-    def _open_page(self) -> None:
-        open_in_browser(self._ask("page")["url"], self._paths.page_file)
 
     def _close(self, icon: Any) -> None:
         self._closed.set()

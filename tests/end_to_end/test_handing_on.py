@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from echo_hub.net.artefact_store import Carrier
 from echo_hub.net.broadcaster import Broadcaster
-from echo_hub.net.send_queue import Rank
+from echo_hub.net.send_queue import DeferredMessage, Rank
 from echo_hub.spread.neighbours import Neighbours
 from echo_shared.artefacts.manifest import Manifest, ManifestFile
 from echo_shared.wire.codec import decode_from_hub, encode
-from echo_shared.wire.messages import FromHub, FromNode, Have, Links, Piece
+from echo_shared.wire.messages import FromNode, Have, Links, Piece
 from tests.echo_node.net.mesh_parts import Artefact, News, Node, make_artefact
 
 NUM_NODES, LINKS_EACH = 14, 4
@@ -61,9 +61,9 @@ class Fleet:
         for node in self.nodes:
             self.broadcaster.said(node.node_id, Links(node_ids=node.mesh.links))
 
-    def push(self, node_id: str, make: Callable[[], FromHub | None], rank: Rank) -> bool:
+    def push(self, node_id: str, deferred: DeferredMessage, rank: Rank) -> bool:
         node = next(node for node in self.nodes if node.node_id == node_id)
-        if node_id in self.gone or (message := make()) is None:
+        if node_id in self.gone or (message := deferred.build()) is None:
             return node_id not in self.gone
         piece = decode_from_hub(encode(message))
         assert isinstance(piece, Piece)

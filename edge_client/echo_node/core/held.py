@@ -12,10 +12,11 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Final
 
+from echo_node.core.policies import PolicyVersions
 from echo_shared.sampling.interface import GroupRequest
 from echo_shared.wire.messages import Lease
 
@@ -107,16 +108,13 @@ class HeldLeases:
             del self._held[lease_id]
         return True
 
-    def start(self, version_for: Callable[[Lease], int | None]) -> list[GroupRequest]:
-        """Return the groups that the engine should start now, and mark their leases as running.
-
-        `version_for` returns the version with which to sample a lease; None = the lease must wait.
-        """
+    def start(self, policies: PolicyVersions) -> list[GroupRequest]:
+        """Return the groups that the engine should start now, and mark their leases as running."""
         suspects = [held for held in self._held.values() if held.deaths >= SUSPECT_DEATHS]
         ready = [
             (held, version)
             for held in suspects or self._held.values()
-            if (version := version_for(held.lease)) is not None
+            if (version := policies.version_for(held.lease)) is not None
         ]
         if suspects:
             ready = [] if self.any_running else ready[:1]

@@ -10,7 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import assert_never
 
@@ -19,6 +19,7 @@ from echo_node.core.effects import CancelLease, Effect, ForgetLease, SpoolLease,
 from echo_node.core.engine_life import Blame
 from echo_node.core.held import HeldLeases, Unfinished
 from echo_node.core.hub_talk import HubTalk
+from echo_node.core.policies import PolicyVersions
 from echo_shared.sampling.interface import DrawnPart, FinishedRollout
 from echo_shared.wire.messages import MAX_VERSION_SPANS, Lease, LeaseReturned, Rollout
 
@@ -156,11 +157,11 @@ class Leases:
     def is_held(self, lease_id: int) -> bool:
         return self._held.holds(lease_id)
 
-    def start(self, version_for: Callable[[Lease], int | None]) -> list[Effect]:
+    def start(self, policies: PolicyVersions) -> list[Effect]:
         """Submit the leases whose version is available, each rollout with its tokens so far as prefix."""
         return [
             SubmitGroup(request=replace(request, prefixes=self._drawn.prefixes(request.lease_id, request.indices)))
-            for request in self._held.start(version_for)
+            for request in self._held.start(policies)
         ]
 
     def behind(self, version: int) -> list[tuple[Lease, tuple[int, ...]]]:

@@ -406,7 +406,7 @@ class WorkLoop:
         if not engine_up:
             return
         self._move_on(now)
-        self._effects += self._leases.start(self._policies.version_for)
+        self._effects += self._leases.start(self._policies)
         self._effects += self._checks.start(self._policies.loaded)
 
     def _move_on(self, now: float) -> None:

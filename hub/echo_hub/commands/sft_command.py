@@ -69,7 +69,7 @@ def sft(
         prepared = prepare(directory, config, file, options)
         _print_what(prepared)
         with _Shown(prepared) as shown:
-            done = finetune(prepared, anew=anew, told=shown.tell, stopping=stop.is_set)
+            done = finetune(prepared, anew=anew, told=shown.tell, stop=stop)
     if done is None:
         typer.echo(f"Stopped after update {shown.update}. Nothing is lost: the same command resumes there.", err=True)
         return

@@ -3,7 +3,7 @@ a node's connection."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.accounting.effects import RolloutReceipt
@@ -13,7 +13,7 @@ from echo_hub.gateways.sessions import GatewaySessions
 from echo_hub.net.gateway import Gateway
 from echo_hub.net.limits import ConnectionLimits
 from echo_hub.net.nonces import Nonces
-from echo_hub.net.send_queue import Rank
+from echo_hub.net.send_queue import DeferredMessage, Rank
 from echo_shared.signing.identity import Identity
 from echo_shared.wire.messages import Checked, FromHub, ReceiptState, RefusalCode
 
@@ -42,8 +42,8 @@ class Connections:
     def send(self, node_id: str, message: FromHub) -> bool:
         return self._holder(node_id).send(node_id, message)
 
-    def push(self, node_id: str, make: Callable[[], FromHub | None], rank: Rank) -> bool:
-        return self._holder(node_id).push(node_id, make, rank)
+    def push(self, node_id: str, message: DeferredMessage, rank: Rank) -> bool:
+        return self._holder(node_id).push(node_id, message, rank)
 
     def dismiss(self, node_id: str, code: RefusalCode, what: str) -> None:
         self._holder(node_id).dismiss(node_id, code, what)

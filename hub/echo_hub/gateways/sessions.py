@@ -8,13 +8,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Final
 
 from echo_hub.gateways.items import Item, ItemKind, ItemQueue
-from echo_hub.net.send_queue import Rank
+from echo_hub.net.send_queue import DeferredMessage, Rank
 from echo_shared.wire.codec import encode
 from echo_shared.wire.messages import FromHub, RefusalCode
 
@@ -47,14 +46,14 @@ class GatewayLine:
     """Number of the last message sent to the gateway."""
     sessions: dict[int, GatewaySession] = field(default_factory=dict)
     outbox: ItemQueue = field(default_factory=ItemQueue)
-    pushes: list[tuple[Rank, int, int, Callable[[], FromHub | None]]] = field(default_factory=list)
-    """Low-priority messages: a heap of (rank, order, session, builder)."""
+    pushes: list[tuple[Rank, int, int, DeferredMessage]] = field(default_factory=list)
+    """Low-priority messages: a heap of (rank, order, session, message)."""
     is_over: bool = False
 
     def make_push(self) -> None:
         """Build the next push and append it to the outbox, unless the push has become useless."""
-        rank, _, number, make = heappop(self.pushes)
-        if number in self.sessions and (message := make()) is not None:
+        rank, _, number, deferred = heappop(self.pushes)
+        if number in self.sessions and (message := deferred.build()) is not None:
             frame = encode(message)
             self.put([ItemKind.PUSH, number, frame, rank], len(frame))
 
@@ -121,14 +120,14 @@ class GatewaySessions:
         frame = encode(message)
         return self._put(node_id, ItemKind.SEND, frame, frame_bytes=len(frame))
 
-    def push(self, node_id: str, make: Callable[[], FromHub | None], rank: Rank) -> bool:
+    def push(self, node_id: str, message: DeferredMessage, rank: Rank) -> bool:
         """Queue a push. The hub builds its message when sending it to the gateway, where the message has low priority
         again.
         """
         session = self._of_node.get(node_id)
         if session is None or session.line.is_over:
             return False
-        heappush(session.line.pushes, (rank, next(self._pushes), session.number, make))
+        heappush(session.line.pushes, (rank, next(self._pushes), session.number, message))
         self.news.set()
         return True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, assert_never
 
 from echo_hub.core.accounting.events import (
@@ -24,13 +24,14 @@ from echo_hub.net.client_address import origin_of
 from echo_hub.net.distributor import Distributor
 from echo_hub.net.gateway import NodeInfo
 from echo_hub.net.invitations import Invitations
-from echo_hub.net.live_nodes import LiveNode, LiveNodes
+from echo_hub.net.live_nodes import LiveNodes
 from echo_hub.net.peer_log import PeerLog
 from echo_hub.net.tracker import Tracker
 from echo_hub.scoring.stop_strings import StopStrings
 from echo_hub.verify.by_nodes import NodeChecks
 from echo_shared.errors import LocalProtocolError, RefusedError
 from echo_shared.records.rollout import RolloutPayload
+from echo_shared.records.run import LiveNode
 from echo_shared.wire.messages import (
     CheckResult,
     Fetched,
@@ -137,7 +138,7 @@ class ConnectedNodes:
         except RefusedError:
             await self._queue.put(NodeDisconnected(node_id=node.node_id))
             raise
-        self._live[node.node_id] = LiveNode(info=node, cost_per_hour=cost)
+        self._live[node.node_id] = LiveNode(cost_per_hour=cost)
         self._distributor.node_joined(node)
         # Keep this last and without an await: no version may be announced before the session is open.
         return self._welcoming.welcome(node)
@@ -181,11 +182,14 @@ class ConnectedNodes:
                 assert_never(message)
 
     async def _status(self, node_id: str, said: NodeStatus) -> None:
-        live = self._live[node_id]
-        live.activity, live.capacity = said.activity, said.capacity
-        live.policy_version = said.policy_version
-        live.tokens_per_s = min(said.tokens_per_s, SHOWN_TOKENS_PER_S)
-        live.precision = said.precision
+        self._live[node_id] = replace(
+            self._live[node_id],
+            activity=said.activity,
+            capacity=said.capacity,
+            policy_version=said.policy_version,
+            tokens_per_s=min(said.tokens_per_s, SHOWN_TOKENS_PER_S),
+            precision=said.precision,
+        )
         await self._queue.put(
             NodeReported(
                 node_id=node_id,

@@ -17,11 +17,12 @@ from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.evaluation.by_nodes import GREEDY_TEMPERATURE
 from echo_hub.intake.episodes import conversation
 from echo_hub.net.distributor import Distributor
-from echo_hub.net.live_nodes import LiveNode, NodeSender
+from echo_hub.net.live_nodes import NodeSender
 from echo_hub.scoring.problems import Problems
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.reading import AnsweredTurn, read_turns
 from echo_hub.training.trainer import Trainer
+from echo_shared.records.run import LiveNode
 from echo_shared.sampling.interface import GroupRequest
 from echo_shared.wire.messages import Lease, LeasedPrefix, LeaseRevoked
 
@@ -101,7 +102,7 @@ class HandingOut:
             max_tokens=request.max_tokens,
             stop_ids=request.stop_ids,
             deadline_s=action.deadline_s,
-            offer=self._offers.lend(action.policy_version, node.info) if offered else None,
+            offer=self._offers.lend(action.policy_version, action.node_id) if offered else None,
             prefixes=tuple(prefixes),
             on_new_version="interrupt" if action.may_move_on else "finish",
         )

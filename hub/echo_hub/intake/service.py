@@ -100,7 +100,7 @@ class IntakeService:
             connections=connections,
             own_device=training.trainer,
         )
-        self._totals = TotalsNews(store=store, nodes=shared.live, connections=connections)
+        self._totals = TotalsNews(store=store, nodes=distribution.distributor.nodes, connections=connections)
 
     def handle(self, action: IntakeAction) -> None:
         match action:

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from echo_hub.dashboard.model import public_id
-from echo_hub.net.live_nodes import LiveNode, NodeSender
+from echo_hub.net.gateway import NodeInfo
+from echo_hub.net.live_nodes import NodeSender
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.credits import Credit, read_credits
 from echo_shared.wire.messages import DroppedCount, Totals
@@ -22,13 +23,13 @@ REST: Final = 19.0
 
 
 class TotalsNews:
-    """Sends totals. `nodes`: the connected nodes by id; when a node reconnects, its entry is a new object."""
+    """Sends totals to the connected nodes, `Distributor.nodes`."""
 
-    def __init__(self, *, store: AsyncStore, nodes: Mapping[str, LiveNode], connections: NodeSender) -> None:
+    def __init__(self, *, store: AsyncStore, nodes: Mapping[str, NodeInfo], connections: NodeSender) -> None:
         self._store = store
         self._nodes = nodes
         self._connections = connections
-        self._told: dict[str, tuple[LiveNode, Totals]] = {}
+        self._told: dict[str, tuple[NodeInfo, Totals]] = {}
         """Last totals sent on each connection."""
 
     async def run(self) -> None:
@@ -56,16 +57,17 @@ class TotalsNews:
         new = {node_id: node for node_id, node in self._listening().items() if is_told.get(node_id) is not node}
         await self._tell(new)
 
-    def _listening(self) -> dict[str, LiveNode]:
-        return {node_id: node for node_id, node in self._nodes.items() if node.info.hears_totals}
+    def _listening(self) -> dict[str, NodeInfo]:
+        return {node_id: node for node_id, node in self._nodes.items() if node.hears_totals}
 
-    async def _tell(self, nodes: Mapping[str, LiveNode]) -> None:
+    async def _tell(self, nodes: Mapping[str, NodeInfo]) -> None:
         if not nodes:
             return
         credits = await self._store.read(read_credits, nodes.keys())
         for node_id, node in nodes.items():
             totals = as_message(node_id, credits[node_id])
-            if self._nodes.get(node_id) is node and self._told.get(node_id) != (node, totals):
+            told_node, told = self._told.get(node_id, (None, None))
+            if self._nodes.get(node_id) is node and (told_node is not node or told != totals):
                 self._told[node_id] = (node, totals)
                 self._connections.send(node_id, totals)
 

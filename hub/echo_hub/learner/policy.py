@@ -125,24 +125,23 @@ class Policy:
                 self._packs_up_to = min((window for window in windows if window), default=sys.maxsize)
         for layer in self._body.modules():
             if settings.gradient_checkpointing and isinstance(layer, GradientCheckpointingLayer):
-                layer.forward = self._checkpointed(layer.forward)
+                self._checkpoint(layer)
         # Ranks that share a base must compute its layers in lockstep. Models whose rows cannot be packed do not, so
         # there each rank holds the whole base.
         if self._packs_up_to == sys.maxsize and not settings.base_bits:
             self.ranks.shard(self.model, self.device.type)
         self.model.to(self.device)
 
-    def _checkpointed(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a layer's forward pass that keeps only the layer's inputs and recomputes the layer in the backward
-        pass.
-        """
+    def _checkpoint(self, layer: GradientCheckpointingLayer) -> None:
+        """Let the layer's forward pass keep only the layer's inputs; the backward pass recomputes the layer."""
+        forward = layer.forward
 
         def run(*args: Any, **kwargs: Any) -> Any:
             if not self.checkpoints or not torch.is_grad_enabled():
                 return forward(*args, **kwargs)
             return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
-        return run
+        layer.forward = run
 
     @property
     def _body(self) -> Any:

@@ -12,6 +12,7 @@ gives the same adapter as uninterrupted training, bit for bit on a CPU.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -132,8 +133,8 @@ class Finetuning:
         if self._cuts.at(first) is None:
             self._cuts.put(first, first_cut(self.policy, self._settings), write=self.policy.device.type == "cuda")
 
-    def run(self, *, told: Told, stopping: Callable[[], bool]) -> bool:
-        """Train to the end, or until `stopping` returns True between two updates. Return True at the end.
+    def run(self, *, told: Told, stop: threading.Event) -> bool:
+        """Train to the end, or until `stop` is set, which is read between updates. Return True at the end.
 
         `told` is called after each update. All files are written when this returns. Raises LearnerError if memory is
         too small for one example, StorageError if the disk fails.
@@ -141,7 +142,7 @@ class Finetuning:
         if not self.progress.heldout_losses:
             self.progress = replace(self.progress, heldout_losses=self._measured())
         last = len(self._plan.batches)
-        while self.progress.update < last and not stopping():
+        while self.progress.update < last and not stop.is_set():
             self._update(self.progress.update + 1)
             if self.progress.update in self._plan.epoch_ends:
                 self._end_epoch()

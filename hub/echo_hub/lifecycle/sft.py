@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,10 +146,10 @@ def prepare(directory: RunDirectory, config: HubConfig, file: Path, options: Sft
 
 
 def finetune(
-    prepared: PreparedSft, *, anew: bool, told: Callable[[SftProgress], object], stopping: Callable[[], bool]
+    prepared: PreparedSft, *, anew: bool, told: Callable[[SftProgress], object], stop: threading.Event
 ) -> Finetuned | None:
-    """Train to the end, resuming earlier progress, and make the result the run's start. Return None if `stopping`
-    returned True first.
+    """Train to the end, resuming earlier progress, and make the result the run's start. Return None if `stop` was set
+    first.
 
     `anew` discards earlier progress made with other options; without it, such progress raises ConfigError. Also raises
     LearnerError and StorageError.
@@ -158,7 +159,7 @@ def finetune(
     began_with = work / _FROM if (work / _FROM).is_dir() else None
     training = Finetuning.open(prepared.settings, prepared.plan, work / "checkpoints", start_from=began_with)
     told(training.progress)
-    if not training.run(told=told, stopping=stopping):
+    if not training.run(told=told, stop=stop):
         return None
     result = result_of(prepared.directory)
     with disk_errors("The adapter cannot be written.", prepared.directory.root), atomic_directory(result) as folder:

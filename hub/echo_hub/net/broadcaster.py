@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Final, Protocol, assert_never
 
 from echo_hub.net.artefact_store import Carrier
-from echo_hub.net.send_queue import Rank
+from echo_hub.net.send_queue import DeferredMessage, Rank
 from echo_hub.spread.broadcast import CHECK_S, Broadcast, SendPiece
 from echo_hub.spread.windows import BroadcastPaths
 from echo_shared.swarm.torrent import TorrentLayout
-from echo_shared.wire.messages import FromHub, Have, Links, Piece
+from echo_shared.wire.messages import Have, Links, Piece
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +37,8 @@ few pieces."""
 class Sender(Protocol):
     """The part of the gateway that the broadcaster uses."""
 
-    def push(self, node_id: str, make: Callable[[], FromHub | None], rank: Rank) -> bool:
-        """Queue a push; `make` builds its message when the queue reaches it. Return False if the node is gone."""
+    def push(self, node_id: str, message: DeferredMessage, rank: Rank) -> bool:
+        """Queue a low-priority message. Return False if the node is not connected."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,6 +50,31 @@ class _Push:
     piece: Callable[[int], bytes]
     forget: Callable[[], None]
     """Free the cached pieces."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _PlannedPiece:
+    """A piece that waits in a node's send queue."""
+
+    push: _Push
+    send: SendPiece
+    news: asyncio.Event
+    """Set if the piece cannot be read, which ends the push."""
+
+    def build(self) -> Piece | None:
+        """Read the piece; return None if the node no longer needs it, or if it cannot be read."""
+        push = self.push
+        left = push.plan.left_of(self.send)
+        if left is None:
+            return None
+        try:
+            data = b"" if left.is_there else push.piece(left.piece)
+        except OSError as error:
+            log.warning("%s cannot be pushed any more: %s", push.layout.name, error)
+            push.plan.end(time.monotonic())
+            self.news.set()
+            return None
+        return Piece(info_hash=push.layout.info_hash, index=left.piece, data=data, hand_on=left.hand_on)
 
 
 class Broadcaster:
@@ -149,27 +174,11 @@ class Broadcaster:
             for send in push.plan.plan(time.monotonic()):
                 # The newest version goes first; within a version, pieces that nodes forward to others.
                 rank = (-push.version, not send.hand_on)
-                if not self._gateway.push(send.node_id, partial(self._piece, push, send), rank):
+                if not self._gateway.push(send.node_id, _PlannedPiece(push, send, self._news), rank):
                     push.plan.leave(send.node_id, time.monotonic())
             if push.plan.done:
                 push.forget()  # Free the cached pieces: send queues may keep this object alive.
                 del self._pushes[info_hash]
-
-    def _piece(self, push: _Push, send: SendPiece) -> Piece | None:
-        """Return the frame of a planned piece; None if the node no longer needs the piece, or
-        the piece cannot be read.
-        """
-        left = push.plan.left_of(send)
-        if left is None:
-            return None
-        try:
-            data = b"" if left.is_there else push.piece(left.piece)
-        except OSError as error:
-            log.warning("%s cannot be pushed any more: %s", push.layout.name, error)
-            push.plan.end(time.monotonic())
-            self._news.set()
-            return None
-        return Piece(info_hash=push.layout.info_hash, index=left.piece, data=data, hand_on=left.hand_on)
 
 
 def _read(layout: TorrentLayout, directory: Path, piece: int) -> bytes:

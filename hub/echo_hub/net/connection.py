@@ -106,9 +106,7 @@ class Keeper(Protocol):
 class Connection(asyncio.BufferedProtocol):
     """Passes data between the transport and aiohttp's protocol, which is created once the connection is admitted."""
 
-    def __init__(
-        self, keeper: Keeper, make: Callable[[], asyncio.Protocol], context: ssl.SSLContext | None = None
-    ) -> None:
+    def __init__(self, keeper: Keeper, server: web.Server, context: ssl.SSLContext | None = None) -> None:
         self.stage = Stage.HANDSHAKE if context else Stage.UNREAD
         self.is_proxy = False
         self.account: Account | None = None
@@ -119,7 +117,7 @@ class Connection(asyncio.BufferedProtocol):
         self._seen: Progress | None = None
         self._request: web.Request | None = None
         self._keeper = keeper
-        self._make = make
+        self._server = server
         self._context = context
         self._handshake: asyncio.Task[None] | None = None
         self._inner: asyncio.Protocol | None = None
@@ -144,7 +142,7 @@ class Connection(asyncio.BufferedProtocol):
             self._handshake = asyncio.create_task(self._shake_hands(self._context), name="TLS handshake")
 
     def _begin(self) -> None:
-        self._inner = self._make()
+        self._inner = self._server()
         self._inner.connection_made(self.transport)
         if self._early:
             self._inner.data_received(self._early)

@@ -105,7 +105,8 @@ class Distributor:
         self._books = books
         self._live = live
         self._spread = Dissemination(parents_back=settings.delta_reach)
-        self._nodes: dict[str, NodeInfo] = {}
+        self.nodes: dict[str, NodeInfo] = {}
+        """Connected nodes by id. When a node reconnects, its entry is a new object."""
         self._linkable: dict[str, NodeInfo] = {}
         """Connected nodes that may link with each other: all except those that read versions from shared memory on the
         hub's machine."""
@@ -184,7 +185,7 @@ class Distributor:
     def announce(self, version: int) -> None:
         """Offer this version to every connected node, and send it by the way that is estimated to be fastest."""
         carrier = self._publisher.carrier(version)
-        waiting_last = sorted(self._nodes.values(), key=lambda node: self._live.stands_by(node.node_id))
+        waiting_last = sorted(self.nodes.values(), key=lambda node: self._live.stands_by(node.node_id))
         way = self._send_out(version, waiting_last)
         release = Release(
             policy_version=version,
@@ -208,7 +209,7 @@ class Distributor:
         offers = {node.node_id: self.offer(version, node, keyframe=keyframe) for node in nodes}
         for node_id, offer in offers.items():
             if offer.shared_memory is None:
-                self._make_linkable(self._nodes[node_id])
+                self._make_linkable(self.nodes[node_id])
             else:
                 self._linkable.pop(node_id, None)
                 self._neighbours.leave(node_id)
@@ -231,11 +232,11 @@ class Distributor:
             version, node_id=node.node_id, node_ip=node.host, hub_host=node.hub_host, way=way, keyframe=keyframe
         )
 
-    def lend(self, version: int, node: NodeInfo) -> ArtefactOffer:
-        """Return the offer of a version that a lease names, and count the node as its user. A node that lacks the
-        delta's parent asks for the keyframe."""
-        self._lent.setdefault(version, set()).add(node.node_id)
-        return self.offer(version, node)
+    def lend(self, version: int, node_id: str) -> ArtefactOffer:
+        """Return the offer of a version that a lease of this connected node names, and count the node as its user. A
+        node that lacks the delta's parent asks for the keyframe."""
+        self._lent.setdefault(version, set()).add(node_id)
+        return self.offer(version, self.nodes[node_id])
 
     def _way(self, carrier: Carrier, node_ids: Sequence[str]) -> Way:
         among = frozenset(node_ids)
@@ -268,7 +269,7 @@ class Distributor:
     def node_joined(self, node: NodeInfo) -> None:
         """Register a node whose session is about to open. The caller must offer it the newest version before its next
         await, so that no announcement is missed."""
-        self._nodes[node.node_id] = node
+        self.nodes[node.node_id] = node
         self._make_linkable(node)
         self._told_mesh[node.node_id] = self.mesh_for(node)
         self._told_unwanted[node.node_id] = frozenset()
@@ -281,7 +282,7 @@ class Distributor:
 
     def node_left(self, node_id: str) -> None:
         self._neighbours.leave(node_id)
-        for known in (self._nodes, self._linkable, self._links, self._told_mesh, self._told_unwanted):
+        for known in (self.nodes, self._linkable, self._links, self._told_mesh, self._told_unwanted):
             known.pop(node_id, None)
         self._with_base.discard(node_id)
         for borrowers in self._lent.values():
@@ -342,7 +343,7 @@ class Distributor:
             newest=self._spread.progress(time.monotonic()),
             newest_complete=self._spread.newest_complete(),
             num_holding=self._spread.num_holding(self._newest),
-            num_connected=len(self._nodes),
+            num_connected=len(self.nodes),
             uplink_bytes_s=self.uplink_bytes_s,
         )
 
@@ -377,7 +378,7 @@ class Distributor:
         little.
         """
         self._barred = frozenset(node_ids)
-        for node_id in self._nodes.keys() & self._barred:
+        for node_id in self.nodes.keys() & self._barred:
             self._connections.dismiss(node_id, RefusalCode.BANNED, _BANNED)
         if self._publisher.bar(self._barred):
             self._tell_keys()
@@ -389,7 +390,7 @@ class Distributor:
 
     def _tell_keys(self) -> None:
         news = KeysRotated(run_keys=self.run_keys())
-        for node_id in self._nodes.keys() - self._barred:
+        for node_id in self.nodes.keys() - self._barred:
             self._connections.send(node_id, news)
 
     def run_keys(self) -> tuple[RunKey, ...]:
@@ -428,7 +429,7 @@ class Distributor:
             due = [one for one in dict.fromkeys(asked) if one not in self._keyframes_sent and self._may_need(*one)]
             for version in sorted({version for _, version in due}, reverse=True):
                 if self._publisher.has(version):
-                    node_ids = [node_id for node_id, of in due if of == version and node_id in self._nodes]
+                    node_ids = [node_id for node_id, of in due if of == version and node_id in self.nodes]
                     self._keyframes_sent |= {(node_id, version): now for node_id in node_ids}
                     await self._send_keyframe(version, node_ids)
 
@@ -448,7 +449,7 @@ class Distributor:
             log.warning("Policy version %d has no keyframe for %s: %s", version, ", ".join(node_ids), error)
             return
         self._note_published()
-        self._send_out(version, [self._nodes[one] for one in node_ids if one in self._nodes], keyframe=True)
+        self._send_out(version, [self.nodes[one] for one in node_ids if one in self.nodes], keyframe=True)
 
     async def _keep_house(self) -> None:
         while True:
@@ -459,7 +460,7 @@ class Distributor:
             await asyncio.sleep(HOUSEKEEPING_S)
 
     def _tell_mesh(self) -> None:
-        for node_id, node in self._nodes.items():
+        for node_id, node in self.nodes.items():
             peers = self.mesh_for(node)
             if peers != self._told_mesh[node_id] and self._connections.send(node_id, Mesh(peers=peers)):
                 self._told_mesh[node_id] = peers
@@ -470,7 +471,7 @@ class Distributor:
         hashes = [one for version in sorted(unwanted) for one in self._hashes[version]]
         hashes += [one for of_version in self._retired.values() for one in of_version]
         versions = frozenset(unwanted | self._retired.keys())
-        for node_id in self._nodes:
+        for node_id in self.nodes:
             if versions - self._told_unwanted[node_id]:
                 self._connections.send(node_id, Unwanted(info_hashes=tuple(hashes)))
             self._told_unwanted[node_id] = versions

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal, Protocol
@@ -29,7 +28,7 @@ from echo_hub.net.nonces import Nonces
 from echo_hub.net.pace import ConnectionPace
 from echo_hub.net.peer_log import PeerLog
 from echo_hub.net.penalties import HARMLESS, Fault, Penalties
-from echo_hub.net.send_queue import Rank
+from echo_hub.net.send_queue import DeferredMessage, Rank
 from echo_hub.net.silence import Silence
 from echo_shared.errors import CodecError, EchoError, RefusedError, RemoteProtocolError
 from echo_shared.signing.identity import Identity
@@ -165,15 +164,15 @@ class Gateway:
             return False
         return connection.send(connection.session.send(message)) or self._give_up(connection, node_id)
 
-    def push(self, node_id: str, make: Callable[[], FromHub | None], rank: Rank) -> bool:
+    def push(self, node_id: str, message: DeferredMessage, rank: Rank) -> bool:
         connection = self._open.get(node_id)
         if connection is None or connection.session.state is not SessionState.OPEN:
             return False
 
         def frame() -> bytes | None:
             is_open = connection.session.state is SessionState.OPEN
-            message = make() if is_open else None
-            return None if message is None else connection.session.send(message)
+            built = message.build() if is_open else None
+            return None if built is None else connection.session.send(built)
 
         return connection.queue.push(frame, rank) or self._give_up(connection, node_id)
 

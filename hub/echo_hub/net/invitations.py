@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from hashlib import sha256
 
@@ -41,15 +41,11 @@ def hash_of(token: str) -> str:
 
 
 class Invitations:
-    """All invites, and the keys (nodes) that joined with them. `came_by`: invite id by node id. `clock`: seconds since
-    the epoch."""
+    """All invites, and the keys (nodes) that joined with them. `came_by`: invite id by node id."""
 
-    def __init__(
-        self, invites: Iterable[Invite] = (), came_by: Mapping[str, int] = {}, clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, invites: Iterable[Invite] = (), came_by: Mapping[str, int] = {}) -> None:
         self._came_by = dict(came_by)
         self._num_keys = Counter(self._came_by.values())
-        self._clock = clock
         self._invites: dict[int, Invite] = {}
         self._by_hash: dict[str, Invite] = {}
         self.renew(invites)
@@ -103,7 +99,7 @@ class Invitations:
             return f"{whose} has been revoked."
         if not is_new:
             return None
-        if self._clock() >= invite.expires_at:
+        if time.time() >= invite.expires_at:
             return f"{whose} expired on {datetime.fromtimestamp(invite.expires_at):%Y-%m-%d}."
         if self._num_keys[invite.invite_id] >= invite.max_keys:
             keys = "1 key has" if invite.max_keys == 1 else f"{invite.max_keys} keys have"

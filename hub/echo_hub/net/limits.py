@@ -20,7 +20,6 @@ connection itself counts for no address and may stay idle.
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 import time
 from collections import Counter
@@ -63,17 +62,16 @@ class ConnectionLimits:
     Use `make` as protocol factory and `answering` as the first middleware; call `sweep` regularly.
     """
 
-    def __init__(self, settings: ServerConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.now = clock
+    def __init__(self, settings: ServerConfig) -> None:
         self.buffer = memoryview(bytearray(READ_BYTES))
         self.cuts: Counter[CloseReason] = Counter()
         self.handshakes = Turnstile(rate=HANDSHAKES_PER_S, most_waiting=MOST_HANDSHAKES)
         """Gives waiting TLS handshakes their turns, at most HANDSHAKES_PER_S."""
         self._connections = AddressRate(
-            in_all=settings.connections_per_s, of_one=settings.connections_per_s_per_address, now=clock()
+            in_all=settings.connections_per_s, of_one=settings.connections_per_s_per_address, now=self.now()
         )
         self._requests = AddressRate(
-            in_all=settings.requests_per_s, of_one=settings.requests_per_s_per_address, now=clock()
+            in_all=settings.requests_per_s, of_one=settings.requests_per_s_per_address, now=self.now()
         )
         self._settings = settings
         self._proxies = frozenset(settings.trusted_proxies)
@@ -93,6 +91,9 @@ class ConnectionLimits:
         sum."""
         self._num_held = 0
 
+    def now(self) -> float:
+        return time.monotonic()
+
     @property
     def counts(self) -> dict[str, int]:
         """Number of closed connections and refused requests since the start, by reason."""
@@ -110,9 +111,9 @@ class ConnectionLimits:
         """Lower the limit of all connections to the number of file descriptors that the system allows."""
         self._most = min(self._most, descriptors)
 
-    def make(self, inner: Callable[[], asyncio.Protocol], context: ssl.SSLContext | None = None) -> Connection:
-        """Create the protocol of a new connection; with a `context` it uses TLS."""
-        return Connection(self, inner, context)
+    def make(self, server: web.Server, context: ssl.SSLContext | None = None) -> Connection:
+        """Create the protocol of a new connection to `server`; with a `context` it uses TLS."""
+        return Connection(self, server, context)
 
     def admits(self, host: str) -> bool:
         """Take a token for a new connection from `host`. Return False if the connection rate is exceeded."""

@@ -1,13 +1,12 @@
-"""The connected nodes, and what each one last reported about itself."""
+"""The connected nodes, and how to send them messages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Protocol
 
-from echo_hub.net.gateway import NodeInfo
-from echo_hub.net.send_queue import Rank
+from echo_hub.net.send_queue import DeferredMessage, Rank
+from echo_shared.records.run import LiveNode
 from echo_shared.wire.messages import FromHub, RefusalCode, Standby, StandbyReason
 
 
@@ -22,32 +21,11 @@ class NodeConnections(NodeSender, Protocol):
     """Holds connections of nodes. Implemented by `net.gateway.Gateway` (one port), `gateways.sessions.GatewaySessions`
     (gateway processes) and `gateways.connections.Connections` (both). No method waits."""
 
-    def push(self, node_id: str, make: Callable[[], FromHub | None], rank: Rank) -> bool:
-        """Queue a low-priority message. `make` builds it when the queue reaches it, and returns None if the message is
-        no longer needed. Return False if the node is not connected."""
+    def push(self, node_id: str, message: DeferredMessage, rank: Rank) -> bool:
+        """Queue a low-priority message. Return False if the node is not connected."""
 
     def dismiss(self, node_id: str, code: RefusalCode, what: str) -> None:
         """Close this node's connection, if open, report the reason to the node, and notify the inbox."""
-
-
-@dataclass(slots=True, kw_only=True)
-class LiveNode:
-    """The last report of a connected node. A report is a claim, only for display: no node is credited for it."""
-
-    info: NodeInfo
-    activity: str = "preparing"
-    capacity: int = 0
-    policy_version: int | None = None
-    tokens_per_s: float = 0.0
-    precision: str = ""
-    """Precision of the engine's weights; empty if it is not known or no engine runs."""
-    cost_per_hour: float = 0.0
-    """Cost per hour of activity, in US dollars, including electricity if the hub counts it."""
-    standby: str = ""
-    """Why the hub last put the node on standby (gave it no work); empty if the node has work or has heard nothing
-    yet."""
-    affordable: bool = True
-    """False if the node is on standby because of the run's spend cap."""
 
 
 class LiveNodes(dict[str, LiveNode]):
@@ -58,8 +36,8 @@ class LiveNodes(dict[str, LiveNode]):
         for the pages."""
         live = self.get(node_id)
         if live is not None:
-            live.affordable = reason is not StandbyReason.SPEND_CAP
-            live.standby = "" if reason is None else f"{reason.value.replace('_', ' ')}. {detail}".strip()
+            standby = "" if reason is None else f"{reason.value.replace('_', ' ')}. {detail}".strip()
+            self[node_id] = replace(live, standby=standby, affordable=reason is not StandbyReason.SPEND_CAP)
         return Standby(reason=reason, detail=detail)
 
     def stands_by(self, node_id: str) -> bool:

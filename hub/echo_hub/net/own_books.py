@@ -11,6 +11,7 @@ the proof. A node therefore sees only its own records. An open websocket is not 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol
 
@@ -49,13 +50,12 @@ class Records(Protocol):
 
 
 class OwnBooks:
-    """The routes of a node's own records. `now` returns the time of a monotonic clock, in seconds."""
+    """The routes of a node's own records."""
 
-    def __init__(self, gateway: Gateway, records: Records, *, now: Callable[[], float]) -> None:
+    def __init__(self, gateway: Gateway, records: Records) -> None:
         self._gateway = gateway
         self._records = records
-        self._now = now
-        self._rate = AddressRate(in_all=IN_ALL_PER_S, of_one=OF_ONE_PER_S, now=now())
+        self._rate = AddressRate(in_all=IN_ALL_PER_S, of_one=OF_ONE_PER_S, now=time.monotonic())
 
     def routes(self, inbox: Inbox) -> list[web.AbstractRouteDef]:
         """Return the routes. Only a node that `inbox` lets join gets an answer."""
@@ -64,7 +64,7 @@ class OwnBooks:
             async def handle(request: web.Request) -> web.Response:
                 try:
                     node_id = await self._gateway.identify(request, inbox)
-                    if not self._rate.take(node_id, now=self._now()):
+                    if not self._rate.take(node_id, now=time.monotonic()):
                         raise _too_fast()
                     return await answer(request, node_id)
                 except TurnedAway as turned:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from echo_shared.wire.messages.fields import printable_line
@@ -26,16 +26,9 @@ class PeerLog(logging.LoggerAdapter[logging.Logger]):
     `theirs`: exception types caused by a peer's mistake. They are logged as one line without a traceback.
     """
 
-    def __init__(
-        self,
-        logger: logging.Logger,
-        *,
-        theirs: tuple[type[BaseException], ...] = (),
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, logger: logging.Logger, *, theirs: tuple[type[BaseException], ...] = ()) -> None:
         super().__init__(logger, {})
         self._theirs = theirs
-        self._clock = clock
         self._kinds: dict[str, tuple[float, float, int]] = {}
         """By kind: (lines still allowed, time of that count, lines suppressed since the last written one)."""
 
@@ -60,7 +53,7 @@ class PeerLog(logging.LoggerAdapter[logging.Logger]):
     def _left_out(self, kind: str) -> int | None:
         """Return the number of lines of this kind that were suppressed since the last written one; None to suppress
         this line as well."""
-        now = self._clock()
+        now = time.monotonic()
         room, at, left_out = self._kinds.get(kind, (float(BURST), now, 0))
         room = min(room + (now - at) / EVERY_S, float(BURST))
         if room < 1:

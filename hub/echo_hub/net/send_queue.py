@@ -11,7 +11,9 @@ import itertools
 from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
-from typing import Final
+from typing import Final, Protocol
+
+from echo_shared.wire.messages import FromHub
 
 MOST_MESSAGES: Final = 2_048
 MOST_PUSHES: Final = 4_096
@@ -23,6 +25,13 @@ MakePush = Callable[[], bytes | None]
 
 Rank = tuple[int, bool]
 """Order of pushes: lower ranks go first, and among equal ranks the older push."""
+
+
+class DeferredMessage(Protocol):
+    """A low-priority message that is built when a queue reaches it."""
+
+    def build(self) -> FromHub | None:
+        """Return the message; None if it is no longer needed."""
 
 
 class SendQueue:

@@ -12,14 +12,14 @@ import threading
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Final
 
 from echo_hub.dashboard.model import FleetView, NodesAway, NodeView
 from echo_hub.store.known_nodes import read_banned_nodes
 from echo_hub.store.reports import read_leaderboard, read_under_way
 from echo_hub.store.store import Store
 from echo_hub.views.beside import ReadBeside
-from echo_shared.records.run import NodeTotals
+from echo_shared.records.run import LiveNode, NodeTotals
 
 MOST_NODES: Final = 10_000
 """Largest number of nodes that the pages know in addition to the connected ones. Making a key costs nothing, and the
@@ -28,6 +28,8 @@ database keeps every node ever seen.
 FRESH_S: Final = 0.2
 """Seconds for which a partial reading is reused, because pages request nodes and leaderboard one after the other."""
 
+
+_AWAY: Final = LiveNode(activity="")
 
 SEEN_S: Final = 15.0
 """Age in seconds, or up to twice that, at which a connected node's view is rebuilt to set its "last seen" to now."""
@@ -45,7 +47,7 @@ class _Whole:
 class _Made:
     view: NodeView
     row: NodeTotals
-    said: tuple[object, ...]
+    said: tuple[int, LiveNode | None]
     good_until: float
 
 
@@ -68,7 +70,7 @@ class AllNodes:
         self._here: Mapping[str, _Made] = {}
         self._away = NodesAway({})
 
-    def fleet(self, connected: Mapping[str, ConnectedNode], leased: Mapping[str, int], *, touched: int) -> FleetView:
+    def fleet(self, connected: Mapping[str, LiveNode], leased: Mapping[str, int], *, touched: int) -> FleetView:
         """Return the views of all nodes.
 
         `leased` counts the rollouts leased to each node and not yet received. `touched` is `Touched.number`, taken
@@ -85,8 +87,8 @@ class AllNodes:
             self._let_go(changed, here)
             return FleetView(here=here, away=self._away)
 
-    def _made(self, row: NodeTotals, node: ConnectedNode | None, held: int, now: float) -> _Made:
-        said = (held, *_words(node)) if node is not None else (held,)
+    def _made(self, row: NodeTotals, node: LiveNode | None, held: int, now: float) -> _Made:
+        said = (held, node)
         known = self._here.get(row.node_id)
         if known is not None and known.row is row and known.said == said and now < known.good_until:
             return known
@@ -145,47 +147,23 @@ class AllNodes:
         return _Whole({row.node_id: row for row in rows}, touched)
 
 
-def _words(node: ConnectedNode) -> tuple[object, ...]:
-    return (
-        node.activity,
-        node.capacity,
-        node.policy_version,
-        node.tokens_per_s,
-        node.precision,
-        node.cost_per_hour,
-        node.standby,
-    )
-
-
 def _others(before: Mapping[str, int], now: Mapping[str, int]) -> set[str]:
     """Return the keys whose values differ, or that only one of the two has."""
     return {key for key, _ in before.items() ^ now.items()}
 
 
-class ConnectedNode(Protocol):
-    """The latest report of a connected node about itself, as in `echo_hub.net.live_nodes.LiveNode`."""
-
-    activity: str
-    capacity: int
-    policy_version: int | None
-    tokens_per_s: float
-    precision: str
-    cost_per_hour: float
-    standby: str
-    affordable: bool
-
-
-def node_view(totals: NodeTotals, said: ConnectedNode | None, *, in_flight: int) -> NodeView:
-    """Return the view of one node. `said` is its latest report, or None if it is disconnected."""
+def node_view(totals: NodeTotals, node: LiveNode | None, *, in_flight: int) -> NodeView:
+    """Return the view of one node; `node` is None if it is disconnected."""
+    live = node or _AWAY
     return NodeView(
         totals=totals,
-        connected=said is not None,
-        activity=said.activity if said else "",
-        policy_version=said.policy_version if said else None,
-        capacity=said.capacity if said else 0,
+        connected=node is not None,
+        activity=live.activity,
+        policy_version=live.policy_version,
+        capacity=live.capacity,
         in_flight=in_flight,
-        tokens_per_s=said.tokens_per_s if said else 0.0,
-        precision=(said.precision if said else "") or totals.precision,
-        costs_per_hour=said.cost_per_hour if said else 0.0,
-        standby=said.standby if said else "",
+        tokens_per_s=live.tokens_per_s,
+        precision=live.precision or totals.precision,
+        costs_per_hour=live.cost_per_hour,
+        standby=live.standby,
     )

@@ -16,11 +16,11 @@ from echo_hub.store.events import read_events
 from echo_hub.store.node_records import read_node_record
 from echo_hub.store.reports import read_steps
 from echo_hub.store.store import Store
-from echo_hub.views.all_nodes import AllNodes, ConnectedNode
+from echo_hub.views.all_nodes import AllNodes
 from echo_hub.views.run import Moment, MomentSource, RunViews, health
 from echo_shared.records.health import Health
 from echo_shared.records.node import NodeRecord
-from echo_shared.records.run import EventFilter, RunEvent, StepRecord
+from echo_shared.records.run import EventFilter, LiveNode, RunEvent, StepRecord
 
 WINDOW_S: Final = 30.0
 
@@ -49,7 +49,7 @@ class HubPages:
         changes: Changes,
         store: Store,
         run: RunViews,
-        nodes: Mapping[str, ConnectedNode],
+        nodes: Mapping[str, LiveNode],
         moments: MomentSource,
     ) -> None:
         """`nodes` maps the ids of connected nodes to their latest reports."""

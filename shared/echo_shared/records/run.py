@@ -166,6 +166,28 @@ class NodeTotals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LiveNode:
+    """A connected node: its last report, and what the hub told it last. Not stored.
+
+    A report is a claim, only for display: no node is credited for it.
+    """
+
+    activity: str = "preparing"
+    capacity: int = 0
+    policy_version: int | None = None
+    tokens_per_s: float = 0.0
+    precision: str = ""
+    """Precision of the engine's weights; empty if it is not known or no engine runs."""
+    cost_per_hour: float = 0.0
+    """Cost per hour of activity, in US dollars, including electricity if the hub counts it."""
+    standby: str = ""
+    """Why the hub last put the node on standby (gave it no work); empty if the node has work or has heard nothing
+    yet."""
+    affordable: bool = True
+    """False if the node is on standby because of the run's spend cap."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NumNodes:
     """Number of nodes in the database."""
 

@@ -9,7 +9,7 @@ Dimensions: R rows, V vocabulary, B tokens in a block.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import torch
@@ -29,7 +29,7 @@ def draw(logits_RV: Tensor, u_R: Tensor, temperature_R: Tensor) -> tuple[Tensor,
     Returns token ids [R] (int64) and their log-probabilities [R] (float64, nats), on the device of `u_R`.
     Log-probabilities are NaN where logits are not finite.
     """
-    return _in_chunks(_draw, logits_RV, u_R, temperature_R)
+    return _joined(_draw(*rows) for rows in _chunks(logits_RV, u_R, temperature_R))
 
 
 def interval(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor]:
@@ -39,7 +39,7 @@ def interval(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> tupl
     Both are [R], float64, on the device of `temperature_R`, the required device of `tokens_R`. NaN where logits are not
     finite.
     """
-    return _in_chunks(_interval, logits_RV, tokens_R, temperature_R)
+    return _joined(_interval(*rows) for rows in _chunks(logits_RV, tokens_R, temperature_R))
 
 
 def shortfall(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ def shortfall(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> Ten
 
     Devices and types are those of `interval`.
     """
-    short_R, _ = _in_chunks(_shortfall, logits_RV, tokens_R, temperature_R)
+    short_R, _ = _joined(_shortfall(*rows) for rows in _chunks(logits_RV, tokens_R, temperature_R))
     return short_R
 
 
@@ -59,12 +59,13 @@ def most_likely(logits_RV: Tensor, _u_R: Tensor, _temperature_R: Tensor) -> tupl
     return tokens_R, logprobs_R
 
 
-def _in_chunks(
-    of_rows: Callable[..., tuple[Tensor, Tensor]], logits_RV: Tensor, *by_row: Tensor
-) -> tuple[Tensor, Tensor]:
+def _chunks(logits_RV: Tensor, *by_row: Tensor) -> Iterator[tuple[Tensor, ...]]:
     chunk = max(1, _CHUNK_VALUES.get(by_row[0].device.type, _DEVICE_CHUNK_VALUES) // logits_RV.shape[-1])
-    parts = zip(*(torch.split(value, chunk) for value in (logits_RV, *by_row)), strict=True)
-    found = [of_rows(*part) for part in parts]
+    return zip(*(torch.split(value, chunk) for value in (logits_RV, *by_row)), strict=True)
+
+
+def _joined(chunks: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    found = list(chunks)
     if len(found) == 1:
         return found[0]
     first, second = zip(*found, strict=True)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ from echo_hub.net.distributor import Distributor
 from echo_hub.net.host_memory import HostMemory
 from echo_hub.net.live_nodes import LiveNodes
 from echo_hub.net.publisher import Publisher
-from echo_hub.net.send_queue import Rank
+from echo_hub.net.send_queue import DeferredMessage, Rank
 from echo_hub.net.tracker import Tracker
 from echo_hub.run.base_model import resolve_base
 from echo_hub.run.directory import RunDirectory
@@ -37,7 +37,7 @@ class Nobody:
     def send(self, node_id: str, message: FromHub) -> bool:
         return False
 
-    def push(self, node_id: str, make: Callable[[], FromHub | None], rank: Rank) -> bool:
+    def push(self, node_id: str, message: DeferredMessage, rank: Rank) -> bool:
         return False
 
     def dismiss(self, node_id: str, code: RefusalCode, what: str) -> None: ...

@@ -13,15 +13,14 @@ from echo_hub.driving.event_queue import EventQueue
 from echo_hub.driving.progress import RunProgress
 from echo_hub.evaluation import by_nodes
 from echo_hub.evaluation.by_nodes import GREEDY_TEMPERATURE, NodeEvaluations, figures, of_sets
-from echo_hub.net.live_nodes import LiveNode, LiveNodes
+from echo_hub.net.live_nodes import LiveNodes
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.reading import EvaluatedEpisode, read_evaluated
 from echo_hub.tasks.rewards import RewardBounds
 from echo_node.backends.draw_rows import draw_rows
 from echo_shared.records.rewards import Reward
-from echo_shared.records.run import EvaluationKind
+from echo_shared.records.run import EvaluationKind, LiveNode
 from echo_shared.sampling import draws
-from tests.echo_hub.net.test_distributor import node_info
 
 
 def episode(number: int, reward: float | None, *, greedy: bool = False, at: float = 0.0) -> EvaluatedEpisode:
@@ -119,7 +118,7 @@ class World:
         self.finishes = finishes
         self.said: list[Any] = []
         self.progress = Looks()
-        self.live = LiveNodes({} if alone else {"a": LiveNode(info=node_info("a"))})
+        self.live = LiveNodes({} if alone else {"a": LiveNode()})
         if over:
             self.progress.published()
         self.evaluations = NodeEvaluations(

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -61,7 +62,7 @@ async def test_a_node_joins_by_a_gateway_and_all_goes_both_ways_in_order(world: 
         await node.say(status(number))
         assert hub.connections.send(node.me.node_id, revoked(number))
     piece = Piece(info_hash=bytes(20), index=0, data=b"x" * 1000)
-    assert hub.connections.push(node.me.node_id, lambda: piece, (0, False))
+    assert hub.connections.push(node.me.node_id, SimpleNamespace(build=lambda: piece), (0, False))
     heard = [await node.hear() for _ in range(51)]
     said = [one for one in heard if one.type != "receipts"]
     while len(said) < 51:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from echo_hub.gateways import sessions as sessions_module
@@ -45,11 +47,11 @@ def test_pushes_are_made_in_turn_and_only_for_connected_nodes() -> None:
     made: list[str] = []
 
     def push(node_id: str, name: str, rank: Rank, message: FromHub | None) -> bool:
-        def make() -> FromHub | None:
+        def build() -> FromHub | None:
             made.append(name)
             return message
 
-        return sessions.push(node_id, make, rank)
+        return sessions.push(node_id, SimpleNamespace(build=build), rank)
 
     assert push("a", "late", (0, True), revoked(1))
     assert push("b", "gone", (0, False), revoked(2))

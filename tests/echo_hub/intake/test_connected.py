@@ -23,13 +23,13 @@ from echo_hub.intake.connected import ConnectedNodes
 from echo_hub.intake.partials import Partials
 from echo_hub.net.gateway import NodeInfo
 from echo_hub.net.invitations import Invitations, hash_of
-from echo_hub.net.live_nodes import LiveNode, LiveNodes
+from echo_hub.net.live_nodes import LiveNodes
 from echo_hub.net.peer_log import BURST
 from echo_hub.scoring.checks import SamplingBounds
 from echo_hub.scoring.stop_strings import NO_STRINGS
 from echo_shared.errors import LocalProtocolError, RefusedError, StorageError
 from echo_shared.records.rollout import DrawnSpan
-from echo_shared.records.run import Invite
+from echo_shared.records.run import Invite, LiveNode
 from echo_shared.wire.messages import (
     ArtefactOffer,
     CheckResult,
@@ -178,7 +178,7 @@ async def test_a_node_is_remembered_then_reported_then_welcomed(hub: Hub) -> Non
     assert (await hub.nodes.node_joined(NODE)).node_id == "a"
     steps = ["remember", "report", "joined", "welcome"]
     assert hub.calls == list(zip(steps, [NODE, NodeConnected(node_id="a", numerics=NUMERICS), NODE, NODE], strict=True))
-    assert hub.live == {"a": LiveNode(info=NODE)}
+    assert hub.live == {"a": LiveNode()}
 
 
 async def test_fresh_keys_do_not_fill_the_log(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
@@ -238,8 +238,8 @@ async def test_a_nodes_status_is_shown_and_reported(hub: Hub) -> None:
     assert (live.activity, live.capacity, live.policy_version, live.tokens_per_s) == ("sampling", 5, 3, 9.5)
     assert hub.calls[-1] == ("report", NodeReported(node_id="a", capacity=5, policy_version=3))
     await hub.nodes.node_said("a", STATUS.model_copy(update={"tokens_per_s": 1e308, "precision": "bf16"}))
-    assert live.precision == "bf16"
-    assert live.tokens_per_s == 1e9, "sums of such claims stay finite"
+    assert hub.live["a"].precision == "bf16"
+    assert hub.live["a"].tokens_per_s == 1e9, "sums of such claims stay finite"
 
 
 @pytest.mark.parametrize(

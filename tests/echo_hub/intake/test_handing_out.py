@@ -14,10 +14,9 @@ from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.evaluation.by_nodes import GREEDY_TEMPERATURE
 from echo_hub.intake.handing_out import HandingOut
-from echo_hub.net.gateway import NodeInfo
-from echo_hub.net.live_nodes import LiveNode
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring.problems import Problems
+from echo_shared.records.run import LiveNode
 from echo_shared.sampling.interface import GroupRequest
 from echo_shared.wire.messages import ArtefactOffer, DropReason, FromHub, Lease, LeasedPrefix, LeaseRevoked, VersionSpan
 
@@ -33,7 +32,7 @@ class Around:
     def __init__(self, driven: Any) -> None:
         config = HubConfig()
         self.problems = Problems.of_run(config, PromptCodec.of_run(config, resolve_base("builtin:tiny")))
-        self.nodes = {"a": LiveNode(info=node_info("a"))}
+        self.nodes = {"a": LiveNode()}
         self.published = {0}
         self.sent: list[tuple[str, FromHub]] = []
         self.sampled: list[GroupRequest] = []
@@ -52,9 +51,9 @@ class Around:
     def has(self, version: int) -> bool:
         return version in self.published
 
-    def lend(self, version: int, node: NodeInfo) -> ArtefactOffer:
+    def lend(self, version: int, node_id: str) -> ArtefactOffer:
         return ArtefactOffer(
-            manifest=str(version).encode(), signature=bytes(64), torrent=b"", web_seed_path=f"/{node.node_id}"
+            manifest=str(version).encode(), signature=bytes(64), torrent=b"", web_seed_path=f"/{node_id}"
         )
 
     def sample(self, request: GroupRequest) -> None:
@@ -77,20 +76,6 @@ class Around:
         working.cancel()
         await asyncio.wait([working])
         return self.sent[:-1]
-
-
-def node_info(node_id: str) -> NodeInfo:
-    return NodeInfo(
-        node_id=node_id,
-        public_key=bytes(32),
-        name=node_id,
-        backend="torch",
-        device="cpu",
-        host="127.0.0.1",
-        hub_host="127.0.0.1",
-        swarm_port=0,
-        mesh_port=0,
-    )
 
 
 def lease(node_id: str = "a", group_id: int = 3, **about: Any) -> SendLease:
@@ -165,6 +150,6 @@ async def test_a_lease_of_an_older_version_offers_it(around: Around, version: in
     the version.
     """
     around.published |= {3, 4}
-    around.nodes["a"].policy_version = 4
+    around.nodes["a"] = LiveNode(policy_version=4)
     ((_, said),) = await around.hand_out(lease(policy_version=version))
     assert isinstance(said, Lease) and (said.offer is not None) == offered

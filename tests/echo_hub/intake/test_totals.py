@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,15 +30,10 @@ HEARS = NodeInfo(
 )
 
 
-@dataclass(eq=False)
-class Live:
-    info: NodeInfo
-
-
 class Bench:
     def __init__(self, store: AsyncStore) -> None:
         self.store = store
-        self.nodes: dict[str, Live] = {}
+        self.nodes: dict[str, NodeInfo] = {}
         self.sent: list[tuple[str, FromHub]] = []
         self.news = asyncio.Event()
         self.totals = TotalsNews(store=store, nodes=self.nodes, connections=self)
@@ -48,7 +43,7 @@ class Bench:
         self.news.set()
 
     def join(self, node_id: str, *, hears: bool = True) -> None:
-        self.nodes[node_id] = Live(replace(HEARS, node_id=node_id, hears_totals=hears))
+        self.nodes[node_id] = replace(HEARS, node_id=node_id, hears_totals=hears)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(60):

@@ -5,6 +5,7 @@ interruption.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -158,9 +159,14 @@ def plan_of(settings: LearnerSettings, **options: Any) -> tuple[LearnerSettings,
 
 def run(settings: LearnerSettings, plan: SftPlan, folder: Path, *, updates: int | None = None) -> Finetuning:
     training = Finetuning.open(settings, plan, folder, start_from=None)
-    ended = training.run(
-        told=lambda progress: None, stopping=lambda: updates is not None and training.progress.update >= updates
-    )
+    stop = threading.Event()
+
+    def told(progress: SftProgress) -> None:
+        if updates is not None and progress.update >= updates:
+            stop.set()
+
+    told(training.progress)
+    ended = training.run(told=told, stop=stop)
     assert ended == (updates is None)
     return training
 

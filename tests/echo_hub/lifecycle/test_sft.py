@@ -5,6 +5,7 @@ changes nothing.
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +48,14 @@ def trained(
     anew: bool = False,
     updates: int | None = None,
 ) -> sft.Finetuned | None:
-    told: list[SftProgress] = []
+    stop = threading.Event()
+
+    def told(progress: SftProgress) -> None:
+        if progress.update == updates:
+            stop.set()
+
     prepared = sft.prepare(directory, load_config(directory.config, {}), file, options)
-    return sft.finetune(
-        prepared, anew=anew, told=told.append, stopping=lambda: updates is not None and told[-1].update >= updates
-    )
+    return sft.finetune(prepared, anew=anew, told=told, stop=stop)
 
 
 def weights(folder: Path) -> dict[str, list[Any]]:

@@ -1,20 +1,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from echo_hub.net.artefact_store import Carrier
 from echo_hub.net.broadcaster import Broadcaster
-from echo_hub.net.send_queue import Rank
+from echo_hub.net.send_queue import DeferredMessage, Rank
 from echo_shared.artefacts.manifest import Manifest, ManifestFile
 from echo_shared.swarm import make_torrent, read_torrent
 from echo_shared.swarm.torrent import piece_hash
-from echo_shared.wire.messages import FromHub, Have, Links, Piece
-
-MakePush = Callable[[], FromHub | None]
+from echo_shared.wire.messages import Have, Links, Piece
 
 
 class Nodes:
@@ -27,17 +25,17 @@ class Nodes:
         self.answer = True
         self.full = False
         """True while the gateway accepts no further piece."""
-        self.waiting: list[tuple[str, MakePush]] = []
+        self.waiting: list[tuple[str, DeferredMessage]] = []
         self.broadcaster: Broadcaster
         self.changed = asyncio.Event()
 
-    def push(self, node_id: str, make: MakePush, rank: Rank) -> bool:
+    def push(self, node_id: str, deferred: DeferredMessage, rank: Rank) -> bool:
         if node_id not in self.connected:
             return False
         if self.full:
-            self.waiting.append((node_id, make))
+            self.waiting.append((node_id, deferred))
             self.changed.set()
-        elif (message := make()) is not None:
+        elif (message := deferred.build()) is not None:
             assert isinstance(message, Piece) and rank[1] == (not message.hand_on)
             self._take(node_id, message)
         return True
@@ -194,6 +192,6 @@ async def test_a_piece_that_became_useless_while_waiting_is_not_sent(nodes: Node
     waiting = dict(nodes.waiting)
     nodes.broadcaster.said("a", Have(info_hash=carrier.info_hash, pieces=(piece,)))
     nodes.broadcaster.node_left("b")
-    assert [make() is None for make in (waiting["a"], waiting["b"], waiting["c"])] == [True, True, False]
+    assert [piece.build() is None for piece in (waiting["a"], waiting["b"], waiting["c"])] == [True, True, False]
     nodes.broadcaster.end(carrier.info_hash)
-    assert waiting["c"]() is None
+    assert waiting["c"].build() is None

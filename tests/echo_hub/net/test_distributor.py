@@ -18,12 +18,13 @@ from echo_hub.net import publisher as publisher_module
 from echo_hub.net.broadcaster import Broadcaster
 from echo_hub.net.distributor import Distributor
 from echo_hub.net.gateway import NodeInfo
-from echo_hub.net.live_nodes import LiveNode, LiveNodes
-from echo_hub.net.send_queue import Rank
+from echo_hub.net.live_nodes import LiveNodes
+from echo_hub.net.send_queue import DeferredMessage, Rank
 from echo_hub.run.directory import RunDirectory
 from echo_hub.spread.holdings import Arrival, Release
 from echo_shared.artefacts.manifest import Manifest, open_offer
 from echo_shared.errors import RefusedError
+from echo_shared.records.run import LiveNode
 from echo_shared.swarm import read_torrent
 from echo_shared.wire.messages import (
     MAX_MESH,
@@ -98,8 +99,8 @@ class Nodes:
         self._news.set()
         return True
 
-    def push(self, node_id: str, make: Callable[[], FromHub | None], rank: Rank) -> bool:
-        message = make() if node_id in self.told else None
+    def push(self, node_id: str, deferred: DeferredMessage, rank: Rank) -> bool:
+        message = deferred.build() if node_id in self.told else None
         return message is not None and self.send(node_id, message)
 
     def dismiss(self, node_id: str, code: RefusalCode, what: str) -> None:
@@ -240,7 +241,7 @@ async def test_without_links_a_small_version_is_sent_to_each(nodes: Nodes, make_
 
 async def test_standby_nodes_are_told_of_a_version_last(nodes: Nodes, make_adapter: Callable[[int], Path]) -> None:
     await nodes.join("a", "b", "c")
-    nodes.live["a"] = LiveNode(info=node_info("a"), standby="not needed")
+    nodes.live["a"] = LiveNode(standby="not needed")
     await nodes.publish(1, make_adapter(1))
     assert [node_id for node_id, message in nodes.sent if isinstance(message, PolicyPublished)] == ["b", "c", "a"]
 
@@ -343,7 +344,7 @@ async def test_a_node_lent_a_delta_it_cannot_read_gets_the_keyframe(
         await nodes.publish(version, make_adapter(version))
         await nodes.fetched("a", version)
     await nodes.join("fresh", "other")
-    assert nodes.distributor.lend(2, node_info("fresh")).delta_parent == 1
+    assert nodes.distributor.lend(2, "fresh").delta_parent == 1
     for node_id in ("other", "fresh"):
         await nodes.distributor.node_said(node_id, KeyframeWanted(policy_version=2))
     await nodes.until(lambda: nodes.of("fresh", PolicyPublished))

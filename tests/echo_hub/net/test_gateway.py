@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
+from types import SimpleNamespace
 
 import msgpack
 import pytest
@@ -339,7 +340,7 @@ class Pushes:
         self._node_id = node.me.node_id
 
     def push(self, number: int, rank: Rank = (0, False)) -> bool:
-        return self._gateway.push(self._node_id, partial(self._make, number), rank)
+        return self._gateway.push(self._node_id, SimpleNamespace(build=partial(self._build, number)), rank)
 
     async def fill(self) -> None:
         """Let the hub write until the system accepts no more."""
@@ -349,7 +350,7 @@ class Pushes:
             idle_turns = idle_turns + 1 if len(self.made) == made else 0
             made = len(self.made)
 
-    def _make(self, number: int) -> Piece | None:
+    def _build(self, number: int) -> Piece | None:
         self.made.append(number)
         return Piece(info_hash=bytes(20), index=number, data=bytes(2**18)) if number in self.useful else None
 
@@ -376,7 +377,7 @@ async def test_pushes_yield_to_messages_and_useless_ones_are_skipped(hub: Hub) -
     assert [piece.index for piece in messages[:-1] if isinstance(piece, Piece)] == made
     assert messages[-1] == revoked(7)
     assert hub.gateway.send(node.me.node_id, revoked(8)) and await node.hear() == revoked(8)
-    assert not hub.gateway.push("nobody", lambda: None, (0, False))
+    assert not hub.gateway.push("nobody", SimpleNamespace(build=lambda: None), (0, False))
 
 
 async def test_a_node_is_heard_while_pieces_wait_for_it(hub: Hub) -> None:
@@ -428,7 +429,7 @@ async def test_a_push_that_cannot_be_made_ends_the_connection_aloud(hub: Hub, ca
     def fail() -> FromHub | None:
         raise MemoryError("no memory")
 
-    assert hub.gateway.push(node.me.node_id, fail, (0, False))
+    assert hub.gateway.push(node.me.node_id, SimpleNamespace(build=fail), (0, False))
     await hub.book.until(lambda: hub.book.left == [node.me.node_id])
     assert "nothing more can be sent" in caplog.text and "no memory" in caplog.text
 

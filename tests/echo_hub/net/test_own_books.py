@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -97,12 +98,13 @@ class Asked:
 
 
 @pytest.fixture
-async def hub(request: pytest.FixtureRequest) -> AsyncIterator[Asked]:
+async def hub(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Asked]:
     asked = Asked()
     config = ServerConfig.model_validate({"port": 0, **getattr(request, "param", {})})
     server = Server(config)
     gateway = Gateway(me=asked.me, settings=config, limits=server.limits)
-    books = OwnBooks(gateway, asked, now=lambda: asked.now)
+    monkeypatch.setattr(own_books, "time", SimpleNamespace(monotonic=lambda: asked.now))
+    books = OwnBooks(gateway, asked)
     await server.open([*gateway.routes(asked.book), *books.routes(asked.book)])
     asked.url = server.url
     yield asked

@@ -18,7 +18,7 @@ from echo_hub.views import all_nodes, beside
 from echo_hub.views import all_nodes as all_nodes_module
 from echo_hub.views.all_nodes import AllNodes
 from echo_shared.records.rollout import RolloutPayload
-from echo_shared.records.run import NodeTotals
+from echo_shared.records.run import LiveNode, NodeTotals
 from echo_shared.wire.messages import DropReason, FinishReason
 
 PATIENCE_S: Final = 30.0
@@ -32,9 +32,7 @@ def long_books(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(all_nodes, "FRESH_S", -1.0)
 
 
-class Said:
-    activity, capacity, policy_version, tokens_per_s, precision = "sampling", 4, 1, 2.5, "bf16"
-    cost_per_hour, standby, affordable = 0.0, "", True
+SAID: Final = LiveNode(activity="sampling", capacity=4, policy_version=1, tokens_per_s=2.5, precision="bf16")
 
 
 def rename(store: Store, node_id: str, name: str) -> None:
@@ -43,7 +41,7 @@ def rename(store: Store, node_id: str, name: str) -> None:
 
 
 def look(known: AllNodes, store: Store, *connected: str, leased: Mapping[str, int] | None = None) -> FleetView:
-    return known.fleet({node_id: Said() for node_id in connected}, leased or {}, touched=store.touched.number)
+    return known.fleet(dict.fromkeys(connected, SAID), leased or {}, touched=store.touched.number)
 
 
 def names(known: AllNodes, store: Store, *connected: str) -> dict[str, str]:

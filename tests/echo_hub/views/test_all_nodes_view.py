@@ -6,7 +6,7 @@ from typing import Any
 
 from echo_hub.core.accounting.effects import SendLease
 from echo_hub.views.all_nodes import node_view
-from echo_shared.records.run import Accounting, NodeTotals
+from echo_shared.records.run import Accounting, LiveNode, NodeTotals
 from echo_shared.wire.messages import LeaseReturned
 
 
@@ -20,12 +20,8 @@ def test_a_node_that_is_away_may_still_owe_rollouts() -> None:
 
 
 def test_a_nodes_current_precision_overrides_that_of_its_last_check() -> None:
-    class Said:
-        activity, capacity, policy_version, tokens_per_s, precision = "sampling", 4, 1, 2.5, "bf16"
-        cost_per_hour, standby, affordable = 0.0, "", True
-
     known = replace(totals("a"), precision="q8_0")
-    assert node_view(known, Said(), in_flight=0).precision == "bf16"
+    assert node_view(known, LiveNode(precision="bf16"), in_flight=0).precision == "bf16"
     assert node_view(known, None, in_flight=0).precision == "q8_0"
 
 

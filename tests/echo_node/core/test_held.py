@@ -1,6 +1,8 @@
 """Leases that a node holds: examples by hand, then a random walk in which every rollout must end exactly once."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,12 +13,13 @@ from echo_shared.wire.messages import Lease
 from tests.echo_node.core.loop_parts import lease
 
 
-def everything(wanted: Lease) -> int:
-    return wanted.policy_version
+def loaded(version_for: Callable[[Lease], int | None]) -> Any:
+    """Return a stand-in for the policy versions."""
+    return SimpleNamespace(version_for=version_for)
 
 
-def base_alone(wanted: Lease) -> int | None:
-    return None if wanted.policy_version else 0
+EVERYTHING = loaded(lambda wanted: wanted.policy_version)
+BASE_ALONE = loaded(lambda wanted: None if wanted.policy_version else 0)
 
 
 def holding(*lease_ids: int) -> HeldLeases:
@@ -27,7 +30,7 @@ def holding(*lease_ids: int) -> HeldLeases:
 
 
 def started(held: HeldLeases) -> list[int]:
-    return [request.lease_id for request in held.start(everything)]
+    return [request.lease_id for request in held.start(EVERYTHING)]
 
 
 def ids(unfinished: Iterable[Unfinished]) -> list[int]:
@@ -52,8 +55,8 @@ def ids_of(held: HeldLeases) -> list[int]:
 def test_a_request_covers_pending_rollouts_and_starts_once() -> None:
     held = HeldLeases()
     held.take(lease(1, version=3, count=4), {3, 1}, 0.0)
-    assert held.start(lambda wanted: None) == [] and not held.any_running
-    (request,) = held.start(everything)
+    assert held.start(loaded(lambda wanted: None)) == [] and not held.any_running
+    (request,) = held.start(EVERYTHING)
     assert (request.lease_id, request.indices, request.policy_version, request.seed) == (1, (1, 3), 3, 9)
     assert held.any_running and started(held) == []
 
@@ -63,7 +66,7 @@ def test_an_interruptible_lease_restarts_with_a_newer_version() -> None:
     held.take(interruptible(lease(1, version=3)), {0, 1}, 0.0)
     held.take(lease(2, version=3), {0}, 0.0)
     assert held.versions == {3} and held.interruptible(9) == [], "the first lease has not begun"
-    assert [request.policy_version for request in held.start(lambda wanted: 4)] == [4, 4]
+    assert [request.policy_version for request in held.start(loaded(lambda wanted: 4))] == [4, 4]
     assert held.versions == {4} and held.running_by(1) == 4 and held.interruptible(4) == []
     ((found, pending),) = held.interruptible(5)
     assert (found.lease_id, pending) == (1, {0, 1})
@@ -71,7 +74,7 @@ def test_an_interruptible_lease_restarts_with_a_newer_version() -> None:
     assert held.is_moving(1) and held.is_running(1) and held.interruptible(5) == []
     held.stopped(1)
     assert not held.is_moving(1) and not held.is_moving(7) and held.running_by(1) is None
-    (request,) = held.start(lambda wanted: 5)
+    (request,) = held.start(loaded(lambda wanted: 5))
     assert (request.lease_id, request.policy_version) == (1, 5)
     held.move(1)
     held.engine_ended()
@@ -84,7 +87,7 @@ def interruptible(wanted: Lease) -> Lease:
 
 def test_a_released_lease_lists_its_missing_rollouts() -> None:
     held = holding(1, 2)
-    held.start(everything)
+    held.start(EVERYTHING)
     held.finish(1, 0)
     held.stopped(2)
     held.stopped(7)
@@ -97,7 +100,7 @@ def test_a_released_lease_lists_its_missing_rollouts() -> None:
 def test_deadlines() -> None:
     held = HeldLeases()
     held.take(lease(1, deadline_s=10.0), {0}, 0.0)
-    held.start(everything)
+    held.start(EVERYTHING)
     held.take(lease(2, deadline_s=10.0), {0}, 0.0)
     assert held.overdue(10.0) == []
     assert held.overdue(10.1) == [2], "a running lease has as long again"
@@ -135,10 +138,10 @@ def test_a_suspect_without_its_version_blocks_other_leases() -> None:
     held = HeldLeases()
     held.take(lease(1, version=1), {0}, 0.0)
     for _ in range(SUSPECT_DEATHS):
-        held.start(everything)
+        held.start(EVERYTHING)
         held.engine_died("crashed")
     held.take(lease(2), {0}, 0.0)
-    assert held.start(base_alone) == []
+    assert held.start(BASE_ALONE) == []
 
 
 def test_a_lease_is_taken_once_and_never_empty() -> None:
@@ -165,7 +168,7 @@ def test_every_rollout_leaves_once(steps: list[tuple[int, int, int]]) -> None:
         elif kind in (1, 2):
             left += held.finish(a, b)
         elif kind == 3:
-            held.start(base_alone)
+            held.start(BASE_ALONE)
         elif kind == 4:
             unfinished = held.engine_died("crashed")
             assert not held.any_running

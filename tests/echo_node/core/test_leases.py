@@ -1,6 +1,7 @@
 """A node's leases with their tokens so far, and the resulting messages to engine and hub."""
 
-from typing import TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
 from echo_node.core.effects import CancelLease, Effect, ForgetLease, SendMessage, SpoolLease, SubmitGroup
 from echo_node.core.hub_talk import HubTalk
@@ -21,12 +22,13 @@ def running(*held: Lease, talk: HubTalk | None = None) -> Leases:
     leases = Leases(talk or talking())
     for one in held:
         leases.take(one, set(one.indices), 0.0)
-    leases.start(by_its_own)
+    leases.start(OWN)
     return leases
 
 
-def by_its_own(one: Lease) -> int:
-    return one.policy_version
+OWN: Any = SimpleNamespace(version_for=lambda one: one.policy_version)
+FIRST: Any = SimpleNamespace(version_for=lambda one: 1)
+"""Policy versions for `Leases.start`: each lease's own, or version 1 for all."""
 
 
 def messages(effects: list[Effect], kind: type[M]) -> list[M]:
@@ -44,7 +46,7 @@ def test_a_lease_is_on_disk_from_the_start_and_gone_with_its_last_rollout() -> N
     assert leases.take(lease(1), {1, 0}, 0.0) == [SpoolLease(lease_id=1, indices=(0, 1))]
     assert leases.is_held(1) and not leases.is_held(2) and leases.num_rollouts == 2
     assert not leases.any_running
-    (submitted,) = leases.start(by_its_own)
+    (submitted,) = leases.start(OWN)
     assert isinstance(submitted, SubmitGroup) and submitted.request.indices == (0, 1) and leases.any_running
     for index in (0, 1):
         rollout = leases.finished(ended(1, index, 0, tokens=3).rollouts[0])
@@ -56,10 +58,10 @@ def test_a_lease_is_on_disk_from_the_start_and_gone_with_its_last_rollout() -> N
 def test_an_engine_begins_after_the_sampled_tokens() -> None:
     leases = Leases(talking())
     leases.take(continued(1, 1, 7), {0, 1}, 0.0)
-    leases.start(by_its_own)
+    leases.start(OWN)
     assert shown(messages(leases.drawn([drawn(1, 1, 1, 8)]), RolloutParts)) == [(1, 1, 1, [8])]
     assert leases.engine_lost("killed", "nobody") == []
-    (submitted,) = leases.start(by_its_own)
+    (submitted,) = leases.start(OWN)
     assert isinstance(submitted, SubmitGroup)
     assert [(one.index, one.ids.tolist()) for one in submitted.request.prefixes] == [(1, [7, 8])]
     assert (leases.num_held_tokens, leases.most_tokens) == (2, 16)
@@ -131,11 +133,11 @@ def test_a_revoked_lease_is_not_returned() -> None:
 def test_an_engines_end_is_attributed_to_its_cause() -> None:
     leases = running(lease(1), lease(2))
     assert leases.engine_lost("out of memory", "nobody") == [] and not leases.any_running
-    leases.start(by_its_own)
+    leases.start(OWN)
     for _ in range(2):
         assert leases.engine_lost("crashed", "the work") == []
         # Either lease may have killed the engine, so the first one now runs alone.
-        leases.start(by_its_own)
+        leases.start(OWN)
     assert returned(leases.engine_lost("crashed", "the work")) == [
         (1, (0, 1), "the sampling engine died 3 times on it: crashed")
     ]
@@ -160,9 +162,9 @@ def test_an_interrupted_lease_reports_its_progress_and_restarts() -> None:
     ((found, counts),) = leases.behind(1)
     assert (found.lease_id, sorted(counts)) == (1, [0, 2])
     assert leases.move([found]) == [CancelLease(lease_id=1)] and leases.behind(1) == []
-    assert leases.start(lambda one: 1) == []
+    assert leases.start(FIRST) == []
     assert leases.cancelled(1) == [], "the lease stays here"
-    (submitted,) = leases.start(lambda one: 1)
+    (submitted,) = leases.start(FIRST)
     assert isinstance(submitted, SubmitGroup) and submitted.request.policy_version == 1
 
 
