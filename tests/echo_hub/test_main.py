@@ -31,6 +31,7 @@ from echo_hub.store.store import Store
 from echo_shared.errors import ConfigError, EchoError
 from echo_shared.signing import key_file
 from echo_shared.signing.identity import fingerprint
+from tests.echo_hub.lifecycle.test_starting import adapter_of, made
 from tests.echo_hub.written_books import write_books
 
 FLAGS = {
@@ -318,6 +319,23 @@ def test_exporting_a_version(run: Path, tmp_path: Path) -> None:
     assert "policy version does not exist" in refusal("export", run, tmp_path / "other", "--version", "1").what
     assert invoke("export", run, tmp_path / "other", "--version", "0").exit_code == 2
     assert "policy version does not exist" in refusal("eval", run, "--version", "7").what
+
+
+def test_an_evaluation_compares_the_last_version_with_the_first(tmp_path: Path) -> None:
+    settings = {"sampling": {"max_tokens": 4}, "learner": {"threads": 1}, "task": {"scorer_processes": 1}}
+    directory, config = made(tmp_path / "run", **settings)
+    for version in (3, 7):
+        adapter_of(config, directory.adapter(version), seed=version)
+    figures_json = tmp_path / "figures.json"
+    result = invoke("eval", directory.root, "--problems", "8", "--samples", "2", "--json", figures_json)
+    assert result.exit_code == 0, result.output
+    printed = result.stdout.splitlines()
+    assert [line.split(" solves ")[0] for line in printed[4:6]] == ["greedy: Version 7", "mean@2: Version 7"]
+    assert "than the base (± " in printed[4] and printed[6:8] == ["", "Example of base"]
+    figures = json.loads(figures_json.read_text())
+    (base, _, newest, _), (greedy, _) = figures["evaluations"], figures["differences"]
+    assert greedy["difference"] == pytest.approx(newest["accuracy"] - base["accuracy"])
+    assert greedy["num_better"] + greedy["num_worse"] + greedy["num_equal"] == 8 and len(figures["examples"]) == 6
 
 
 def test_the_version_is_the_softwares() -> None:

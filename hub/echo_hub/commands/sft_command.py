@@ -169,8 +169,8 @@ def _figures(prepared: PreparedSft, done: Finetuned, *, evaluate: bool) -> dict[
     found = figures(done.progress)
     if evaluate:
         measured = asyncio.run(evaluate_adapters(prepared.config, {0: done.began_with, 1: done.adapter}))
-        for result in measured:
+        for result in measured.evaluations:
             label = "Before" if result.policy_version == 0 else "After"
             console.print(f"{label:<14} {result.text} of {result.num_problems} held-out problems")
-        found["evaluations"] = [asdict(result) for result in measured]
+        found["evaluations"] = [asdict(result) for result in measured.evaluations]
     return found
