@@ -31,6 +31,7 @@ from echo_hub.commands.gateway_command import gateway
 from echo_hub.commands.invite_commands import invite, invites, uninvite
 from echo_hub.commands.log_commands import alert_test, events, log
 from echo_hub.commands.new_task_command import new_task
+from echo_hub.commands.progress_line import errors, progress_line
 from echo_hub.commands.rollouts_command import rollouts
 from echo_hub.commands.sft_command import sft
 from echo_hub.commands.try_task_command import option_of, try_task
@@ -58,7 +59,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train a language model by reinforcement learning, with rollouts from computers that people lend.",
 )
-errors = Console(stderr=True)
 
 NodesArgument = Annotated[list[str], typer.Argument(metavar="NODE...", help="Ids, as `echo-hub nodes` prints them.")]
 HostOption = Annotated[str | None, typer.Option(help="Address to listen on; 0.0.0.0 for all.")]
@@ -243,15 +243,22 @@ def evaluate(
     few greedy answers of each version follow, solved and unsolved ones.
 
     With several versions, the last is compared with the first. A difference below two standard errors may be chance.
+
+    Progress is printed on stderr.
     """
     from echo_hub.commands.answer_text import print_example
+    from echo_hub.evaluation.work_count import WorkCount
     from echo_hub.lifecycle.export import evaluate_versions
 
     directory = RunDirectory(run_directory)
     directory.check()
     check_writable(figures_json)
     config = load_config(directory.config, {"evaluation": {"problems": problems, "samples": samples}})
-    measured = run_until_stopped(evaluate_versions(config, directory, policy_versions=version), stopped="measure again")
+    count = WorkCount(doing="Evaluating", units="completions")
+    with progress_line(count):
+        measured = run_until_stopped(
+            evaluate_versions(config, directory, policy_versions=version, count=count), stopped="measure again"
+        )
     if measured is None:
         return
     for result in measured.evaluations:

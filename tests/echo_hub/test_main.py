@@ -19,6 +19,7 @@ from typer.testing import CliRunner, Result
 
 import echo_shared
 from echo_hub import main as main_module
+from echo_hub.commands import progress_line
 from echo_hub.config.file import load_config
 from echo_hub.core.accounting.effects import StandingRecorded
 from echo_hub.core.trust.standing import StandingRow, StandingState
@@ -321,7 +322,8 @@ def test_exporting_a_version(run: Path, tmp_path: Path) -> None:
     assert "policy version does not exist" in refusal("eval", run, "--version", "7").what
 
 
-def test_an_evaluation_compares_the_last_version_with_the_first(tmp_path: Path) -> None:
+def test_an_evaluation_tells_its_progress_and_the_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_line, "PLAIN_S", 0.001)
     settings = {"sampling": {"max_tokens": 4}, "learner": {"threads": 1}, "task": {"scorer_processes": 1}}
     directory, config = made(tmp_path / "run", **settings)
     for version in (3, 7):
@@ -329,6 +331,11 @@ def test_an_evaluation_compares_the_last_version_with_the_first(tmp_path: Path) 
     figures_json = tmp_path / "figures.json"
     result = invoke("eval", directory.root, "--problems", "8", "--samples", "2", "--json", figures_json)
     assert result.exit_code == 0, result.output
+    progress = result.stderr.splitlines()
+    drawing = progress[progress.index("Evaluating: loading the model.") + 1 :]
+    assert drawing and all(
+        re.match(r"Evaluating: \d+ of 48 completions(, about .* left)?\.$", line) for line in drawing
+    )
     printed = result.stdout.splitlines()
     assert [line.split(" solves ")[0] for line in printed[4:6]] == ["greedy: Version 7", "mean@2: Version 7"]
     assert "than the base (± " in printed[4] and printed[6:8] == ["", "Example of base"]

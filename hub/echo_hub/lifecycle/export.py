@@ -16,6 +16,7 @@ from echo_hub.evaluation.by_hub import HeldOut, drawn_by, evaluate_sets, scored_
 from echo_hub.evaluation.differences import Difference, SolvedShares, differences, noting_shares
 from echo_hub.evaluation.evaluator import evaluator_of
 from echo_hub.evaluation.examples import AnswerExample, choosing
+from echo_hub.evaluation.work_count import WorkCount
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.lifecycle.cluster_of_run import open_cluster
 from echo_hub.lifecycle.model_card import model_card
@@ -67,11 +68,11 @@ class EvaluatedVersions:
 
 
 async def evaluate_versions(
-    config: HubConfig, directory: RunDirectory, *, policy_versions: Sequence[int] | None
+    config: HubConfig, directory: RunDirectory, *, policy_versions: Sequence[int] | None, count: WorkCount | None = None
 ) -> EvaluatedVersions:
     """Evaluate versions (0 = base) on this machine; None means base, initial version and newest.
 
-    May run while a hub serves the run.
+    May run while a hub serves the run. `count` counts the completions.
     """
     if policy_versions is None:
         start = read_start(directory)
@@ -82,11 +83,15 @@ async def evaluate_versions(
         if version > 0:
             _adapter(directory, version)
     adapters = {version: directory.adapter(version) if version else None for version in policy_versions}
-    return await evaluate_adapters(config, adapters)
+    return await evaluate_adapters(config, adapters, count=count)
 
 
-async def evaluate_adapters(config: HubConfig, adapters: Mapping[int, Path | None]) -> EvaluatedVersions:
-    """Evaluate adapters. `adapters` maps a version number, for the report, to a directory; None is the bare base model."""
+async def evaluate_adapters(
+    config: HubConfig, adapters: Mapping[int, Path | None], *, count: WorkCount | None = None
+) -> EvaluatedVersions:
+    """Evaluate adapters. `adapters` maps a version number, for the report, to a directory; None is the bare base model.
+    `count` counts the completions.
+    """
     base_dir = resolve_base(config.model.base)
     codec = PromptCodec.of_run(config, base_dir)
     problems = Problems.of_run(config, codec)
@@ -104,8 +109,10 @@ async def evaluate_adapters(config: HubConfig, adapters: Mapping[int, Path | Non
             ScoringPool.open(config, problems, base_dir=base_dir, logs=own, cluster=cluster)
         )
         elsewhere = cluster if config.evaluation.by == "ray" else None
-        evaluator = evaluator_of(settings, logs=own, cluster=elsewhere, is_patient=False)
+        evaluator = evaluator_of(settings, logs=own, cluster=elsewhere, is_patient=False, count=count)
         stack.push_async_callback(evaluator.stop)
+        if count is not None:
+            count.total = len(adapters) * sum(len(heldout.prompts) * (1 + heldout.samples) for heldout in sets)
         for version, adapter in adapters.items():
             generate = drawn_by(evaluator, adapter)
             watches = choosing(version, problems, measured.examples), noting_shares(version, shares)
