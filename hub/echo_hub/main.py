@@ -31,6 +31,7 @@ from echo_hub.commands.gateway_command import gateway
 from echo_hub.commands.invite_commands import invite, invites, uninvite
 from echo_hub.commands.log_commands import alert_test, events, log
 from echo_hub.commands.new_task_command import new_task
+from echo_hub.commands.progress_line import errors, progress_line
 from echo_hub.commands.rollouts_command import rollouts
 from echo_hub.commands.sft_command import sft
 from echo_hub.commands.try_task_command import option_of, try_task
@@ -58,7 +59,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train a language model by reinforcement learning, with rollouts from computers that people lend.",
 )
-errors = Console(stderr=True)
 
 NodesArgument = Annotated[list[str], typer.Argument(metavar="NODE...", help="Ids, as `echo-hub nodes` prints them.")]
 HostOption = Annotated[str | None, typer.Option(help="Address to listen on; 0.0.0.0 for all.")]
@@ -241,32 +241,35 @@ def evaluate(
 ) -> None:
     """Print the held-out accuracy of the base and of policy versions: greedy, and mean@k and pass@k with --samples. A
     few greedy answers of each version follow, solved and unsolved ones.
+
+    With several versions, the last is compared with the first. A difference below two standard errors may be chance.
+
+    Progress is printed on stderr.
     """
     from echo_hub.commands.answer_text import print_example
-    from echo_hub.evaluation.examples import AnswerExample
+    from echo_hub.evaluation.work_count import WorkCount
     from echo_hub.lifecycle.export import evaluate_versions
 
     directory = RunDirectory(run_directory)
     directory.check()
     check_writable(figures_json)
     config = load_config(directory.config, {"evaluation": {"problems": problems, "samples": samples}})
-    examples: list[AnswerExample] = []
-    results = run_until_stopped(
-        evaluate_versions(config, directory, policy_versions=version, examples=examples), stopped="measure again"
-    )
-    if results is None:
+    count = WorkCount(doing="Evaluating", units="completions")
+    with progress_line(count):
+        measured = run_until_stopped(
+            evaluate_versions(config, directory, policy_versions=version, count=count), stopped="measure again"
+        )
+    if measured is None:
         return
-    for result in results:
+    for result in measured.evaluations:
         label = "base" if result.policy_version == 0 else f"version {result.policy_version}"
         typer.echo(f"{label:<14} {result.text} of {result.num_problems} held-out problems")
-    for example in examples:
+    for one in measured.differences:
+        typer.echo(f"{one.label}: {one.text}" if len(measured.differences) > 1 else one.text)
+    for example in measured.examples:
         print_example(example)
     if figures_json is not None:
-        figures = {
-            "evaluations": [asdict(result) for result in results],
-            "examples": [asdict(example) for example in examples],
-        }
-        figures_json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        figures_json.write_text(json.dumps(asdict(measured), indent=2) + "\n", encoding="utf-8")
 
 
 @app.command()

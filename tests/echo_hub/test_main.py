@@ -19,6 +19,7 @@ from typer.testing import CliRunner, Result
 
 import echo_shared
 from echo_hub import main as main_module
+from echo_hub.commands import progress_line
 from echo_hub.config.file import load_config
 from echo_hub.core.accounting.effects import StandingRecorded
 from echo_hub.core.trust.standing import StandingRow, StandingState
@@ -31,6 +32,7 @@ from echo_hub.store.store import Store
 from echo_shared.errors import ConfigError, EchoError
 from echo_shared.signing import key_file
 from echo_shared.signing.identity import fingerprint
+from tests.echo_hub.lifecycle.test_starting import adapter_of, made
 from tests.echo_hub.written_books import write_books
 
 FLAGS = {
@@ -318,6 +320,29 @@ def test_exporting_a_version(run: Path, tmp_path: Path) -> None:
     assert "policy version does not exist" in refusal("export", run, tmp_path / "other", "--version", "1").what
     assert invoke("export", run, tmp_path / "other", "--version", "0").exit_code == 2
     assert "policy version does not exist" in refusal("eval", run, "--version", "7").what
+
+
+def test_an_evaluation_tells_its_progress_and_the_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_line, "PLAIN_S", 0.001)
+    settings = {"sampling": {"max_tokens": 4}, "learner": {"threads": 1}, "task": {"scorer_processes": 1}}
+    directory, config = made(tmp_path / "run", **settings)
+    for version in (3, 7):
+        adapter_of(config, directory.adapter(version), seed=version)
+    figures_json = tmp_path / "figures.json"
+    result = invoke("eval", directory.root, "--problems", "8", "--samples", "2", "--json", figures_json)
+    assert result.exit_code == 0, result.output
+    progress = result.stderr.splitlines()
+    drawing = progress[progress.index("Evaluating: loading the model.") + 1 :]
+    assert drawing and all(
+        re.match(r"Evaluating: \d+ of 48 completions(, about .* left)?\.$", line) for line in drawing
+    )
+    printed = result.stdout.splitlines()
+    assert [line.split(" solves ")[0] for line in printed[4:6]] == ["greedy: Version 7", "mean@2: Version 7"]
+    assert "than the base (± " in printed[4] and printed[6:8] == ["", "Example of base"]
+    figures = json.loads(figures_json.read_text())
+    (base, _, newest, _), (greedy, _) = figures["evaluations"], figures["differences"]
+    assert greedy["difference"] == pytest.approx(newest["accuracy"] - base["accuracy"])
+    assert greedy["num_better"] + greedy["num_worse"] + greedy["num_equal"] == 8 and len(figures["examples"]) == 6
 
 
 def test_the_version_is_the_softwares() -> None:

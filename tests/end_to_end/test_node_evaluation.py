@@ -60,7 +60,7 @@ async def check_figures(run: Path, *versions: int) -> None:
     found = measured(run)
     by_nodes = [one for version in versions for one in found[version]]
     here = await evaluate_versions(config, RunDirectory(run), policy_versions=versions)
-    for one, other in zip(by_nodes, here, strict=True):
+    for one, other in zip(by_nodes, here.evaluations, strict=True):
         same(one, other)
 
 

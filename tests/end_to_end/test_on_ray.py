@@ -45,4 +45,4 @@ async def test_a_run_with_all_possible_processes_in_the_cluster(site: Any, until
     assert [one.policy_version for one in measured] == [0, STEPS]
     here = load_config(run / "config.toml", {"evaluation": {"by": "hub"}, "scoring": {"engine": "local"}})
     by_hub = await evaluate_versions(here, RunDirectory(run), policy_versions=[0, STEPS])
-    assert [one.accuracy for one in measured] == [one.accuracy for one in by_hub]
+    assert [one.accuracy for one in measured] == [one.accuracy for one in by_hub.evaluations]

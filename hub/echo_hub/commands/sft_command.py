@@ -6,8 +6,8 @@ import asyncio
 import json
 import math
 import signal
-import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 from rich.text import Text
 
+from echo_hub.commands.progress_line import progress_line
 from echo_hub.config.file import load_config
+from echo_hub.evaluation.work_count import WorkCount
 from echo_hub.lifecycle.beside_hub import RunArgument, check_writable
 from echo_hub.run.directory import RunDirectory
 from echo_shared.errors import ConfigError
@@ -68,10 +69,13 @@ def sft(
     with directory.locked(), _stopping() as stop:
         prepared = prepare(directory, config, file, options)
         _print_what(prepared)
-        with _Shown(prepared) as shown:
+        shown = _Shown(prepared)
+        with progress_line(shown.count):
             done = finetune(prepared, anew=anew, told=shown.tell, stop=stop)
     if done is None:
-        typer.echo(f"Stopped after update {shown.update}. Nothing is lost: the same command resumes there.", err=True)
+        typer.echo(
+            f"Stopped after update {shown.count.done}. Nothing is lost: the same command resumes there.", err=True
+        )
         return
     figures = _figures(prepared, done, evaluate=evaluate)
     if figures_json is not None:
@@ -125,35 +129,26 @@ def _print_what(prepared: PreparedSft) -> None:
 
 
 class _Shown:
-    """Prints a line per epoch, and a progress bar on a terminal."""
+    """Prints a line per epoch, and counts the updates."""
 
     def __init__(self, prepared: PreparedSft) -> None:
         self._epochs = prepared.options.epochs
         self._told: SftProgress | None = None
-        self._bar = Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
-        self._task = self._bar.add_task("Training", total=len(prepared.plan.batches))
-        self.update = 0
-
-    def __enter__(self) -> _Shown:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        self.count = WorkCount(doing="Training", units="updates", total=len(prepared.plan.batches))
 
     def tell(self, progress: SftProgress) -> None:
         before = self._told
         if before is None and progress.update:
-            console.print(f"Resuming after update {progress.update}.")
+            print(f"Resuming after update {progress.update}.", flush=True)
         if progress.heldout_losses and not (before and before.heldout_losses):
-            console.print(f"{'Before':<14} held out: {_loss(progress.heldout_losses[0])}")
+            print(f"{'Before':<14} held out: {_loss(progress.heldout_losses[0])}", flush=True)
         for epoch in range(len(before.training_losses) if before else 0, len(progress.training_losses)):
             held = progress.heldout_losses[epoch + 1 : epoch + 2]
             behind = f"; held out: {_loss(held[0])}" if held else ""
             name = f"Epoch {epoch + 1} of {self._epochs}"
-            console.print(f"{name:<14} trained: {progress.training_losses[epoch]:.4f}{behind}")
-        self._told, self.update = progress, progress.update
-        self._bar.update(self._task, completed=progress.update)
+            print(f"{name:<14} trained: {progress.training_losses[epoch]:.4f}{behind}", flush=True)
+        self._told, self.count.done = progress, progress.update
+        self.count.begin(time.monotonic())
 
 
 def _loss(nats: float) -> str:
@@ -168,7 +163,10 @@ def _figures(prepared: PreparedSft, done: Finetuned, *, evaluate: bool) -> dict[
         console.print(f"Updates skipped because their gradient was an outlier: {done.progress.outliers}")
     found = figures(done.progress)
     if evaluate:
-        measured = asyncio.run(evaluate_adapters(prepared.config, {0: done.began_with, 1: done.adapter}))
+        count = WorkCount(doing="Evaluating", units="completions")
+        adapters = {0: done.began_with, 1: done.adapter}
+        with progress_line(count):
+            measured = asyncio.run(evaluate_adapters(prepared.config, adapters, count=count)).evaluations
         for result in measured:
             label = "Before" if result.policy_version == 0 else "After"
             console.print(f"{label:<14} {result.text} of {result.num_problems} held-out problems")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import sys
 import tempfile
 import tomllib
 from collections.abc import AsyncIterator
@@ -14,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
 from echo_hub.commands.answer_text import print_base_answers
+from echo_hub.commands.progress_line import progress_line
 from echo_hub.commands.until_stopped import run_until_stopped
 from echo_hub.config.file import load_config
 from echo_shared.errors import ConfigError
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from echo_hub.config.sections import HubConfig
     from echo_hub.evaluation.base_answers import BaseAnswers
     from echo_hub.evaluation.evaluator import Evaluator
+    from echo_hub.evaluation.work_count import WorkCount
     from echo_hub.scoring.pool import ScoringPool
     from echo_hub.scoring.problems import Problems
     from echo_hub.scoring.trial import Trial, TriedAnswer, TriedProblem
@@ -59,11 +59,17 @@ def try_task(
     """Sample a few problems of a task, and show the rewards of various answers, including wrong ones.
 
     With --sample the base model answers, and the verdict says whether its rewards give GRPO a training signal.
+
+    Progress is printed on stderr.
     """
     given = {"model": {"base": base}, "run": {"seed": seed}}
     config = _of_one_task(settings, task, dict(map(option_of, option or ())), given)
     if sample is not None:
-        answered = run_until_stopped(_answer(config, sample), stopped="sample again")
+        from echo_hub.evaluation.work_count import WorkCount
+
+        completions = WorkCount(doing="Sampling", units="completions")
+        with progress_line(completions):
+            answered = run_until_stopped(_answer(config, sample, completions), stopped="sample again")
         if answered is not None and as_json:
             _echo_json(answered)
         elif answered is not None:
@@ -125,22 +131,22 @@ async def _try(config: HubConfig, count: int) -> Trial:
         return await tried(config, problems, problems.codec, pool=pool, count=count)
 
 
-async def _answer(config: HubConfig, count: int) -> BaseAnswers:
+async def _answer(config: HubConfig, count: int, completions: WorkCount) -> BaseAnswers:
     from echo_hub.evaluation.base_answers import base_answers
     from echo_hub.evaluation.by_hub import drawn_by
 
-    async with _opened(config) as (problems, pool, evaluator):
-        with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-            drawing = bar.add_task("The base answers", total=count * config.training.group_size)
-            evaluator.drawn = lambda: bar.advance(drawing)
-            generate = drawn_by(evaluator, None)
-            return await base_answers(config, problems, pool=pool, generate=generate, count=count)
+    async with _opened(config, completions) as (problems, pool, evaluator):
+        completions.total = count * config.training.group_size
+        generate = drawn_by(evaluator, None)
+        return await base_answers(config, problems, pool=pool, generate=generate, count=count)
 
 
 @contextlib.asynccontextmanager
-async def _opened(config: HubConfig) -> AsyncIterator[tuple[Problems, ScoringPool, Evaluator]]:
+async def _opened(
+    config: HubConfig, completions: WorkCount | None = None
+) -> AsyncIterator[tuple[Problems, ScoringPool, Evaluator]]:
     """Open a task outside of any run. Yield its problems, its scorer processes, and an evaluator that starts
-    on demand.
+    on demand and counts `completions`.
     """
     from echo_hub.evaluation.evaluator import evaluator_of
     from echo_hub.learner.settings import LearnerSettings
@@ -162,7 +168,7 @@ async def _opened(config: HubConfig) -> AsyncIterator[tuple[Problems, ScoringPoo
         pool = await stack.enter_async_context(
             ScoringPool.open(config, problems, base_dir=base_dir, logs=logs, cluster=cluster, is_patient=False)
         )
-        evaluator = evaluator_of(settings, logs=logs, cluster=None, is_patient=False)
+        evaluator = evaluator_of(settings, logs=logs, cluster=None, is_patient=False, count=completions)
         stack.push_async_callback(evaluator.stop)
         yield problems, pool, evaluator
 

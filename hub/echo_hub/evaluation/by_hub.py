@@ -157,28 +157,29 @@ Watch = Callable[[HeldOut, EvaluationKind, Sequence[Episode]], None]
 """Called with the finished episodes of one evaluation set and kind."""
 
 
-def _unwatched(_heldout: HeldOut, _kind: EvaluationKind, _episodes: Sequence[Episode]) -> None:
-    pass
-
-
 async def evaluate_sets(
     policy_version: int,
     sets: Sequence[HeldOut],
     *,
     generate: Generator,
     judge: AnswerScorer,
-    watch: Watch = _unwatched,
+    watches: Sequence[Watch] = (),
 ) -> list[Evaluation]:
     """Evaluate every set, one after the other. If there are several, the run's own figures over all sets come first.
     Raises the errors of `evaluate`."""
     measured: list[Evaluation] = []
     for heldout in sets:
-        measured += await evaluate(policy_version, heldout, generate=generate, judge=judge, watch=watch)
+        measured += await evaluate(policy_version, heldout, generate=generate, judge=judge, watches=watches)
     return with_headline(measured, {heldout.name: heldout.weight for heldout in sets})
 
 
 async def evaluate(
-    policy_version: int, heldout: HeldOut, *, generate: Generator, judge: AnswerScorer, watch: Watch = _unwatched
+    policy_version: int,
+    heldout: HeldOut,
+    *,
+    generate: Generator,
+    judge: AnswerScorer,
+    watches: Sequence[Watch] = (),
 ) -> list[Evaluation]:
     """Evaluate a set greedily, and by sampling if it has samples. Raises ScorerError if no completion could be
     scored."""
@@ -186,7 +187,8 @@ async def evaluate(
     for kind, samples in ((EvaluationKind.GREEDY, 1), (EvaluationKind.SAMPLED, heldout.samples)):
         if samples:
             episodes, seconds = await play(policy_version, heldout, kind, generate=generate, judge=judge)
-            watch(heldout, kind, episodes)
+            for watch in watches:
+                watch(heldout, kind, episodes)
             measured = summary(
                 episodes,
                 policy_version,

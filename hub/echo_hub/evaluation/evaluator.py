@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Collection, Sequence
+import time
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -18,6 +19,7 @@ from typing import Final
 from echo_hub.cluster.link import ChildLost, ClusterUnusable, RayLink
 from echo_hub.cluster.model_processes import ModelProcess, Program, process_of
 from echo_hub.evaluation.by_hub import Generated
+from echo_hub.evaluation.work_count import WorkCount
 from echo_hub.learner import frames, unquantized
 from echo_hub.learner.settings import LearnerSettings
 from echo_shared.errors import LearnerError
@@ -53,12 +55,15 @@ def program(settings: LearnerSettings) -> Program:
 class Evaluator:
     """Samples versions, for one call of `generate` at a time. The first call starts the process."""
 
-    def __init__(self, process: ModelProcess, *, is_patient: bool = True) -> None:
-        """`is_patient`: wait while the cluster does not answer."""
+    def __init__(self, process: ModelProcess, *, is_patient: bool = True, count: WorkCount | None = None) -> None:
+        """`is_patient`: wait while the cluster does not answer. `count`: counts the received rollouts; its total
+        contains the first turn of every episode.
+        """
         self._process = process
         self._is_patient = is_patient
-        self.drawn: Callable[[], object] = lambda: None
-        """Called after each received rollout."""
+        self._count = count
+        self._first_turns: set[tuple[int, bool, int, int]] = set()
+        """Version, greedy, problem and index of each episode in `count` that has begun."""
 
     @property
     def absence(self) -> str:
@@ -68,6 +73,8 @@ class Evaluator:
     async def generate(self, requests: Sequence[GroupRequest], *, adapter: Path | None, greedy: bool) -> Generated:
         """Return all rollouts of `requests`. Raises LearnerError if too many processes in a row die or are lost."""
         done = _Done()
+        if self._count is not None:
+            self._count_later_turns(requests, self._count, greedy=greedy)
         restarts = Restarts(most=DEATHS_IN_A_ROW, first_s=RESTART_S, limit_s=30.0)
         while missing := _without(requests, done.rollouts):
             known = len(done.rollouts)
@@ -87,6 +94,8 @@ class Evaluator:
     async def _draw(self, requests: Sequence[GroupRequest], done: _Done, *, adapter: Path | None, greedy: bool) -> None:
         if not self._process.is_ready:
             await self._process.start({})
+        if self._count is not None:
+            self._count.begin(time.monotonic())
         wanted = [[request.lease_id, index] for request in requests for index in request.indices]
         packed = [frames.pack_request(request) for request in requests]
         adapters = {} if adapter is None else {requests[0].policy_version: adapter}
@@ -97,7 +106,13 @@ class Evaluator:
             rollout = frames.unpack_rollout(answer["rollout"])
             done.rollouts[rollout.lease_id, rollout.index] = rollout
             done.seconds = before_s + answer["drawing_s"]
-            self.drawn()
+            if self._count is not None:
+                self._count.done += 1
+
+    def _count_later_turns(self, requests: Sequence[GroupRequest], count: WorkCount, *, greedy: bool) -> None:
+        asked = {(one.policy_version, greedy, one.group_id, index) for one in requests for index in one.indices}
+        count.total += len(asked & self._first_turns)
+        self._first_turns |= asked
 
     def _wait_s(self, error: ChildExited | ChildLost, done: _Done, restarts: Restarts) -> float:
         """Return the seconds until the next attempt. Raises LearnerError if the evaluation is given up."""
@@ -121,7 +136,12 @@ class Evaluator:
 
 
 def evaluator_of(
-    learner: LearnerSettings, *, logs: Path, cluster: RayLink | None, is_patient: bool = True
+    learner: LearnerSettings,
+    *,
+    logs: Path,
+    cluster: RayLink | None,
+    is_patient: bool = True,
+    count: WorkCount | None = None,
 ) -> Evaluator:
     """Return an evaluator that samples as the learner does, in one process.
 
@@ -132,7 +152,7 @@ def evaluator_of(
         changed |= {"device": "auto", "threads": 0}
     settings = learner.model_copy(update={"learner": learner.learner.model_copy(update=changed)})
     process = process_of(program(settings), settings, logs=logs, cluster=cluster, kept=KEPT)
-    return Evaluator(process, is_patient=is_patient)
+    return Evaluator(process, is_patient=is_patient, count=count)
 
 
 @dataclass(slots=True, eq=False)

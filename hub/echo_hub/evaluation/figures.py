@@ -50,6 +50,15 @@ def standard_error(means: Sequence[float]) -> float:
     return float(np.std(means, ddof=1) / math.sqrt(len(means))) if len(means) > 1 else 0.0
 
 
+def rewards_by_problem(attempts: Sequence[Attempt]) -> dict[int, list[float]]:
+    """Return the rewards of each problem that has a scored attempt, by the problem's number."""
+    by_problem: dict[int, list[float]] = {}
+    for attempt in attempts:
+        if attempt.reward is not None:
+            by_problem.setdefault(attempt.number, []).append(attempt.reward)
+    return by_problem
+
+
 def summary(
     attempts: Sequence[Attempt],
     policy_version: int,
@@ -61,10 +70,7 @@ def summary(
     name: str = "",
 ) -> Evaluation:
     """Return the figures of all attempts of one kind. Raises ScorerError if no attempt could be scored."""
-    by_problem: dict[int, list[float]] = {}
-    for attempt in attempts:
-        if attempt.reward is not None:
-            by_problem.setdefault(attempt.number, []).append(attempt.reward)
+    by_problem = rewards_by_problem(attempts)
     num_unscored = len(attempts) - sum(map(len, by_problem.values()))
     if not by_problem:
         raise ScorerError(

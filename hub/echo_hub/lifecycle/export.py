@@ -7,14 +7,16 @@ import json
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from echo_hub.config.file import load_config
 from echo_hub.config.sections import HubConfig
 from echo_hub.evaluation.by_hub import HeldOut, drawn_by, evaluate_sets, scored_by
+from echo_hub.evaluation.differences import Difference, SolvedShares, differences, noting_shares
 from echo_hub.evaluation.evaluator import evaluator_of
 from echo_hub.evaluation.examples import AnswerExample, choosing
+from echo_hub.evaluation.work_count import WorkCount
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.lifecycle.cluster_of_run import open_cluster
 from echo_hub.lifecycle.model_card import model_card
@@ -54,16 +56,23 @@ def export_adapter(
     return version
 
 
+@dataclass(slots=True, kw_only=True)
+class EvaluatedVersions:
+    """Results of the evaluated versions."""
+
+    evaluations: list[Evaluation] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
+    """The last version compared with the first; empty for a single version."""
+    examples: list[AnswerExample] = field(default_factory=list)
+    """A few greedy answers of each version."""
+
+
 async def evaluate_versions(
-    config: HubConfig,
-    directory: RunDirectory,
-    *,
-    policy_versions: Sequence[int] | None,
-    examples: list[AnswerExample] | None = None,
-) -> list[Evaluation]:
+    config: HubConfig, directory: RunDirectory, *, policy_versions: Sequence[int] | None, count: WorkCount | None = None
+) -> EvaluatedVersions:
     """Evaluate versions (0 = base) on this machine; None means base, initial version and newest.
 
-    May run while a hub serves the run. A few answers of each version are appended to `examples`.
+    May run while a hub serves the run. `count` counts the completions.
     """
     if policy_versions is None:
         start = read_start(directory)
@@ -74,15 +83,14 @@ async def evaluate_versions(
         if version > 0:
             _adapter(directory, version)
     adapters = {version: directory.adapter(version) if version else None for version in policy_versions}
-    return await evaluate_adapters(config, adapters, examples)
+    return await evaluate_adapters(config, adapters, count=count)
 
 
 async def evaluate_adapters(
-    config: HubConfig, adapters: Mapping[int, Path | None], examples: list[AnswerExample] | None = None
-) -> list[Evaluation]:
+    config: HubConfig, adapters: Mapping[int, Path | None], *, count: WorkCount | None = None
+) -> EvaluatedVersions:
     """Evaluate adapters. `adapters` maps a version number, for the report, to a directory; None is the bare base model.
-
-    A few greedy answers of each are appended to `examples`.
+    `count` counts the completions.
     """
     base_dir = resolve_base(config.model.base)
     codec = PromptCodec.of_run(config, base_dir)
@@ -91,7 +99,7 @@ async def evaluate_adapters(
     settings = LearnerSettings.of_run(
         config, base_dir=base_dir, stop_ids=codec.stop_ids, multi_turn=problems.multi_turn
     )
-    results: list[Evaluation] = []
+    measured, shares = EvaluatedVersions(), list[SolvedShares]()
     async with contextlib.AsyncExitStack() as stack:
         own = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="echo-eval-")))
         cluster = await stack.enter_async_context(
@@ -101,13 +109,18 @@ async def evaluate_adapters(
             ScoringPool.open(config, problems, base_dir=base_dir, logs=own, cluster=cluster)
         )
         elsewhere = cluster if config.evaluation.by == "ray" else None
-        evaluator = evaluator_of(settings, logs=own, cluster=elsewhere, is_patient=False)
+        evaluator = evaluator_of(settings, logs=own, cluster=elsewhere, is_patient=False, count=count)
         stack.push_async_callback(evaluator.stop)
+        if count is not None:
+            count.total = len(adapters) * sum(len(heldout.prompts) * (1 + heldout.samples) for heldout in sets)
         for version, adapter in adapters.items():
             generate = drawn_by(evaluator, adapter)
-            watch = choosing(version, problems, [] if examples is None else examples)
-            results += await evaluate_sets(version, sets, generate=generate, judge=scored_by(scoring), watch=watch)
-    return results
+            watches = choosing(version, problems, measured.examples), noting_shares(version, shares)
+            measured.evaluations += await evaluate_sets(
+                version, sets, generate=generate, judge=scored_by(scoring), watches=watches
+            )
+    measured.differences += differences(shares)
+    return measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
+from echo_hub.commands import progress_line
 from echo_hub.config.file import load_config, render_config
 from echo_hub.config.sections import HubConfig
 from echo_hub.main import app
@@ -41,10 +42,14 @@ def nothing(options):
 """
 
 
-def said(*arguments: str | Path) -> str:
+def asked(*arguments: str | Path) -> Result:
     result = CliRunner().invoke(app, ["try-task", *map(str, arguments)], catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    return result.output
+    return result
+
+
+def said(*arguments: str | Path) -> str:
+    return asked(*arguments).stdout
 
 
 def found(*arguments: str | Path) -> dict[str, Any]:
@@ -158,9 +163,13 @@ async def test_judges_are_asked_too(endpoint: FakeEndpoint, tmp_path: Path) -> N
     assert any("The judge style does not answer." in warning for warning in trial["warnings"])
 
 
-def test_the_base_itself_answers() -> None:
+def test_the_base_itself_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_line, "PLAIN_S", 0.001)
     arguments = ("arithmetic", "--option", "digits=1", "--sample", "3")
-    first, text = found(*arguments), said(*arguments)
+    first, second = found(*arguments), asked(*arguments)
+    text, progress = second.stdout, second.stderr.splitlines()
+    assert "Sampling: loading the model." in progress
+    assert progress[-1].startswith("Sampling: ") and "of 24 completions" in progress[-1]
     assert (len(first["problems"]), {len(problem["answers"]) for problem in first["problems"]}) == (3, {8})
     assert first["num_scored"] == 24 and 0 <= first["solved_rate"] <= 1 and first["base"] == "builtin:tiny"
     assert text.count("rewards of the group:") == 3 and text.count("  answered ") == 6

@@ -16,6 +16,7 @@ import pytest
 
 from echo_hub.evaluation import evaluator as evaluators
 from echo_hub.evaluation.evaluator import Evaluator, evaluator_of
+from echo_hub.evaluation.work_count import WorkCount
 from echo_shared.errors import LearnerError
 from echo_shared.sampling.interface import GroupRequest
 from tests.echo_hub.verify.conftest import Versions, _one_thread, base_dir, versions
@@ -25,8 +26,13 @@ __all__ = ["_one_thread", "base_dir", "versions"]
 
 
 @pytest.fixture
-async def evaluator(versions: Versions, tmp_path: Path) -> AsyncIterator[Evaluator]:
-    made = evaluator_of(versions.settings, logs=tmp_path, cluster=None)
+def count() -> WorkCount:
+    return WorkCount(doing="Evaluating", units="completions")
+
+
+@pytest.fixture
+async def evaluator(versions: Versions, count: WorkCount, tmp_path: Path) -> AsyncIterator[Evaluator]:
+    made = evaluator_of(versions.settings, logs=tmp_path, cluster=None, count=count)
     yield made
     processes = below()
     await made.stop()
@@ -48,7 +54,7 @@ def test_the_hubs_side_loads_no_torch() -> None:
 
 
 async def test_each_rollout_is_drawn_once_by_its_version_whatever_is_killed(
-    versions: Versions, evaluator: Evaluator
+    versions: Versions, evaluator: Evaluator, count: WorkCount
 ) -> None:
     assert (await evaluator.generate([], adapter=None, greedy=False)).rollouts == [] and not below(), "nothing to draw"
     for version in (0, 2):
@@ -62,6 +68,11 @@ async def test_each_rollout_is_drawn_once_by_its_version_whatever_is_killed(
         drawn = {(one.lease_id, one.index): one.completion_ids.tolist() for one in found}
         right = {(one.lease_id, one.index): one.completion_ids.tolist() for one in versions.draw(version, requests)}
         assert (drawn, len(found)) == (right, len(right))
+        count.total += len(right)
+        assert count.done == count.total
+    second_turns = [replace(request, indices=request.indices[:1]) for request in requests[:3]]
+    await evaluator.generate(second_turns, adapter=adapter, greedy=False)
+    assert count.done == count.total == 2 * len(right) + 3, "the total grows by each later turn"
 
 
 async def test_a_failure_of_all_evaluator_processes_is_reported(

@@ -156,8 +156,8 @@ async def test_versions_are_evaluated_while_the_run_continues(tmp_path: Path) ->
     try:
         await (await learner.train(1, [group], directory.adapter(1))).metrics()
         # This works although the run's own learner holds the lock.
-        found = await evaluate_versions(CONFIG, directory, policy_versions=None)
-        again = await evaluate_versions(CONFIG, directory, policy_versions=[1, 0])
+        found = (await evaluate_versions(CONFIG, directory, policy_versions=None)).evaluations
+        again = (await evaluate_versions(CONFIG, directory, policy_versions=[1, 0])).evaluations
     finally:
         await learner.stop()
     assert [(row.policy_version, row.kind.value, row.samples) for row in found] == [
