@@ -23,7 +23,7 @@ def farewell(snapshot: NodeSnapshot, now: float, *, leaves: bool = False) -> lis
         go = "" if leaves else " They are sent when the node runs again."
         lines.append(f"Finished, but not at the hub: {waiting:,}.{go}")
     if snapshot.totals is not None:
-        lines.append(f"Over all time: {credit(snapshot.totals)}.")
+        lines.append(f"Over all time, by the hub's last count: {credit(snapshot.totals)}.")
         lines.append(f"Rank: {rank(snapshot.totals)}.")
     if snapshot.page:
         lines.append(f"Your page: {snapshot.page}")

@@ -49,7 +49,10 @@ async def test_the_hubs_totals_are_shown_once_received(hub: Any, node: Node) -> 
         assert url.startswith("http://127.0.0.1:") and "/enter?code=" in url
     ended = daemon.snapshot()
     assert ended.rollouts["trained"] == 2, "counted to the end"
-    assert any(line.startswith("Over all time: 39,544 trained") for line in farewell(ended, ended.started_at + 1))
+    assert any(
+        line.startswith("Over all time, by the hub's last count: 39,544 trained")
+        for line in farewell(ended, ended.started_at + 1)
+    )
 
 
 async def test_earlier_work_does_not_count_for_this_session(hub: Any, node: Node) -> None:

@@ -22,8 +22,8 @@ def test_the_farewell_sums_up_the_work_and_the_next_step() -> None:
         "Since the start: 30 trained, 0 evaluated, 5 dropped (5 stale).",
         "With the hub, waiting for training: 1. The node learns their fate when it runs again.",
         "Finished, but not at the hub: 2. They are sent when the node runs again.",
-        "Over all time: 39,544 trained (5,139,912 tokens), 412 evaluated, 7 dropped (7 stale), 3 of others checked: "
-        "12.5% of all useful work.",
+        "Over all time, by the hub's last count: 39,544 trained (5,139,912 tokens), 412 evaluated, "
+        "7 dropped (7 stale), 3 of others checked: 12.5% of all useful work.",
         "Rank: 3 of 57.",
         "Your page: http://127.0.0.1:8710/leaderboard?node=abc",
         "Continue with: echo-node run",
