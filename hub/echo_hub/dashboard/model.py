@@ -241,7 +241,8 @@ class CurriculumView:
     solved: int
     hopeless: int
     between: int
-    """Those with a pass rate between 0 and 1: their groups have different rewards, which give a training signal."""
+    """Number with a pass rate above 0 and below 1: the rollouts of their groups have different rewards, which give a
+    training signal."""
     passed_over: int
     """Problems that the curriculum left out since the hub's start."""
 

@@ -27,9 +27,8 @@ from echo_hub.learner.weighting import WeightedGroup, WeightedRollout
 from echo_shared.sampling.draws import all_uniforms
 
 _ROW_FILL: Final = 0.75
-"""Smallest share of a rectangle that each of its rows fills. Attention cost grows with the square of the row length, so
-padding is expensive.
-"""
+"""Rows of similar length are padded to one rectangle; each fills at least this share of its width. A padded position
+costs as much attention as a token, and the cost grows with the square of the row length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +39,7 @@ class MicroBatch:
     position_ids_T: Tensor
     rows: Rows
     predictors_N: Tensor
-    """Position whose output predicts each trained token: together, the loss mask."""
+    """For each trained token, the position whose output predicts it. Positions that are not listed have no loss."""
     target_ids_N: Tensor
     behavior_logprobs_N: Tensor
     advantages_N: Tensor
@@ -202,8 +201,8 @@ def _turns(rollout: WeightedRollout) -> NDArray[np.int64]:
 
 
 def _lay_out(rows: Sequence[NDArray[np.int64]], length: int) -> Rows:
-    """Lay rows out in rectangles, longest row first. Rows that would fill less than `_ROW_FILL` of a rectangle begin a
-    new rectangle.
+    """Group rows into rectangles, longest row first: each rectangle is as wide as its longest row. A row that would
+    fill less than `_ROW_FILL` of the current rectangle's width begins a new rectangle.
     """
     rectangles: list[list[NDArray[np.int64]]] = []
     for row in sorted(rows, key=len, reverse=True):

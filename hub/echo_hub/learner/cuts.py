@@ -42,7 +42,9 @@ class Cuts:
 
     @classmethod
     def read(cls, checkpoints: Path, *, place: str) -> Cuts:
-        """Read the file. `place` identifies device and settings. A missing, broken or foreign file gives no entries."""
+        """Read the file. `place` identifies device and settings. A file that is missing, broken or written for another
+        `place` gives no entries.
+        """
         cuts = cls(checkpoints, place=place)
         try:
             document = json.loads(cuts._path.read_bytes())

@@ -31,7 +31,8 @@ from echo_shared.process.child import describe_end
 log = logging.getLogger(__name__)
 
 RETRY_S: Final = 1.0
-"""Shortest pause before another host tries again to meet the hub's processes; the longest is twice this."""
+"""Shortest pause, in seconds, before another host tries again to reach the hub's host. Pauses are random, up to twice
+as long."""
 
 _WAIT_FOR_HOSTS_S: Final = 86_400
 _LOOPBACK: Final = "127.0.0.1"

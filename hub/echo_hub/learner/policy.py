@@ -73,7 +73,8 @@ class Policy:
         self._dtype = dtype
         self._published_dtype = _dtype(settings.publish_precision, auto=dtype)
         self.computed: Callable[[], object] = lambda: None
-        """Called after each forward pass of a micro-batch."""
+        """Called after each forward pass of a micro-batch. The learner process sets it to its heartbeat, as a sign of
+        progress."""
         self._temperature = settings.temperature
         self.checkpoints = settings.learner.gradient_checkpointing is True
         """True if gradient checkpointing is on now. The learner may change it, unless the setting is false."""

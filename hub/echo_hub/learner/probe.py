@@ -42,7 +42,7 @@ class MemoryMeter(Protocol):
     """Peak bytes allocated in the last block of `measuring`, above those held before it."""
 
     def measuring(self) -> AbstractContextManager[None]:
-        """Measure the peak inside the block."""
+        """Measure the peak memory that is allocated inside the block."""
 
 
 class CudaMeter:

@@ -223,7 +223,8 @@ def _screened_gradient(
     for number, groups in (*torn, *[(0, set[int]())] * (most - len(torn))):
         keep = partial(_only, groups)
         part = accumulate_gradient(policy, share[number], loss, proximal_N=proximal[number], scale=-scale, keep=keep)
-        # Subtract the sums; the last entry is a maximum, which cannot be subtracted.
+        # The removed part's sums enter negatively. The last entry is a maximum, which cannot be subtracted, so set it
+        # to 0.
         statistics.append(torch.cat((-part[:-1], torch.zeros_like(part[-1:]))))
     return statistics
 
@@ -272,7 +273,7 @@ def _dominant(
     """Return the indices of the rollouts that dominate an update's gradient. Clears all gradients.
 
     First take the groups whose own gradient norm is at least half of the largest. In these groups, take the rollouts
-    whose norm is at least half of the largest rollout's. Every rank computes all of them.
+    whose norm is at least half of the largest rollout's. Every rank computes all of these norms.
     """
 
     def norm_of(group: WeightedGroup) -> float:

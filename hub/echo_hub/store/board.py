@@ -84,7 +84,7 @@ _IS_TEAM: Final = literal("/team/").concat(teams.c.team_id) == credit.c.holder
 
 
 def _counts(kind: BoardKind) -> tuple[ColumnElement[bool], ...]:
-    """Return the conditions on `credit` of a row that appears on the board."""
+    """Return the conditions that a row of `credit` must meet to appear on the leaderboard."""
     of_kind = credit.c.kind == kind
     return (of_kind, (credit.c.rollouts > 0) | (credit.c.elsewhere_rollouts > 0)) if kind == "node" else (of_kind,)
 

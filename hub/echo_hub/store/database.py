@@ -102,7 +102,7 @@ _LOOK: Final[ContextVar[tuple[Engine, Connection] | None]] = ContextVar("look", 
 def open_to_read(engine: Engine) -> Iterator[Connection]:
     """Open a transaction that reads the state of a single commit.
 
-    Inside a `one_look` block, it is that block's transaction. Raises StorageError.
+    Inside a `one_look` block, yield that block's transaction instead. Raises StorageError.
     """
     look = _LOOK.get()
     with storage_errors("The hub's database cannot be read."):

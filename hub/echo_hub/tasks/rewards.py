@@ -55,7 +55,7 @@ class RewardBounds:
 
     def read(self, given: object) -> float:
         """Convert a scorer's result to a reward. Raises ScorerError if it is no valid reward."""
-        # A text is refused, even "1".
+        # Test the type first: float() would also convert a text such as "1", which is no reward.
         reward = float(given) if isinstance(given, float | int | SupportsFloat) else math.nan
         if not self.hold(reward):
             bounds = f"from {self.lowest:g} to {self.highest:g}"
