@@ -54,7 +54,7 @@ class ObjectiveConfig(Section):
     reference: Literal["base", "start"] = "base"
     """With kl_coefficient, the policy to stay near: the base model, or the adapter of model.start_from."""
     entropy_coefficient: Annotated[float, Field(ge=0)] = 0.0
-    """Loss reduction for each nat of a token's entropy. With entropy_target: its initial value."""
+    """Amount by which each nat of a token's entropy lowers the loss. With entropy_target: the initial amount."""
     entropy_target: Annotated[float, Field(ge=0)] = 0.0
     """Target of the step figure `entropy`, in nats per token. After a step below the target the coefficient rises by
     entropy_delta, after a step above it falls; it applies only up to the target. 0 = off: the coefficient is
@@ -111,7 +111,8 @@ class ObjectiveConfig(Section):
         if self.old_policy == "proximal" and not paper.takes_old_policy:
             raise ValueError(f"the formula of {self.name} fixes the denominator of its ratios: remove old_policy")
         resolved = self.resolved()
-        # The ratio of a token whose probability did not change is 1, except for rounding.
+        # A token whose probability did not change has a ratio of 1, except for rounding, so a smaller cap would bound
+        # nearly every token. decoupled_ppo leaves out tokens beyond its cap, so its cap must leave space for rounding.
         if "cap" in paper.numbers and (resolved.cap < 1 or (self.name == "decoupled_ppo" and resolved.cap == 1)):
             least = "cap > 1" if self.name == "decoupled_ppo" else "cap >= 1"
             raise ValueError(f"{self.name} needs {least}, got {resolved.cap}")

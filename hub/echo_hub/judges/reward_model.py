@@ -41,7 +41,7 @@ class _Job:
     asked: Asked
     value: asyncio.Future[float] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     deaths: int = 0
-    """Number of processes that died before they answered it."""
+    """Number of processes that died before they answered for this completion."""
 
     def answer(self, value: float) -> None:
         if not self.value.done():

@@ -140,7 +140,7 @@ class RunProblems:
         return changes
 
     def _note(self, seen: RunObservation, now: float) -> None:
-        """Keep the times since which conditions hold that become problems only after a while."""
+        """Record since when each condition holds that becomes a problem only if it lasts."""
         waits = seen.learner_waits and not seen.is_over
         alone = seen.lacks_nodes and not seen.is_over
         self._waits_since = _since(self._waits_since, waits, now)

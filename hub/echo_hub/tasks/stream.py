@@ -3,8 +3,9 @@
 The held-out set depends only on the task: all runs of a task share their evaluation problems. A training problem
 depends on the task, the run's seed, its number, and the held-out set that it must avoid.
 
-A drawn problem is skipped if its prompt is held out already, too long, or unusable for the model (an unpaired surrogate,
-for example). The numbers of unusable problems of a `NumberedTask` are remembered, so that no long line is read twice.
+A drawn problem is skipped if its prompt is held out already, too long, or unusable for the model (for example because
+of an unpaired surrogate). The numbers of unusable problems of a `NumberedTask` are remembered, so that no long line is
+read twice.
 
 With `epochs`, training problems of a `NumberedTask` come without replacement: each epoch is a new permutation of all
 problems that are not held out. The permutation needs no memory. A skipped problem (too long, or equal to a held-out

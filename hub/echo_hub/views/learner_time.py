@@ -92,7 +92,9 @@ def learner_time(
 
 
 def _after_plan(step: StepRecord, free_at: float) -> tuple[float, float, float]:
-    """Return seconds of hand-off, evaluation and training after the step was planned and the learner free."""
+    """Return the seconds of hand-off, evaluation and training, counted from the moment when the step is planned and the
+    learner is free.
+    """
     lasted_s = max(0.0, step.trained_at - max(step.planned_at, free_at))
     train_s = min(step.figures.get(SECONDS.key) or 0.0, lasted_s)
     evaluation_s = min(step.figures.get(EVAL_S.key) or 0.0, lasted_s - train_s)
