@@ -57,8 +57,8 @@ class ObjectiveConfig(Section):
     """Amount by which each nat of a token's entropy lowers the loss. With entropy_target: the initial amount."""
     entropy_target: Annotated[float, Field(ge=0)] = 0.0
     """Target of the step figure `entropy`, in nats per token. After a step below the target the coefficient rises by
-    entropy_delta, after a step above it falls; it applies only up to the target. 0 = off: the coefficient is
-    constant."""
+    entropy_delta, after a step above it falls. After a step above the target, no bonus applies. 0 = off: the
+    coefficient is constant."""
     entropy_delta: Annotated[float, Field(gt=0)] = 0.005
     """Change of the coefficient for each step, with entropy_target."""
     entropy_max: Annotated[float, Field(gt=0)] = 0.1
@@ -70,7 +70,8 @@ class ObjectiveConfig(Section):
     overlong_buffer_tokens: Annotated[int, Field(ge=0)] = 0
     """With overlong = "penalty": tokens before the limit at which the penalty begins."""
     selection: Literal["all", "shuffle_r1"] = "all"
-    """Rollouts of a group to train on: all, or the most unlike pairs by advantage, half of them."""
+    """Rollouts of a group to train on. all: every rollout. shuffle_r1: the half of the group's pairs whose advantages
+    differ most."""
     shuffle_batches: Annotated[int, Field(ge=0, le=1024)] = 0
     """With selection = "shuffle_r1": number of sub-batches sampled from the step's pairs. A sub-batch contains a pair
     at most once, with probability proportional to its advantages. A pair counts once for each draw. Must be a multiple

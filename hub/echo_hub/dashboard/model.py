@@ -142,7 +142,7 @@ class AdvisedNodes:
     kind: str
     """Engine and device as reported by such nodes: untrusted text."""
     count: int | None
-    """None if no number of them is enough."""
+    """Number of nodes to add; None if no number is enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

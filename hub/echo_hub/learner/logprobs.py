@@ -52,9 +52,8 @@ class Screened(NamedTuple):
     logprobs_N: Tensor
     """Log-probabilities of the given tokens, in nats."""
     distances_N: Tensor
-    """Distance of the uniform number u from the token's interval, in cumulative probability: 0 inside, NaN if
-    u is NaN.
-    """
+    """Distance of the uniform number u from the interval of cumulative probability that draws the token: 0 inside the
+    interval, NaN if u is NaN."""
     entropies_N: Tensor
     """Entropy of the distribution from which the token was drawn, in nats."""
 

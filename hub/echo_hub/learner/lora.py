@@ -22,7 +22,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 Part = tuple[Tensor, Tensor, int]
-"""A [R, I] and B [O, R] of one adapter, and the number of tokens that it computes."""
+"""A [R, I] and B [O, R] of one adapter, and the number of tokens to which the adapter applies."""
 
 
 def use_in(config: LoraConfig) -> None:

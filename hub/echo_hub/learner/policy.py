@@ -159,8 +159,8 @@ class Policy:
             )
 
     def screened(self, batch: MicroBatch, *, entropy_gradient: bool = False) -> Screened:
-        """Return `logprobs` and the other results of the same pass. With `entropy_gradient`, entropies have an autograd
-        graph too.
+        """Return `logprobs` with the other fields of `Screened`, all from one forward pass. With `entropy_gradient`,
+        entropies have an autograd graph too.
         """
         with self.autocast():
             return screened_logprobs(

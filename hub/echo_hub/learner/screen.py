@@ -52,7 +52,8 @@ class ScreenedTokens:
     claims_N: NDArray[np.float32]
     learner_logprobs_N: NDArray[np.float32]
     distances_N: NDArray[np.float32]
-    """Distance of each token's uniform number u from the token's interval; NaN where u is unknown."""
+    """Distance of each token's uniform number u from the interval of cumulative probability that draws the token; NaN
+    where u is unknown."""
     lengths: Sequence[int]
     """Number of tokens of each rollout."""
 

@@ -92,7 +92,7 @@ def screened_step(
     shares = [policy.ranks.micro_batches(of_update, micro_batch_tokens=tokens) for of_update in step.updates]
     findings = ScreenFindings()
     # With several updates, the log-probabilities at the start of the step need an extra forward pass. With one update,
-    # its own forward pass gives them.
+    # the update's own forward pass gives them.
     early = loss.needs_proximal or step.divides_groups
     proximal = [
         [_at_start(policy, batch, findings) if number and early else None for batch in share]

@@ -255,7 +255,8 @@ def _elsewhere(connection: Connection, node_id: str) -> tuple[RunElsewhere, ...]
 
 
 def read_shares(connection: Connection, holder: str, width: int) -> dict[int, StepShare]:
-    """Return a holder's share of each bucket of `width` consecutive steps in which it took part.
+    """Return a holder's share of each bucket of `width` consecutive steps. Buckets without work of the holder are left
+    out.
 
     Bucket b holds steps b·width + 1 to (b + 1)·width.
     """

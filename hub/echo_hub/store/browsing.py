@@ -27,7 +27,7 @@ LOOKED_AT: Final = 20_000
 LOOKED_BACK: Final = 2_000
 """Number of a node's newest rollouts among which its page looks for checked ones."""
 NEWEST: Final = (2**62, 0)
-"""A (lease, index) above all stored rollouts: a search before it starts at the newest rollout."""
+"""A (lease, index) above all stored rollouts: a search that begins before this key finds the newest rollout first."""
 
 Key = tuple[int, int]
 """Lease number and index, which identify a rollout."""
@@ -48,8 +48,8 @@ class Found:
 
     rollouts: tuple[RolloutSummary, ...]
     before: Key | None
-    """Key of the last rollout that was tested. The next search continues before it. None if no older rollouts are left.
-    """
+    """Key of the last rollout that was tested. The next search continues before this key. None if no older rollouts are
+    left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,7 +91,7 @@ class BatchGroup:
     group_id: int
     seed: int
     episodes: tuple[BatchEpisode, ...]
-    """In the order in which they are trained on."""
+    """The group's episodes in training order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -320,8 +320,8 @@ class Trainer:
         held = list(groups)
         for start in range(0, len(held), HELD_AT_ONCE):
             some = held[start : start + HELD_AT_ONCE]
-            # Record the groups before the await: if a step begins meanwhile and discards some of them, its message
-            # follows theirs in the pipe.
+            # Record the groups before the await: if a step begins meanwhile and discards some of them, the step's
+            # message follows the groups' message in the pipe.
             self._held.update({group_id: wanted[group_id] for group_id in some})
             await learner.hold({group_id: groups[group_id] for group_id in some})
             await asyncio.sleep(0)
@@ -391,10 +391,10 @@ class Trainer:
             job.done.set_result(Generated(rollouts=job.finished, seconds=job.seconds))
 
     def _drop_what_is_asked_for_again(self) -> None:
-        """Drop all jobs except evaluations: at LearnerReady the coordinator repeats its steps and leases.
+        """Drop all jobs except evaluations: at LearnerReady the coordinator sends its steps and leases again.
 
-        Call it just before reporting LearnerReady. At LearnerLost it would be too early: the coordinator sends jobs
-        until it handles that event.
+        Call this method just before reporting LearnerReady. At LearnerLost it would be too early: the coordinator sends
+        jobs until it handles that event.
         """
         waiting = [self._jobs.get_nowait() for _ in range(self._jobs.qsize())]
         for job in waiting:
