@@ -30,7 +30,7 @@ SAMPLED: Final = 64
 """Number of the task's problems that are sampled to measure lengths."""
 TAGS: Final = "\nEnd with your answer as <answer>...</answer>."
 _OF_ANSWER: Final = 4
-"""Completion tokens allowed for each token of the reference answer, to leave space for working."""
+"""Completion tokens allowed for each token of the reference answer, so that the model can reason before it answers."""
 _CHAT_TOKENS: Final = 96
 """Completion tokens allowed in addition for what a chat model writes around an answer."""
 _THINKING_TOKENS: Final = 1_024

@@ -20,7 +20,7 @@ _HUBS_OWN: Final = frozenset(
 """Chat template variables that are not options."""
 
 Key = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}$")]
-"""Name of a task in a mixture, or of an evaluation set, in figures."""
+"""Name of a task in a mixture, or of an evaluation set; part of the names of its figures."""
 Weight = Annotated[float, Field(ge=0, le=1e6)]
 MAX_HELDOUT: Final = 100_000
 """Limit of the number of held-out problems over all evaluation sets."""

@@ -31,7 +31,7 @@ from echo_shared.records.run import EvaluationKind
 GOOD: Final = (0.05, 0.6)
 """Lowest and highest solve rate with which GRPO learns well."""
 MANY_ALIKE: Final = 0.8
-"""Share of groups with equal rewards from which most work is wasted."""
+"""If at least this share of the groups have equal rewards, most work is wasted."""
 MANY_CUT: Final = 0.2
 MANY_MISFORMED: Final = 0.05
 """Shares of completions above which a warning is given: truncated ones, and right ones in a form that earns nothing."""

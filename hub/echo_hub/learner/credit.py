@@ -55,7 +55,7 @@ class EpisodeRewards:
 def turn_advantages(
     groups: Sequence[Sequence[EpisodeRewards]], training: TrainingConfig, kind: Advantage
 ) -> list[Values]:
-    """Return the advantages [turns] of each episode of each group. `kind` is the formula of `advantages`."""
+    """Return the advantages [turns] of each episode of each group. `kind` selects the formula, as in `advantages`."""
     if training.credit == "episode":
         whole = advantages([np.array([episode.reward for episode in group]) for group in groups], kind)
         return [

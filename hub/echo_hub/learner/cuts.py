@@ -57,7 +57,7 @@ class Cuts:
         return cuts
 
     def take(self, frame: Mapping[str, Any]) -> None:
-        """Replace all entries by those of a frame, as `frame` returns it."""
+        """Replace all entries by those in `frame`, a result of the method `frame`."""
         self._by_step = {int(step): ChunkSizes(**_checked(cut)) for step, cut in frame["cuts"].items()}
         self._place = str(frame["place"])
 

@@ -83,7 +83,7 @@ class LearnerWorker:
         self._unconfirmed: Callable[[], None] | None = None
         """Writes the results of a computed step that awaits the hub's confirmation; None without such a step."""
         self.failed = False
-        """True if a write has failed. The hub has been told."""
+        """True after a write has failed; the error has been reported to the hub."""
         self._eval_s = 0.0
         """Seconds spent on evaluations since the last step."""
         self._ended: float | None = None

@@ -197,7 +197,7 @@ class RunProblems:
         if share is None or share < IDLE_SHARE * (BETTER if is_active else 1.0):
             return None
         if self._fed_since is None or now - seen.idle_window_s < self._fed_since:
-            return None  # For a part of that time, no node was connected.
+            return None  # `idle_share` covers time without a connected node.
         return f"The learner was idle for {share:.0%} of its newest steps' time. `echo-hub plan` says what would help."
 
     def _reward_fell(self) -> str | None:

@@ -145,10 +145,10 @@ class SimulatedPrices(ScenarioSection):
     config.toml."""
 
     per_1000_rollouts: NotNegative = 0.0
-    """US dollars that the cheapest rented node asks per 1000 rollouts, at its full pace; 0 = all ask for
+    """US dollars that the cheapest rented node asks per 1000 rollouts, at its full throughput; 0 = all ask for
     `nodes.price_per_hour`."""
     spread: Annotated[float, Field(ge=1, le=1000)] = 4.0
-    """Highest price divided by the lowest; log-uniform in between, independent of pace."""
+    """Highest price divided by the lowest; log-uniform in between, independent of a node's speed."""
     choose: bool = True
     """True: only the cheapest sufficient nodes are active. False: all are active and paid all the time."""
     spend_cap_per_hour: NotNegative = 1e9

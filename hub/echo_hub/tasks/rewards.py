@@ -28,7 +28,7 @@ that is below the highest by less counts as solved.
 SCORE: Final = "score"
 """Name of the component that is the task's own reward."""
 COMPONENT_NAME: Final = re.compile(r"^[A-Za-z][A-Za-z0-9_-]{0,31}$")
-"""Component names are part of metric names and are shown on pages."""
+"""Valid names of components. They become part of metric names and are shown on pages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,16 +28,17 @@ from echo_shared.sampling.draws import derive_seed
 MAX_ATTEMPTS: Final = 1_000
 """Number of attempts to draw one problem, after which the task counts as too small."""
 MAX_HELDOUT_SHARE: Final = 0.95
-"""Largest share of a file's problems that may be held out. With it, the probability of 1,000 failed attempts is below
-1e-22.
-"""
+"""Largest share of a file's problems that may be held out. With this share, 1,000 attempts to draw a training problem
+all draw held-out ones with a probability below 1e-22."""
 
 _TOO_LONG: Final = ConfigError("The problem is too long.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutProblems:
-    """A stream's held-out set. An equal stream can be given the set and need not draw it again."""
+    """A stream's held-out set. Another stream of the same task and settings can be given the set and need not draw it
+    again.
+    """
 
     prompts: tuple[str, ...]
     """The set's prompts, in the order of its problem numbers."""
@@ -71,9 +72,9 @@ class ProblemStream:
         heldout: HeldOutProblems | None = None,
         epochs: Order | None = None,
     ) -> None:
-        """`fitting` checks prompts; None: every prompt is usable. `heldout` is the held-out set of an equal stream;
-        None means that it is drawn. `epochs` gives the order of a `NumberedTask`'s problems; None means drawing with
-        replacement.
+        """`fitting` checks prompts; None: every prompt is usable. `heldout` is the held-out set that another stream of
+        the same task and settings has drawn; None means that it is drawn here. `epochs` gives the order of a
+        `NumberedTask`'s problems; None means drawing with replacement.
         """
         self._task = task
         self._run_seed = run_seed
