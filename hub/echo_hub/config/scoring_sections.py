@@ -70,7 +70,7 @@ class RayConfig(Section):
         }
 
     def set_aside(self, kind: WorkerKind) -> str:
-        """Describe these resources for people."""
+        """Describe the resources that Ray reserves for a process of this kind, for people."""
         wanted = {"CPU": getattr(self, f"{kind}_cpus"), "GPU": getattr(self, f"{kind}_gpus")}
         wanted |= getattr(self, f"{kind}_resources")
         return ", ".join(f"{amount:g} {name}" for name, amount in wanted.items() if amount) or "nothing"

@@ -34,7 +34,7 @@ MANY_ALIKE: Final = 0.8
 """If at least this share of the groups have equal rewards, most work is wasted."""
 MANY_CUT: Final = 0.2
 MANY_MISFORMED: Final = 0.05
-"""Shares of completions above which a warning is given: truncated ones, and right ones in a form that earns nothing."""
+"""Share above which a warning is given, for truncated completions and for right ones in a form that earns nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class BaseAnswer:
     text: str
     num_tokens: int
     reward: float | None
-    """None if the scorer failed; `error` then says why."""
+    """Reward of the answer; None if the scorer failed, and `error` then says why."""
     is_solved: bool
     is_cut: bool
     """True if the completion was cut off at sampling.max_tokens."""

@@ -33,7 +33,7 @@ class SolvedShares:
 
 
 def noting_shares(policy_version: int, into: list[SolvedShares]) -> Watch:
-    """Return a watcher for `evaluate_sets` that appends to the list `into`."""
+    """Return a watcher for `evaluate_sets` that appends the solved shares of each set and kind to the list `into`."""
 
     def watch(heldout: HeldOut, kind: EvaluationKind, episodes: Sequence[Episode]) -> None:
         into.append(

@@ -149,7 +149,7 @@ class RewardModel:
         jobs: list[_Job] = []
         while self._waiting and len(jobs) < TOGETHER:
             job = self._waiting.popleft()
-            if not job.value.done():  # If done, the caller was cancelled.
+            if not job.value.done():  # A future that is done was cancelled by the caller.
                 jobs.append(job)
         return jobs
 

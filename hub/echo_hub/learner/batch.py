@@ -108,7 +108,9 @@ def _tokens(group: WeightedGroup, rollout: WeightedRollout) -> int:
 
 
 def _evened(tokens: Sequence[int], micro_batch_tokens: int) -> int:
-    """Return the smallest budget that does not increase the number of micro-batches for rollouts of these lengths."""
+    """Return the smallest `micro_batch_tokens` that needs no more micro-batches for rollouts of these lengths in
+    tokens.
+    """
 
     def count(budget: int) -> int:
         found, total = 1, 0
@@ -217,7 +219,8 @@ def _lay_out(rows: Sequence[NDArray[np.int64]], length: int) -> Rows:
         filled = np.stack([np.pad(row, (0, width - len(row)), mode="edge") for row in members])
         for number, row in enumerate(members):
             new = row[places_T[row] < 0]
-            # New positions are the row's completion, or the whole row if its prompt has no positions yet.
+            # Places that are not known yet: those of the row's completion, or of the whole row if it is the first one
+            # with its prompt.
             places_T[new] = offset + number * width + np.arange(len(row) - len(new), len(row))
         offset += filled.size
         positions_RL.append(torch.from_numpy(filled))

@@ -75,8 +75,8 @@ def turn_advantages(
 
 
 def _compared(groups: Sequence[Values], kind: Advantage) -> list[Values]:
-    """Return each return minus the mean of its turn, scaled as `kind` says. `groups` holds the returns of each group by
-    turn.
+    """Compute each episode's return G_t minus the group's mean return in turn t, scaled by the formula `kind`. `groups`
+    holds the returns of each group by turn.
     """
     less_mean = [[centred(values) for values in of_turns] for of_turns in groups]
     match kind:

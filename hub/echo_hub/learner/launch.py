@@ -68,7 +68,8 @@ def run(launch: Launch) -> None:
         _talk_over_loopback()
     store = None
     if launch.host_rank == 0:
-        # Pass a socket that is bound to this one address: the agent itself would listen on all addresses of the host.
+        # Pass a socket that is bound to this one address: torchrun's agent itself would listen on all addresses of the
+        # host.
         listener = _listen(host, int(port))
         port = str(listener.getsockname()[1])
         store = TCPStore(

@@ -127,8 +127,8 @@ class Policy:
         for layer in self._body.modules():
             if settings.gradient_checkpointing and isinstance(layer, GradientCheckpointingLayer):
                 self._checkpoint(layer)
-        # Ranks that share a base must compute its layers in lockstep. Models whose rows cannot be packed do not, so
-        # there each rank holds the whole base.
+        # Ranks that share a base must compute its layers in lockstep. Ranks that compute row by row do not, so each of
+        # them holds the whole base.
         if self._packs_up_to == sys.maxsize and not settings.base_bits:
             self.ranks.shard(self.model, self.device.type)
         self.model.to(self.device)
@@ -184,7 +184,7 @@ class Policy:
         `logprobs.intervals`.
 
         `adapters` holds weights of `read_adapter` or `published` and the number of consecutive positions T computed
-        with each. Several adapters need `takes_several`.
+        with each. Pass several adapters only if `takes_several` returns True.
         """
         if len(adapters) == 1:
             self.set_adapter(adapters[0][0])

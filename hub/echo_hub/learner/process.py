@@ -275,7 +275,7 @@ async def begun(settings: LearnerConfig, run_dir: Path) -> AsyncIterator[Supervi
 
 
 async def _spawn(settings: LearnerConfig, run_dir: Path) -> SupervisedChild:
-    """Start the learner process, or the launcher of several. Raises ChildExited."""
+    """Start the learner process, or the launcher of several learner processes. Raises ChildExited."""
     # Without CUBLAS_WORKSPACE_CONFIG, CUDA matrix products may give other bits at each repetition.
     environment = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     if settings.threads:

@@ -162,7 +162,8 @@ def _together(sub_batches: Sequence[Times]) -> Times:
 def _dealt(sub_batches: Sequence[Times], updates: int) -> list[Times]:
     """Return how often each rollout counts in each update.
 
-    Several sub-batches are dealt out to the updates in turn. A single sub-batch is split: its groups are dealt out.
+    Several sub-batches are distributed over the updates in turn. A single sub-batch is split: its groups are
+    distributed.
     """
     if len(sub_batches) > 1:
         return [_together(sub_batches[first::updates]) for first in range(min(updates, len(sub_batches)))]

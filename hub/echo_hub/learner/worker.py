@@ -184,7 +184,9 @@ class LearnerWorker:
         return frame
 
     def _admitted_step(self, frame: Frame) -> Frame:
-        """Replace the named groups by their contents. Raises LearnerError for a step out of order."""
+        """Return the frame with the contents of the groups that it names. Raises LearnerError
+        for a step out of order.
+        """
         if self._unconfirmed is not None:
             raise LearnerError("The step before this one is not confirmed yet.", got=f"step {frame['step']}")
         if frame["step"] != self.policy_version + 1:
@@ -237,7 +239,8 @@ class LearnerWorker:
         self._writer.wait()
 
     def confirm(self, step: int) -> None:
-        """Write the results of the computed step that waits for the hub's confirmation. A refused step has none.
+        """Write the results of the computed step that waits for the hub's confirmation. Does nothing if that step was
+        refused.
 
         Raises the error of an earlier step's write.
         """

@@ -405,7 +405,7 @@ class TokenCounts:
         self.given = 0
         """Tokens taken over from earlier attempts instead of sampled."""
         self.again = 0
-        """Tokens sampled at a position already sampled under another lease of the index, with any version."""
+        """Tokens sampled at a position that another lease of the same rollout had already sampled, with any version."""
         self.lost = 0
         """Tokens that vanished with a node before they were sent."""
         self.failures = 0

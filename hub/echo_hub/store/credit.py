@@ -150,7 +150,9 @@ _CHANGE: Final = (
 def _add_parts(
     connection: Connection, table: Table, name: str, number: int, by_holder: Mapping[str, Mapping[str, int]]
 ) -> None:
-    """Add to each holder's row for one day or one step. `name` is the row's key column, `number` the day or step."""
+    """Add credit to each holder's row for one day or one step. `name` is the row's key column, `number` the day or
+    step.
+    """
     keys: list[dict[str, str | int]] = [{"holder": holder, name: number} for holder in by_holder]
     added = [{"rollouts": part["rollouts"], "tokens": part["tokens"]} for part in by_holder.values()]
     add_to(connection, table, keys, added)

@@ -109,7 +109,7 @@ def open_to_read(engine: Engine) -> Iterator[Connection]:
         if look is not None and look[0] is engine:
             yield look[1]
             return
-        # Read from one snapshot: by default, PostgreSQL gives each statement its own.
+        # Read from one snapshot: by default, PostgreSQL gives each statement its own snapshot.
         of_one_commit = {} if engine.dialect.name == "sqlite" else {"isolation_level": "REPEATABLE READ"}
         with engine.execution_options(**of_one_commit).connect() as connection:
             yield connection

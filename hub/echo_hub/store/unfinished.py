@@ -179,6 +179,6 @@ def _unfinished(connection: Connection) -> tuple[UnfinishedRollout, ...]:
 
 
 def _others(row: Any) -> tuple[str, ...]:
-    """Return the nodes other than the leased one that sampled tokens of the rollout."""
+    """Return the nodes that sampled tokens of the rollout, without the node that holds its lease."""
     drawers = dict.fromkeys(span.node_id for span in unpack_spans(row.spans or ()))
     return tuple(name for name in drawers if name != row.node_id)

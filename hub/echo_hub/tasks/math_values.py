@@ -88,7 +88,7 @@ class Arithmetic:
         self.is_real = True
         """False once any part of the expression has a value with an imaginary part."""
         self.scale = 0.0
-        """Largest absolute power of ten among the inexact parts so far and their exact operands."""
+        """Largest absolute value of log10 among the inexact parts so far and the exact numbers combined with them."""
 
     @cached_property
     def _mp(self) -> Any:

@@ -308,7 +308,7 @@ def _conversion(unit: str, other: str) -> tuple[Fraction, Fraction] | None:
     except (*_UNREADABLE, PintError):
         return None
     zero, one, two = found
-    return (one - zero, zero) if two - one == one - zero else None  # Logarithmic units such as decibels are not linear.
+    return (one - zero, zero) if two - one == one - zero else None  # Decibels, for example, are not linear.
 
 
 def _is_same_thing(one: str, other: str) -> bool:

@@ -20,9 +20,8 @@ from echo_shared.records.rewards import components_of
 MAX_REWARD: Final = 1e6
 """Largest absolute reward of any task, because the learner squares differences of rewards in float32."""
 ROUNDING: Final = 1e-6
-"""Tolerance, as a share of the span between the bounds. Rewards beyond a bound by less count as the bound. A reward
-that is below the highest by less counts as solved.
-"""
+"""Tolerance, as a share of the span between the bounds. A reward beyond a bound by less than this counts as the bound.
+A reward less than this below the highest one counts as solved."""
 
 
 SCORE: Final = "score"
@@ -81,7 +80,7 @@ class RewardBounds:
 
     @property
     def solved_at(self) -> float:
-        """Lowest reward of a solved problem. Rewards below may be for the right form alone."""
+        """Lowest reward of a solved problem. A lower reward may be given for the right form alone."""
         return self.highest - ROUNDING * (self.highest - self.lowest)
 
     def is_solved(self, reward: float) -> bool:

@@ -247,8 +247,8 @@ class Trainer:
                 while True:
                     job = await self._jobs.get()
                     if isinstance(job, _Begin):
-                        # After a restart the process may have an older version: `_Train` jobs then repeat its steps,
-                        # read from the store.
+                        # After a restart the process may have an older version: `_Train` jobs then repeat the steps
+                        # that it lacks, read from the store.
                         if job.step == self._ordered + 1:
                             under_way = await self._begin(job, learner)
                             steps.create_task(self._tell_of(job.step, under_way, restarts))
@@ -352,7 +352,7 @@ class Trainer:
                 assert_never(job)
 
     def _with_waiting(self, first: GroupRequest) -> list[GroupRequest]:
-        """Return this request with all waiting requests, to draw one batch. Other jobs keep their order and follow."""
+        """Return this request with all waiting requests, to draw one batch. Other waiting jobs keep their order."""
         requests, others = [first], []
         while not self._jobs.empty():
             job = self._jobs.get_nowait()

@@ -25,9 +25,8 @@ the two policies are, an honestly drawn token has a ratio of r or more with a pr
 Measured with the built-in model on 2e5 tokens, four steps old, some from 4-bit engines: the largest was 6. At four
 times the default learning rate it was 41."""
 LARGEST_MISMATCH: Final = 0.1
-"""Largest mismatch KL between claims and learner that raises no alarm, in nats per token. The rollouts measured above,
-two steps old, have 2e-3.
-"""
+"""Largest mismatch KL between claims and learner that raises no alarm, in nats per token. In the measurement for
+LARGEST_RATIO, rollouts two steps old had 2e-3."""
 
 
 def alarms(step: StepRecord | None) -> tuple[str, ...]:

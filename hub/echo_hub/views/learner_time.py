@@ -25,7 +25,7 @@ from echo_shared.records.step_figures import EVAL_S, SECONDS
 REASONS: Final = ("rollouts", "hand_off", "evaluation", "down", "start")
 
 NOT_A_HAND_OFF_S: Final = 1.0
-"""Seconds. A hand-off shorter than this never counts as downtime, because a restart of the learner takes longer."""
+"""A hand-off shorter than this many seconds never counts as downtime, because a restart of the learner takes longer."""
 
 NOT_USUAL: Final = 5.0
 """A hand-off that takes longer than this multiple of the usual one counts as downtime."""

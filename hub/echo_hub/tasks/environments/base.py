@@ -15,9 +15,8 @@ class Message:
 
     text: str
     role: Literal["user", "tool"] = "user"
-    """What sent the message. A chat template renders a tool's message in its own format; without a chat template, roles
-    are invisible.
-    """
+    """Sender of the message. A chat template renders a tool's message in its own format; without a chat template, roles
+    are invisible."""
     name: str = ""
     """Name of the tool, for templates that show it."""
     tool_call_id: str = ""
@@ -43,8 +42,7 @@ class Observation(Message):
     components; those with a weight count as their lowest value.
     """
     turn_reward: float = 0.0
-    """Part of the episode's reward that the model's last turn earned, to which this is the
-    response; may be negative."""
+    """Part of the episode's reward that the model's last turn earned; may be negative."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
