@@ -86,9 +86,8 @@ def _common(
 ) -> None:
     shown = RichHandler(console=errors, show_path=False, level=logging.INFO if verbose else logging.WARNING)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[shown])
-    logging.getLogger("echo_hub").setLevel(
-        logging.INFO
-    )  # The operator's page shows INFO lines, even without --verbose.
+    # The operator's page shows INFO lines, even without --verbose.
+    logging.getLogger("echo_hub").setLevel(logging.INFO)
 
 
 @app.command()

@@ -4,8 +4,8 @@
 are those of rank 0. On other hosts, `echo-hub learner` calls `serve_host`. If one process fails, all are ended, and the
 hub restarts them from the newest checkpoint.
 
-Ranks trust each other, and anyone who can reach the address can join: use a private network. Without an address, they
-meet on the loopback interface. Importing this module loads no torch.
+Ranks trust each other, and anyone who can reach the address can join: use a private network. Without an address, the
+ranks meet on the loopback interface. Importing this module loads no torch.
 """
 
 from __future__ import annotations

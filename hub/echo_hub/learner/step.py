@@ -4,10 +4,10 @@ Between a micro-batch's forward and backward pass, its rollouts are screened (`e
 out get no gradient. Other groups keep their weights, so the step is smaller. A group may be split over micro-batches,
 and so over ranks. If a group is detected after a part of it entered the gradient, that part is computed again and
 subtracted before the optimizer runs. This is exact except for rounding. Clearly forged rollouts are left out at once,
-so the rounding error has the size of an honest gradient's. Without forgeries, it costs nothing.
+so the rounding error has the size of an honest gradient's. Without forged rollouts, the subtraction costs nothing.
 
 With several updates in a step, later updates may contain rollouts of the first one's groups. Then all rollouts are
-screened before the first update: either all updates of a group use it, or none.
+screened before the first update: either all updates use a group, or none.
 
 An update is held back if its gradient norm is an outlier of the run's history (`echo_hub.learner.norms`). Weights and
 optimizer stay as they are, and the rollouts that dominate the gradient become suspects.

@@ -1,9 +1,9 @@
 """The work of the learner's process (`serve`): steps, evaluations and, in co-located mode, sampling.
 
-A step is answered twice: after its computation, and after its adapter and checkpoint are on disk. These are copied at
-the step's end and written in parallel to the next command. The next step's result never comes before this one's. A kill
-loses only steps without a checkpoint: two at most if every step is checkpointed. The hub sends those again. When the
-hub closes the pipe or ends, commands that have not started are dropped.
+A step is answered twice: after its computation, and after its adapter and checkpoint are on disk. Adapter and
+checkpoint are copied at the step's end and written in parallel to the next command. The next step's result never comes
+before this one's. A kill loses only steps without a checkpoint: two at most if every step is checkpointed. The hub
+sends those steps again. When the hub closes the pipe or ends, commands that have not started are dropped.
 
 A step may arrive before its batch is in the hub's store. Until the hub confirms that the batch is stored, the step's
 results are not written and no other step starts. So a step that the hub loses in a crash leaves nothing.

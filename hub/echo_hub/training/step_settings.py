@@ -1,6 +1,6 @@
 """Settings of single steps: the directory for the adapter, the learning rate, and the objective.
 
-They depend only on the step and on the operator's earlier changes, so a repeated step gets the same settings.
+The settings depend only on the step and on the operator's earlier changes, so a repeated step gets the same settings.
 """
 
 from __future__ import annotations
