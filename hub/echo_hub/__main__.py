@@ -13,7 +13,7 @@ def run() -> None:
     """Run `echo_hub.main.run`. Its imports take most of the first second; until they are done, SIGINT kills the process
     directly, because Python would print a traceback.
     """
-    heeded = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN  # Shells ignore it for background jobs.
+    heeded = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN  # Shells make background jobs ignore SIGINT.
     if heeded:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from echo_hub import main

@@ -86,7 +86,8 @@ def _common(
 ) -> None:
     shown = RichHandler(console=errors, show_path=False, level=logging.INFO if verbose else logging.WARNING)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[shown])
-    logging.getLogger("echo_hub").setLevel(logging.INFO)  # For the operator's page, even without --verbose.
+    # The operator's page shows INFO lines, even without --verbose.
+    logging.getLogger("echo_hub").setLevel(logging.INFO)
 
 
 @app.command()
@@ -294,7 +295,7 @@ def nodes(run_directory: RunArgument) -> None:
                 "" if node.banned_at is None else f"since {when(node.banned_at)}",
                 Text(node.invite),
             )
-    Console(width=1_000).print(table)  # At any terminal width: scripts read the table.
+    Console(width=1_000).print(table)  # Independent of the terminal's width: scripts read the table.
 
 
 @app.command()

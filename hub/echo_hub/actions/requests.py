@@ -343,9 +343,10 @@ def undo_of(request: AnyRequest, before: Any) -> AnyRequest | None:
 
 
 def taking_back(action: str, fields: Mapping[str, Any], before: Any) -> AnyRequest | None:
-    """Return `undo_of` a logged action.
+    """Return the request that undoes a logged action.
 
-    Also None for actions that are not in `TABLE`: `echo-hub archive`, or actions of another version of this software.
+    None if it cannot be undone, or if the action is not in `TABLE`: `echo-hub archive`, or an action of another version
+    of this software.
     """
     try:
         return undo_of(request_of(action, fields), before)

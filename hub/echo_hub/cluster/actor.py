@@ -218,7 +218,7 @@ class _Hosted:
         self._news.clear()
         found, self._found = self._found, []
         if self._exited is not None:
-            self._news.set()  # From now on, let every call return at once.
+            self._news.set()  # From now on, let every call of `answers` return at once.
         return {"frames": found, "log": self._printed(), "exited": self._exited}
 
     def _printed(self) -> bytes:

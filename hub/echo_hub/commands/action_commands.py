@@ -1,7 +1,7 @@
 """`echo-hub act`, `undo`, `audit` and `tokens`: operator actions from the hub's own computer.
 
-They store the request in the run's database. A running hub carries it out within a second, a stopped one at its next
-start.
+The commands store the request in the run's database. A running hub carries it out within a second, a stopped one at its
+next start.
 """
 
 from __future__ import annotations

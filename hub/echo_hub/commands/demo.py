@@ -75,7 +75,7 @@ def default_backends() -> tuple[str, str]:
     """Return the engines of the demo's two nodes: llama.cpp and PyTorch, or PyTorch twice if llama.cpp is not
     installed.
 
-    The hub requires PyTorch, so it is always installed.
+    PyTorch is always installed, because the hub requires it.
     """
     return ("llama_cpp" if missing_engine() is None else "torch", "torch")
 

@@ -1,8 +1,8 @@
 """Non-default settings of `echo-hub demo` for each demo task.
 
 The first task is sums of three-digit numbers with the smallest base model, one number per completion. The others use a
-base model that writes its working before the answer. Their completion lengths differ by a factor of ten or more, so
-that a batch waits for its longest completion and nodes hold many at a time.
+base model that writes a calculation before the answer. Their completion lengths differ by a factor of ten or more, so
+that a batch waits for its longest completion and nodes hold many completions at a time.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ _SMALL: Final[Settings] = {
     "training": {"steps": 40, "groups_per_step": 16, "learning_rate": 1e-3},
     "evaluation": {"problems": 256},
 }
-"""Settings of the demo tasks with working. With them a step takes a few seconds on one core, although the model is four
-times as large and completions are long.
-"""
+"""Settings of the demo tasks whose completions contain a written calculation. With them a step takes a few seconds on
+one core, although the model is four times as large and completions are long."""
 
 _OF_TASK: Final[Mapping[DemoTask, Settings]] = {
     DemoTask.ARITHMETIC: {

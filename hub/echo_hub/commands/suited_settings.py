@@ -30,7 +30,7 @@ SAMPLED: Final = 64
 """Number of the task's problems that are sampled to measure lengths."""
 TAGS: Final = "\nEnd with your answer as <answer>...</answer>."
 _OF_ANSWER: Final = 4
-"""Completion tokens allowed for each token of the reference answer, to leave space for working."""
+"""Completion tokens allowed for each token of the reference answer, so that the model can reason before it answers."""
 _CHAT_TOKENS: Final = 96
 """Completion tokens allowed in addition for what a chat model writes around an answer."""
 _THINKING_TOKENS: Final = 1_024
@@ -38,7 +38,7 @@ _LEAST_TOKENS: Final = 16
 _SMALL: Final = 1_000_000_000
 """Number of weights below which a base model is expected to solve few problems."""
 _RATES: Final = ((500_000_000, 1e-4), (3_000_000_000, 5e-5))
-"""Learning rates for models with fewer weights than the first number."""
+"""Pairs (number of weights, learning rate): the rate applies to models with fewer weights."""
 _LARGE_RATE: Final = 2e-5
 _ROLLOUTS, _ROLLOUTS_ON_CPU = 128, 64
 """Number of rollouts in a step, if the learner has a GPU and if not."""

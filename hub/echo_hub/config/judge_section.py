@@ -34,19 +34,19 @@ class LlmJudgeConfig(Section):
     """The question for the judge. {prompt}, {completion} and {answer} (the reference answer) are inserted, each between
     unpredictable marks. It must ask for <score>NUMBER</score>; the last one is the verdict."""
     lowest: Bound = 0.0
-    """The verdict that is worth 0."""
+    """Verdict that gives the component the value 0."""
     highest: Bound = 10.0
-    """The verdict that is worth 1. A number outside lowest..highest is no verdict."""
+    """Verdict that gives the component the value 1. A number outside lowest..highest is no verdict."""
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
     """Sampling temperature of the judge."""
     max_tokens: Annotated[int, Field(ge=1, le=131_072)] = 1_024
     """Longest answer in tokens, thoughts included. A truncated answer has no verdict."""
     concurrency: Annotated[int, Field(ge=1, le=1024)] = 16
-    """Completions judged at once; others wait."""
+    """Number of completions judged at the same time; others wait."""
     timeout_s: Annotated[float, Field(gt=0, le=3600)] = 120.0
-    """Longest time for one answer."""
+    """Longest time for one answer, in seconds."""
     attempts: Annotated[int, Field(ge=1, le=100)] = 3
-    """Answers without a verdict before the completion is dropped."""
+    """Number of answers without a verdict after which the completion is dropped."""
 
     @model_validator(mode="after")
     def _can_be_asked(self) -> LlmJudgeConfig:

@@ -48,4 +48,4 @@ PUBLISHED: Final[Mapping[str, Published]] = {
     "sapo": Published(aggregation="sequence_mean", advantage="mean_std", numbers={}),
     "vespo": Published(aggregation="token_mean", advantage="mean_std", numbers={}),
 }
-"""By the objective's name in the settings."""
+"""The choices of each objective's paper, by the objective's name in the settings."""

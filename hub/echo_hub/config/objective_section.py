@@ -54,11 +54,11 @@ class ObjectiveConfig(Section):
     reference: Literal["base", "start"] = "base"
     """With kl_coefficient, the policy to stay near: the base model, or the adapter of model.start_from."""
     entropy_coefficient: Annotated[float, Field(ge=0)] = 0.0
-    """Loss reduction for each nat of a token's entropy. With entropy_target: its initial value."""
+    """Amount by which each nat of a token's entropy lowers the loss. With entropy_target: the initial amount."""
     entropy_target: Annotated[float, Field(ge=0)] = 0.0
     """Target of the step figure `entropy`, in nats per token. After a step below the target the coefficient rises by
-    entropy_delta, after a step above it falls; it applies only up to the target. 0 = off: the coefficient is
-    constant."""
+    entropy_delta, after a step above it falls. After a step above the target, no bonus applies. 0 = off: the
+    coefficient is constant."""
     entropy_delta: Annotated[float, Field(gt=0)] = 0.005
     """Change of the coefficient for each step, with entropy_target."""
     entropy_max: Annotated[float, Field(gt=0)] = 0.1
@@ -70,7 +70,8 @@ class ObjectiveConfig(Section):
     overlong_buffer_tokens: Annotated[int, Field(ge=0)] = 0
     """With overlong = "penalty": tokens before the limit at which the penalty begins."""
     selection: Literal["all", "shuffle_r1"] = "all"
-    """Rollouts of a group to train on: all, or the most unlike pairs by advantage, half of them."""
+    """Rollouts of a group to train on. all: every rollout. shuffle_r1: the half of the group's pairs whose advantages
+    differ most."""
     shuffle_batches: Annotated[int, Field(ge=0, le=1024)] = 0
     """With selection = "shuffle_r1": number of sub-batches sampled from the step's pairs. A sub-batch contains a pair
     at most once, with probability proportional to its advantages. A pair counts once for each draw. Must be a multiple
@@ -111,7 +112,8 @@ class ObjectiveConfig(Section):
         if self.old_policy == "proximal" and not paper.takes_old_policy:
             raise ValueError(f"the formula of {self.name} fixes the denominator of its ratios: remove old_policy")
         resolved = self.resolved()
-        # The ratio of a token whose probability did not change is 1, except for rounding.
+        # A token whose probability did not change has a ratio of 1, except for rounding, so a smaller cap would bound
+        # nearly every token. decoupled_ppo leaves out tokens beyond its cap, so its cap must leave space for rounding.
         if "cap" in paper.numbers and (resolved.cap < 1 or (self.name == "decoupled_ppo" and resolved.cap == 1)):
             least = "cap > 1" if self.name == "decoupled_ppo" else "cap >= 1"
             raise ValueError(f"{self.name} needs {least}, got {resolved.cap}")

@@ -50,9 +50,9 @@ class AlertsConfig(Section):
     """Kinds of problems that the webhook gets, by their names in docs/operator/operation.md; empty = all. The page, the
     events and /metrics always have all problems."""
     learner_idle_s: Annotated[float, Field(ge=0)] = 600.0
-    """The learner has waited for rollouts for this long; 0 = never a problem."""
+    """Seconds for which the learner must wait for rollouts until this is a problem; 0 = never a problem."""
     disk_free_bytes: Annotated[int, Field(ge=0)] = 2_000_000_000
-    """Less than this is free on the run directory's disk; 0 = never a problem."""
+    """Free bytes on the run directory's disk below which there is a problem; 0 = never a problem."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> AlertsConfig:
@@ -80,4 +80,4 @@ class MetricsConfig(Section):
     """Number of prompts and completions of every tenth step that TensorBoard and W&B get, out of the groups that
     keeping.share chooses; 0 = none. With wandb = "online" these texts leave this machine."""
     node_series: bool = False
-    """/metrics has a dozen series for each node, next to the sums: for fleets of up to some hundreds."""
+    """/metrics has a dozen series for each node, next to the sums: for fleets of up to some hundreds of nodes."""

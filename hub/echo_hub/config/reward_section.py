@@ -41,8 +41,8 @@ class RewardConfig(Section):
     """Component `tagged`: with "answer", 1 if the completion has exactly one non-empty <answer>...</answer>, else 0. ""
     = no such component."""
     length_least: Annotated[int, Field(ge=0, le=131_072)] = 0
-    """Component `length`: 1 for completions from this number of tokens up to length_most. Below, it falls to 0 with the
-    length."""
+    """Component `length`: 1 for completions from this number of tokens up to length_most. With fewer tokens, it falls
+    linearly to 0 at no tokens."""
     length_most: Annotated[int, Field(ge=0, le=131_072)] = 0
     """Component `length`: 1 up to this number of tokens, from length_least on. Above, it falls linearly to 0 at
     length_zero. 0 = no upper end."""

@@ -32,9 +32,10 @@ class RayConfig(Section):
     scorer_gpus: Amount = 0.0
     """GPUs, or fraction of a GPU, per scorer; other GPUs are hidden."""
     scorer_resources: dict[str, Amount] = Field(default_factory=dict)
-    """Custom resources of each scorer, such as { sandbox = 1 }: scorers run only on machines started with them."""
+    """Custom resources of each scorer, such as { sandbox = 1 }: scorers run only on machines whose Ray was started with
+    these resources."""
     verifier_cpus: Amount = 1.0
-    """CPUs that Ray reserves for the verifier; it uses trust.verifier_threads."""
+    """CPUs that Ray reserves for the verifier. The number of its threads is trust.verifier_threads."""
     verifier_gpus: Amount = 0.0
     """GPUs, or a share of one, for the verifier; 0 = it uses CPUs."""
     verifier_resources: dict[str, Amount] = Field(default_factory=dict)
@@ -69,7 +70,7 @@ class RayConfig(Section):
         }
 
     def set_aside(self, kind: WorkerKind) -> str:
-        """Describe these resources for people."""
+        """Describe the resources that Ray reserves for a process of this kind, for people."""
         wanted = {"CPU": getattr(self, f"{kind}_cpus"), "GPU": getattr(self, f"{kind}_gpus")}
         wanted |= getattr(self, f"{kind}_resources")
         return ", ".join(f"{amount:g} {name}" for name, amount in wanted.items() if amount) or "nothing"

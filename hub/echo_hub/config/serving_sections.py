@@ -46,8 +46,8 @@ class ServerConfig(Section):
     joins_per_s: Annotated[float, Field(ge=0.01, le=10_000)] = 50.0
     """Nodes that join each second. Others wait: nodes with earlier useful work go first, and addresses take turns."""
     connections_per_s: Annotated[float, Field(ge=1, le=1_000_000)] = 1_000.0
-    """New connections each second. After a quiet time four times as many may come at once, as for the next three
-    settings. Connections from trusted_proxies do not count."""
+    """New connections each second. After a quiet time, up to four times this number may come at once; the same holds
+    for the next three settings. Connections from trusted_proxies do not count."""
     connections_per_s_per_address: Annotated[float, Field(ge=1, le=1_000_000)] = 250.0
     """New connections each second from one address (IPv6: one /64)."""
     requests_per_s: Annotated[float, Field(ge=1, le=1_000_000)] = 2_000.0

@@ -17,10 +17,10 @@ _HUBS_OWN: Final = frozenset(
         *("continue_final_message", "return_assistant_tokens_mask", "bos_token", "eos_token", "unk_token", "pad_token"),
     )
 )
-"""Chat template variables that are not options."""
+"""Chat template variables that the hub sets itself, so that they are not options."""
 
 Key = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}$")]
-"""Name of a task in a mixture, or of an evaluation set, in figures."""
+"""Name of a task in a mixture, or of an evaluation set; part of the names of its figures."""
 Weight = Annotated[float, Field(ge=0, le=1e6)]
 MAX_HELDOUT: Final = 100_000
 """Limit of the number of held-out problems over all evaluation sets."""
@@ -45,7 +45,7 @@ class TaskConfig(Section):
     """Source of problems and rewards."""
 
     name: Annotated[str, AfterValidator(check_name)] = "arithmetic"
-    """arithmetic; worked (with working before the answer); reasoning-gym:DATASET; jsonl, with options.path;
+    """arithmetic; worked (a written calculation before the answer); reasoning-gym:DATASET; jsonl, with options.path;
     environment:guess, environment:sokoban and environment:calculator (several turns); or python:MODULE:FUNCTION, your
     function, which receives the options and returns a task or an environment."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -144,18 +144,18 @@ class ChosenSet:
     """An evaluation set with all defaults filled in."""
 
     name: str
-    """"" = the run's only set."""
+    """Name of the set; "" = the run's only set."""
     task: str
-    """The task's key."""
+    """Key of the set's task."""
     problems: int
     samples: int
     weight: float
     first: int
-    """Number of its first problem: the held-out problems of all sets are numbered consecutively."""
+    """Number of the set's first problem: the held-out problems of all sets are numbered consecutively."""
 
     @property
     def numbers(self) -> range:
-        """Numbers of its held-out problems."""
+        """Numbers of the set's held-out problems."""
         return range(self.first, self.first + self.problems)
 
 

@@ -33,16 +33,16 @@ class TrainingConfig(Section):
     on_new_version: Literal["finish", "interrupt"] = "finish"
     """What a node does with unfinished completions when a newer version arrives. finish: completes them with the
     version that they began with. interrupt (async mode only): prefills the drawn tokens again and continues with the
-    newer version; every token keeps its version, and max_staleness limits the oldest. The node chooses the token, and a
-    dishonest node chooses by reward: keep finish among strangers."""
+    newer version; every token keeps its version, and max_staleness limits the oldest. The node decides at which token
+    it switches, and a dishonest node may decide by the reward: keep finish if strangers take part."""
     tokens_per_step: Annotated[int, Field(ge=0)] = 0
     """A step takes complete groups, oldest first, until they have this many sampled tokens; the loss is divided by this
     number, so all steps weigh the same (C3PO). At least one group, at most groups_per_step; 0 = off: always
     groups_per_step."""
     dynamic_sampling: bool = False
-    """Drop groups with equal rewards, which teach nothing, and sample others in their place (DAPO). After four batches
-    of such groups, a step trains on them. With credit = "turn", returns from the same turn on count instead of rewards.
-    """
+    """Drop groups with equal rewards, which teach nothing, and sample others in their place (DAPO). Once the groups
+    dropped for one step would fill four batches, the step trains on such groups too. With credit = "turn", returns from
+    the same turn on count instead of rewards."""
     curriculum: Literal["off", "skip", "learnability"] = "off"
     """Skip problems that teach nothing before they are sampled (docs/tasks.md). skip: problems whose last group had
     all-correct or all-wrong completions. learnability: a problem with pass rate p is taken with probability 4 p (1 -
@@ -135,8 +135,8 @@ class LearnerConfig(Section):
     kv_cache_bytes: Annotated[int, Field(ge=0)] = 0
     """Most memory for keys and values while the learner samples, in co-located mode and evaluations. 0 = half of a
     GPU's free memory, a quarter of a host's memory. A batch that runs out of memory continues with half the width, and
-    later batches use that width. With episodes of several turns, half of it keeps shared beginnings of the next
-    prompts."""
+    later batches use that width. With episodes of several turns, half of this memory keeps the keys and values of
+    earlier turns for the next prompts."""
     gradient_checkpointing: bool | Literal["auto"] = "auto"
     """Keep only each layer's input for the backward pass: far less memory, a third to a half more time. auto: on a GPU
     that needs it."""

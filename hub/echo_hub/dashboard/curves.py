@@ -103,7 +103,8 @@ class _Point:
     rollouts: int = 0
     """Rollouts of those steps whose duration is known: all but the run's first step."""
     seconds: float = 0.0
-    """Summed duration of these steps. A step lasts from the previous step's end to its own."""
+    """Summed duration, in seconds, of the steps that `rollouts` covers. A step lasts from the previous step's end to
+    its own."""
 
     def take(self, other: _Point) -> None:
         self.step, self.newest = other.step, other.newest

@@ -142,7 +142,7 @@ class AdvisedNodes:
     kind: str
     """Engine and device as reported by such nodes: untrusted text."""
     count: int | None
-    """None if no number of them is enough."""
+    """Number of nodes to add; None if no number is enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +241,8 @@ class CurriculumView:
     solved: int
     hopeless: int
     between: int
-    """Those with a pass rate between 0 and 1: their groups have different rewards, which give a training signal."""
+    """Number with a pass rate above 0 and below 1: the rollouts of their groups have different rewards, which give a
+    training signal."""
     passed_over: int
     """Problems that the curriculum left out since the hub's start."""
 
@@ -323,7 +324,7 @@ class RunView:
     reason.
     """
     curriculum: CurriculumView | None = None
-    """None if the run has no curriculum."""
+    """Problems by pass rate; None if the run has no curriculum."""
     judged: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Counts of requests to each reward judge since the hub's start, by the judge's name: calls, unanswered,
     without_verdict, tokens_read, tokens_written.
@@ -340,11 +341,11 @@ class RunView:
     tasks: tuple[str, ...] = ()
     """Keys of the training tasks, if there are several."""
     versions: tuple[VersionView, ...] = ()
-    """Newest first; old ones may be left out."""
+    """Published versions, newest first; old ones may be left out."""
     fetches_by_transport: Mapping[str, int] = field(default_factory=dict)
     """Number of fetches by main transport, over all versions and nodes."""
     dissemination: DisseminationView | None = None
-    """None before the hub has announced a version since its start."""
+    """How far the newest version has reached the nodes; None before the hub has announced a version since its start."""
     newest_complete: int | None = None
     """Newest version that all nodes to which it was announced have. A node with a newer version counts as having it."""
     nodes_on_newest: int = 0
@@ -357,12 +358,12 @@ class RunView:
     uplink_bytes_s: float | None = None
     """The hub's upload capacity in bytes a second, as configured or measured; None if unknown."""
     events: tuple[RunEvent, ...] = ()
-    """Newest first; old ones may be left out."""
+    """Events, newest first; old ones may be left out."""
     capacity: CapacityView | None = None
     """How busy the learner is; None before the first step."""
     work: WorkView = field(default_factory=WorkView)
     cost: CostView | None = None
-    """None if no node has or had a price."""
+    """Costs of nodes; None if no node has or had a price."""
     trust: TrustStatus = field(default_factory=TrustStatus)
     siblings: tuple[SiblingView, ...] = ()
     """Other runs of this hub, by name."""

@@ -40,7 +40,7 @@ class RunPicture:
     run: RunView
     nodes: FleetView
     processor_s: float
-    """Processor time that reading and building them took, in seconds."""
+    """Processor time that reading and building `run` and `nodes` took, in seconds."""
 
 
 class PagesSource(Protocol):

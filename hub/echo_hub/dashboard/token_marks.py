@@ -20,7 +20,7 @@ from echo_shared.records.rollout import RolloutText, TextPiece
 Colour = Literal["logprob", "version", "none"]
 
 MOST_PIECES: Final = 4_000
-"""Largest number of pieces that get marks; the rest of a longer completion is shown without."""
+"""Largest number of pieces that get marks; the rest of a longer completion is shown without marks."""
 BOUNDS: Final = (0.9, 0.5, 0.1, 0.01)
 """Thresholds of a token's probability. A token's mark is one level stronger for each threshold above its
 probability.

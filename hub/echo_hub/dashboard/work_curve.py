@@ -22,9 +22,9 @@ class WorkPoint:
     """The last step that the point stands for."""
     mean_reward: float | None
     rollouts: int
-    """Number of the holder's rollouts that were trained on in these steps."""
+    """Number of the holder's rollouts that were trained on in the point's steps."""
     share: float
-    """The holder's share of the tokens trained on in these steps."""
+    """The holder's share of the tokens trained on in the point's steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

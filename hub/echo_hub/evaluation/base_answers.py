@@ -31,10 +31,10 @@ from echo_shared.records.run import EvaluationKind
 GOOD: Final = (0.05, 0.6)
 """Lowest and highest solve rate with which GRPO learns well."""
 MANY_ALIKE: Final = 0.8
-"""Share of groups with equal rewards from which most work is wasted."""
+"""If at least this share of the groups have equal rewards, most work is wasted."""
 MANY_CUT: Final = 0.2
 MANY_MISFORMED: Final = 0.05
-"""Shares of completions above which a warning is given: truncated ones, and right ones in a form that earns nothing."""
+"""Share above which a warning is given, for truncated completions and for right ones in a form that earns nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +42,14 @@ class BaseAnswer:
     text: str
     num_tokens: int
     reward: float | None
-    """None if the scorer failed; `error` then says why."""
+    """Reward of the answer; None if the scorer failed, and `error` then says why."""
     is_solved: bool
     is_cut: bool
     """True if the completion was cut off at sampling.max_tokens."""
     error: str = ""
     paid_as: str = ""
-    """The same answer in a form that would be solved; "" if the completion itself is solved or no tried form is."""
+    """The same answer in a form that would count as solved; "" if the completion itself is solved or none of the tried
+    forms is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

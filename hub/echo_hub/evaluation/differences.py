@@ -1,7 +1,7 @@
 """Compare two versions on the same held-out problems.
 
-The difference is taken per problem. So its standard error does not contain what makes some problems harder than others
-for both versions: Miller, https://arxiv.org/abs/2411.00640, on paired differences.
+The difference is taken per problem. So its standard error does not include how much problems differ in difficulty,
+which affects both versions alike: Miller, https://arxiv.org/abs/2411.00640, on paired differences.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SolvedShares:
 
 
 def noting_shares(policy_version: int, into: list[SolvedShares]) -> Watch:
-    """Return a watcher for `evaluate_sets` that appends to the list `into`."""
+    """Return a watcher for `evaluate_sets` that appends the solved shares of each set and kind to the list `into`."""
 
     def watch(heldout: HeldOut, kind: EvaluationKind, episodes: Sequence[Episode]) -> None:
         into.append(

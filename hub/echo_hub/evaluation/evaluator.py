@@ -63,7 +63,7 @@ class Evaluator:
         self._is_patient = is_patient
         self._count = count
         self._first_turns: set[tuple[int, bool, int, int]] = set()
-        """Version, greedy, problem and index of each episode in `count` that has begun."""
+        """Episodes whose first turn `count` includes already: (version, greedy, problem, index)."""
 
     @property
     def absence(self) -> str:
@@ -157,7 +157,7 @@ def evaluator_of(
 
 @dataclass(slots=True, eq=False)
 class _Done:
-    """What one call of `generate` has received so far."""
+    """Results and losses of one call of `generate` so far."""
 
     rollouts: dict[_Key, FinishedRollout] = field(default_factory=dict)
     seconds: float = 0.0

@@ -27,7 +27,7 @@ class AnswerExample:
     completion: str
     num_tokens: int
     reward: float | None
-    """None if the scorer failed; `error` then says why."""
+    """Reward of the answer; None if the scorer failed, and `error` then says why."""
     is_solved: bool
     is_cut: bool
     error: str

@@ -31,7 +31,7 @@ TOGETHER: Final = 256
 """Maximum number of completions sent to the process together."""
 DEATHS_OF_ONE: Final = 3
 """Number of processes that die with the same unanswered completion before that completion fails. After the first death
-it is sent alone."""
+the completion is sent alone."""
 ANSWER_S: Final = 1_800.0
 """Timeout for each answer after the process is ready, in seconds."""
 
@@ -41,7 +41,7 @@ class _Job:
     asked: Asked
     value: asyncio.Future[float] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     deaths: int = 0
-    """Number of processes that died before they answered it."""
+    """Number of processes that died before they answered for this completion."""
 
     def answer(self, value: float) -> None:
         if not self.value.done():
@@ -149,7 +149,7 @@ class RewardModel:
         jobs: list[_Job] = []
         while self._waiting and len(jobs) < TOGETHER:
             job = self._waiting.popleft()
-            if not job.value.done():  # If done, the caller was cancelled.
+            if not job.value.done():  # A future that is done was cancelled by the caller.
                 jobs.append(job)
         return jobs
 
@@ -194,5 +194,5 @@ class RewardModel:
     async def _stop(self) -> None:
         child, self._child = self._child, None
         if child is not None:
-            child.kill()  # The completions that it has not answered are sent again.
+            child.kill()  # Completions without an answer from this process are sent again.
             await child.stop()

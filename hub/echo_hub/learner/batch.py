@@ -27,9 +27,8 @@ from echo_hub.learner.weighting import WeightedGroup, WeightedRollout
 from echo_shared.sampling.draws import all_uniforms
 
 _ROW_FILL: Final = 0.75
-"""Smallest share of a rectangle that each of its rows fills. Attention cost grows with the square of the row length, so
-padding is expensive.
-"""
+"""Rows of similar length are padded to one rectangle; each fills at least this share of its width. A padded position
+costs as much attention as a token, and the cost grows with the square of the row length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +39,7 @@ class MicroBatch:
     position_ids_T: Tensor
     rows: Rows
     predictors_N: Tensor
-    """Position whose output predicts each trained token: together, the loss mask."""
+    """For each trained token, the position whose output predicts it. Positions that are not listed have no loss."""
     target_ids_N: Tensor
     behavior_logprobs_N: Tensor
     advantages_N: Tensor
@@ -109,7 +108,9 @@ def _tokens(group: WeightedGroup, rollout: WeightedRollout) -> int:
 
 
 def _evened(tokens: Sequence[int], micro_batch_tokens: int) -> int:
-    """Return the smallest budget that does not increase the number of micro-batches for rollouts of these lengths."""
+    """Return the smallest `micro_batch_tokens` that needs no more micro-batches for rollouts of these lengths in
+    tokens.
+    """
 
     def count(budget: int) -> int:
         found, total = 1, 0
@@ -202,8 +203,8 @@ def _turns(rollout: WeightedRollout) -> NDArray[np.int64]:
 
 
 def _lay_out(rows: Sequence[NDArray[np.int64]], length: int) -> Rows:
-    """Lay rows out in rectangles, longest row first. Rows that would fill less than `_ROW_FILL` of a rectangle begin a
-    new rectangle.
+    """Group rows into rectangles, longest row first: each rectangle is as wide as its longest row. A row that would
+    fill less than `_ROW_FILL` of the current rectangle's width begins a new rectangle.
     """
     rectangles: list[list[NDArray[np.int64]]] = []
     for row in sorted(rows, key=len, reverse=True):
@@ -218,7 +219,8 @@ def _lay_out(rows: Sequence[NDArray[np.int64]], length: int) -> Rows:
         filled = np.stack([np.pad(row, (0, width - len(row)), mode="edge") for row in members])
         for number, row in enumerate(members):
             new = row[places_T[row] < 0]
-            # New positions are the row's completion, or the whole row if its prompt has no positions yet.
+            # Places that are not known yet: those of the row's completion, or of the whole row if it is the first one
+            # with its prompt.
             places_T[new] = offset + number * width + np.arange(len(row) - len(new), len(row))
         offset += filled.size
         positions_RL.append(torch.from_numpy(filled))

@@ -41,7 +41,7 @@ _ADAPTER: Final = "adapter:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointState:
-    """What a checkpoint holds of the learner's state besides tensors."""
+    """The learner's state in a checkpoint, except its tensors."""
 
     step: int
     told: Mapping[int, StepTold]
@@ -163,8 +163,8 @@ def _read(directory: Path) -> Checkpoint | None:
 
 
 def _told(marker: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the results stored in checkpoint.json. Older files have no screens, and hold the metrics of two steps in
-    separate fields.
+    """Return the results stored in checkpoint.json. Files of older releases have no results of screening, and hold the
+    metrics of two steps in separate fields.
     """
     if "told" in marker:
         told: list[dict[str, Any]] = marker["told"]

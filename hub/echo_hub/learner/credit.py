@@ -55,7 +55,7 @@ class EpisodeRewards:
 def turn_advantages(
     groups: Sequence[Sequence[EpisodeRewards]], training: TrainingConfig, kind: Advantage
 ) -> list[Values]:
-    """Return the advantages [turns] of each episode of each group. `kind` is the formula of `advantages`."""
+    """Return the advantages [turns] of each episode of each group. `kind` selects the formula, as in `advantages`."""
     if training.credit == "episode":
         whole = advantages([np.array([episode.reward for episode in group]) for group in groups], kind)
         return [
@@ -75,8 +75,8 @@ def turn_advantages(
 
 
 def _compared(groups: Sequence[Values], kind: Advantage) -> list[Values]:
-    """Return each return minus the mean of its turn, scaled as `kind` says. `groups` holds the returns of each group by
-    turn.
+    """Compute each episode's return G_t minus the group's mean return in turn t, scaled by the formula `kind`. `groups`
+    holds the returns of each group by turn.
     """
     less_mean = [[centred(values) for values in of_turns] for of_turns in groups]
     match kind:

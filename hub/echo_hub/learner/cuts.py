@@ -42,7 +42,9 @@ class Cuts:
 
     @classmethod
     def read(cls, checkpoints: Path, *, place: str) -> Cuts:
-        """Read the file. `place` identifies device and settings. A missing, broken or foreign file gives no entries."""
+        """Read the file. `place` identifies device and settings. A file that is missing, broken or written for another
+        `place` gives no entries.
+        """
         cuts = cls(checkpoints, place=place)
         try:
             document = json.loads(cuts._path.read_bytes())
@@ -55,7 +57,7 @@ class Cuts:
         return cuts
 
     def take(self, frame: Mapping[str, Any]) -> None:
-        """Replace all entries by those of a frame, as `frame` returns it."""
+        """Replace all entries by those in `frame`, a result of the method `frame`."""
         self._by_step = {int(step): ChunkSizes(**_checked(cut)) for step, cut in frame["cuts"].items()}
         self._place = str(frame["place"])
 

@@ -48,7 +48,8 @@ class Drawing:
         self._kv_cache_bytes = kv_cache_bytes
         self._multi_turn = multi_turn
         self._prefixes: tuple[str, PrefixCache] | None = None
-        """Fingerprint of the weights, and the prefix cache filled with them."""
+        """A fingerprint of the weights, and the cache of prompt prefixes' keys and values
+        computed with these weights."""
         self.rows = max(1, min(MOST_ROWS, LOGIT_BYTES // (8 * policy.vocab_size)))
 
     def draw(self, groups: Sequence[GroupRequest], choose: Choose) -> Iterator[FinishedRollout]:

@@ -23,7 +23,7 @@ from echo_hub.learner.history import History
 
 
 def adapt(history: History, objective: ObjectiveConfig) -> tuple[History, float]:
-    """Return the history with the next step's coefficient c, and that step's entropy weight α."""
+    """Return the history with the next step's coefficient c, and the entropy weight α in that step's loss."""
     target = objective.entropy_target
     if not target:
         return replace(history, entropy_coefficient=None), objective.entropy_coefficient

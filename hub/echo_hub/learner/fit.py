@@ -21,9 +21,10 @@ SIZES: Final = (512, 1_024)
 MARGIN: Final = 0.1
 """Share of the free memory kept in reserve for fragmentation."""
 MOST_TOKENS: Final = 32_768
-"""Upper limit: larger micro-batches do not speed up matrix products."""
+"""Upper limit of a micro-batch, in tokens: larger ones do not speed up matrix products."""
 ENOUGH_TOKENS: Final = 4_096
-"""Below this size, matrix products are slow, and gradient checkpointing with larger micro-batches is faster."""
+"""Size of a micro-batch, in tokens, below which matrix products are slow. Gradient checkpointing with larger
+micro-batches is then faster."""
 
 Measure = Callable[[bool, int], int | None]
 """Measures the peak bytes that a forward and backward pass allocates; None if memory is too small. Arguments: True for

@@ -4,8 +4,8 @@
 are those of rank 0. On other hosts, `echo-hub learner` calls `serve_host`. If one process fails, all are ended, and the
 hub restarts them from the newest checkpoint.
 
-Ranks trust each other, and anyone who can reach the address can join: use a private network. Without an address, they
-meet on the loopback interface. Importing this module loads no torch.
+Ranks trust each other, and anyone who can reach the address can join: use a private network. Without an address, the
+ranks meet on the loopback interface. Importing this module loads no torch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from echo_shared.process.child import describe_end
 log = logging.getLogger(__name__)
 
 RETRY_S: Final = 1.0
-"""Shortest pause before another host tries again to meet the hub's processes; the longest is twice this."""
+"""Shortest pause, in seconds, before another host tries again to reach the hub's host. Pauses are random, up to twice
+as long."""
 
 _WAIT_FOR_HOSTS_S: Final = 86_400
 _LOOPBACK: Final = "127.0.0.1"
@@ -67,7 +68,8 @@ def run(launch: Launch) -> None:
         _talk_over_loopback()
     store = None
     if launch.host_rank == 0:
-        # Pass a socket that is bound to this one address: the agent itself would listen on all addresses of the host.
+        # Pass a socket that is bound to this one address: torchrun's agent itself would listen on all addresses of the
+        # host.
         listener = _listen(host, int(port))
         port = str(listener.getsockname()[1])
         store = TCPStore(

@@ -52,9 +52,8 @@ class Screened(NamedTuple):
     logprobs_N: Tensor
     """Log-probabilities of the given tokens, in nats."""
     distances_N: Tensor
-    """Distance of the uniform number u from the token's interval, in cumulative probability: 0 inside, NaN if
-    u is NaN.
-    """
+    """Distance of the uniform number u from the interval of cumulative probability that draws the token: 0 inside the
+    interval, NaN if u is NaN."""
     entropies_N: Tensor
     """Entropy of the distribution from which the token was drawn, in nats."""
 
@@ -79,7 +78,9 @@ def screened_logprobs(
     entropy_gradient: bool = False,
     chunk_elements: int | None = None,
 ) -> Screened:
-    """Return `selected_logprobs` and the other results of the same logits. `uniforms_N` holds each token's u."""
+    """Return `selected_logprobs` and the other fields of `Screened`, computed from the same logits. `uniforms_N` holds
+    the uniform number u with which each token was drawn.
+    """
     return _apply(hidden_NH, head, ids_N, uniforms_N, temperature, chunk_elements, entropy_gradient=entropy_gradient)
 
 
@@ -111,7 +112,9 @@ def _exponentiate(logits_NV: Tensor) -> Tensor:
 
 
 def _to_entropy_error(p_NV: Tensor, entropies_N1: Tensor) -> None:
-    """Replace the probabilities p by p (log p + H) in place; 0 where p is 0."""
+    """Replace the probabilities p by p (log p + H) in place; 0 where p is 0. H (`entropies_N1`) is the entropy of each
+    row.
+    """
     rows = max(1, EXPONENT_ELEMENTS[p_NV.device.type] // p_NV.shape[1])
     for part in _parts(len(p_NV), rows):
         products = torch.xlogy(p_NV[part], p_NV[part])
@@ -119,7 +122,9 @@ def _to_entropy_error(p_NV: Tensor, entropies_N1: Tensor) -> None:
 
 
 def _outside(weights_NV: Tensor, total_N1: Tensor, ids_N1: Tensor, uniforms_N: Tensor) -> Tensor:
-    """Return the distance of u from the token's interval [N]. `weights_NV` are probabilities times `total_N1`."""
+    """Return the distance [N] of each token's u from the interval of cumulative probability that draws the token.
+    `weights_NV` are probabilities times `total_N1`.
+    """
     size = weights_NV.shape[1]
     block_N1 = ids_N1 // _BLOCK
     below_N1 = torch.zeros_like(total_N1)
@@ -245,7 +250,8 @@ class _SelectedLogprobs(Function):
             if not gradients:
                 continue
             own = logits.div_(total).gather(1, ids)
-            # Subtract before rounding to the head's dtype: near p = 1 the difference is the whole value.
+            # Compute p - 1 before rounding to the head's dtype: if p is near 1, rounding p first would lose the small
+            # difference.
             error = logits.scatter_add_(1, ids, -torch.ones_like(total)).to(weight_VH.dtype)
             gradients[0][part] = torch.mm(error, weight_VH).div_(-temperature)
             if entropy_gradient:

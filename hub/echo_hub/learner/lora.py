@@ -22,7 +22,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 Part = tuple[Tensor, Tensor, int]
-"""A [R, I] and B [O, R] of one adapter, and the number of tokens that it computes."""
+"""A [R, I] and B [O, R] of one adapter, and the number of tokens to which the adapter applies."""
 
 
 def use_in(config: LoraConfig) -> None:
@@ -34,7 +34,7 @@ class LoraLinear(lora.Linear):
     """PEFT's layer with one adapter and no dropout. Only the computation differs from PEFT's."""
 
     parts: tuple[Part, ...] = ()
-    """Adapters that `computing_by` has set for its block; empty outside of it."""
+    """Adapters set by `computing_by` while its block runs; empty at other times."""
 
     @property
     def linear(self) -> nn.Linear:
@@ -56,7 +56,7 @@ class LoraLinear(lora.Linear):
     @property
     def adapter(self) -> tuple[Tensor, Tensor, float] | None:
         """Return A [R, I], B [O, R] and the scaling of the only active adapter. Return None if no adapter is active, or
-        if several compute different tokens (`computing_by`).
+        if several adapters apply to different tokens (`computing_by`).
         """
         if self.disable_adapters or self.merged or self.parts:
             return None
@@ -66,7 +66,7 @@ class LoraLinear(lora.Linear):
 
 
 def layers(model: nn.Module) -> dict[str, LoraLinear]:
-    """Return all such layers of a model, by their names in PEFT's files."""
+    """Return all `LoraLinear` layers of a model, by their names in PEFT's files."""
     return {name: module for name, module in model.named_modules() if isinstance(module, LoraLinear)}
 
 

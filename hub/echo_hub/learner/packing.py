@@ -25,9 +25,8 @@ ATTENTION: Final = "echo_packed"
 """Value of `attn_implementation` for loading models; without rows it behaves like "sdpa"."""
 
 _TOLERANCE: Final = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""Largest allowed error relative to the largest value. Models that mix rows have errors of the order of the values
-themselves.
-"""
+"""Largest error, relative to the largest value, at which packed and separate rows count as equal. A model in which
+packed rows influence each other has errors as large as the values themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

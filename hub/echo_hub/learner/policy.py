@@ -73,7 +73,8 @@ class Policy:
         self._dtype = dtype
         self._published_dtype = _dtype(settings.publish_precision, auto=dtype)
         self.computed: Callable[[], object] = lambda: None
-        """Called after each forward pass of a micro-batch."""
+        """Called after each forward pass of a micro-batch. The learner process sets it to its heartbeat, as a sign of
+        progress."""
         self._temperature = settings.temperature
         self.checkpoints = settings.learner.gradient_checkpointing is True
         """True if gradient checkpointing is on now. The learner may change it, unless the setting is false."""
@@ -126,8 +127,8 @@ class Policy:
         for layer in self._body.modules():
             if settings.gradient_checkpointing and isinstance(layer, GradientCheckpointingLayer):
                 self._checkpoint(layer)
-        # Ranks that share a base must compute its layers in lockstep. Models whose rows cannot be packed do not, so
-        # there each rank holds the whole base.
+        # Ranks that share a base must compute its layers in lockstep. Ranks that compute row by row do not, so each of
+        # them holds the whole base.
         if self._packs_up_to == sys.maxsize and not settings.base_bits:
             self.ranks.shard(self.model, self.device.type)
         self.model.to(self.device)
@@ -158,8 +159,8 @@ class Policy:
             )
 
     def screened(self, batch: MicroBatch, *, entropy_gradient: bool = False) -> Screened:
-        """Return `logprobs` and the other results of the same pass. With `entropy_gradient`, entropies have an autograd
-        graph too.
+        """Return `logprobs` with the other fields of `Screened`, all from one forward pass. With `entropy_gradient`,
+        entropies have an autograd graph too.
         """
         with self.autocast():
             return screened_logprobs(
@@ -183,7 +184,7 @@ class Policy:
         `logprobs.intervals`.
 
         `adapters` holds weights of `read_adapter` or `published` and the number of consecutive positions T computed
-        with each. Several adapters need `takes_several`.
+        with each. Pass several adapters only if `takes_several` returns True.
         """
         if len(adapters) == 1:
             self.set_adapter(adapters[0][0])

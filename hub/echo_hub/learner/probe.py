@@ -39,10 +39,10 @@ class MemoryMeter(Protocol):
         """Return the bytes that can still be allocated."""
 
     peak_bytes: int
-    """Peak bytes allocated in the last block of `measuring`, above those held before it."""
+    """Peak of the allocated bytes in the last `measuring` block, minus the bytes allocated before the block."""
 
     def measuring(self) -> AbstractContextManager[None]:
-        """Measure the peak inside the block."""
+        """Measure the peak memory that is allocated inside the block."""
 
 
 class CudaMeter:

@@ -47,7 +47,8 @@ class Learner:
 
     def __init__(self, child: SupervisedChild, opened: Frame, room: Room | None) -> None:
         self.policy_version: int = opened["policy_version"]
-        """Policy version that the process holds according to its last answer. Answers to cancelled calls count too."""
+        """Policy version that the process holds, according to its last answer, even if the call that caused the answer
+        was cancelled."""
         self.resumed: Mapping[int, StepTold] = frames.unpack_told(opened["told"])
         """Results that the process found in its checkpoint: of the checkpoint's step and of the previous one, by step
         number.
@@ -274,7 +275,7 @@ async def begun(settings: LearnerConfig, run_dir: Path) -> AsyncIterator[Supervi
 
 
 async def _spawn(settings: LearnerConfig, run_dir: Path) -> SupervisedChild:
-    """Start the learner process, or the launcher of several. Raises ChildExited."""
+    """Start the learner process, or the launcher of several learner processes. Raises ChildExited."""
     # Without CUBLAS_WORKSPACE_CONFIG, CUDA matrix products may give other bits at each repetition.
     environment = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     if settings.threads:

@@ -8,7 +8,7 @@ from echo_hub.config.training_sections import TrainingConfig
 
 
 def share_of_highest(training: TrainingConfig, step: int, *, steps_before: int = 0) -> float:
-    """Return the share of the full learning rate in step `step`, counted from 1; it is in 0..1.
+    """Return the learning rate of step `step`, counted from 1, as a share (0..1) of the full rate.
 
     `steps_before` is the number of the run's earlier steps outside the schedule. The share rises linearly and reaches 1
     in the step after `warmup_steps`. Then it stays 1, or decays towards `final_share` one step after the run's end.

@@ -52,7 +52,8 @@ class ScreenedTokens:
     claims_N: NDArray[np.float32]
     learner_logprobs_N: NDArray[np.float32]
     distances_N: NDArray[np.float32]
-    """Distance of each token's uniform number u from the token's interval; NaN where u is unknown."""
+    """Distance of each token's uniform number u from the interval of cumulative probability that draws the token; NaN
+    where u is unknown."""
     lengths: Sequence[int]
     """Number of tokens of each rollout."""
 
@@ -66,7 +67,8 @@ class ScreenFindings:
     suspects: set[int] = field(default_factory=set)
     """Rollouts that caused their group to be left out, or that dominated an update that was held back."""
     counts: dict[tuple[int, int], tuple[list[int], list[int], float]] = field(default_factory=dict)
-    """Token counts by PROBABILITY_EDGES and by CLAIM_EDGES, and the summed mismatch KL, for each (rollout, turn)."""
+    """For each (rollout, turn): token counts in the bins of PROBABILITY_EDGES and of CLAIM_EDGES, and the summed
+    mismatch KL."""
 
     def frame(self, turns: Sequence[int]) -> dict[str, Any]:
         """Return the results for the hub and a checkpoint, as lists.
@@ -90,7 +92,7 @@ class ScreenFindings:
         return [[*place, *counts] for place, counts in self.counts.items()]
 
     def add_counts(self, packed: Sequence[Mapping[str, Any]]) -> None:
-        """Add the counts of other ranks: {"counts": `packed_counts`} of each."""
+        """Add the counts of other ranks. `packed` has {"counts": result of `packed_counts`} for each rank."""
         for rollout, turn, *counts in (row for frame in packed for row in frame["counts"]):
             draws, claims, mismatch = counts
             self.counts[rollout, turn] = draws, claims, mismatch
@@ -130,7 +132,9 @@ def count(
 
 
 def _differences(tokens: ScreenedTokens) -> NDArray[np.float64]:
-    """Return the learner's logprob minus the claim, in nats; 0 where the learner's value is NaN."""
+    """Return the learner's log-probability of each token minus the claimed one, in nats; 0
+    where the learner's is NaN.
+    """
     return np.nan_to_num(tokens.learner_logprobs_N.astype(np.float64) - tokens.claims_N, nan=0.0)
 
 

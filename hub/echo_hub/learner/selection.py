@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 
 def most_unlike(advantages_G: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Return the half of a group's pairs with the largest contrast (rounded up), as indices of rollouts [P, 2].
+    """Return the half (rounded up) of a group's pairs whose advantages differ most, as indices of rollouts [P, 2].
 
     The middle rollout of an odd group has no pair. Equal advantages keep the rollouts' order. A single rollout is
     paired with itself.

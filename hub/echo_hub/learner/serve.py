@@ -130,8 +130,8 @@ def _unheard(_: Frame) -> None:
 
 def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    # The hub sets this for its own child; on other hosts it is set here. Without it, CUDA matrix products are not
-    # deterministic.
+    # The hub sets CUBLAS_WORKSPACE_CONFIG for its own child; on other hosts it is set here. Without the variable, CUDA
+    # matrix products are not deterministic.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if not distributed.is_torchelastic_launched():
         return serve(ParentPipe())

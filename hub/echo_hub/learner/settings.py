@@ -129,6 +129,7 @@ class StepTold:
     """The learner's report of a finished step."""
 
     metrics: Mapping[str, float]
-    """Metrics of `echo_hub.learner.step.screened_step`, and times that passed between steps."""
+    """Metrics of `echo_hub.learner.step.screened_step`, and the seconds that passed between steps."""
     screen: Mapping[str, Any] = field(default_factory=dict)
-    """Result of `echo_hub.learner.screen.Findings.frame`; empty if read from a checkpoint that has no screens."""
+    """Result of `echo_hub.learner.screen.Findings.frame`; empty if read from a checkpoint
+    without results of screening."""

@@ -187,7 +187,8 @@ class Finetuning:
         loss = accumulate_gradient(self.policy, groups, cut)
         clip = self._settings.training.max_grad_norm
         norm = float(torch.nn.utils.clip_grad_norm_(self.policy.parameters.values(), clip))
-        # A NaN norm fails both comparisons, and an infinite norm the second one, so neither is applied.
+        # A NaN norm fails both comparisons, and an infinite norm the second one, so an update with such a norm is not
+        # applied.
         is_applied = norm <= limit(self.progress.norms) and norm < float("inf")
         if is_applied:
             self._optimizer.step()

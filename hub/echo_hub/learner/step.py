@@ -4,10 +4,10 @@ Between a micro-batch's forward and backward pass, its rollouts are screened (`e
 out get no gradient. Other groups keep their weights, so the step is smaller. A group may be split over micro-batches,
 and so over ranks. If a group is detected after a part of it entered the gradient, that part is computed again and
 subtracted before the optimizer runs. This is exact except for rounding. Clearly forged rollouts are left out at once,
-so the rounding error has the size of an honest gradient's. Without forgeries, it costs nothing.
+so the rounding error has the size of an honest gradient's. Without forged rollouts, the subtraction costs nothing.
 
 With several updates in a step, later updates may contain rollouts of the first one's groups. Then all rollouts are
-screened before the first update: either all updates of a group use it, or none.
+screened before the first update: either all updates use a group, or none.
 
 An update is held back if its gradient norm is an outlier of the run's history (`echo_hub.learner.norms`). Weights and
 optimizer stay as they are, and the rollouts that dominate the gradient become suspects.
@@ -92,7 +92,7 @@ def screened_step(
     shares = [policy.ranks.micro_batches(of_update, micro_batch_tokens=tokens) for of_update in step.updates]
     findings = ScreenFindings()
     # With several updates, the log-probabilities at the start of the step need an extra forward pass. With one update,
-    # its own forward pass gives them.
+    # the update's own forward pass gives them.
     early = loss.needs_proximal or step.divides_groups
     proximal = [
         [_at_start(policy, batch, findings) if number and early else None for batch in share]
@@ -223,14 +223,15 @@ def _screened_gradient(
     for number, groups in (*torn, *[(0, set[int]())] * (most - len(torn))):
         keep = partial(_only, groups)
         part = accumulate_gradient(policy, share[number], loss, proximal_N=proximal[number], scale=-scale, keep=keep)
-        # Subtract the sums; the last entry is a maximum, which cannot be subtracted.
+        # The removed part's sums enter negatively. The last entry is a maximum, which cannot be subtracted, so set it
+        # to 0.
         statistics.append(torch.cat((-part[:-1], torch.zeros_like(part[-1:]))))
     return statistics
 
 
 def _screen(findings: ScreenFindings, batch: MicroBatch, logprobs_N: Tensor, distances_N: Tensor) -> Tensor | None:
-    """Screen the micro-batch's rollouts, add the results to `findings`, and keep the tokens of groups not left out; a
-    `Keep`.
+    """Screen the micro-batch's rollouts, add the results to `findings`, and keep the tokens of groups not left out.
+    Used as a `Keep`.
     """
     lengths = np.bincount(batch.rollouts_N.numpy(force=True), minlength=batch.num_rollouts)
     tokens = screen.ScreenedTokens(
@@ -250,7 +251,7 @@ def _screen(findings: ScreenFindings, batch: MicroBatch, logprobs_N: Tensor, dis
 def _not_left_out(
     findings: ScreenFindings, batch: MicroBatch, logprobs_N: Tensor, distances_N: Tensor
 ) -> Tensor | None:
-    """Keep the tokens of groups that are not left out; a `Keep`."""
+    """Keep the tokens of groups that are not left out. Used as a `Keep`."""
     if findings.left_out.isdisjoint(batch.groups):
         return None
     return _only(set(batch.groups) - findings.left_out, batch, logprobs_N, distances_N)
@@ -272,7 +273,7 @@ def _dominant(
     """Return the indices of the rollouts that dominate an update's gradient. Clears all gradients.
 
     First take the groups whose own gradient norm is at least half of the largest. In these groups, take the rollouts
-    whose norm is at least half of the largest rollout's. Every rank computes all of them.
+    whose norm is at least half of the largest rollout's. Every rank computes all of these norms.
     """
 
     def norm_of(group: WeightedGroup) -> float:

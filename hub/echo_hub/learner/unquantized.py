@@ -20,7 +20,7 @@ BLOCKED: Final = ("bitsandbytes", "scipy")
 
 
 def command(module: str) -> Sequence[str]:
-    """Return the arguments after `python -m` that run `module` without these imports."""
+    """Return the arguments after `python -m` that run `module` without the imports that only other learners need."""
     return (__name__, module)
 
 

@@ -11,8 +11,8 @@ micro-batches or processes does not matter. In this order:
                 choose. They are also out of the denominators below, for any aggregation (TRL keeps N in grpo's and
                 dr_grpo's). A rollout that `objective.shuffle_batches` chooses several times counts as often, in
                 denominators and loss
-    update      of several in the step (`training.updates_per_step`): sub-batches are dealt out in turn; without
-                sub-batches, the computed groups are
+    update      of several in the step (`training.updates_per_step`): sub-batches are distributed in turn; without
+                sub-batches, the computed groups are distributed
     weight      by the aggregation, over the remaining N rollouts with T_i drawn tokens each, in M groups
 
     token_mean      1 / Σ_j T_j
@@ -162,7 +162,8 @@ def _together(sub_batches: Sequence[Times]) -> Times:
 def _dealt(sub_batches: Sequence[Times], updates: int) -> list[Times]:
     """Return how often each rollout counts in each update.
 
-    Several sub-batches are dealt out to the updates in turn. A single sub-batch is split: its groups are dealt out.
+    Several sub-batches are distributed over the updates in turn. A single sub-batch is split: its groups are
+    distributed.
     """
     if len(sub_batches) > 1:
         return [_together(sub_batches[first::updates]) for first in range(min(updates, len(sub_batches)))]

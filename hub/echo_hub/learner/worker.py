@@ -1,9 +1,9 @@
 """The work of the learner's process (`serve`): steps, evaluations and, in co-located mode, sampling.
 
-A step is answered twice: after its computation, and after its adapter and checkpoint are on disk. These are copied at
-the step's end and written in parallel to the next command. The next step's result never comes before this one's. A kill
-loses only steps without a checkpoint: two at most if every step is checkpointed. The hub sends those again. When the
-hub closes the pipe or ends, commands that have not started are dropped.
+A step is answered twice: after its computation, and after its adapter and checkpoint are on disk. Adapter and
+checkpoint are copied at the step's end and written in parallel to the next command. The next step's result never comes
+before this one's. A kill loses only steps without a checkpoint: two at most if every step is checkpointed. The hub
+sends those steps again. When the hub closes the pipe or ends, commands that have not started are dropped.
 
 A step may arrive before its batch is in the hub's store. Until the hub confirms that the batch is stored, the step's
 results are not written and no other step starts. So a step that the hub loses in a crash leaves nothing.
@@ -83,7 +83,7 @@ class LearnerWorker:
         self._unconfirmed: Callable[[], None] | None = None
         """Writes the results of a computed step that awaits the hub's confirmation; None without such a step."""
         self.failed = False
-        """True if a write has failed. The hub has been told."""
+        """True after a write has failed; the error has been reported to the hub."""
         self._eval_s = 0.0
         """Seconds spent on evaluations since the last step."""
         self._ended: float | None = None
@@ -184,7 +184,9 @@ class LearnerWorker:
         return frame
 
     def _admitted_step(self, frame: Frame) -> Frame:
-        """Replace the named groups by their contents. Raises LearnerError for a step out of order."""
+        """Return the frame with the contents of the groups that it names. Raises LearnerError
+        for a step out of order.
+        """
         if self._unconfirmed is not None:
             raise LearnerError("The step before this one is not confirmed yet.", got=f"step {frame['step']}")
         if frame["step"] != self.policy_version + 1:
@@ -237,7 +239,8 @@ class LearnerWorker:
         self._writer.wait()
 
     def confirm(self, step: int) -> None:
-        """Write the results of the computed step that waits for the hub's confirmation. A refused step has none.
+        """Write the results of the computed step that waits for the hub's confirmation. Does nothing if that step was
+        refused.
 
         Raises the error of an earlier step's write.
         """

@@ -45,9 +45,8 @@ from echo_shared.files.atomic import disk_errors, sync
 FORMAT: Final = 1
 ROWS_A_FILE: Final = 50_000
 TOKENS_A_FILE: Final = 5_000_000
-"""Approximate number of tokens in a file, because a step is never split. The limits keep a file small enough to be
-compared in memory.
-"""
+"""Approximate number of tokens in a file: a step is never split. A file must be small enough
+to be compared in memory."""
 METADATA: Final = b"echo"
 _CANNOT_WRITE: Final = "The archive cannot be written."
 

@@ -5,9 +5,9 @@
     RUN/sft-work/checkpoints/   the progress: `echo_hub.learner.sft`
     RUN/sft/                    the resulting adapter in PEFT layout, and sft.json with its figures
 
-It trains what the run starts with: the base, the adapter named by model.start_from, or a fork's version. The result
-replaces it: model.start_from becomes RUN/sft, or a fork's RUN/start is rewritten. Each stage is written completely
-before the next: a crash loses the updates since the last checkpoint, and the same command resumes.
+The command trains what the run starts with: the base, the adapter named by model.start_from, or a fork's version. The
+result replaces it: model.start_from becomes RUN/sft, or a fork's RUN/start is rewritten. Each stage is written
+completely before the next: a crash loses the updates since the last checkpoint, and the same command resumes.
 """
 
 from __future__ import annotations

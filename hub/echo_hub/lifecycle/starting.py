@@ -2,8 +2,8 @@
 
     model.start_from ──> RUN/start ──> RUN/adapters, RUN/checkpoints ──> the database
 
-Each stage is written completely before the next, and is not read again after the last. A crash at any point loses
-almost nothing, and the original adapter may be deleted afterwards.
+Each stage is written completely before the next one, so after a crash the next start repeats one stage at most. Once
+RUN/start is complete, the original adapter may be deleted.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class AlertGate:
         self._began: dict[str, float] = {}
         """Time when the beginning of a problem was last sent, by kind."""
         self._open: set[str] = set()
-        """Kinds of problems with a sent beginning and an end that is still unsent."""
+        """Kinds of problems whose beginning was sent, and whose end was not sent yet."""
         self._sent: deque[float] = deque()
         self.held_back = 0
         """Number of alerts that the hourly limit suppressed since the last sent one."""

@@ -28,7 +28,8 @@ log = logging.getLogger(__name__)
 
 MAX_BYTES: Final = 10_000_000
 KEPT: Final = 4
-"""Older log files that stay. The database keeps events, so that the log is only needed for details of recent days."""
+"""Number of older log files that are kept. The database keeps events, so that the log is only needed for details of
+recent days."""
 EXTRA: Final = ("event", "subject", "data")
 """Optional fields of a log line; `events` explains them."""
 _SECRET: Final = "[secret]"

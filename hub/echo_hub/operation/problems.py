@@ -140,7 +140,7 @@ class RunProblems:
         return changes
 
     def _note(self, seen: RunObservation, now: float) -> None:
-        """Keep the times since which conditions hold that become problems only after a while."""
+        """Record since when each condition holds that becomes a problem only if it lasts."""
         waits = seen.learner_waits and not seen.is_over
         alone = seen.lacks_nodes and not seen.is_over
         self._waits_since = _since(self._waits_since, waits, now)
@@ -197,7 +197,7 @@ class RunProblems:
         if share is None or share < IDLE_SHARE * (BETTER if is_active else 1.0):
             return None
         if self._fed_since is None or now - seen.idle_window_s < self._fed_since:
-            return None  # For a part of that time, no node was connected.
+            return None  # `idle_share` covers time without a connected node.
         return f"The learner was idle for {share:.0%} of its newest steps' time. `echo-hub plan` says what would help."
 
     def _reward_fell(self) -> str | None:

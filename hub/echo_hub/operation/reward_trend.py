@@ -70,7 +70,8 @@ class RewardTrend:
 
     def fall(self, *, has_fallen: bool) -> Fall | None:
         """Return the fall from the best window; None if the fall is below LOST of the gain, or explained by chance.
-        With `has_fallen`, half of both limits suffices."""
+        With `has_fallen`, the reward had fallen before, and half of both limits suffices.
+        """
         best, now = self._best, self._now
         if best is None or now is None:
             return None

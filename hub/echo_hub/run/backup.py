@@ -119,7 +119,7 @@ def _new_file(target: Path) -> Iterator[Any]:
             os.fsync(file.fileno())
         temporary.replace(target)
     finally:
-        temporary.unlink(missing_ok=True)  # On a full disk it would occupy the remaining space.
+        temporary.unlink(missing_ok=True)  # On a full disk, the incomplete file would occupy the remaining space.
 
 
 def _link(root: Path, stage: Path) -> None:

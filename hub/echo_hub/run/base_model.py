@@ -255,10 +255,10 @@ class PromptCodec:
         return other
 
     def encode_prompt(self, prompt: str) -> NDArray[np.int32]:
-        """Return the ids [P] int32 of a prompt, ready for the reply: system message if any, then `prompt` and suffix as
-        user.
+        """Return the ids [P] int32 of a prompt, ready for the reply: the system message if there is one, then a user
+        message with `prompt` and the run's suffix.
 
-        Without a chat template it is plain text: system prompt, empty line, prompt.
+        Without a chat template, the ids encode plain text: system prompt, empty line, prompt.
         """
         return self._encode_conversation(self._messages(prompt))
 

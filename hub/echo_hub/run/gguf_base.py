@@ -32,8 +32,8 @@ _SHOWN_CHARACTERS: Final = 500
 
 
 def gguf_in(path: Path) -> Path | None:
-    """Return the GGUF file that `path` means: `path` itself, or the only GGUF file in a directory without another
-    model. Else return None.
+    """Return the GGUF file that `path` names: `path` itself, or the only GGUF file in a directory without another
+    model. None if there is no such file.
     """
     if path.is_file() and path.suffix.lower() == SUFFIX:
         return path

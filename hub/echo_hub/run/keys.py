@@ -74,7 +74,8 @@ class RunKeys:
         return tuple(RunKey(key_id=key_id, key=bytes.fromhex(self._state.keys[key_id])) for key_id in sorted(key_ids))
 
     def bar(self, node_ids: Collection[str]) -> bool:
-        """Set the barred nodes to exactly these. A newly barred node causes a new key and the result True.
+        """Set the barred nodes, which must not read later publications, to exactly these. Make a new key and return
+        True if any of them is newly barred.
 
         Raises StorageError if the file cannot be written.
         """

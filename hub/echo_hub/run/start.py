@@ -74,7 +74,7 @@ class AdapterOrigin(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     source: str = ""
-    """What was trained on the demonstrations, in the form of `Start.source`."""
+    """The adapter or model that was trained on the demonstrations, in the form of `Start.source`."""
     ancestors: tuple[Ancestor, ...] = ()
     """The runs from which the adapter descends, nearest first."""
     demonstrations: str = ""
@@ -177,7 +177,9 @@ def read_weights(adapter_dir: Path, config: HubConfig, base_dir: Path) -> Weight
 
 
 def adapter_files(weights: Weights, config: HubConfig, *, rounded: bool = False) -> dict[str, bytes]:
-    """Return the files of PEFT's layout by name. `rounded`: to bfloat16, to nearest, ties to even."""
+    """Return the files of PEFT's layout by name. With `rounded`, weights are rounded to bfloat16: to nearest, ties to
+    even.
+    """
     base = config.model.base
     about = {
         "peft_type": "LORA",
@@ -313,7 +315,9 @@ def _scaling_of(adapter_dir: Path) -> float | None:
 
 
 def _unscaled(adapter_dir: Path) -> Weights:
-    """Return the weights as they are stored. A detour through scaled weights could introduce rounding errors."""
+    """Return the weights as they are stored, without the adapter's scaling: scaling and unscaling could introduce
+    rounding errors.
+    """
     return {plain_name(name): np.array(tensor) for name, tensor in TensorFile(adapter_dir / WEIGHTS_FILE).items()}
 
 

@@ -328,8 +328,8 @@ class SimulatedFleet:
             self._give_back(node, lease.lease_id, tuple(lease.unfinished))
 
     def _tell_begun(self, samplings: Iterable[Sampling]) -> None:
-        """Tell the hub of which rollouts it has streamed tokens. Called only when the node stops: before that, no other
-        node needs the tokens.
+        """Tell the hub which of these rollouts have streamed tokens, so that other nodes can continue them. Called only
+        when the node stops: before that, no other node needs the tokens.
         """
         ids = [rollout_id(one.lease.lease_id, one.index) for one in samplings if self._known(one)]
         if ids:
@@ -405,7 +405,7 @@ class TokenCounts:
         self.given = 0
         """Tokens taken over from earlier attempts instead of sampled."""
         self.again = 0
-        """Tokens sampled at a position already sampled under another lease of the index, with any version."""
+        """Tokens sampled at a position that another lease of the same rollout had already sampled, with any version."""
         self.lost = 0
         """Tokens that vanished with a node before they were sent."""
         self.failures = 0

@@ -22,8 +22,9 @@ class SimulatedUplink:
         self._is_busy = False
 
     def send(self, num_bytes: float, *, wanted: Ask, sent: Sent, rank: int = 0) -> None:
-        """Queue a transfer. `wanted` is called when its turn comes: False skips it. `sent` is called after its last
-        byte, with the time of the first byte."""
+        """Queue a transfer. When its turn comes, `wanted` is called: False skips the transfer. `sent` is called after
+        the last byte, with the time of the first byte.
+        """
         self._number += 1
         heappush(self._waiting, (rank, self._number, num_bytes, wanted, sent))
         if not self._is_busy:

@@ -92,7 +92,9 @@ class Sampling:
         return grown(first(self.before, count), more)
 
     def begin(self, draws_from: float, *, read_token_s: float, s_per_token: float) -> None:
-        """Set `draws_from` and `ends_at`: from now on recompute the existing tokens, then sample the rest."""
+        """Set `draws_from` and `ends_at`: the node recomputes the existing tokens, beginning at the given time, and
+        then samples the rest.
+        """
         self.draws_from = draws_from + self.had * read_token_s
         self.ends_at = self.draws_from + (self.tokens - self.had) * s_per_token
 

@@ -20,7 +20,7 @@ class CoreFigures:
 
     events: int
     events_per_s: float | None
-    """None if the clock did not advance."""
+    """Events that the coordinator handled per second; None if the clock did not advance."""
     worst_event_ms: float
     """Longest time of one event in milliseconds, garbage collection included."""
     worst_event: str
@@ -37,7 +37,7 @@ class SimulationReport:
     """Counts are rollouts over the whole run, unless stated otherwise."""
 
     finished: bool
-    """False if the limit of virtual time was reached."""
+    """False if the limit of virtual time was reached first."""
     virtual_s: float
     steps: int
     utilisation: float

@@ -123,7 +123,7 @@ class SimulatedNodes(ScenarioSection):
     slow_share: Share = 0.0
     """Share of nodes that are slower by `slow_factor`."""
     slow_factor: Annotated[float, Field(ge=1)] = 10.0
-    """Factor by which these nodes are slower."""
+    """Factor by which the nodes of `slow_share` are slower."""
     prefill_s_per_token: NotNegative = 0.0
     """Seconds per prompt token on the median node, once per lease. Also applies to each token sampled earlier when a
     node continues a rollout, and to prompt and tokens when a node continues with a newer version."""
@@ -145,10 +145,10 @@ class SimulatedPrices(ScenarioSection):
     config.toml."""
 
     per_1000_rollouts: NotNegative = 0.0
-    """US dollars that the cheapest rented node asks per 1000 rollouts, at its full pace; 0 = all ask for
+    """US dollars that the cheapest rented node asks per 1000 rollouts, at its full throughput; 0 = all ask for
     `nodes.price_per_hour`."""
     spread: Annotated[float, Field(ge=1, le=1000)] = 4.0
-    """Highest price divided by the lowest; log-uniform in between, independent of pace."""
+    """Highest price divided by the lowest; log-uniform in between, independent of a node's speed."""
     choose: bool = True
     """True: only the cheapest sufficient nodes are active. False: all are active and paid all the time."""
     spend_cap_per_hour: NotNegative = 1e9
@@ -188,7 +188,7 @@ class SimulatedAvailability(ScenarioSection):
     pauses_per_hour: NotNegative = 0.0
     """How often per hour the owner of a connected node needs the machine, on average."""
     pause_s: Positive = 600.0
-    """Duration of such a pause in seconds. The node stays connected and takes no work."""
+    """Duration of a pause in seconds. The node stays connected and takes no work."""
 
 
 class SimulatedFailures(ScenarioSection):
@@ -197,21 +197,21 @@ class SimulatedFailures(ScenarioSection):
     per_hour: NotNegative = 0.0
     """Failures per hour of a connected node, on average."""
     away_s: Positive = 60.0
-    """Seconds until the node comes back."""
+    """Seconds until a node that vanished comes back."""
     lost_share: Share = 0.5
-    """Probability that the node's work is lost. Otherwise the node keeps sampling, and sends finished work when it is
-    back."""
+    """Probability that the work of a node that vanishes is lost. Otherwise the node keeps sampling, and sends finished
+    work when it is back."""
 
 
 class SimulatedFalseClaims(ScenarioSection):
     """Nodes that claim a large capacity and every version, and never return anything."""
 
     count: Annotated[int, Field(ge=0, le=100_000)] = 0
-    """Number of such nodes at any moment."""
+    """Number of nodes with false claims at any moment."""
     capacity: Annotated[int, Field(ge=1)] = 4096
-    """Rollouts that each claims to accept."""
+    """Rollouts that each of these nodes claims to accept."""
     fresh_key_s: Positive = 60.0
-    """Interval in seconds at which each leaves and returns with a new key."""
+    """Interval in seconds at which each of these nodes leaves and returns with a new key."""
 
 
 class MeasuredSection(ScenarioSection):

@@ -115,7 +115,9 @@ class Spreading:
         """Versions being distributed, in order of announcement."""
 
     def can_carry(self, payload_bytes: float, nodes: Sequence[SimulatedNode]) -> bool:
-        """Return True if the hub would itself send pieces to these nodes, and few enough to simulate each."""
+        """Return True if the hub itself would send pieces to these nodes, and the pieces are few enough to simulate
+        each one.
+        """
         if not nodes or payload_bytes / piece_bytes_for(ceil(payload_bytes)) * len(nodes) > MOST_PIECES:
             return False
         return payload_bytes > 0 and self.way(payload_bytes, nodes) in PUSHED

@@ -238,7 +238,7 @@ class World:
         self.work.record(record)
 
     def _ignore(self, effect: Effect) -> None:
-        """Do nothing: there is no database and no page."""
+        """Do nothing: the simulator has no database and no pages."""
 
 
 def coordinator_settings(scenario: Scenario) -> CoordinatorSettings:

@@ -31,7 +31,7 @@ _VERSION: Final = "brain.Event:2"
 
 
 class TensorBoard:
-    """The writer. `directory` holds only its files."""
+    """The writer. `directory` holds only TensorBoard's files."""
 
     name = "TensorBoard"
 

@@ -42,7 +42,7 @@ class SampleTexts:
         self._problems = problems
 
     def of_step(self, step: int) -> list[SampleText]:
-        """Return the texts of `texts` rollouts, spread evenly over the rewards; empty for most steps."""
+        """Return the texts of `metrics.texts` rollouts, spread evenly over the rewards; empty for most steps."""
         if not self._settings.texts or step % STEPS_APART:
             return []
         kept = [end for end in self._store.read(read_batch_rewards, step) if self._store.keeping.chooses(end.group_id)]

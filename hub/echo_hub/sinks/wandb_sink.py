@@ -34,7 +34,7 @@ FINISH_S: Final = 6
 
 
 class WandB:
-    """The writer. `directory` holds only its files. Raises ConfigError if the client is not installed."""
+    """The writer. `directory` holds only W&B's files. Raises ConfigError if the client is not installed."""
 
     name = "Weights & Biases"
 

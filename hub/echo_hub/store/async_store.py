@@ -28,9 +28,8 @@ from echo_shared.files.full_disk import Room
 from echo_shared.records.run import RunEvent
 
 OTHERS_SHARE: Final = 2.0
-"""Pause after each part of counting a large step, as a multiple of the part's duration. Other writes run during the
-pause.
-"""
+"""Pause after each part of a large step's rollouts is marked as trained, as a multiple of the time that the part took.
+Other writes run during the pause."""
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

@@ -84,7 +84,7 @@ _IS_TEAM: Final = literal("/team/").concat(teams.c.team_id) == credit.c.holder
 
 
 def _counts(kind: BoardKind) -> tuple[ColumnElement[bool], ...]:
-    """Return the conditions on `credit` of a row that appears on the board."""
+    """Return the conditions that a row of `credit` must meet to appear on the leaderboard."""
     of_kind = credit.c.kind == kind
     return (of_kind, (credit.c.rollouts > 0) | (credit.c.elsewhere_rollouts > 0)) if kind == "node" else (of_kind,)
 
@@ -255,7 +255,8 @@ def _elsewhere(connection: Connection, node_id: str) -> tuple[RunElsewhere, ...]
 
 
 def read_shares(connection: Connection, holder: str, width: int) -> dict[int, StepShare]:
-    """Return a holder's share of each bucket of `width` consecutive steps in which it took part.
+    """Return a holder's share of each bucket of `width` consecutive steps. Buckets without work of the holder are left
+    out.
 
     Bucket b holds steps b·width + 1 to (b + 1)·width.
     """

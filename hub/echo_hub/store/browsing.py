@@ -25,9 +25,9 @@ from echo_shared.wire.messages import Checked, rollout_id
 LOOKED_AT: Final = 20_000
 """Largest number of rollouts that one search reads from the index and tests."""
 LOOKED_BACK: Final = 2_000
-"""Number of a node's newest rollouts among which its page looks for checked ones."""
+"""Number of a node's newest rollouts that are searched for checked ones, for the node's page."""
 NEWEST: Final = (2**62, 0)
-"""A (lease, index) above all stored rollouts: a search before it starts at the newest rollout."""
+"""A (lease, index) above all stored rollouts: a search that begins before this key finds the newest rollout first."""
 
 Key = tuple[int, int]
 """Lease number and index, which identify a rollout."""
@@ -48,8 +48,8 @@ class Found:
 
     rollouts: tuple[RolloutSummary, ...]
     before: Key | None
-    """Key of the last rollout that was tested. The next search continues before it. None if no older rollouts are left.
-    """
+    """Key of the last rollout that was tested. The next search continues before this key. None if no older rollouts are
+    left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class BatchReward:
     num_tokens: int
     """Number of sampled tokens in the episode's last turn."""
     turn_rewards: tuple[float, ...]
-    """The part of `reward` that each turn earned, without the last turn, which earned the rest."""
+    """The parts of `reward` that the turns before the last one earned, in order. The last turn earned the rest."""
     policy_version: int
     """Policy version for which the last turn was leased."""
 
@@ -276,7 +276,7 @@ def _summaries(connection: Connection, rows: Sequence[Any]) -> tuple[RolloutSumm
 
 
 class HeldOutSet(Protocol):
-    """What this module needs of a held-out set; `echo_hub.config.task_sections.ChosenSet` is one."""
+    """The part of a held-out set that this module needs. Implemented by `echo_hub.config.task_sections.ChosenSet`."""
 
     @property
     def name(self) -> str: ...

@@ -93,7 +93,9 @@ class _Many:
 
 @lru_cache(_KEPT)
 def _many(statement: Insert | Update | Delete, dialect: Dialect, names: tuple[str, ...]) -> _Many:
-    """Compile a statement for rows with these parameter names. In an update, they are the names of its bindparams."""
+    """Compile a statement for rows with these parameter names. For an update, `names` are the
+    names of its bindparams.
+    """
     compiled = statement.compile(dialect=dialect, column_keys=list(names) if statement.is_insert else None)
     binds = {name: compiled.binds[name] for name in compiled.params}
     found = {name: bind.type.dialect_impl(dialect).bind_processor(dialect) for name, bind in binds.items()}

@@ -42,7 +42,8 @@ def kind_of(holder: str) -> Kind:
 def grant(connection: Connection, earned: Mapping[str, Mapping[str, int]], *, at: float, step: int | None) -> None:
     """Add credit that was earned at time `at`.
 
-    `earned` maps node ids to "rollouts" and "tokens". `step` is the step that trained on them; None for an evaluation.
+    `earned` maps node ids to "rollouts" and "tokens". `step` is the step that trained on these rollouts; None for an
+    evaluation.
     """
     by_holder = _with_teams(connection, {node_id: Counter(part) for node_id, part in earned.items()})
     by_holder = {holder: part for holder, part in by_holder.items() if part["rollouts"] or part["tokens"]}
@@ -136,7 +137,8 @@ def _ensuring(dialect: Any) -> Any:
     return dialect.insert(credit).on_conflict_do_nothing(index_elements=["holder"])
 
 
-# Columns for credit in this run. The other two, credit in other runs, are written by `echo-hub credit import`.
+# Columns for credit in this run. The other two columns hold credit from other runs, which `echo-hub credit import`
+# writes.
 _OWN: Final = ("rollouts", "tokens", "steps", "recent", "streak_days", "longest_streak", "first_day", "last_day")
 _CHANGE: Final = (
     update(credit)
@@ -148,7 +150,9 @@ _CHANGE: Final = (
 def _add_parts(
     connection: Connection, table: Table, name: str, number: int, by_holder: Mapping[str, Mapping[str, int]]
 ) -> None:
-    """Add to each holder's row for one day or one step. `name` is the row's key column, `number` the day or step."""
+    """Add credit to each holder's row for one day or one step. `name` is the row's key column, `number` the day or
+    step.
+    """
     keys: list[dict[str, str | int]] = [{"holder": holder, name: number} for holder in by_holder]
     added = [{"rollouts": part["rollouts"], "tokens": part["tokens"]} for part in by_holder.values()]
     add_to(connection, table, keys, added)

@@ -102,14 +102,14 @@ _LOOK: Final[ContextVar[tuple[Engine, Connection] | None]] = ContextVar("look", 
 def open_to_read(engine: Engine) -> Iterator[Connection]:
     """Open a transaction that reads the state of a single commit.
 
-    Inside a `one_look` block, it is that block's transaction. Raises StorageError.
+    Inside a `one_look` block, yield that block's transaction instead. Raises StorageError.
     """
     look = _LOOK.get()
     with storage_errors("The hub's database cannot be read."):
         if look is not None and look[0] is engine:
             yield look[1]
             return
-        # Read from one snapshot: by default, PostgreSQL gives each statement its own.
+        # Read from one snapshot: by default, PostgreSQL gives each statement its own snapshot.
         of_one_commit = {} if engine.dialect.name == "sqlite" else {"isolation_level": "REPEATABLE READ"}
         with engine.execution_options(**of_one_commit).connect() as connection:
             yield connection

@@ -29,11 +29,10 @@ BY_BYTES: Final = "bytes"
 _KEPT: Final = "kept"
 _RETIRED: Final = "retired"
 _ROW_BYTES: Final = 100
-"""Approximate size of a row and its index entry, without the arrays."""
+"""Approximate bytes of a row and its index entry, without the arrays."""
 TRIMMED_AT_ONCE: Final = 5_000
-"""Largest number of copies that one transaction deletes. If the operator lowers the limit a lot, deletion takes several
-transactions.
-"""
+"""Largest number of copies that one transaction deletes. If the operator lowers the byte limit a lot, deletion takes
+several transactions."""
 TRIMMED_A_QUERY: Final = 250
 """Copies read at a time. Usually few must be deleted, and PostgreSQL's driver fetches all rows that a query returns."""
 _GOLDEN: Final = 0x9E3779B97F4A7C15

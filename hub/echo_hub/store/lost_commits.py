@@ -38,9 +38,7 @@ these.
 
 
 def is_away(error: DBAPIError) -> bool:
-    """Return True if the error ends by itself once the server is back: the connection is lost, or cannot be
-    made now.
-    """
+    """Return True if waiting for the server can help: the connection is lost, or cannot be made now."""
     if error.connection_invalidated:
         return True
     state: str | None = getattr(error.orig, "sqlstate", "")  # SQLite's errors have no sqlstate.

@@ -39,8 +39,8 @@ _OLDEST: Final = (
 @dataclass(frozen=True, slots=True)
 class FetchMark:
     """The point up to which fetch rows are deleted. No row of a version before `version` is left. Of `version` itself,
-    rows without `broadcast_s` (late arrivals) and rows with `broadcast_s` before `at_s` are deleted; if `at_s` is None,
-    all but the late ones are.
+    rows without `broadcast_s` (late arrivals) and rows with `broadcast_s` before `at_s` are deleted. If `at_s` is None,
+    every row with a `broadcast_s` is deleted.
     """
 
     version: int = -1

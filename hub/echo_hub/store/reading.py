@@ -91,7 +91,7 @@ class BatchGroup:
     group_id: int
     seed: int
     episodes: tuple[BatchEpisode, ...]
-    """In the order in which they are trained on."""
+    """The group's episodes in training order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,8 +346,8 @@ def read_receipts(connection: Connection, node_id: str, asked: Sequence[str]) ->
             checked=Checked(row.checked),
         )
         for key, row in known.items()
-        # Filter by node here: with a condition in the query, SQLite would use the node's index, which is slower than
-        # the key.
+        # Filter by node here: with a condition in the query, SQLite would use the index of nodes, which is slower than
+        # the primary key.
         if row.node_id == node_id and (name := rollout_id(*key))
     }
     return [

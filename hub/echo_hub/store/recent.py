@@ -25,7 +25,7 @@ class RecentRollout:
     node_id: str
     leased_at: float
     received_at: float | None
-    """Time at which the hub received the rollout, in seconds since the epoch; None if it has not."""
+    """Time at which the hub received the rollout, in seconds since the epoch; None before that."""
     sampling_s: float | None = None
     """Seconds of sampling as the node reported them; None for a rollout that was not received, or whose tokens were
     deleted.

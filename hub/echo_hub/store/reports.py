@@ -364,8 +364,8 @@ def version_records(published: Sequence[Row[Any]], fetched: Mapping[int, FetchSu
 
 
 def _arrived(row: Row[Any], counted: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Return a version's arrival times: from its row if they were written there before its fetch rows were deleted
-    (`old_fetches`), else as counted now.
+    """Return a version's arrival times. They come from the version's row if its fetch rows are deleted, because
+    `old_fetches` writes them there first. Otherwise they are the ones just counted.
     """
     written = {"p50": row.arrived_p50_s, "p95": row.arrived_p95_s, "max": row.arrived_max_s}
     is_written = row.arrived_max_s is not None

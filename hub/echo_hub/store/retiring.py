@@ -175,8 +175,8 @@ def read_ripe(connection: Connection, after: RetiredMark, before_step: int) -> l
 
 
 def read_groups_of_steps(connection: Connection, span: StepSpan) -> list[int]:
-    """Return all groups that belong to these steps: trained on, dropped at that time, or evaluations of versions in
-    that time.
+    """Return all groups that belong to these steps: groups trained on, dropped groups with ids in the span, and
+    evaluations of versions in the span.
     """
     batches = select(steps.c.group_ids).where(steps.c.step > span.after.step, steps.c.step <= span.through.step)
     dropped = select(groups.c.group_id).where(

@@ -120,8 +120,8 @@ def _evidence(stored: dict[str, Any]) -> Evidence:
 
 
 def _sums(stored: list[float]) -> Sums:
-    """Return the stored sums of the statistical tests. Sums in the form of another release start at 0. If only the sums
-    for the reward test are missing, only these start at 0.
+    """Return the stored sums of the statistical tests. If another release stored another number of sums, all start at
+    0. If only the sums of the reward test are missing, only these start at 0.
     """
     if len(stored) == Alternative.SHOPPED:
         return (*stored, *NOTHING[Alternative.SHOPPED :])

@@ -31,7 +31,9 @@ CHANGED_A_STATEMENT: Final = 64
 
 
 def train(connection: Connection, records: Sequence[StepTrained], now: float) -> Collection[str]:
-    """Mark steps as trained. Return the nodes whose totals this has already changed."""
+    """Mark steps as trained. Steps whose rollouts form a single part are also counted. Return the nodes whose totals
+    changed.
+    """
     touched: set[str] = set()
     for record in records:
         changed = connection.execute(

@@ -41,7 +41,8 @@ def read_snapshot(connection: Connection) -> CoordinatorSnapshot:
     ).all()
     open_groups = _open_groups(connection, [group_id for row in planned for group_id in row.group_ids])
     kept = connection.scalars(select(steps.c.step).where(steps.c.trained_at.is_not(None), steps.c.pruned.is_(False)))
-    # Groups after the newest planned one are in no step yet: they wait for one, or were dropped since it was planned.
+    # Groups with ids above the newest planned group are in no step yet: they wait for a step, or were dropped after
+    # that group was planned.
     newest_first = select(groups.c.group_id).where(groups.c.step.is_not(None)).order_by(groups.c.group_id.desc())
     newest_planned = -1 if (newest := connection.scalar(newest_first.limit(1))) is None else newest
     flat_groups = connection.scalars(
@@ -178,6 +179,6 @@ def _unfinished(connection: Connection) -> tuple[UnfinishedRollout, ...]:
 
 
 def _others(row: Any) -> tuple[str, ...]:
-    """Return the nodes other than the leased one that sampled tokens of the rollout."""
+    """Return the nodes that sampled tokens of the rollout, without the node that holds its lease."""
     drawers = dict.fromkeys(span.node_id for span in unpack_spans(row.spans or ()))
     return tuple(name for name in drawers if name != row.node_id)

@@ -119,7 +119,8 @@ def write(connection: Connection, records: Sequence[Record], now: float) -> Writ
     touched: set[str] = set()
     for kind in sorted(by_kind, key=_ORDER.__getitem__):
         touched.update(WRITERS[kind](connection, by_kind[kind], now) or ())
-    # Keep the tokens of screened rollouts: after a crash, the learner may have to repeat their planned batch.
+    # Keep the tokens of rollouts that the learner left out as forged (SCREENED): after a crash, the learner may have to
+    # repeat their planned batch.
     gone = [record for record in by_kind.get(RolloutsDropped, ()) if record.reason is not DropReason.SCREENED]
     keys = [key_of(rollout_id) for record in gone for rollout_id in record.rollout_ids]
     return Written(tokens_gone=keys, touched=frozenset(touched), has_trained=StepTrained in by_kind)

@@ -62,7 +62,7 @@ class ReadTask(Task, Protocol):
         """Return the type that the problem's reference answer parses as, such as "a number" or "not understood"."""
 
     def notes(self) -> tuple[str, ...]:
-        """Return sentences about reference answers that cannot be parsed, with their places."""
+        """Return sentences about reference answers that cannot be parsed and where they are."""
 
 
 @runtime_checkable

@@ -51,7 +51,8 @@ class Tagged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Length:
-    """1 from `least` to `most` tokens; linear to 0 at no tokens below, and to 0 at `zero` tokens above.
+    """1 from `least` to `most` tokens. Below `least` the value falls linearly to 0 at 0 tokens, above `most` to 0 at
+    `zero` tokens.
 
     The upper side is DAPO's soft overlong punishment, https://arxiv.org/abs/2503.14476, section 3.4, shifted to 0..1.
     """

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AnswerComparison:
-    """Compares answers to one problem. Every method raises `TooMuch` if a value exceeds the bounds."""
+    """Compares answers to one problem. Every method raises `TooMuch` if a value or the work exceeds the bounds of
+    `math_values`.
+    """
 
     form: Form | None
     question: str

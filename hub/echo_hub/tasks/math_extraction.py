@@ -140,7 +140,7 @@ def _inner(formula: re.Match[str]) -> str:
 
 
 def _leads_on(before: str) -> bool:
-    """Return True if the text before a formula or a number changes its meaning."""
+    """Return True if the text before a formula or a number changes the meaning of that formula or number."""
     *_, line = ["", *before.splitlines()]
     return _OPERATOR_BEFORE.search(line) is not None or says_more(" ".join(line.split()[-3:]))
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sympy import Basic
 
 _SPACED: Final = 10
-"""Largest ratio of the answer's length to the question's for which the answer is searched in the question."""
+"""An answer longer than this many times the question cannot be copied from the question, and is not searched there."""
 _COMPUTED: Final = frozenset(["factorial", "binomial", "gcd", "lcm", "floor", "ceiling", "max", "min", "abs"])
 """Functions that a number in the form `NUMBER` may not contain, because they are left to compute."""
 _HIGHEST_DEGREE: Final = 40
@@ -43,7 +43,8 @@ class Form(StrEnum):
 def form_of(expected: Basic, question: str) -> Form | None:
     """Return the form that a reference answer implies; None if it implies none.
 
-    A product of numbers implies a product. A product of sums does so if the question requests a product or is unknown.
+    A product of numbers implies `factored`. So does a product of sums with variables, if the question asks to factor or
+    is unknown.
     """
     from sympy import Add
 

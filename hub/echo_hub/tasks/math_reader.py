@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sympy import Basic
 
 ORDER: Final = {"<": ">", r"\le": r"\ge", ">": "<", r"\ge": r"\le"}
-"""Sign that says the same after the two sides are swapped, by sign."""
+"""Maps a sign to the sign that means the same after the two sides are swapped."""
 _RELATIONS: Final = frozenset(["=", r"\ne", r"\in", *ORDER])
 _SET_SIGNS: Final = {r"\cup": "or", r"\cap": "and", r"\setminus": "without"}
 _REALS: Final = frozenset(["all real numbers", "all reals", "all real values", "the real numbers", "real numbers"])
@@ -132,7 +132,7 @@ def read(text: str) -> Item:
 
 
 def _division(found: re.Match[str]) -> Exact:
-    """Parse a quotient with remainder; the division may precede it."""
+    """Parse a quotient with remainder, such as `3 R 1` or `7/2 = 3 R 1`."""
     whole, rest = int(found["whole"]), int(found["rest"])
     if found["of"] and int(found["of"]) != int(found["by"]) * whole + rest:
         raise NotUnderstood("a division that does not come out")

@@ -1,9 +1,9 @@
 """Compare two expressions at points where the expected one has a real value.
 
-Rational numbers are computed exactly. All others are computed to 40 digits beyond the smallest difference that parts of
-this size can make, so `\\pi + 10^{-100}` is not `\\pi`. In both expressions, variables get the same irregular numbers:
-positive, negative and whole ones. Expressions are never expanded or simplified. The work is bounded: `TooMuch` is
-raised before it exceeds the bound.
+Rational numbers are computed exactly. Other values differ if they are at least 10^-(2 s + 40) apart, where 10^s or
+10^-s is the most extreme size of any part, so `\\pi + 10^{-100}` is not `\\pi`. In both expressions, variables get the
+same irregular numbers: positive, negative and whole ones. Expressions are never expanded or simplified. The work is
+bounded: `TooMuch` is raised before the work exceeds the bound.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Arithmetic:
         self.is_real = True
         """False once any part of the expression has a value with an imaginary part."""
         self.scale = 0.0
-        """Largest absolute power of ten among the inexact parts so far and their exact operands."""
+        """Largest absolute value of log10 among the inexact parts so far and the exact numbers combined with them."""
 
     @cached_property
     def _mp(self) -> Any:

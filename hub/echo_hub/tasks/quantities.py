@@ -49,12 +49,12 @@ _UNIT: Final = re.compile(rf"{_WORD}(?:\s*(?:/|\*|·|\\cdot|\s|-)\s*{_WORD})*")
 SAYS_MORE: Final = frozenset(
     {"or", "and", "not", "no", "to", "than", "least", "most", "if", "but", "either", "plus", "minus", "over", "under"}
 )
-"""Words that change a number's meaning, such as "at least" or "3 or 4"."""
+"""Words that give the number next to them another meaning, such as "at least" or "3 or 4"."""
 _LETTERS: Final = frozenset("mgshlLNJWVAKCFΩ°%€£¥¢$个只人本张条件天次名位块岁元年月日时分秒米克升")
 """Single letters that are units after a number. Other letters are variables."""
 _SAYS_NOTHING: Final = frozenset({"unit", "units"})
 _SCALES: Final = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-"""Powers of ten by the words for them, such as 6 for million."""
+"""Maps a number word to its power of ten: "million" to 6."""
 _UNREADABLE: Final = (ArithmeticError, ValueError, TypeError, AttributeError, SyntaxError, LookupError, TokenError)
 """Exceptions besides pint's own that pint raises for a text that is no unit."""
 _NAMES: Final = {
@@ -308,7 +308,7 @@ def _conversion(unit: str, other: str) -> tuple[Fraction, Fraction] | None:
     except (*_UNREADABLE, PintError):
         return None
     zero, one, two = found
-    return (one - zero, zero) if two - one == one - zero else None  # Logarithmic units such as decibels are not linear.
+    return (one - zero, zero) if two - one == one - zero else None  # Decibels, for example, are not linear.
 
 
 def _is_same_thing(one: str, other: str) -> bool:

@@ -20,15 +20,14 @@ from echo_shared.records.rewards import components_of
 MAX_REWARD: Final = 1e6
 """Largest absolute reward of any task, because the learner squares differences of rewards in float32."""
 ROUNDING: Final = 1e-6
-"""Tolerance, as a share of the span between the bounds. Rewards beyond a bound by less count as the bound. A reward
-that is below the highest by less counts as solved.
-"""
+"""Tolerance, as a share of the span between the bounds. A reward beyond a bound by less than this counts as the bound.
+A reward less than this below the highest one counts as solved."""
 
 
 SCORE: Final = "score"
 """Name of the component that is the task's own reward."""
 COMPONENT_NAME: Final = re.compile(r"^[A-Za-z][A-Za-z0-9_-]{0,31}$")
-"""Component names are part of metric names and are shown on pages."""
+"""Valid names of components. They become part of metric names and are shown on pages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +54,7 @@ class RewardBounds:
 
     def read(self, given: object) -> float:
         """Convert a scorer's result to a reward. Raises ScorerError if it is no valid reward."""
-        # A text is refused, even "1".
+        # Test the type first: float() would also convert a text such as "1", which is no reward.
         reward = float(given) if isinstance(given, float | int | SupportsFloat) else math.nan
         if not self.hold(reward):
             bounds = f"from {self.lowest:g} to {self.highest:g}"
@@ -81,7 +80,7 @@ class RewardBounds:
 
     @property
     def solved_at(self) -> float:
-        """Lowest reward of a solved problem. Rewards below may be for the right form alone."""
+        """Lowest reward of a solved problem. A lower reward may be given for the right form alone."""
         return self.highest - ROUNDING * (self.highest - self.lowest)
 
     def is_solved(self, reward: float) -> bool:

@@ -3,8 +3,9 @@
 The held-out set depends only on the task: all runs of a task share their evaluation problems. A training problem
 depends on the task, the run's seed, its number, and the held-out set that it must avoid.
 
-A drawn problem is skipped if it is taken, too long, or unusable for the model (an unpaired surrogate, for example). The
-numbers of skipped problems of a `NumberedTask` are remembered, so that no long line is read twice.
+A drawn problem is skipped if its prompt is held out already, too long, or unusable for the model (for example because
+of an unpaired surrogate). The numbers of unusable problems of a `NumberedTask` are remembered, so that no long line is
+read twice.
 
 With `epochs`, training problems of a `NumberedTask` come without replacement: each epoch is a new permutation of all
 problems that are not held out. The permutation needs no memory. A skipped problem (too long, or equal to a held-out
@@ -27,16 +28,17 @@ from echo_shared.sampling.draws import derive_seed
 MAX_ATTEMPTS: Final = 1_000
 """Number of attempts to draw one problem, after which the task counts as too small."""
 MAX_HELDOUT_SHARE: Final = 0.95
-"""Largest share of a file's problems that may be held out. With it, the probability of 1,000 failed attempts is below
-1e-22.
-"""
+"""Largest share of a file's problems that may be held out. With this share, 1,000 attempts to draw a training problem
+all draw held-out ones with a probability below 1e-22."""
 
 _TOO_LONG: Final = ConfigError("The problem is too long.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutProblems:
-    """A stream's held-out set. An equal stream can be given the set and need not draw it again."""
+    """A stream's held-out set. Another stream of the same task and settings can be given the set and need not draw it
+    again.
+    """
 
     prompts: tuple[str, ...]
     """The set's prompts, in the order of its problem numbers."""
@@ -70,9 +72,9 @@ class ProblemStream:
         heldout: HeldOutProblems | None = None,
         epochs: Order | None = None,
     ) -> None:
-        """`fitting` checks prompts; None: every prompt is usable. `heldout` is the held-out set of an equal stream;
-        None means that it is drawn. `epochs` gives the order of a `NumberedTask`'s problems; None means drawing with
-        replacement.
+        """`fitting` checks prompts; None: every prompt is usable. `heldout` is the held-out set that another stream of
+        the same task and settings has drawn; None means that it is drawn here. `epochs` gives the order of a
+        `NumberedTask`'s problems; None means drawing with replacement.
         """
         self._task = task
         self._run_seed = run_seed

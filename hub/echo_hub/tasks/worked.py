@@ -1,7 +1,7 @@
-"""Sums and products of long numbers, written as `4821+977:`; the completion is working of any length, then
-`<answer>5798</answer>`.
+"""Sums and products of long numbers, written as `4821+977:`; the completion is a written calculation of any
+length, then `<answer>5798</answer>`.
 
-For base models that compute in columns, such as `builtin:small`. The working has one line per digit, so completions
+For base models that compute in columns, such as `builtin:small`. The calculation has one line per digit, so completions
 differ in length as much as problems do.
 """
 

@@ -1,6 +1,6 @@
 """Settings of single steps: the directory for the adapter, the learning rate, and the objective.
 
-They depend only on the step and on the operator's earlier changes, so a repeated step gets the same settings.
+The settings depend only on the step and on the operator's earlier changes, so a repeated step gets the same settings.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class RunStepSettings:
     def __init__(
         self, config: HubConfig, directory: RunDirectory, coordinator: Coordinator, *, steps_before: int = 0
     ) -> None:
-        """`steps_before`: steps of the earlier run whose adapter this run started from."""
+        """`steps_before`: number of steps of the earlier run whose adapter this run started from."""
         self._config = config
         self._directory = directory
         self._coordinator = coordinator

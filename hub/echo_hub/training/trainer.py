@@ -1,10 +1,11 @@
 """Keep the learner process running, and send it steps, evaluations and, in co-located mode, requests to sample.
 
-The process gets jobs in order. Each complete group is sent immediately, so a step's order contains only group ids and
-rewards. A step is ordered while the learner still trains the step before and the driver commits the step's plan. The
-process does not keep a step until the hub confirms that the store holds its plan. The process answers twice per step:
-after computing it and after writing it to disk. A process that dies is started again from its newest checkpoint. The
-coordinator then asks again for lost steps and rollouts; the trainer itself resumes an evaluation.
+The process gets jobs in order. Each complete group is sent immediately, so a step's job contains only group ids and
+rewards. A step's job is sent while the learner still trains the step before and the driver commits the step's plan.
+The process does not write a step's results until the hub confirms that the store holds the plan. The process answers
+twice per step: after computing it and after writing its results to disk. A process that dies is started again from its
+newest checkpoint. The coordinator then asks again for lost steps and rollouts; the trainer itself resumes an
+evaluation.
 
 Evaluations run in parts, each with the adapter of its own version. If a step waits, the evaluation pauses after it has
 taken as much time as the last step. So evaluations take at most half of the learner's time.
@@ -143,7 +144,7 @@ class Trainer:
         self._newest_taken = -1
         """Highest group id in the batch of the last begun step."""
         self._ordered = 0
-        """Newest step that was ordered; not lower than the process's version."""
+        """Newest step that the process was told to compute; not lower than the version that the process holds."""
         self._planned = 0
         """Newest step whose plan is in the store."""
         self._changes = Changes()
@@ -151,9 +152,9 @@ class Trainer:
         self._pid: int | None = None
         self.state = LearnerState.STARTING
         self._train_s = 0.0
+        """Duration of the last step, in seconds."""
         self.evaluates = False
         """True while the learner draws an evaluation."""
-        """Duration of the last step, in seconds."""
 
     @property
     def pid(self) -> int | None:
@@ -246,8 +247,8 @@ class Trainer:
                 while True:
                     job = await self._jobs.get()
                     if isinstance(job, _Begin):
-                        # After a restart the process may have an older version: `_Train` jobs then repeat its steps,
-                        # read from the store.
+                        # After a restart the process may have an older version: `_Train` jobs then repeat the steps
+                        # that it lacks, read from the store.
                         if job.step == self._ordered + 1:
                             under_way = await self._begin(job, learner)
                             steps.create_task(self._tell_of(job.step, under_way, restarts))
@@ -263,22 +264,21 @@ class Trainer:
             raise group.exceptions[0] from group
 
     async def _order(self, step: int, learner: Learner) -> StepUnderWay:
-        """Order a step whose plan was made before this process or this hub started; its batch is read from the
-        store."""
+        """Send a step whose plan was made before this process or this hub started; its batch is read from the store."""
         self._ordered = step
         rate, objective = self._steps.learning_rate(step), self._steps.objective(step)
         batch = await self._batches.batch(step)
         return await learner.train(step, batch, self._steps.export_path(step), learning_rate=rate, objective=objective)
 
     async def _begin(self, job: _Begin, learner: Learner) -> StepUnderWay:
-        """Order a step. First send the groups of its batch that the process does not hold."""
+        """Send a step. First send the groups of its batch that the process does not hold."""
         self._ordered = job.step
         if self._lacking(job.batch):
             async with self._loading:
                 await self._load(self._lacking(job.batch), learner)
         rewards = {group.group_id: group.rewards for group in job.batch}
-        # The process drops older groups. A batch takes the oldest scored groups, so a group older than the batch before
-        # that is still not trained was dropped by the hub.
+        # The process may discard groups that are older than the previous batch and still not trained: a batch takes the
+        # oldest scored groups, so the hub has dropped these.
         let_go = [held for held in self._held if held < self._newest_taken and held not in rewards]
         for group_id in (*rewards, *let_go):
             self._held.pop(group_id, None)
@@ -320,8 +320,8 @@ class Trainer:
         held = list(groups)
         for start in range(0, len(held), HELD_AT_ONCE):
             some = held[start : start + HELD_AT_ONCE]
-            # Note the groups before waiting for the pipe: a step that begins meanwhile and drops them is sent after
-            # them.
+            # Record the groups before the await: if a step begins meanwhile and discards some of them, the step's
+            # message follows the groups' message in the pipe.
             self._held.update({group_id: wanted[group_id] for group_id in some})
             await learner.hold({group_id: groups[group_id] for group_id in some})
             await asyncio.sleep(0)
@@ -352,7 +352,7 @@ class Trainer:
                 assert_never(job)
 
     def _with_waiting(self, first: GroupRequest) -> list[GroupRequest]:
-        """Return this request with all waiting requests, to draw one batch. Other jobs keep their order and follow."""
+        """Return this request with all waiting requests, to draw one batch. Other waiting jobs keep their order."""
         requests, others = [first], []
         while not self._jobs.empty():
             job = self._jobs.get_nowait()
@@ -382,7 +382,7 @@ class Trainer:
                 self.evaluates = False
             job.finished += drawn.rollouts
             job.seconds += drawn.seconds
-            took_s += drawn.seconds  # Do not count waiting times: the step before may still be in training.
+            took_s += drawn.seconds  # The process's working time only: waiting for an unfinished step does not count.
             job.requests = job.requests[len(part) :]
             if job.requests and not self._jobs.empty() and took_s >= self._train_s:
                 self._jobs.put_nowait(job)
@@ -391,10 +391,10 @@ class Trainer:
             job.done.set_result(Generated(rollouts=job.finished, seconds=job.seconds))
 
     def _drop_what_is_asked_for_again(self) -> None:
-        """Drop all jobs except evaluations: at LearnerReady the coordinator repeats its steps and leases.
+        """Drop all jobs except evaluations: at LearnerReady the coordinator sends its steps and leases again.
 
-        Call it just before reporting LearnerReady. At LearnerLost it would be too early: the coordinator sends jobs
-        until it handles that event.
+        Call this method just before reporting LearnerReady. At LearnerLost it would be too early: the coordinator sends
+        jobs until it handles that event.
         """
         waiting = [self._jobs.get_nowait() for _ in range(self._jobs.qsize())]
         for job in waiting:

@@ -38,7 +38,7 @@ class ReadBeside(Generic[P, T]):
 
     @property
     def is_quick(self) -> bool:
-        """Return True if the caller that finds the next reading due will do it itself."""
+        """Return True if the next reading is done by the caller that finds it due, not by the background thread."""
         return self._newest is not None and self._newest[1] <= QUICK_S
 
     def newest(self, *asked: P.args, **named: P.kwargs) -> T:

@@ -46,7 +46,8 @@ KINDS_ADVISED: Final = 4
 """Number of the most numerous kinds of nodes (engine and device) for which advice is given."""
 
 KINDS_TRIED: Final = 2
-"""Number of kinds for which the reachable utilisation is computed if no number of nodes suffices. Each takes long."""
+"""Number of kinds for which the reachable utilisation is computed if no number of nodes suffices. Each computation
+takes long."""
 
 
 class CapacityViews:

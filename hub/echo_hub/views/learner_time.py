@@ -25,7 +25,7 @@ from echo_shared.records.step_figures import EVAL_S, SECONDS
 REASONS: Final = ("rollouts", "hand_off", "evaluation", "down", "start")
 
 NOT_A_HAND_OFF_S: Final = 1.0
-"""Seconds. A hand-off shorter than this never counts as downtime, because a restart of the learner takes longer."""
+"""A hand-off shorter than this many seconds never counts as downtime, because a restart of the learner takes longer."""
 
 NOT_USUAL: Final = 5.0
 """A hand-off that takes longer than this multiple of the usual one counts as downtime."""
@@ -92,7 +92,9 @@ def learner_time(
 
 
 def _after_plan(step: StepRecord, free_at: float) -> tuple[float, float, float]:
-    """Return seconds of hand-off, evaluation and training after the step was planned and the learner free."""
+    """Return the seconds of hand-off, evaluation and training, counted from the moment when the step is planned and the
+    learner is free.
+    """
     lasted_s = max(0.0, step.trained_at - max(step.planned_at, free_at))
     train_s = min(step.figures.get(SECONDS.key) or 0.0, lasted_s)
     evaluation_s = min(step.figures.get(EVAL_S.key) or 0.0, lasted_s - train_s)

@@ -243,7 +243,7 @@ def _node(kind: str, of_nodes: Sequence[Sequence[_Lease]]) -> NodeClass | None:
 
 
 def busy_rate(leases: Iterable[_Lease]) -> float:
-    """Return the node's rollouts per second while it had enough work; 0 if none took any time."""
+    """Return the node's rollouts per second while it had enough work; 0 if no rollout took any time."""
     changes: list[tuple[float, int, int, float]] = []
     """One entry for each change: (time, change of held rollouts, change of rollouts sampled concurrently, change of
     rate).

@@ -99,7 +99,7 @@ DETAILS: Final = {
     Doing.EVALUATING: "evaluating",
     Doing.FINISHED: "",
 }
-"""What the run does now, in words, by its `Doing`; "" once it is over."""
+"""What the run does now, in words, by its `Doing`; "" once the run is over."""
 _EVALUATES: Final = "; the learner evaluates"
 
 

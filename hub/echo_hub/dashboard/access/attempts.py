@@ -19,7 +19,7 @@ class Attempts:
     def wait_s(self, place: str, now: float) -> float:
         """Count one attempt and return 0 if it is allowed.
 
-        Otherwise return the seconds to wait, without counting it.
+        Otherwise return the seconds to wait, without counting the attempt.
         """
         free_at = max(self._free_at.pop(place, now), now)
         wait_s = free_at - now - (BURST - 1) * EVERY_S

@@ -3,8 +3,8 @@
 Both are files in the run's directory, readable only by their owner. Of the password, only its Argon2id hash is stored
 (19 MiB, two passes, one lane: https://cheatsheetseries.owasp.org, Password Storage). Verifying takes about 30 ms of one
 processor core. A thread verifies one password at a time, and the queue is short. More lanes or memory would make each
-guess by a stranger cost the hub more, too. A single permanent thread does it, because the allocator keeps the hash's
-memory for each thread that used it.
+guess by a stranger cost the hub more, too. A single permanent thread verifies passwords, because the allocator keeps
+the hash's memory for each thread that used it.
 """
 
 from __future__ import annotations

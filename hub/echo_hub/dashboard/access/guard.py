@@ -68,7 +68,7 @@ KEY: Final = "page_key"
 TOKEN: Final = "hub_token"
 """Name of the form field that holds the hub's token."""
 _OPEN_TO_SESSIONS: Final = "/logout"
-"""Route that a session may call without its key: ending itself does no harm."""
+"""Route that a session may call without its key: a forged request could only end the session."""
 NOT_OWN_PAGE: Final = (
     "This form is not from a page of this hub. Open the hub's own page and try again. Behind a proxy that speaks TLS,"
     " name the proxy in server.trusted_proxies and have it pass on Host and X-Forwarded-Proto."
@@ -228,7 +228,7 @@ class Guard:
         return f"{'__Host-' if self.visits.is_https(request) else ''}echo-{self._name}"
 
     def _actor(self, request: web.Request, session: BrowserSession | None) -> Actor | None:
-        """Return the request's authenticated actor, by session or token; None if it has no valid one."""
+        """Return the request's authenticated actor; None if the request has no valid session or token."""
         if session is not None:
             try:
                 place = self.visits.place(request)

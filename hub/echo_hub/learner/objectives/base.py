@@ -23,7 +23,9 @@ float32."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectiveTokens:
-    """An objective's inputs for N tokens. Only `learner_logprobs_N` has a graph. Logprobs are float32 nats."""
+    """An objective's inputs for N tokens. Only `learner_logprobs_N` has an autograd graph.
+    Logprobs are float32 nats.
+    """
 
     learner_logprobs_N: Tensor
     old_logprobs_N: Tensor

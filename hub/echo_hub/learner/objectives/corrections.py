@@ -30,8 +30,8 @@ from echo_hub.learner.objectives.base import ObjectiveTokens, ratio, rollout_mea
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
-    """`weights_N` has no graph. `bounded_N` (bool) marks truncated or masked tokens, `vetoed_R` (bool) rollouts,
-    `masked_N` (bool) tokens under the sequence mask.
+    """`weights_N` has no autograd graph. `bounded_N` (bool) marks truncated or masked tokens, `vetoed_R` (bool)
+    rollouts dropped by objective.sequence_veto, `masked_N` (bool) tokens removed by objective.sequence_mask.
     """
 
     weights_N: Tensor
@@ -62,7 +62,7 @@ def correct(tokens: ObjectiveTokens, settings: ObjectiveConfig) -> Correction:
 
 
 def _masked(tokens: ObjectiveTokens, threshold: float) -> Tensor:
-    """Return the sequence mask [N]; a threshold of 0 turns it off."""
+    """Return True for each token [N] that objective.sequence_mask removes. With `threshold` 0 it removes none."""
     if not threshold:
         return torch.zeros_like(tokens.rollouts_N, dtype=torch.bool)
     means_N = rollout_means(tokens.behavior_logprobs_N - tokens.learner_logprobs_N.detach(), tokens)

@@ -15,4 +15,4 @@ from echo_hub.learner.objectives.grpo import Grpo
 
 
 class Dapo(Grpo):
-    """GRPO's token loss with other numbers, which are in `published`."""
+    """GRPO's token loss. DAPO's clip bounds are in `echo_hub.config.objective_defaults.PUBLISHED`."""

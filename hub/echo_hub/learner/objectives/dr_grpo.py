@@ -15,4 +15,4 @@ from echo_hub.learner.objectives.grpo import Grpo
 
 
 class DrGrpo(Grpo):
-    """GRPO's token loss; the difference is in `published`."""
+    """GRPO's token loss. Dr. GRPO's advantage and weighting are in `echo_hub.config.objective_defaults.PUBLISHED`."""

@@ -47,8 +47,9 @@ class Statistics(NamedTuple):
 STATISTICS: Final = Statistics._fields
 
 MAX_KL_LOG_RATIO: Final = 3.0
-"""Log-ratio up to which the KL term is exact. A token's gradient is then at most e³ - 1 = 19 times β. At GRPO's β =
-0.04, a token that the reference finds far likelier than the learner does not outweigh an advantage of 1."""
+"""Log-ratio up to which the KL term is exact. A token's gradient is then at most e³ - 1 = 19 times β
+(objective.kl_coefficient). At GRPO's β = 0.04, a token that the reference finds far likelier than the learner does not
+outweigh an advantage of 1."""
 
 
 class StepLoss:

@@ -11,13 +11,12 @@ from echo_hub.tasks.base import Problem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One turn of a user or a called tool, in response to the model."""
+    """A message to the model after its turn: from the user, or the answer of a tool that the model called."""
 
     text: str
     role: Literal["user", "tool"] = "user"
-    """What sent the message. A chat template renders a tool's message in its own format; without a chat template, roles
-    are invisible.
-    """
+    """Sender of the message. A chat template renders a tool's message in its own format; without a chat template, roles
+    are invisible."""
     name: str = ""
     """Name of the tool, for templates that show it."""
     tool_call_id: str = ""
@@ -43,7 +42,7 @@ class Observation(Message):
     components; those with a weight count as their lowest value.
     """
     turn_reward: float = 0.0
-    """Part of the episode's reward that the answered turn earned; may be negative."""
+    """Part of the episode's reward that the model's last turn earned; may be negative."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,7 +69,7 @@ class CalculatorEnvironment:
         return Problem(prompt=prompt, metadata={"answer": str(left * right)})
 
     def respond(self, problem: Problem, replies: Sequence[str]) -> Response:
-        """Return the tool's answers to the last reply's calls, or the end."""
+        """Return the tool's answers to the last reply's calls, or the episode's ending."""
         calls = tool_calls(replies[-1])
         if not calls:
             right = extract_answer(replies[-1]).replace(",", "") == problem.metadata["answer"]

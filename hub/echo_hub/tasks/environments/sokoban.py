@@ -180,7 +180,7 @@ class SokobanEnvironment:
         )
 
     def respond(self, problem: Problem, replies: Sequence[str]) -> Response:
-        """Return the board after the last reply, or the end."""
+        """Return the board after the last reply, or the episode's ending."""
         start: SokobanBoard = problem.metadata["board"]
         board = before = start
         for reply in replies:
