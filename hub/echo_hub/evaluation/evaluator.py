@@ -21,6 +21,7 @@ from echo_hub.cluster.model_processes import ModelProcess, Program, process_of
 from echo_hub.evaluation.by_hub import Generated
 from echo_hub.evaluation.work_count import WorkCount
 from echo_hub.learner import frames, unquantized
+from echo_hub.learner.environment import environment
 from echo_hub.learner.settings import LearnerSettings
 from echo_shared.errors import LearnerError
 from echo_shared.process.backoff import Restarts, backoff_s
@@ -44,11 +45,8 @@ _Key = tuple[int, int]
 
 
 def program(settings: LearnerSettings) -> Program:
-    # CUDA needs this for deterministic matrix products.
-    env = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-    if settings.learner.threads:
-        env["OMP_NUM_THREADS"] = str(settings.learner.threads)
     module = (_WORKER,) if settings.learner.base_bits else unquantized.command(_WORKER)
+    env = environment(settings.learner)
     return Program(kind="evaluator", name="evaluating", module=module, counted="rollouts", env=env)
 
 

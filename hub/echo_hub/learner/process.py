@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from echo_hub.config.training_sections import LearnerConfig
 from echo_hub.learner import frames, unquantized
+from echo_hub.learner.environment import environment
 from echo_hub.learner.launch import Launch
 from echo_hub.learner.settings import LearnerSettings, StepTold, TrainingGroup
 from echo_shared.files.full_disk import Room
@@ -276,13 +277,10 @@ async def begun(settings: LearnerConfig, run_dir: Path) -> AsyncIterator[Supervi
 
 async def _spawn(settings: LearnerConfig, run_dir: Path) -> SupervisedChild:
     """Start the learner process, or the launcher of several learner processes. Raises ChildExited."""
-    # Without CUBLAS_WORKSPACE_CONFIG, CUDA matrix products may give other bits at each repetition.
-    environment = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-    if settings.threads:
-        environment["OMP_NUM_THREADS"] = str(settings.threads)
     module, *arguments = _command(settings)
     log = run_dir / "logs" / "learner.log"
-    command = Command(module=module, arguments=tuple(arguments), name="learner", log=log, env=environment)
+    env = {**environment(settings), "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    command = Command(module=module, arguments=tuple(arguments), name="learner", log=log, env=env)
     return await SupervisedChild.spawn(command, LIMITS)
 
 
