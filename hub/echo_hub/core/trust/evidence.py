@@ -58,7 +58,8 @@ _TOGETHER: Final = 4_096
 """Number of tokens whose curves are computed together; they take 7 MB."""
 
 Curves = bytes
-"""Curves of `likelihood`, summed over tokens: float64 values row by row, as bytes to save memory per node."""
+"""Curves (log-likelihoods at each rounding scale, see `likelihood`), summed over tokens: float64 values row by row, as
+bytes to save memory per node."""
 _NO_DRAWS: Final[Curves] = np.zeros(DRAW_CURVES * NUM_SCALES).tobytes()
 _NO_CLAIMS: Final[Curves] = np.zeros(CLAIM_CURVES * NUM_SCALES).tobytes()
 _NO_EDGES: Final[Curves] = np.zeros(EDGE_CURVES * NUM_SCALES).tobytes()
@@ -69,7 +70,8 @@ class Evidence:
     """Evidence about the honesty of one node, as sums over tokens that it sampled, in one rollout or several."""
 
     draws: tuple[int, ...]
-    """Number of tokens in each error class of `DRAW_EDGES`; in the learner's comparison, of `PROBABILITY_EDGES`."""
+    """Number of tokens in each error class of `DRAW_EDGES`. In the learner's comparison of a step's nodes: of
+    `PROBABILITY_EDGES`."""
     claims: tuple[int, ...]
     """Number of tokens in each error class of `CLAIM_EDGES`, without greedy choices and tokens of probability 1."""
     mismatch_kl: float = 0.0

@@ -39,7 +39,8 @@ MOST_APART: Final = 4
 BOTH_EDGES: Final = 1
 """Steps by which claims are coarser than draws: a claim errs by the rounding of both interval edges."""
 LEARNED: Final = 2
-"""Steps by which the tokens of a class's nodes may raise its scale above the measured one: to twice the scale."""
+"""Maximum number of steps by which tokens of a class's own nodes may raise its scale above the measured one: up to
+twice the scale."""
 TOLERANCE: Final = 2
 """Steps above a measured scale within which rounding still explains the evidence: up to twice the scale."""
 TOLERANCE_UNMEASURED: Final = 4
@@ -218,9 +219,10 @@ class Numerics:
         self._measured_from[rounding] = policy_version + 1
 
     def honest(self, numerics: NumericsClass, without: Evidence = NO_EVIDENCE, shown: Evidence = NO_EVIDENCE) -> Honest:
-        """Return the rounding of honest nodes of the class.
+        """Return the rounding of honest nodes of the class, for judging one node.
 
-        `without`: evidence learned from the judged node. `shown`: its recent evidence, which may prove finer draws.
+        `without`: evidence learned from this node, which must not count. `shown`: its recent evidence, which may prove
+        that its draws are finer.
         """
         known = self._honest(numerics, without)
         finest = _draws_shown(shown, self._measured.get(numerics.rounding, NO_EVIDENCE))
@@ -252,9 +254,10 @@ class Numerics:
     def class_wide(self, numerics: NumericsClass, shown: Sequence[Evidence]) -> tuple[int, ...]:
         """Set the class's scale if several nodes without a common owner agree on it.
 
-        `shown`: recent evidence of such nodes of the class, the accused node first. Return the indices of nodes as
-        coarse as the first one, if at least `UNLIKE_NODES` and half of all nodes agree. Return an empty tuple if they
-        disagree, or if forged tokens explain any node's evidence better than coarser rounding does.
+        `shown`: recent evidence of such nodes of the class, the accused node first. Return the indices of the nodes
+        that are as coarse as the accused one, if they are at least `UNLIKE_NODES` and half of all. Return an empty
+        tuple if fewer agree, or if forged tokens explain one of these nodes' evidence better than coarser rounding
+        does.
         """
         before = self.honest(numerics)
         scales = [_most_likely(one) for one in shown]
@@ -295,8 +298,8 @@ class Numerics:
 def _most_likely(shown: Evidence) -> tuple[int, int]:
     """Return the most likely scales of draws and of claims, as indices.
 
-    Few draws miss their interval, and claims of a likely token err by the sum of both interval edges. So the claims
-    give a lower bound for the draws' scale.
+    The scale of draws is at least that of claims minus `BOTH_EDGES`: a claim errs by the rounding of both edges of its
+    interval. Draws alone may show less, because few of them miss their interval.
     """
     claims = int(np.argmax(shown.claims_CS[0]))
     return max(int(np.argmax(shown.draws_CS[0])), claims - BOTH_EDGES), claims
@@ -305,9 +308,9 @@ def _most_likely(shown: Evidence) -> tuple[int, int]:
 def _draws_shown(shown: Evidence, measured: Evidence) -> int | None:
     """Return the finer scale of draws that a node's fine claims prove, as an index; None: they prove none.
 
-    That is so if the node's claims lie within an edge of `CLAIM_EDGES` far more often than measured for its class.
-    Claims err by the sum of both interval edges, and mostly by far less than the maximum, so this edge is a generous
-    scale.
+    Claims prove it if far fewer of them than measured for the class lie beyond an edge of `CLAIM_EDGES`. This edge is
+    then the scale: a generous one, because claims err by the rounding of both interval edges, and mostly by far less
+    than the edge.
     """
     if not measured.num_claims:
         return None
@@ -327,7 +330,7 @@ def _looks_forged(shown: Evidence, before: Honest, agreed: Honest) -> bool:
     """Return True if a share of forged tokens at the old scale explains the evidence better than honest ones at the new
     scale.
 
-    Also return True if draws are much coarser than claims, as no engine's are.
+    Also return True if draws are much coarser than claims, which no engine's are.
     """
     draws_CS, claims_CS = shown.draws_CS, shown.claims_CS
     draws, claims = _most_likely(shown)
