@@ -19,7 +19,7 @@ FIRST_S: Final = 2.0
 EVERY_S: Final = 15.0
 """Shortest time between two rounds to all nodes, in seconds. Unchanged totals are not sent."""
 REST: Final = 19.0
-"""Pause after a round, as a multiple of the round's duration: so totals take at most a twentieth of the time."""
+"""Pause after a round, as a multiple of the round's duration, so that totals take at most a twentieth of the time."""
 
 
 class TotalsNews:

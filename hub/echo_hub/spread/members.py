@@ -25,7 +25,7 @@ class Member:
     direct: deque[int] = field(default_factory=deque)
     """Queue of pieces for direct sending by the hub, because no peer hands them on."""
     relays: dict[int, PieceRelay] = field(default_factory=dict)
-    """Pieces that this node owns and hands on, oldest first."""
+    """Pieces that the hub gave this node to hand on, oldest first."""
     promised: dict[int, tuple[Member, float]] = field(default_factory=dict)
     """Pieces that a linked node was told to hand on to this node: the linked node, and the
     time when the hub told it."""
@@ -38,7 +38,7 @@ class Member:
 
 @dataclass(slots=True, eq=False)
 class PieceRelay:
-    """One piece that its owner hands on along a tree."""
+    """One piece with the tree along which it is handed on, from its owner: the node that the hub gave it to."""
 
     owner: Member
     piece: int

@@ -21,8 +21,8 @@ from typing import Final
 from echo_shared.wire import relay_tree
 
 MOST_IN_A_STAR: Final = 12
-"""Largest fleet with star trees. With more nodes, one node would send too many copies before the last node owns a
-piece."""
+"""Largest fleet with star trees. With more nodes, one node would send too many copies before the last node gets a piece
+to hand on."""
 
 FAN_OUT: Final = 3
 """Copies that a node sends in parallel.

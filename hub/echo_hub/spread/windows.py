@@ -123,14 +123,15 @@ class Window:
 
 
 PUSH_SLACK_S: Final = 0.25
-"""Allowed queue at the hub's uplink in seconds; also at a node's uplink, where its confirmations (`Have`) queue."""
+"""Seconds of queue that the window of the hub's uplink allows. It also covers the wait of confirmations (`Have`) at the
+nodes' uplinks."""
 
 PATH_SLACK_S: Final = 0.3
 """Allowed queue on the path to one node in seconds: more than PUSH_SLACK_S, so that the hub's uplink, which all nodes
 share, limits the sending."""
 
 RELAY_SLACK_S: Final = 0.35
-"""Seconds of pieces to hand on that an owner may have queued."""
+"""Seconds of work that an owner (a node that hands pieces on) may have queued."""
 
 FIRST_PUSH_BYTES: Final = 256 * 1024
 """Window of the hub's uplink before anything was measured: 0.1 s at 20 Mbit/s."""
@@ -139,11 +140,12 @@ FIRST_RELAY_BYTES: Final = 128 * 1024
 
 
 HANDING_SLACK_S: Final = 0.35
-"""Seconds of work that a node may have queued of the copies that the hub requests one by one (take-overs and trees)."""
+"""Seconds of copies to hand on that a node may have queued. With more, the hub orders no further single copy from
+it."""
 LONGEST_SAMPLE_S: Final = 0.5
 """Longest rate sample of a busy node, in seconds."""
 NEWEST_SHARE: Final = 0.3
-"""Weight of the newest sample in the rate."""
+"""Weight of the newest sample in the average rate of `Handing`."""
 
 
 class Handing:
@@ -196,12 +198,12 @@ class Path:
     number: int = 0
     """Number of the node in trees and bit masks: the smallest one that was free when the node came."""
     push: Window = field(default_factory=lambda: Window(first_bytes=FIRST_PATH_BYTES, slack_s=PATH_SLACK_S))
-    """Flow-control window from the hub to the node."""
+    """Flow-control window of the pieces that the hub sends to the node."""
     relay: Window = field(
         default_factory=lambda: Window(first_bytes=FIRST_RELAY_BYTES, slack_s=RELAY_SLACK_S, bursts=True)
     )
-    """Window of the pieces that the node owns, that is hands on to other nodes. A piece counts until those nodes have
-    it."""
+    """Flow-control window of the pieces that the hub gave the node to hand on. A piece counts until the other nodes
+    have it."""
     handing: Handing = field(default_factory=Handing)
     """Copies that the node has been told to send to others."""
     links: frozenset[str] = frozenset()
@@ -209,13 +211,13 @@ class Path:
     has_confirmed: bool = False
     """True once the node has confirmed the arrival of a piece."""
     num_late: int = 0
-    """Number of consecutive failures to hand on pieces that the node owned."""
+    """Number of times in a row that the node failed to hand a piece on in time."""
     benched_until: float = 0.0
-    """Time until which the node may own no pieces, because it failed to hand pieces on."""
+    """Time until which the node gets no pieces to hand on, because it failed to hand some on."""
 
     @property
     def proven(self) -> bool:
-        """True if the node has confirmed an arrival and has not failed as an owner since its last success."""
+        """True if the node has confirmed a piece, and has not failed to hand a piece on since it last succeeded."""
         return not self.num_late and self.has_confirmed
 
 
