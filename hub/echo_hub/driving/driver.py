@@ -62,7 +62,7 @@ TOGETHER: Final = 64
 COMMIT_S: Final = 0.02
 BEHIND_S: Final = 0.1
 _AT_ONCE: Final = frozenset({TrainStep, PublishVersion, AnnounceVersion, FinishRun})
-"""Actions whose turn is committed at once, without waiting for further effects."""
+"""Actions that start a commit at once, instead of waiting for further effects."""
 
 MOST_NOTED: Final = 1_000
 """Maximum number of run events that wait for a commit. If there are more, the oldest are dropped."""
@@ -111,7 +111,8 @@ class Driver:
         self._writing: asyncio.Future[None] | None = None
         """The newest commit, which may still run."""
         self._rested_at = 0.0
-        """Earliest time, by the loop's clock, at which frequent events are handled again."""
+        """Earliest time, by the loop's clock, at which the next frequent events are handled: until then they are
+        collected."""
         self._effects: list[Effect] = []
         """Effects since the last commit began."""
         self._there_are_effects = asyncio.Event()
@@ -253,7 +254,7 @@ class Driver:
         return TOGETHER if self.coordinator.settings.mode == "async" else 1
 
     async def _next(self, garbage: Garbage) -> list[Event]:
-        """Return the next events; a `Tick` if none comes before the coordinator is due."""
+        """Return the next events. If none comes before the coordinator is due (`due_at`), return a `Tick`."""
         if self._queue:
             return await self._take_in_time()
         due = self.coordinator.due_at()
@@ -268,8 +269,8 @@ class Driver:
         return await self._take_in_time()
 
     async def _take_in_time(self) -> list[Event]:
-        """Return the next events. Wait until `HANDLING_S` after the last turn, to collect frequent events, and up to
-        `BEHIND_S` longer while scoring is far behind."""
+        """Return the next events. Wait until `HANDLING_S` after the last turn, to collect frequent events. While
+        scoring is far behind, wait up to `BEHIND_S` longer for the hub's own events."""
         most, loop = self._most_together, asyncio.get_running_loop()
         if most > 1:
             if loop.time() < self._rested_at:
