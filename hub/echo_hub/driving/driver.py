@@ -6,10 +6,10 @@ transaction, and then hands the actions to the hub's services. So the store hold
 sees it. Only `BeginStep` is handed out before the commit, so that a free learner need not wait. Run events (`note`) are
 committed with the next records, or alone. They wait while the store cannot be written, and never end the hub.
 
-Events are handled for `HANDLING_S` at a time; then other tasks of the loop run. Frequent events are collected for the
-same time, except in lock-step modes: handling many events together costs the coordinator little more than handling one.
-Commits begin `COMMIT_S` apart, because a small commit costs about as much as a large one. Actions in `_AT_ONCE`, and
-the first effects after a pause, are committed at once.
+Events are handled for `HANDLING_S` at a time; then other tasks of the loop run. In async mode, frequent events are
+collected for the same time: handling many events together costs the coordinator little more than handling one. Commits
+begin `COMMIT_S` apart, because a small commit costs about as much as a large one. Actions in `_AT_ONCE`, and the first
+effects after a pause, are committed at once.
 
 While scoring is far behind, nodes' events wait in steps of `BEHIND_S`: their queue fills, and the hub reads the nodes'
 sockets more slowly. Rollouts that are received but not scored fill memory and train no policy. So a scorer that stands
@@ -243,14 +243,14 @@ class Driver:
 
     @property
     def _nodes_wait(self) -> bool:
-        """True while nodes' events wait because scoring is far behind. Never in lock-step modes, which lease one batch
-        at a time."""
+        """True while nodes' events wait because scoring is far behind. Never in co-located and sequential mode, which
+        lease one batch at a time."""
         return self.coordinator.settings.mode == "async" and self._backlog.is_far
 
     @property
     def _most_together(self) -> int:
-        """Maximum number of events in one call of the coordinator; 1 in lock-step modes, whose batches must not depend
-        on the timing of events."""
+        """Maximum number of events in one call of the coordinator; 1 in co-located and sequential mode, whose batches
+        must not depend on the timing of events."""
         return TOGETHER if self.coordinator.settings.mode == "async" else 1
 
     async def _next(self, garbage: Garbage) -> list[Event]:

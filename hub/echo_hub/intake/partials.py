@@ -248,7 +248,7 @@ class Partials:
         others_held: Collection[int] = (),
     ) -> None:
         """Add the rollouts that a node holds, with the prefixes that it was given. Tokens known for the same lease are
-        kept. `again`: the lease was sent before; the prefix of a rollout that is missing here is then unknown.
+        kept. `again`: the lease was sent before, so rollouts that are missing here get an unknown prefix.
         `others_held`: rollouts whose unknown prefix another node may have drawn."""
         given = {prefix.index: prefix for prefix in prefixes}
         known = self._leases.get(lease_id)

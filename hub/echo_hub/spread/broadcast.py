@@ -22,7 +22,7 @@ before the nodes' uplinks are busy (Kumar and Ross, Peer-Assisted File Distribut
    owner.
 
 If the source of a node's piece leaves, is late or loses its link, a linked node with the piece is told to *take over*.
-Without such a node the piece is sent again as in 1 or 2. The same holds for pieces that were distributed before a node
+Without such a node, step 1 or 2 sends the piece again. The same holds for pieces that were distributed before a node
 joined. A slow receiver delays no other node: an owner's work counts as done once all nodes except a few stragglers have
 the piece.
 
@@ -87,15 +87,15 @@ OVERDUE_S: Final = 0.5
 queued there."""
 
 FEW: Final = 4
-"""Of the nodes that wait for a handed-on piece, one in this many may be slow without delaying
-the owner's next piece."""
+"""Divisor: a quarter of the nodes that wait for a handed-on piece may be slow without delaying the next piece of the node
+that hands it on."""
 
 STRAGGLER_S: Final = 0.3
 """Seconds after which the last few nodes that wait for a handed-on piece count as stragglers: the node that hands it on
 gets new work without them."""
 LONE_STRAGGLER_S: Final = 0.6
-"""The same limit in seconds if fewer than FEW nodes wait: there a single straggler exceeds the
-share that may be slow."""
+"""STRAGGLER_S if fewer than FEW nodes should get the piece: there a single straggler exceeds the share that may be
+slow."""
 LATE_S: Final = 2.0
 LATE_DELAYS: Final = 4
 """A piece that a node hands on is late after LATE_S seconds, or after LATE_DELAYS times that node's usual delay if that
@@ -280,7 +280,8 @@ class Broadcast(BroadcastStatus):
         return self._send(member, member.direct.popleft(), now)
 
     def _each_queued(self) -> Iterator[Member]:
-        """Yield the members with queued direct pieces; pieces that arrived from elsewhere leave the queues first."""
+        """Yield the members that wait for pieces from the hub itself. First remove pieces from their queues that
+        arrived from other nodes."""
         for member in list(self._queued.values()):
             while member.direct and not self._missing[member.direct[0]] & member.bit:
                 member.direct.popleft()

@@ -37,7 +37,8 @@ class Forest:
         self._copy_s: dict[int, float] = {}
         """Seconds that each node which may hand pieces on needs to send one copy of a piece, by node number."""
         self._s_per_byte: dict[int, tuple[Handing, float]] = {}
-        """Handed-on work and seconds per byte of the nodes in `_copy_s`, by number."""
+        """For each node in `_copy_s`, by number: its work of handing pieces on, and the seconds that it needs to send a
+        byte."""
         self._looked_up: dict[int, float] | None = None
         """Seconds until each node has sent its assigned copies, as `roots` computed them. A call of `tree` that follows
         at once reuses them."""

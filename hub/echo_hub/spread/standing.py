@@ -42,10 +42,11 @@ class BroadcastStatus:
         self._next_fresh = 0
         """First piece that was not sent to any node."""
         self._rest: dict[int, None] = {}
-        """Pieces that were sent to some node, but that other nodes lack without having a source for them."""
+        """Pieces that were already sent to some node, while other nodes lack the piece and have no source."""
         self._rest_changed = False
         self._rest_open = False
-        """True if something changed, so that neighbours may be able to take over a piece without a source."""
+        """True if something changed, so that some node may now be told to send its neighbour a piece for which the
+        neighbour has no source."""
         self._relays: dict[int, list[PieceRelay]] = {}
         self._uncovered_once: set[int] = set()
         """Pieces for which a source failed: after the copy from a new source, a late copy from the old one may

@@ -25,8 +25,8 @@ SAMPLE_S: Final = 0.1
 SAMPLES_KEPT: Final = 20
 """Number of rate samples kept per window."""
 DELAYS_KEPT_S: Final = 60.0
-"""Seconds over which the least delay is taken; the previous such span counts too. Older delays are forgotten, because
-routes change."""
+"""Length in seconds of the spans over which the least delay is taken: the current span and the one before. Older delays
+are forgotten, because routes change."""
 
 
 class Window:
@@ -48,7 +48,7 @@ class Window:
         measured."""
         self._rates: deque[float] = deque(maxlen=SAMPLES_KEPT)
         self._delays = (float("inf"), float("inf"))
-        """Least delay of the current span and of the previous one."""
+        """Least delay, in seconds, in the current span of DELAYS_KEPT_S seconds and in the span before."""
         self._span_began = 0.0
         self._sample_began: float | None = None
         """Start of the rate sample: the first arrival after a silence. None during a silence."""
@@ -227,9 +227,9 @@ class BroadcastPaths:
     def __init__(self) -> None:
         self.uplink = Window(first_bytes=FIRST_PUSH_BYTES, slack_s=PUSH_SLACK_S, bursts=True)
         self.links_changed = 0
-        """Counter of changes of links."""
+        """Counter that grows with every change of the links between nodes."""
         self.news = 0
-        """Counter of changes that may give a broadcast something to send."""
+        """Counter that grows with every change that may give a broadcast something to send."""
         self._paths: dict[str, Path] = {}
         self._names: dict[int, str] = {}
         self._free: list[int] = []

@@ -281,8 +281,8 @@ class SendLease:
     goes_on: tuple[tuple[int, int], ...] = ()
     """Pairs of index and earlier lease id: the hub sends the tokens that it has of the earlier lease, and the node
     continues them. Index, turn and seed of both leases are equal, so these tokens begin the new completion. The earlier
-    lease names the same version or, in runs whose nodes may switch versions within a completion, an older one. A lease
-    that is sent again continues its own tokens."""
+    lease names the same version or, in runs whose nodes may switch versions within a completion, an older one. A
+    lease that is sent again has its own id here."""
 
 
 @_effect

@@ -77,7 +77,8 @@ SILENT_S: Final = 5.0
 LOST_S: Final = 60.0
 """Seconds that a node's rollout is late before the node is treated like one that was never measured."""
 HANG_S: Final = 60.0
-"""Seconds from a node's first hang until the node counts as settled again. The wait doubles with each further hang."""
+"""Seconds after a node's first hang (a rollout late by `SILENT_S`) until the node counts as settled again, that is
+reliable enough to replace other nodes. The wait doubles with each further hang."""
 MOST_DOUBLED: Final = 6
 """Number of doublings after which `HANG_S`, and the wait between trials, grow no longer."""
 LEFT_KEPT: Final = 65_536

@@ -138,7 +138,7 @@ class Tempo:
         self._filled = 0
         """Newest step for which enough groups were complete."""
         self._filled_at: dict[int, float] = {}
-        """Time at which enough groups for each future step were complete."""
+        """For each future step, the time at which enough groups for it were complete."""
 
     def given(self, step: int, now: float) -> None:
         """Note that the learner got the batch of this step. It begins the step as soon as it is free."""

@@ -249,7 +249,8 @@ def log_odds(logprobs_N: NDArray[np.floating]) -> NDArray[np.float64]:
 
 
 def _summed(values_CSN: NDArray[np.float64], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return sums [K, C * S] over the part of each of K spans that lies among the N tokens of `values_CSN`."""
+    """Return the sums over each of K spans, [K, C * S]. `values_CSN` has only N of all tokens: those tokens of a span
+    that lie outside count 0. `starts` and `ends` [K] are relative to the first of the N tokens."""
     count = values_CSN.shape[-1]
     until_CSN = np.concatenate([np.zeros((*values_CSN.shape[:2], 1)), values_CSN.cumsum(axis=-1)], axis=-1)
     sums_CSK = until_CSN[..., ends.clip(0, count)] - until_CSN[..., starts.clip(0, count)]

@@ -35,26 +35,29 @@ from echo_hub.core.trust.likelihood import NUM_SCALES, SCALES, at_least
 ROUNDED_UP: Final = 1
 """Steps of `SCALES` by which the most likely scale is rounded up."""
 MOST_APART: Final = 4
-"""Maximum number of steps by which an engine's draws may be coarser than its claims. At most two were measured."""
+"""Maximum number of steps of `SCALES` by which an engine's draws may be coarser than its claims. At most two were
+measured."""
 BOTH_EDGES: Final = 1
-"""Steps by which claims are coarser than draws: a claim errs by the rounding of both interval edges."""
+"""Steps of `SCALES` by which claims are coarser than draws: a claim errs by the rounding of both interval edges."""
 LEARNED: Final = 2
-"""Maximum number of steps by which tokens of a class's own nodes may raise its scale above the measured one: up to
-twice the scale."""
+"""Maximum number of steps of `SCALES` by which tokens of a class's own nodes may raise its scale above the measured
+one: up to twice the scale."""
 TOLERANCE: Final = 2
-"""Steps above a measured scale within which rounding still explains the evidence: up to twice the scale."""
+"""Steps of `SCALES` above a measured scale within which rounding still explains the evidence: up to twice the scale."""
 TOLERANCE_UNMEASURED: Final = 4
-"""Steps above a default scale within which rounding still explains the evidence: up to four times the scale."""
+"""Steps of `SCALES` above a default scale within which rounding still explains the evidence: up to four times the
+scale."""
 LEAST_TOKENS: Final = 200
 """Minimum number of tokens from which a scale is computed."""
 UNLIKE_NODES: Final = 3
 """Number of nodes without a common address or invite that must agree to set a class's scale."""
 AGREEMENT: Final = 2
-"""Maximum distance in steps between the scales of these nodes and that of the accused node."""
+"""Maximum distance, in steps of `SCALES`, between the scales of nodes that agree and that of the accused node."""
 COARSEST: Final = at_least(1.0)
 """Largest scale of draws that nodes can set for their class, as an index into `SCALES`."""
 TELLING: Final = 100
-"""Number of claims expected beyond an edge of `CLAIM_EDGES` from which a node can be judged as finer than its class."""
+"""Minimum number of claims expected beyond an edge of `CLAIM_EDGES` for the finding that a node is finer than its
+class."""
 FINER: Final = 32
 """A node is finer than its class if fewer of its claims lie beyond an edge: at most one per `FINER` expected."""
 MOST_CLASSES: Final = 256
@@ -111,9 +114,9 @@ class CoarseClass(NamedTuple):
 
     numerics: NumericsClass
     draws: float
-    """Scale of draws, nats."""
+    """Rounding scale of draws, in nats."""
     claims: float
-    """Scale of claims, nats."""
+    """Rounding scale of claims, in nats."""
 
 
 NOT_SAID: Final = NumericsClass()

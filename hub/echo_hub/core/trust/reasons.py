@@ -28,12 +28,12 @@ _WRONG: Final[Mapping[Alternative, str]] = {
 
 
 def convicting(standing: Standing) -> Grounds:
-    """Return the checks behind the largest sum against the node."""
+    """Return the checks behind the largest sum of evidence against the node."""
     return standing.grounds[standing.sums.index(max(standing.sums))]
 
 
 def what_is_wrong(standing: Standing) -> str:
-    """Return what the node did wrong, by its largest sum, with the evidence since that sum was last zero."""
+    """Return what the node did wrong, by its largest sum of evidence, with the checks since that sum was last zero."""
     nats, alternative = against(standing.sums)
     grounds = convicting(standing)
     if not grounds.num_rollouts:
