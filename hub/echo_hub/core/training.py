@@ -439,7 +439,7 @@ class Training:
         if self._curriculum is not None:
             self._curriculum.count(self._newest_planned_group)
         self._flat_groups = [group_id for group_id in self._flat_groups if group_id > self._newest_planned_group]
-        # After planning, the next step is a later one, so drop rollouts that are too stale for it.
+        # The next step is a later one after planning: drop rollouts too stale for it.
         self.sweep(now)
         return True
 

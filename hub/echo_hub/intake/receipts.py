@@ -23,7 +23,7 @@ WAIT_S: Final = 2.0
 GATHER_S: Final = 0.05
 """Pause between two rounds of sending, in seconds. After a trained step, receipts for all nodes become due together."""
 ONE_IN: Final = 20
-"""Divisor: a round serves 1/20 of the nodes with waiting receipts, but at least `AT_LEAST` of them."""
+"""Divisor: a round sends waiting receipts to 1/20 of their nodes, and to at least `AT_LEAST` nodes."""
 AT_LEAST: Final = 16
 _CAN_WAIT: Final = frozenset({ReceiptState.SCORED, ReceiptState.TRAINED, ReceiptState.EVALUATED})
 """States that change nothing in a node's work: receipts of these states may wait."""

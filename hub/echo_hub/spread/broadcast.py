@@ -56,7 +56,7 @@ LEAST_RELAY_BYTES: Final = 128 * 1024
 each direct copy costs the hub's uplink."""
 
 SPARE_SLACK_S: Final = 0.17
-"""The hub's uplink counts as about to idle if its queue will be sent within this many seconds."""
+"""The hub's uplink counts as about to idle if its queue needs less than this many seconds."""
 
 MOST_SPARE_S: Final = 1.0
 """Maximum seconds for which sending one piece directly to all nodes may occupy the hub's uplink."""
@@ -87,8 +87,8 @@ OVERDUE_S: Final = 0.5
 queued there."""
 
 FEW: Final = 4
-"""Divisor: a quarter of the nodes that wait for a handed-on piece may be slow without delaying the next piece of the node
-that hands it on."""
+"""Divisor: a quarter of the nodes that wait for a handed-on piece may be slow without delaying the next piece of the
+node that hands it on."""
 
 STRAGGLER_S: Final = 0.3
 """Seconds after which the last few nodes that wait for a handed-on piece count as stragglers: the node that hands it on
@@ -230,8 +230,8 @@ class Broadcast(BroadcastStatus):
         """Return the nodes that may hand on a piece. `uncovered`: bit mask of the nodes that lack the piece and have no
         source.
 
-        Such an owner must reach two or more of these nodes, itself included, and at least half as many as the owner
-        that reaches most.
+        Left out are nodes that reach only one of the `uncovered` nodes (counting themselves), or less than half as many
+        as the best candidate.
         """
         if self._forest.is_deep:
             return self._forest.roots(uncovered & self._owners) if uncovered.bit_count() >= LEAST_OF_A_TREE else []

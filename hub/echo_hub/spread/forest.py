@@ -19,8 +19,7 @@ from echo_hub.spread.windows import RELAY_SLACK_S, BroadcastPaths, Handing
 LOOK_S: Final = 0.25
 """Seconds between updates of which nodes can hand pieces on, and how fast."""
 NODES_PER_SHARE: Final = 4_096
-"""Number of nodes for each additional piece that uses the same tree as the one before: growing a tree of a large fleet
-takes time."""
+"""Fleet size per additional piece on the same tree: growing a new tree in a large fleet takes time."""
 ROOTS_TRIED: Final = 8
 """Maximum number of nodes considered as owner of a piece, the node that hands it on."""
 

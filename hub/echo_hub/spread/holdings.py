@@ -61,8 +61,7 @@ class VersionProgress:
     seconds: tuple[float, ...]
     """Seconds until arrival at each node that has it, ascending."""
     share_arrived: float
-    """Bytes of this version that have arrived at the `num_told` nodes, according to their reports, as a share of all
-    that they need; 0..1."""
+    """Share of this version's bytes that has arrived at the `num_told` nodes, by their reports; 0..1."""
 
     @property
     def under_way(self) -> bool:

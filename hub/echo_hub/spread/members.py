@@ -38,7 +38,7 @@ class Member:
 
 @dataclass(slots=True, eq=False)
 class PieceRelay:
-    """One piece with the tree along which it is handed on, from its owner: the node that the hub gave it to."""
+    """One piece with the tree along which its owner, the node that got the piece from the hub, hands it on."""
 
     owner: Member
     piece: int

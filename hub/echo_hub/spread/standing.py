@@ -42,7 +42,7 @@ class BroadcastStatus:
         self._next_fresh = 0
         """First piece that was not sent to any node."""
         self._rest: dict[int, None] = {}
-        """Pieces that were already sent to some node, while other nodes lack the piece and have no source."""
+        """Pieces that some node was already sent, and for which other nodes have no source yet."""
         self._rest_changed = False
         self._rest_open = False
         """True if something changed, so that some node may now be told to send its neighbour a piece for which the

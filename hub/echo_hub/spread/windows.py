@@ -25,8 +25,8 @@ SAMPLE_S: Final = 0.1
 SAMPLES_KEPT: Final = 20
 """Number of rate samples kept per window."""
 DELAYS_KEPT_S: Final = 60.0
-"""Length in seconds of the spans over which the least delay is taken: the current span and the one before. Older delays
-are forgotten, because routes change."""
+"""Length of a span in seconds. The least delay is that of the current span and the previous span; older delays are
+forgotten, because routes change."""
 
 
 class Window:
@@ -213,7 +213,7 @@ class Path:
     num_late: int = 0
     """Number of times in a row that the node failed to hand a piece on in time."""
     benched_until: float = 0.0
-    """Time until which the node gets no pieces to hand on, because it failed to hand some on."""
+    """Time until which the node gets no pieces to hand on, after a failure to hand pieces on."""
 
     @property
     def proven(self) -> bool:

@@ -361,7 +361,7 @@ class Wants:
             self.settle(group, index)
 
     def note_all(self, group: RolloutGroup) -> None:
-        """Update all indices of a group that may be leased from now on."""
+        """Update the wanted leases of a group for all its indices, because its owner lets it be leased from now on."""
         group.note_wants()
         group.unleased.update([index for index, slot in enumerate(group.slots) if slot.wants_lease])
         if group.unleased:

@@ -205,9 +205,9 @@ class Ledger:
         self.wants.note(self.groups[rollout.group_id], rollout.index)
 
     def note_missing(self, rollout: LeasedRollout, now: float) -> None:
-        """Lower the node's measured speed because a rollout did not arrive in time or is no longer wanted. Assume that
-        the missing completion is one of the longest: it may be long even if its prompt's completions are short on
-        average, and then the node is not slow."""
+        """Lower the node's measured speed because a rollout did not arrive in time or is no longer wanted. Assume the
+        length of the longest completions for it: completions of one prompt vary, and a long completion does not mean a
+        slow node."""
         num_tokens = max(rollout.expected_tokens, self.lengths.long_tokens)
         self._nodes.miss(rollout.node_id, num_tokens, now - rollout.leased_at)
 
@@ -451,8 +451,8 @@ class Ledger:
             self._out.act(HandOver(group_id=group.group_id, rollout_ids=ids, first_turns=group.take_first_turns()))
 
     def _begin(self, slot: Slot, rollout: LeasedRollout) -> None:
-        """Let the next lease of the index continue this rollout's tokens. Exception: a rollout of an unproven node does
-        not replace one of a proven node with the same version."""
+        """Let the next lease of the index continue this rollout's tokens. Exception: tokens of an unproven node do not
+        replace tokens of a proven node with the same version."""
         before = slot.begun
         if (
             before is None

@@ -118,8 +118,8 @@ class ActivationStatus:
 
 @dataclass(frozen=True, slots=True)
 class _Gifts:
-    """Useful rollouts per step from gifts (nodes that cost nothing): of all gifts, and of the settled ones, which have
-    worked for `dwell_s` without a late rollout."""
+    """Useful rollouts per step from gifts (nodes that cost nothing). `settled` counts only gifts that have worked for
+    `dwell_s` without a late rollout."""
 
     all: float = 0.0
     settled: float = 0.0

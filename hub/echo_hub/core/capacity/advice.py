@@ -31,8 +31,8 @@ NODES_TRIED: Final = tuple(2**power for power in range(11))
 give."""
 
 FEWER_TRIED: Final = 4
-"""Limit on the search for a cheaper mix: at most this many nodes of the cheapest class are replaced by nodes of another
-class."""
+"""Limit on the search for a cheaper mix of nodes: number of nodes of the cheapest class that another class may
+replace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,8 +76,8 @@ class Nodes:
         """Number of proven nodes that take work."""
         self.num_connected = 0
         self.heeds_relief = True
-        """False while no lease can follow if a node that is already ready frees more capacity, so that this counts as
-        no change."""
+        """False while more free capacity of an already ready node cannot lead to a lease, and so counts as no
+        change."""
         self.num_changes = 0
         """Counter that grows whenever a node may have become able to take work for which no node was found before."""
         self.tokens_per_s = 0.0

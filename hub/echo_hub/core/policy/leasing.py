@@ -71,7 +71,7 @@ LEASED_AT_ONCE: Final = 128
 Set by hand."""
 
 _Kind = tuple[Hashable, int, int | None]
-"""Key of groups for which a search for a node has the same result: nodes that the search skips, length class and, where
+"""Key of groups for which the search for a node gives equal results: the skipped nodes, the length class and, where
 rollouts may become stale, the group's oldest leased version."""
 
 
@@ -124,8 +124,8 @@ class Takers:
         self.most_avoided = 0
 
     def avoided(self, slot: Slot, oldest: int) -> tuple[str, ...]:
-        """Return the nodes that must not get this index: those on which it failed, as long as some other node takes
-        work."""
+        """Return the nodes that must not get this index: the nodes on which it failed. If no other node takes work,
+        return only the latest of them."""
         failed = slot.failed_on
         if not failed:
             return ()

@@ -188,7 +188,7 @@ class Tempo:
 
     @property
     def waits(self) -> bool:
-        """True if the learner is idle, or lost and not yet given a step again."""
+        """True if the learner is idle, or was lost and has no new step yet."""
         return self._begun is None
 
     def lead_s(self, pool_s: float, typical_s: float) -> float:

@@ -47,8 +47,8 @@ URGENT: Final = 2.0
 """Work is urgent if its step begins within this many times a typical rollout's time. Urgent work goes to the fastest
 nodes first and to unproven ones last, because no time is left to replace a lost rollout. Set by hand, like `HURRY`."""
 EARLIER: Final = 1.3
-"""Lead of a slow node: it may begin a step's work before the step by this multiple of the time that it needs for the
-work. Set by hand."""
+"""Lead of a slow node: the time that the node needs for a step's work, times this factor, is how long before the step
+the node may begin. Set by hand."""
 SOON_S: Final = 0.01
 """Work that may be released within this many seconds counts as released. Set by hand."""
 PREFILL: Final = 1 / 16
@@ -118,7 +118,7 @@ class StepWork(NamedTuple):
 
     step: int
     num_wanting: int
-    """Groups of the step with at least one rollout to lease, for the first time or again."""
+    """Groups of the step with a rollout to lease (first or repeated lease)."""
     num_missing: int
     """Incomplete groups of this step and the steps before it."""
     num_leased: int

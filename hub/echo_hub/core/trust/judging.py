@@ -131,8 +131,7 @@ def is_explained(recent: Evidence, honest: Honest, alternative: Alternative, nat
 
 
 def _forged(curves_CS: NDArray[np.float64], scale: int) -> float:
-    """Return the log-likelihood of the tokens if a share of them is forged: the largest over the shares in
-    `WEIGHTS`."""
+    """Return the log-likelihood of the tokens under forgery, for the likeliest share of forged tokens in `WEIGHTS`."""
     return float((curves_CS[1 : 1 + len(WEIGHTS), scale] + curves_CS[0, scale]).max())
 
 

@@ -258,8 +258,8 @@ class Numerics:
         """Set the class's scale if several nodes without a common owner agree on it.
 
         `shown`: recent evidence of such nodes of the class, the accused node first. Return the indices of the nodes
-        that are as coarse as the accused one, if they are at least `UNLIKE_NODES` and half of all. Return an empty
-        tuple if fewer agree, or if forged tokens explain one of these nodes' evidence better than coarser rounding
+        that round as coarsely as the accused node. Return an empty tuple if these are fewer than `UNLIKE_NODES`, or
+        fewer than half of all, or if forged tokens explain the evidence of one of them better than coarser rounding
         does.
         """
         before = self.honest(numerics)

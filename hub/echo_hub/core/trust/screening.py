@@ -88,7 +88,8 @@ class Seen(NamedTuple):
 
 
 def standing_out(screened: Iterable[Seen], threshold: float) -> dict[str, float]:
-    """Return the nodes with at least `threshold` nats of evidence against them in one step, each with its nats.
+    """Return the nodes whose tokens of one step give at least `threshold` nats of evidence against them; the values are
+    these nats.
 
     Each node's tokens are compared with those of all other nodes, so a single node cannot be judged. The computation is
     vectorised over nodes, because a step has thousands of rollouts and the event loop is blocked meanwhile.

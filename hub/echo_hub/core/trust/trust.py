@@ -76,11 +76,10 @@ from echo_shared.records.node import TrustStatus
 from echo_shared.wire.messages import Checked, DropReason
 
 DOUBT: Final = 0.5
-"""A node is suspect, and must prove itself again, if the evidence against it exceeds this share of the conviction
-threshold."""
+"""Share of the conviction threshold. A node with more evidence against it is suspect, and must prove itself again."""
 WATCHED: Final = 0.1
-"""A node is watched, that is all its rollouts are checked, while the evidence against it exceeds this share of the
-conviction threshold."""
+"""Share of the conviction threshold. While a node has more evidence against it, it is watched: the verifier checks all
+its rollouts."""
 WATCHED_FOR_REWARDS: Final = 0.25
 """Share of the conviction threshold above which the test of rewards (`shopping`) makes a node watched: all its rollouts
 are checked. Rewards tell less than tokens, so honest nodes often reach a tenth of the threshold."""
@@ -430,7 +429,7 @@ class Trust:
         sums = judged(standing.sums, evidence, standing.recent, honest, self._alarm)
         failed = max(sums) >= self._alarm
         self._checked[str(standing.numerics)] += 1
-        # Add 0 too, so that both counters have an entry for every checked class.
+        # Add even 0: both counters need an entry for every checked class.
         self._failed[str(standing.numerics)] += failed
         standing.num_checked += 1
         standing.num_failed += failed
