@@ -88,7 +88,7 @@ class Broadcaster:
         self._news = asyncio.Event()
 
     def number_of(self, node_id: str) -> int:
-        """Return the number that stands for the node in piece routes, valid until the node disconnects."""
+        """Return the node's number in the instructions for handing pieces on, valid until the node disconnects."""
         return self._paths[node_id].number
 
     @property

@@ -98,8 +98,8 @@ class Forest:
         return num_copies < self._most_copies
 
     def roots(self, wanting: int) -> list[Member]:
-        """Return the candidates for handing on a piece that the nodes in the bit mask `wanting` lack (roots of its
-        tree), the one whose uplink is free first at the beginning."""
+        """Return the candidates for handing on a piece that the nodes in the bit mask `wanting` lack, sorted by the
+        time at which their uplinks are free."""
         if self._last is not None and self._last[1] == wanting:
             return [self._members[self._last[0].root]]
         free_at = self._looked_up = self._free_at()

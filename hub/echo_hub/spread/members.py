@@ -33,7 +33,8 @@ class Member:
     """True if a piece that a linked node was told to hand on did not arrive in time; the hub then sends pieces
     itself."""
     heard_at: float = 0.0
-    """Time of the node's last new piece, or of the last send to an idle node."""
+    """Time at which the node last got a new piece, or at which the hub last sent it a piece while no other was under
+    way."""
 
 
 @dataclass(slots=True, eq=False)

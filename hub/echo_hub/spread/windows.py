@@ -30,7 +30,7 @@ forgotten, because routes change."""
 
 
 class Window:
-    """Window of one link.
+    """Flow-control window of one link: limit of the bytes that are sent but not confirmed.
 
     `first_bytes`: window before anything was measured. `slack_s`: seconds of queue that the window allows. `bursts`:
     arrivals come in bursts, so the mean rate is used instead of the maximum.
@@ -140,8 +140,8 @@ FIRST_RELAY_BYTES: Final = 128 * 1024
 
 
 HANDING_SLACK_S: Final = 0.35
-"""Seconds of copies to hand on that a node may have queued. With more, the hub orders no further single copy from
-it."""
+"""Seconds of work that a node may have queued as copies to hand on. With more work queued, the hub orders no further
+single copy from the node."""
 LONGEST_SAMPLE_S: Final = 0.5
 """Longest rate sample of a busy node, in seconds."""
 NEWEST_SHARE: Final = 0.3

@@ -23,8 +23,8 @@ MOST_CYCLES: Final = 160
 """Number of simulated publications after which the search for a period ends; then the second half is averaged."""
 
 LEAST_ALIKE: Final = 6
-"""Number of equal consecutive publication intervals from which the schedule counts as periodic, plus one for each
-publication that the staleness bound covers."""
+"""The schedule counts as periodic after this many equal publication intervals in a row, plus one for each publication
+within the staleness bound."""
 
 BISECTIONS: Final = 30
 """Bisection steps per search; each halves the error."""

@@ -40,8 +40,8 @@ DRAW_EDGES: Final = (0.001, 0.05, 0.2, 0.5, 1.0)
 """Upper edges of the error classes of draws: distance of u from the token's interval, in nats of log-odds. The last
 class has no upper edge."""
 PROBABILITY_EDGES: Final = (1e-4, 0.005, 0.02, 0.05, 0.2)
-"""Upper edges of the error classes of draws in the learner's comparison: distance in cumulative probability, under the
-learner's newer policy."""
+"""Upper edges of the error classes of draws in the learner's comparison of a step's nodes: distance in cumulative
+probability, under the learner's newer policy."""
 CLAIM_EDGES: Final = (0.01, 0.05, 0.2, 0.5, 1.0)
 """Upper edges of the error classes of claims: true minus claimed log-odds, absolute, in nats."""
 CLAIM_CUT: Final = 0.5
@@ -80,12 +80,12 @@ class Evidence:
     """Sum over tokens of true minus claimed log-odds, each limited to ±`CLAIM_CUT` nats."""
     draw_curves: Curves = _NO_DRAWS
     """`likelihood.draw_curves` summed over tokens, [DRAW_CURVES, NUM_SCALES], in nats. All 0 in the learner's
-    comparison."""
+    comparison of nodes."""
     claim_curves: Curves = _NO_CLAIMS
     """`likelihood.claim_curves` summed over tokens, [CLAIM_CURVES, NUM_SCALES], in nats."""
     near_edges: Curves = _NO_EDGES
     """`likelihood.edge_curves` summed over tokens, [EDGE_CURVES, NUM_SCALES], in tokens. All 0 for greedy choices and
-    in the learner's comparison."""
+    in the learner's comparison of nodes."""
 
     @property
     def num_tokens(self) -> int:

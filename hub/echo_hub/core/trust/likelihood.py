@@ -124,11 +124,11 @@ def claim_curves(differences_N: NDArray[np.float64]) -> NDArray[np.float64]:
 def edge_curves(
     below_N: NDArray[np.float64], logprobs_N: NDArray[np.float64], u_N: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return edge curves [C, S, N]: 1 if u is near an edge, minus the share m of the interval near edges; and m (1 -
-    m).
+    """Return edge curves [C, S, N]: 1 if the draw's uniform u is near an edge of the token's interval, minus the share
+    m of the interval near edges; and the variance m (1 - m).
 
     The tokens' intervals begin at `below_N` and are exp(`logprobs_N`) wide. u is near an edge if it is outside of the
-    interval, or inside within `NEAR` scales of an edge. m (1 - m) is the variance.
+    interval, or inside within `NEAR` scales of an edge.
     """
     width_N = np.maximum(np.exp(logprobs_N), LEAST_WIDTH)
     above_N = np.minimum(below_N + width_N, 1.0)

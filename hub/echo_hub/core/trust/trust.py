@@ -78,8 +78,8 @@ from echo_shared.wire.messages import Checked, DropReason
 DOUBT: Final = 0.5
 """Share of the conviction threshold. A node with more evidence against it is suspect, and must prove itself again."""
 WATCHED: Final = 0.1
-"""Share of the conviction threshold. While a node has more evidence against it, it is watched: the verifier checks all
-its rollouts."""
+"""Share of the conviction threshold. While a node has more evidence against it, it is watched: all its rollouts are
+checked."""
 WATCHED_FOR_REWARDS: Final = 0.25
 """Share of the conviction threshold above which the test of rewards (`shopping`) makes a node watched: all its rollouts
 are checked. Rewards tell less than tokens, so honest nodes often reach a tenth of the threshold."""
