@@ -23,7 +23,7 @@ REST: Final = 19.0
 
 
 class TotalsNews:
-    """Sends totals (counts of a node's rollouts) to all connected nodes (`Distributor.nodes`)."""
+    """Sends totals (counts of a node's rollouts) to the connected nodes that understand this message."""
 
     def __init__(self, *, store: AsyncStore, nodes: Mapping[str, NodeInfo], connections: NodeSender) -> None:
         self._store = store
