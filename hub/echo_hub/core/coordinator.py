@@ -70,8 +70,8 @@ from echo_hub.core.trust.under_check import Held
 from echo_shared.wire.messages import Checked, DropReason, ReceiptState, rollout_id
 
 MAX_RETURNS: Final = 16
-"""Number of times that nodes return one index until the group's owner is told, so that a problem that no node can solve
-does not stall the run. Nodes that connect and disconnect return an index far less often."""
+"""Number of times that nodes return one rollout index of a group until the group's owner is told, so that a problem
+that no node can solve does not stall the run. Nodes that connect and disconnect return an index far less often."""
 
 
 class Coordinator:
@@ -318,12 +318,13 @@ class Coordinator:
         elif self._ledger.groups[rollout.group_id].slots[rollout.index].is_won:
             self._ledger.drop([rollout], DropReason.DUPLICATE)
         elif self._settings.interrupts and event.policy_version_start < self._oldest_useful(rollout):
-            # The rollout continues tokens from before a restart. Only this rollout is sampled again, not its whole
-            # group.
+            # The rollout continues tokens from before a restart that are too old for the next step. Only its index is
+            # sampled again, not its whole group.
             what = f"its first token was sampled with version {event.policy_version_start}"
             self._ledger.fail(rollout, DropReason.STALE, what)
         elif event.is_unattributed:
-            # Another node may have forged the first tokens; this node must not answer for them.
+            # The hub no longer knows which node sampled the first tokens. If they are forged, this node must not be
+            # punished.
             self._ledger.fail(rollout, DropReason.RETURNED, "the hub restarted and lost the sampler of its beginning")
         else:
             self._ledger.receive(rollout, event.payload, now, oldest_version=event.policy_version_start)
@@ -350,8 +351,8 @@ class Coordinator:
             self._nodes.fail(event.node_id, now)
 
     def _refused(self, event: LeaseGivenBack, rollout: LeasedRollout) -> tuple[str, ...]:
-        """Return the nodes not blamed for this return. If it makes the hub withdraw a version as unusable, no node that
-        returned leases because of that version is blamed."""
+        """Return the nodes not blamed for this return of a lease. If the return makes the hub withdraw a version as
+        unusable, no node that returned leases because of that version is blamed."""
         version, node = event.unusable_version, self._nodes.get(event.node_id)
         if version is None or node is None or rollout.state is not ReceiptState.LEASED:
             return ()

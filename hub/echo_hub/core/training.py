@@ -102,8 +102,8 @@ class Training:
         self.planned = deque(snapshot.planned)
         self.published_version = snapshot.published_version
         self._fetchable = deque([snapshot.published_version], KEPT_VERSIONS)
-        """Published versions that nodes can certainly fetch. Of versions older than the hub's start only the newest is
-        included: a run restored from a backup has no other."""
+        """Published versions that nodes can certainly fetch. Of those published before the hub's start only the newest
+        is included: a run restored from a backup has no other."""
         self._publishing = 0
         self.usability = Usability()
         self.tempo = Tempo()
@@ -115,8 +115,8 @@ class Training:
         self._computed_at: dict[int, float] = {}
         """Time at which the learner computed each step that no checkpoint contains yet."""
         self._advanced: tuple[int, ...] = ()
-        """Counters at the last attempt to plan a step or give it to the learner; another attempt is useless while they
-        are equal."""
+        """Counters at the last attempt to plan a step or to give one to the learner. While they are equal, another
+        attempt is useless."""
         self.num_changes = 0
         """Counter that grows with every change of the learner's state and every published version."""
 
@@ -159,7 +159,8 @@ class Training:
 
     @property
     def may_move_on(self) -> bool:
-        """True if nodes may switch to the newest published version within a completion, as defined by `GroupOwner`."""
+        """True if nodes may switch to the newest published version within a completion, because the run allows it and
+        engines can use that version."""
         return self._settings.interrupts and not self.usability.is_withdrawn(self.published_version)
 
     @property
@@ -170,9 +171,9 @@ class Training:
 
     @property
     def outlook(self) -> Outlook:
-        """Return the expected number of groups in the next and in later batches. If batches vary (`tokens_per_step`),
-        use the average of recent ones. Before the first step of such a run, the next batch counts as full, and later
-        batches as empty."""
+        """Return the expected number of groups in the next batch and in later ones. If batch sizes vary
+        (`tokens_per_step`), use the average of recent ones. Before the first step of such a run, expect a next batch of
+        `groups_per_step` groups, and 0 for later batches (unknown)."""
         usual = self._settings.groups_per_step
         if self._settings.tokens_per_step:
             usual = ceil(fmean(self._batch_sizes)) if self._batch_sizes else 0
@@ -234,8 +235,9 @@ class Training:
         return newest
 
     def _going_on(self, group: RolloutGroup, newest: int) -> int:
-        """Return the version to lease so that tokens which the hub has of the wanted indices can be continued: the
-        newest such version that is fetchable and fresh enough, else `newest`."""
+        """Return the version that a lease of this group should name. If the hub has tokens of unfinished rollouts of
+        the group, name their version, so that the node can continue them: the newest one that nodes can fetch and that
+        is fresh enough. Otherwise return `newest`."""
         begun = {
             before.policy_version
             for index in group.unleased
@@ -305,8 +307,8 @@ class Training:
         self.tempo.done(step, now)
 
     def whose(self, event: StepDone) -> tuple[list[Seen], list[str]]:
-        """Return the learner's findings about rollouts that one node sampled alone, and the nodes that sampled any part
-        of a suspect rollout. Both are empty if the step was reported before."""
+        """Return the learner's findings about rollouts sampled by a single node, and the nodes that sampled any part of
+        a suspect rollout. Both are empty if this step was reported before."""
         screen = event.screen
         if event.step <= self.trained_steps or not (screen.screened or screen.suspects):
             return [], []
@@ -437,7 +439,7 @@ class Training:
         if self._curriculum is not None:
             self._curriculum.count(self._newest_planned_group)
         self._flat_groups = [group_id for group_id in self._flat_groups if group_id > self._newest_planned_group]
-        # Planning moved the next step on, so drop rollouts too stale for that step.
+        # The next step is a later one after planning: drop rollouts too stale for it.
         self.sweep(now)
         return True
 

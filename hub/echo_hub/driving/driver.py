@@ -6,10 +6,10 @@ transaction, and then hands the actions to the hub's services. So the store hold
 sees it. Only `BeginStep` is handed out before the commit, so that a free learner need not wait. Run events (`note`) are
 committed with the next records, or alone. They wait while the store cannot be written, and never end the hub.
 
-Events are handled for `HANDLING_S` at a time; then other tasks of the loop run. Frequent events are collected for the
-same time, except in lock-step modes: handling many events together costs the coordinator little more than handling one.
-Commits begin `COMMIT_S` apart, because a small commit costs about as much as a large one. Actions in `_AT_ONCE`, and
-the first effects after a pause, are committed at once.
+Events are handled for `HANDLING_S` at a time; then other tasks of the loop run. In async mode, frequent events are
+collected for the same time: handling many events together costs the coordinator little more than handling one. Commits
+begin `COMMIT_S` apart, because a small commit costs about as much as a large one. Actions in `_AT_ONCE`, and the first
+effects after a pause, are committed at once.
 
 While scoring is far behind, nodes' events wait in steps of `BEHIND_S`: their queue fills, and the hub reads the nodes'
 sockets more slowly. Rollouts that are received but not scored fill memory and train no policy. So a scorer that stands
@@ -62,7 +62,7 @@ TOGETHER: Final = 64
 COMMIT_S: Final = 0.02
 BEHIND_S: Final = 0.1
 _AT_ONCE: Final = frozenset({TrainStep, PublishVersion, AnnounceVersion, FinishRun})
-"""Actions whose turn is committed at once, without waiting for further effects."""
+"""Actions that start a commit at once, instead of waiting for further effects."""
 
 MOST_NOTED: Final = 1_000
 """Maximum number of run events that wait for a commit. If there are more, the oldest are dropped."""
@@ -111,7 +111,8 @@ class Driver:
         self._writing: asyncio.Future[None] | None = None
         """The newest commit, which may still run."""
         self._rested_at = 0.0
-        """Earliest time, by the loop's clock, at which frequent events are handled again."""
+        """Earliest time, by the loop's clock, at which the next frequent events are handled: until then they are
+        collected."""
         self._effects: list[Effect] = []
         """Effects since the last commit began."""
         self._there_are_effects = asyncio.Event()
@@ -242,18 +243,18 @@ class Driver:
 
     @property
     def _nodes_wait(self) -> bool:
-        """True while nodes' events wait because scoring is far behind. Never in lock-step modes, which lease one batch
-        at a time."""
+        """True while nodes' events wait because scoring is far behind. Never in co-located and sequential mode, which
+        lease one batch at a time."""
         return self.coordinator.settings.mode == "async" and self._backlog.is_far
 
     @property
     def _most_together(self) -> int:
-        """Maximum number of events in one call of the coordinator; 1 in lock-step modes, whose batches must not depend
-        on the timing of events."""
+        """Maximum number of events in one call of the coordinator; 1 in co-located and sequential mode, whose batches
+        must not depend on the timing of events."""
         return TOGETHER if self.coordinator.settings.mode == "async" else 1
 
     async def _next(self, garbage: Garbage) -> list[Event]:
-        """Return the next events; a `Tick` if none comes before the coordinator is due."""
+        """Return the next events. If none comes before the coordinator is due (`due_at`), return a `Tick`."""
         if self._queue:
             return await self._take_in_time()
         due = self.coordinator.due_at()
@@ -268,8 +269,8 @@ class Driver:
         return await self._take_in_time()
 
     async def _take_in_time(self) -> list[Event]:
-        """Return the next events. Wait until `HANDLING_S` after the last turn, to collect frequent events, and up to
-        `BEHIND_S` longer while scoring is far behind."""
+        """Return the next events. Wait until `HANDLING_S` after the last turn, to collect frequent events. While
+        scoring is far behind, wait up to `BEHIND_S` longer for the hub's own events."""
         most, loop = self._most_together, asyncio.get_running_loop()
         if most > 1:
             if loop.time() < self._rested_at:

@@ -34,7 +34,7 @@ _TOGETHER: Final = frozenset({GroupPrepared, NodeReported, RolloutArrived, Rollo
 
 
 class EventQueue:
-    """Belongs to one event loop. Every part of the hub puts events; the driver alone takes them."""
+    """Queue of one event loop. Every part of the hub puts events; the driver alone takes them."""
 
     def __init__(self) -> None:
         self._first: deque[Event] = deque()

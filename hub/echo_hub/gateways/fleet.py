@@ -102,7 +102,7 @@ class GatewayFleet:
         for line in tuple(self._sessions.lines.values()):
             while line.pushes and line.outbox.num_bytes < TOLD_BYTES:
                 line.make_push()
-            if line.pushes:  # The other pushes follow in the next round, after messages that are queued meanwhile.
+            if line.pushes:  # Further pushes follow in the next round, after messages queued meanwhile.
                 self._sessions.news.set()
             try:
                 while line.outbox and not line.is_over:
@@ -168,9 +168,8 @@ class GatewayFleet:
             log.exception("an error in the hub prevented an answer to a gateway")
 
     async def _begun(self, gateway_id: str, number: int, item: Item) -> GatewayLine | None:
-        """Return a new line if this is the gateway's first message. For any other message, return None and make the
-        gateway begin a new line.
-        """
+        """Return a new line if this is the gateway's first message. For any other message of a gateway without a line,
+        return None and make the gateway begin a new line."""
         assert self._broker is not None
         if number == 1 and item[0] == ItemKind.HERE:
             log.info("gateway %s has connected", gateway_id)

@@ -74,7 +74,7 @@ class _Met:
 
 
 class Front:
-    """The gateway's inbox, and the receiver of what the hub sends."""
+    """The gateway's inbox: receives what nodes send, and also what the hub sends."""
 
     def __init__(self, gateway: Gateway, line: HubLine, uplink: GatewayUplink, *, hub_host: str = "") -> None:
         """`hub_host`: the hub's own host, if nodes reach the gateway under another host."""

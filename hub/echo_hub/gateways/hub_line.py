@@ -42,7 +42,7 @@ class HubItems(Protocol):
         """Handle one item; called in order."""
 
     async def begun(self) -> None:
-        """Handle the begin of a new line: all earlier state is void."""
+        """Handle the start of a new line (numbered message stream): everything that the hub sent before is void."""
 
 
 class HubLine:
@@ -54,11 +54,11 @@ class HubLine:
         self._beacon = beacon(hub_id)
         self._run_name = run_name
         self.subjects: Subjects | None = None
-        """Set by the first beacon."""
+        """Names of the run's NATS subjects. None until the hub's first beacon (its periodic announcement)."""
         self.is_known = asyncio.Event()
         """Set together with `subjects`: the run's id is known."""
         self.has_begun = asyncio.Event()
-        """Set once the hub has answered on this line, until a new line begins."""
+        """Set once the hub has answered on this line; cleared when a new line begins."""
         self._name = ""
         self._newest = (0, 0)
         self._epoch = 0

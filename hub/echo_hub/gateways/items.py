@@ -66,7 +66,8 @@ class ItemQueue:
         self.num_bytes += frame_bytes + AROUND_BYTES
 
     def take(self, most_bytes: int) -> list[Item]:
-        """Remove and return the first items: at most this number of bytes, but at least one item if there is any."""
+        """Remove and return the first items, up to `most_bytes` bytes in all. The first item is returned even if it is
+        larger."""
         taken, rest = list[Item](), most_bytes
         while self._items and (not taken or self._items[0][1] <= rest):
             item, num_bytes = self._items.popleft()

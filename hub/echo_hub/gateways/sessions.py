@@ -35,7 +35,7 @@ class GatewaySession:
 
 @dataclass(slots=True, eq=False)
 class GatewayLine:
-    """The hub's connection to one gateway."""
+    """The hub's line (numbered message stream) to one gateway."""
 
     gateway_id: str
     heard_at: float
@@ -72,7 +72,7 @@ class GatewaySessions:
         self._pushes = itertools.count()
         self.lines: dict[str, GatewayLine] = {}
         self.news = asyncio.Event()
-        """Set when an item is queued for a gateway."""
+        """Set when an item or a push is queued for a gateway."""
 
     def __contains__(self, node_id: str) -> bool:
         return node_id in self._of_node

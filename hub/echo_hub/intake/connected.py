@@ -140,7 +140,8 @@ class ConnectedNodes:
             raise
         self._live[node.node_id] = LiveNode(cost_per_hour=cost)
         self._distributor.node_joined(node)
-        # Keep this last and without an await: no version may be announced before the session is open.
+        # Keep this last and without an await: the node would miss a version announced between its Welcome and the
+        # opening of its session.
         return self._welcoming.welcome(node)
 
     async def node_left(self, node_id: str) -> None:

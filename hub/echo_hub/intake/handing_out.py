@@ -53,8 +53,8 @@ class HandingOut:
         self._waiting: asyncio.Queue[tuple[SendLease | RevokeLease, Sequence[LeasedPrefix]]] = asyncio.Queue()
 
     def submit(self, action: SendLease | RevokeLease, prefixes: Sequence[LeasedPrefix] = ()) -> None:
-        """Queue an action. `prefixes`: earlier tokens with which the lease's rollouts continue. The queue is not
-        bounded, because the coordinator limits the number of leases."""
+        """Queue an action. `prefixes`: tokens from earlier leases that the rollouts of this lease continue. The queue
+        is not bounded, because the coordinator limits the number of leases."""
         self._waiting.put_nowait((action, prefixes))
 
     async def run(self) -> None:
@@ -88,7 +88,8 @@ class HandingOut:
         request = self._request(action, turns)
         offered = about is not None and about.policy_version > 0
         if about is None and 0 < action.policy_version < (node.policy_version or 0):
-            # The lease resumes another node's tokens, perhaps with a version that is older than this node's connection.
+            # The lease names an older version than the node has, because it resumes another node's tokens. The node may
+            # never have fetched that version, so offer it.
             offered = self._offers.has(action.policy_version)
         lease = Lease(
             lease_id=request.lease_id,

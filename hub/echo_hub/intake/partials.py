@@ -112,7 +112,7 @@ class _Partial:
     others_held: bool = False
     """True if the hub does not know the given prefix and another node may have drawn it."""
     is_open: bool = True
-    """True while the rollout's node may send more tokens."""
+    """True while the node that holds the rollout may send more tokens."""
 
     @property
     def num_tokens(self) -> int:
@@ -248,8 +248,8 @@ class Partials:
         others_held: Collection[int] = (),
     ) -> None:
         """Add the rollouts that a node holds, with the prefixes that it was given. Tokens known for the same lease are
-        kept. `again`: the lease was sent before; rollouts missing here then have an unknown prefix. Other nodes also
-        had leases of the rollouts in `others_held`."""
+        kept. `again`: the lease was sent before, so rollouts that are missing here get an unknown prefix.
+        `others_held`: rollouts whose unknown prefix another node may have drawn."""
         given = {prefix.index: prefix for prefix in prefixes}
         known = self._leases.get(lease_id)
         rollouts = known.rollouts if known is not None and known.node_id == node_id else {}
@@ -371,7 +371,7 @@ class Partials:
                 del self._leases[lease_id]
 
     def _origin(self, lease_id: int, index: int) -> _Origin:
-        """Return the origin of a prefix that consists of all known tokens of this rollout."""
+        """Return the origin of a prefix that is made of all tokens known of this rollout."""
         lease = self._leases[lease_id]
         partial = lease.rollouts[index]
         return _Origin(lease_id, partial.drawers(lease.node_id, partial.num_tokens, num_given=partial.num_tokens))

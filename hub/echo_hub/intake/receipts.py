@@ -23,7 +23,7 @@ WAIT_S: Final = 2.0
 GATHER_S: Final = 0.05
 """Pause between two rounds of sending, in seconds. After a trained step, receipts for all nodes become due together."""
 ONE_IN: Final = 20
-"""A round serves the waiting nodes divided by this number, but at least `AT_LEAST` nodes."""
+"""Divisor: a round sends waiting receipts to 1/20 of their nodes, and to at least `AT_LEAST` nodes."""
 AT_LEAST: Final = 16
 _CAN_WAIT: Final = frozenset({ReceiptState.SCORED, ReceiptState.TRAINED, ReceiptState.EVALUATED})
 """States that change nothing in a node's work: receipts of these states may wait."""
@@ -41,9 +41,9 @@ class _Waiting:
 
 
 class ReceiptsOut:
-    """Sends receipts. Receipts of received and dropped rollouts are sent at once. Those of scored, trained and
-    evaluated rollouts wait for `WAIT_S` and then for their node's turn, or are sent with the node's next urgent
-    receipts. That saves two messages for most rollouts."""
+    """Sends receipts. Those of received and dropped rollouts are sent at once. Those of scored, trained and evaluated
+    rollouts wait at least `WAIT_S`, until a round serves their node, unless an urgent receipt of the node takes them
+    along. That saves two messages for most rollouts."""
 
     def __init__(self, connections: NodeSender) -> None:
         self._connections = connections

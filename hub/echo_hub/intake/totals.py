@@ -19,11 +19,11 @@ FIRST_S: Final = 2.0
 EVERY_S: Final = 15.0
 """Shortest time between two rounds to all nodes, in seconds. Unchanged totals are not sent."""
 REST: Final = 19.0
-"""Pause after a round, as a multiple of the round's duration: so totals take at most a twentieth of the time."""
+"""Pause after a round, as a multiple of the round's duration, so that totals take at most a twentieth of the time."""
 
 
 class TotalsNews:
-    """Sends totals to the connected nodes, `Distributor.nodes`."""
+    """Sends totals (counts of a node's rollouts) to the connected nodes that understand this message."""
 
     def __init__(self, *, store: AsyncStore, nodes: Mapping[str, NodeInfo], connections: NodeSender) -> None:
         self._store = store
@@ -45,14 +45,14 @@ class TotalsNews:
             await asyncio.sleep(max(FIRST_S, REST * (clock() - began)))
 
     async def tell_all(self) -> None:
-        """Send to every node whose totals have changed."""
+        """Send totals to every node whose totals have changed."""
         gone = [node_id for node_id in self._told if node_id not in self._nodes]
         for node_id in gone:
             del self._told[node_id]
         await self._tell(self._listening())
 
     async def tell_new(self) -> None:
-        """Send to the nodes that have joined since the last round."""
+        """Send totals to the nodes that have joined since the last round."""
         is_told = {node_id: node for node_id, (node, _) in self._told.items()}
         new = {node_id: node for node_id, node in self._listening().items() if is_told.get(node_id) is not node}
         await self._tell(new)

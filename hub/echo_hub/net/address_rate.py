@@ -27,20 +27,21 @@ class _Bucket:
 
 
 class AddressRate:
-    """Rates are in events per second. `now` is a monotonic clock in seconds; all calls must use the same clock. A
-    `place` is an address as `place_of` returns it."""
+    """Token buckets for one kind of event: one for all addresses together (`in_all`) and one for each (`of_one`), both
+    in events per second. `now` is a monotonic clock in seconds; all calls must use the same clock. A `place` is an
+    address as `place_of` returns it."""
 
     def __init__(self, *, in_all: float, of_one: float, now: float) -> None:
         self._in_all = in_all
         self._of_one = of_one
         self._all = _Bucket(in_all * BURST_S, now)
         self._places: OrderedDict[str, _Bucket] = OrderedDict()
-        """Ordered by last use, the newest last."""
+        """Buckets by address, the last used one last."""
 
     def take(self, place: str, *, now: float) -> bool:
         """Take one token for this address and return True, or return False if its bucket or the common one is empty.
 
-        A refused request takes no token from the common bucket.
+        A refused event takes no token from either bucket.
         """
         bucket = self._places.pop(place, None) or _Bucket(self._of_one * BURST_S, now)
         self._places[place] = bucket
@@ -53,7 +54,7 @@ class AddressRate:
         return True
 
     def give_back(self, place: str) -> None:
-        """Return the token that was taken last for this address."""
+        """Put one token that was taken for this address back into both buckets."""
         self._all.left += 1
         if place in self._places:
             self._places[place].left += 1

@@ -59,7 +59,7 @@ class _PlannedPiece:
     push: _Push
     send: SendPiece
     news: asyncio.Event
-    """Set if the piece cannot be read, which ends the push."""
+    """Wakes `Broadcaster.run`. Set if the piece cannot be read, because that ends the push."""
 
     def build(self) -> Piece | None:
         """Read the piece; return None if the node no longer needs it, or if it cannot be read."""
@@ -88,7 +88,7 @@ class Broadcaster:
         self._news = asyncio.Event()
 
     def number_of(self, node_id: str) -> int:
-        """Return the number that stands for the node in piece routes, valid until the node disconnects."""
+        """Return the node's number in the instructions for handing pieces on, valid until the node disconnects."""
         return self._paths[node_id].number
 
     @property
@@ -172,7 +172,7 @@ class Broadcaster:
             push.plan.check(time.monotonic())
         for info_hash, push in reversed(list(self._pushes.items())):
             for send in push.plan.plan(time.monotonic()):
-                # The newest version goes first; within a version, pieces that nodes forward to others.
+                # Send the newest version first and, within a version, first the pieces that nodes hand on to others.
                 rank = (-push.version, not send.hand_on)
                 if not self._gateway.push(send.node_id, _PlannedPiece(push, send, self._news), rank):
                     push.plan.leave(send.node_id, time.monotonic())

@@ -66,8 +66,8 @@ RETIRED_REMEMBERED: Final = 64
 """Number of retired versions (no longer published) that nodes are still asked to delete."""
 
 KEYFRAMES_WAITING: Final = 1_024
-"""Maximum number of waiting keyframe requests. A request above this limit is dropped; the node falls back to its
-earlier offer."""
+"""Maximum number of waiting keyframe requests. A request above this limit is dropped; its node then uses an earlier
+offer."""
 
 _BANNED: Final = "This hub's operator has banned this node."
 
@@ -233,8 +233,8 @@ class Distributor:
         )
 
     def lend(self, version: int, node_id: str) -> ArtefactOffer:
-        """Return the offer of a version that a lease of this connected node names, and count the node as its user. A
-        node that lacks the delta's parent asks for the keyframe."""
+        """Return the offer of a version that a lease of this connected node names, and remember that the node uses the
+        version. If the node lacks the delta's parent, it will ask for the keyframe."""
         self._lent.setdefault(version, set()).add(node_id)
         return self.offer(version, self.nodes[node_id])
 
@@ -441,7 +441,7 @@ class Distributor:
         if parent is not None:
             for node_id in node_ids:
                 self._spread.lacks(node_id, parent)
-                # The node cannot use the delta. Stop its push, so that the node confirms no piece that still arrives.
+                # The node cannot use the delta: stop pushing it, and expect no more confirmations of its pieces.
                 self._broadcaster.said(node_id, Have(info_hash=carrier.info_hash, pieces=(), wanted=False))
         try:
             await self._publisher.publish_keyframe(version)
@@ -485,7 +485,7 @@ class Distributor:
 
 @lru_cache(1_024)
 def _mesh_peer(node_id: str, host: str, port: int, number: int) -> MeshPeer:
-    """Cached, because many nodes are told of the same peer."""
+    """Return the peer as other nodes are told of it. Cached, because many nodes are told of the same peer."""
     return MeshPeer(node_id=node_id, host=host, port=port, number=number)
 
 

@@ -169,7 +169,7 @@ class Door:
         headers = dict(_NO_STORE)
         if status == 426:
             headers |= _UPGRADE
-        elif status == 429:  # The number of seconds after which a full queue is empty if no further node comes.
+        elif status == 429:  # A full queue is empty after this time if no further node comes.
             headers[hdrs.RETRY_AFTER] = str(math.ceil(MOST_WAITING / self._settings.joins_per_s))
         return web.Response(status=status, body=encode(said), content_type=REFUSED_TYPE, headers=headers)
 

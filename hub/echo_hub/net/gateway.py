@@ -260,7 +260,7 @@ class Gateway:
             if node.node_id not in self._open:
                 await inbox.node_left(node.node_id)
             return
-        self.displace(node.node_id)  # Another connection of the node may have joined here while this one waited.
+        self.displace(node.node_id)  # Meanwhile another connection of this node may have joined.
         self._open[node.node_id] = connection
         connection.queue.put(session.welcome(welcome))
         connection.start_writing(stream, node.node_id)

@@ -41,8 +41,8 @@ HANDSHAKES_PER_S: Final = 250.0
 MOST_HANDSHAKES: Final = 1_024
 """Maximum number of TLS handshakes that wait for their turn."""
 MOST_UNDER_WAY: Final = 256
-"""Maximum number of TLS handshakes running at the same time, about 300 KB each. At HANDSHAKES_PER_S, each one has at
-least a second."""
+"""Maximum number of TLS handshakes running at the same time; each takes about 300 KB of memory. Only HANDSHAKES_PER_S
+begin per second, so a new one aborts none that is younger than a second."""
 SWEEP_S: Final = 5.0
 MOST_OF_NODE: Final = 32
 """Maximum number of connections of one node: its websocket and its downloads."""

@@ -21,8 +21,8 @@ class MessageShare:
         self._ends_at = 0.0
 
     async def rest(self) -> None:
-        """Call after each message. Lets other work run once the messages of this turn of the loop have used up
-        ROUND_S."""
+        """Call after each message. Once all nodes' messages have taken ROUND_S of this turn of the event loop, let
+        other work run first."""
         loop = asyncio.get_running_loop()
         if not self._is_round:
             self._is_round, self._ends_at = True, loop.time() + ROUND_S

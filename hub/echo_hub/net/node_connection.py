@@ -20,17 +20,18 @@ log = logging.getLogger(__name__)
 FAREWELL_S: Final = 2.0
 """Longest time for a node to receive the hub's last message, in seconds."""
 UNSENT_BYTES: Final = 8 * 1024
-"""Kernel limit of unsent bytes per node. A message therefore waits behind at most this number of pushed bytes, plus one
-push."""
+"""Kernel limit of unsent bytes per node. So a message waits at most for this many bytes of earlier pushes (pieces of
+artefacts), plus one whole push."""
 
 AT_ONCE: Final = 64
 """Number of connections written to before the event loop does other work."""
 
 
 class Together:
-    """Collects the frames that one turn of the event loop produces for each node, and writes them together.
+    """Collects the frames that one turn of the event loop produces for each node, and writes each node's frames
+    together.
 
-    Otherwise an acknowledgement and the following lease would take two system calls, each as expensive as a single call
+    Otherwise an acknowledgement and the following lease would take two system calls, and each costs as much as one call
     for both.
     """
 

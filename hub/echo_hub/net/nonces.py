@@ -18,7 +18,7 @@ from echo_shared.wire.messages import Hello, RefusalCode
 
 VALID_S: Final = 30.0
 MOST_USED: Final = 65_536
-"""Maximum number of used nonces stored. Each one has cost its node a signature that was verified."""
+"""Maximum number of used nonces stored. Each one cost its sender a verified signature, so filling the store is slow."""
 _MAC_BYTES: Final = 16
 
 

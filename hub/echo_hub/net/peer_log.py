@@ -15,7 +15,7 @@ from echo_shared.wire.messages.fields import printable_line
 
 BURST: Final = 20
 EVERY_S: Final = 5.0
-"""Seconds per additional line of a kind, once the burst is exhausted."""
+"""Once a kind of line has used up its BURST, one more line is written per this many seconds."""
 MOST_CHARACTERS: Final = 300
 """Length limit of one peer-supplied value."""
 

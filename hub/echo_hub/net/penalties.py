@@ -38,7 +38,7 @@ class Fault(StrEnum):
     NOT_DECODABLE = "not_decodable"
     OUT_OF_TURN = "out_of_turn"
     TOO_MANY_FRAMES = "too_many_frames"
-    """Pings, pongs, empty frames or fragments, or messages that arrive faster than the hub reads them."""
+    """The node sent too many pings, pongs, empty frames or fragments, or messages faster than the hub reads them."""
     TOO_FAST = "too_fast"
     """The node exceeded its rate, so the hub paused reading from it."""
     SILENT = "silent"

@@ -28,7 +28,7 @@ class FairSelector(selectors.DefaultSelector):
     def __init__(self) -> None:
         super().__init__()
         self.guests: set[int] = set()
-        """File descriptors of the connections that are limited."""
+        """File descriptors of node connections; only their events are limited."""
         self._last = -1
         """Highest descriptor of a node reported in the last turn; the next turn starts with the descriptors above
         it."""

@@ -103,8 +103,8 @@ class Housekeeping:
             await asyncio.sleep(BANS_S)
 
     async def watch_pardons(self) -> None:
-        """Pass the operator's pardons of nodes to the coordinator, until cancelled. A recorded pardon is not passed
-        again."""
+        """Pass the operator's pardons of nodes to the coordinator, until cancelled. A pardon is passed again until the
+        store has recorded it."""
         while True:
             for node_id in sorted(await self._store.read(read_wanted_pardons)):
                 await self._queue.put(NodePardoned(node_id=node_id))

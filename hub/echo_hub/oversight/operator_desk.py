@@ -67,7 +67,7 @@ from echo_shared.errors import EchoError
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 1.0
-"""Seconds between two readings of the store, for actions of commands and for changed tokens."""
+"""Seconds between two readings of the store, which has the actions of `echo-hub` commands and changed tokens."""
 PATIENCE_S: Final = 10.0
 """Longest wait of page and API for an action's result, in seconds. After that they answer that the action is
 pending."""
@@ -103,7 +103,7 @@ class Desk:
         self._known_tokens: tuple[int, int] | None = None
 
     async def run(self) -> None:
-        """Carry out the actions of commands, and reload changed tokens, until cancelled."""
+        """Carry out the actions that `echo-hub` commands stored, and reload changed tokens, until cancelled."""
         while True:
             await self._renew_tokens()
             async with self._taking:

@@ -99,8 +99,8 @@ def log_chance(logprobs: NDArray[np.float32], vocabulary_size: int) -> float:
     doublings = (len(excess) - 1).bit_length()
     places = 1 << doublings
     factorials = _log_factorials(places)
-    # Up to this term, the exponential series grows per term by a factor of at least sums / (sizes - 1). So bound the
-    # series by a geometric one.
+    # Each term of the series is at most `shrink` times the next one. So bound the series by a geometric one that starts
+    # at its last term.
     shrink = (sizes - 1) / sums
     with np.errstate(divide="ignore", invalid="ignore"):
         tails = -sums + (sizes - 1) * np.log(sums) - factorials[sizes - 1] - np.log1p(-shrink)

@@ -52,9 +52,11 @@ DEATHS_AT_START: Final = 3
 RESTART_S: Final = 0.5
 """Seconds before a process that died at its start is started again; doubled after the second death in a row."""
 LOSSES_OF_ONE: Final = 8
-"""Number of lost processes with the same open call after which that call fails, because the call may crash machines."""
+"""A call fails once this many processes were lost with their machines while it was open, because the call may crash
+machines."""
 LOST_S: Final = 30.0
-"""Longest delay before a lost process is replaced, in seconds; the first delay is RESTART_S."""
+"""Longest delay in seconds before a process that was lost with its machine is replaced; the first delay is
+RESTART_S."""
 _CPP_MEMORY_ERROR: Final = "std::bad_alloc"
 """Text in a process's last log line if one of its C++ libraries ran out of memory."""
 
@@ -70,7 +72,7 @@ class _Part:
     width: int = PART_CALLS
     """Number of the part's calls sent in one message; halved after a process died while it ran several calls."""
     losses: int = 0
-    """Number of lost processes since the part's last result."""
+    """Number of processes lost with their machines since the part's last result."""
     done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     @property
@@ -90,7 +92,7 @@ class _Part:
 
 
 class _Sent:
-    """One message of calls of a part to a process. `open`: the calls without an answer."""
+    """One message with calls of a part, as sent to a process. `open`: indices of the calls without an answer."""
 
     def __init__(self, part: _Part, places: list[int]) -> None:
         self.part = part
@@ -392,4 +394,5 @@ class ScorerDeath(ScorerError):
 
 
 class _OutOfMemory(ScorerDeath):
-    """The process ran out of memory. Only the first call of a new process gets this error as its result."""
+    """The process ran out of memory. Only the first call of a new process gets this error as its result; any other call
+    is repeated in a new process."""

@@ -46,8 +46,8 @@ Response = float | dict[str, float] | EnvironmentReply
 
 
 class _Fitting:
-    """Checks that prompts leave room for a completion in the model's context. Logs prompts that the model cannot be
-    given."""
+    """Checks that prompts leave room for a completion in the model's context. Logs prompts that cannot be encoded for
+    the model."""
 
     def __init__(self, codec: PromptCodec, key: str, *, tokens: int) -> None:
         self._codec = codec
@@ -56,7 +56,8 @@ class _Fitting:
         self._failures = 0
 
     def fits(self, prompt: str) -> bool:
-        """Return True if the prompt is short enough. Raises ConfigError if the model cannot be given this prompt."""
+        """Return True if the prompt is short enough. Raises ConfigError if the prompt cannot be encoded for the
+        model."""
         try:
             return self._codec.has_room(prompt, tokens=self._tokens)
         except ConfigError as error:

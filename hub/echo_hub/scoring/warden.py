@@ -58,7 +58,7 @@ def _end_all() -> None:
     with contextlib.suppress(ChildProcessError):  # No child is left.
         while True:
             for process in psutil.Process().children(recursive=True):
-                with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # Not permitted: sudo runs it.
+                with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # No permission if sudo runs it.
                     process.kill()
             os.waitpid(-1, 0)
 

@@ -269,7 +269,7 @@ async def check_unchanged(store: AsyncStore, config: HubConfig, content_hash: st
         "training.lora_targets": config.training.lora_targets,
         "training.rslora": config.training.rslora,
         "sampling.temperature": config.sampling.temperature,
-        "sampling.max_tokens": config.sampling.max_tokens,  # Problems whose prompts leave no room for it are skipped.
+        "sampling.max_tokens": config.sampling.max_tokens,  # A prompt too long for it is skipped.
     }
     began_with = json.loads((await store.read(read_meta)).get("fixed_settings", "{}"))
     if began_with:

@@ -15,14 +15,14 @@ before the nodes' uplinks are busy (Kumar and Ross, Peer-Assisted File Distribut
 
 1. An *owned* piece goes to one node, its owner, that has few pieces left to hand on. The tree to the other nodes goes
    with it. The tree is a star in a small fleet and deep in a large one (`forest`).
-2. Pieces that a node gets from no peer go to it *directly*. 3. When every owner has enough pieces to hand on and the
-hub's uplink is about to idle, a piece goes directly to all
+2. Pieces that a node gets from no peer go to it *directly*.
+3. When every owner has enough pieces to hand on and the hub's uplink is about to idle, a piece goes directly to all
    nodes that lack it.
 4. When every piece was sent to some node, the hub *helps*: it also sends pieces that would arrive later from their
    owner.
 
 If the source of a node's piece leaves, is late or loses its link, a linked node with the piece is told to *take over*.
-Without such a node the piece is sent again as in 1 or 2. The same holds for pieces that were distributed before a node
+Without such a node, step 1 or 2 sends the piece again. The same holds for pieces that were distributed before a node
 joined. A slow receiver delays no other node: an owner's work counts as done once all nodes except a few stragglers have
 the piece.
 
@@ -56,7 +56,7 @@ LEAST_RELAY_BYTES: Final = 128 * 1024
 each direct copy costs the hub's uplink."""
 
 SPARE_SLACK_S: Final = 0.17
-"""The hub's uplink counts as about to idle if its queue lasts less than this many seconds."""
+"""The hub's uplink counts as about to idle if its queue needs less than this many seconds."""
 
 MOST_SPARE_S: Final = 1.0
 """Maximum seconds for which sending one piece directly to all nodes may occupy the hub's uplink."""
@@ -77,25 +77,25 @@ MOST_HELPED: Final = 32
 more."""
 
 MOST_TRIED: Final = 16
-"""Maximum number of partly sent pieces for which one call searches a node to hand them on."""
+"""Maximum number of partly distributed pieces for which one call looks for a node to hand them on."""
 
 CHECK_S: Final = 0.1
-"""Seconds between two searches for late pieces."""
+"""Seconds between two checks for late pieces."""
 
 OVERDUE_S: Final = 0.5
 """Seconds after which an unconfirmed piece must be stuck beyond the hub's uplink. From then on, it no longer counts as
 queued there."""
 
 FEW: Final = 4
-"""Of the nodes that wait for a handed-on piece, one in this many may be slow without delaying
-the owner's next piece."""
+"""Divisor: a quarter of the nodes that wait for a handed-on piece may be slow without delaying the next piece of the
+node that hands it on."""
 
 STRAGGLER_S: Final = 0.3
 """Seconds after which the last few nodes that wait for a handed-on piece count as stragglers: the node that hands it on
 gets new work without them."""
 LONE_STRAGGLER_S: Final = 0.6
-"""The same limit in seconds if fewer than FEW nodes wait: there a single straggler exceeds the
-share that may be slow."""
+"""STRAGGLER_S if fewer than FEW nodes should get the piece: there a single straggler exceeds the share that may be
+slow."""
 LATE_S: Final = 2.0
 LATE_DELAYS: Final = 4
 """A piece that a node hands on is late after LATE_S seconds, or after LATE_DELAYS times that node's usual delay if that
@@ -176,8 +176,8 @@ class Broadcast(BroadcastStatus):
     # --- sending
 
     def _owned(self, now: float) -> SendPiece | None:
-        """Return an instruction that gives the oldest piece without an owner to the node that would finish handing it
-        on first; None: no piece or no such node."""
+        """Return an instruction to send the oldest piece that no node hands on to the node that would finish handing it
+        on first. None: there is no such piece, or no such node."""
         if self._forest.is_deep and not self._forest.has_room(self._copies_to_come):
             return None
         for piece in self._wanting_owner():
@@ -192,7 +192,8 @@ class Broadcast(BroadcastStatus):
         return None
 
     def _relayed_in_s(self, owner: Member) -> tuple[float, int]:
-        """Return the work that the owner has to hand on, including one more piece, in seconds and in bytes."""
+        """Return the work that the owner has to hand on, one more piece included, in seconds (0 = unknown) and in
+        bytes."""
         work = owner.path.relay.bytes_in_flight + self._piece_bytes
         rate = self._relay_rate(owner)
         return (work / rate if rate else 0.0, work)
@@ -226,9 +227,11 @@ class Broadcast(BroadcastStatus):
         return self._next_fresh if self._next_fresh < self._num_pieces else None
 
     def _eligible(self, uncovered: int, now: float) -> list[Member]:
-        """Return the nodes that may own a piece that `uncovered` nodes lack and expect from no source.
+        """Return the nodes that may hand on a piece. `uncovered`: bit mask of the nodes that lack the piece and have no
+        source.
 
-        An owner must serve two or more of these nodes, counting itself, and half as many as the best owner.
+        Left out are nodes that reach only one of the `uncovered` nodes (counting themselves), or less than half as many
+        as the best candidate.
         """
         if self._forest.is_deep:
             return self._forest.roots(uncovered & self._owners) if uncovered.bit_count() >= LEAST_OF_A_TREE else []
@@ -256,7 +259,7 @@ class Broadcast(BroadcastStatus):
         return self._send(owner, piece, now, hand_on=tree.packed(asked))
 
     def _settle_rest(self, now: float) -> None:
-        """Queue pieces for direct sending to nodes that neither an owner nor a neighbour would serve."""
+        """Queue pieces for direct sending to nodes that no other node would send them to."""
         self._rest_changed = False
         for piece in list(self._rest):
             uncovered = self._missing[piece] & ~self._covered[piece]
@@ -277,7 +280,8 @@ class Broadcast(BroadcastStatus):
         return self._send(member, member.direct.popleft(), now)
 
     def _each_queued(self) -> Iterator[Member]:
-        """Yield the members with queued direct pieces; pieces that arrived from elsewhere leave the queues first."""
+        """Yield the members that wait for pieces from the hub itself. First remove pieces from their queues that
+        arrived from other nodes."""
         for member in list(self._queued.values()):
             while member.direct and not self._missing[member.direct[0]] & member.bit:
                 member.direct.popleft()
@@ -296,7 +300,7 @@ class Broadcast(BroadcastStatus):
         if uplink.rate and uncovered.bit_count() * self._piece_bytes > MOST_SPARE_S * uplink.rate:
             return None
         if self._eligible(uncovered, now) and FEW * self._num_queued() > len(self._members):
-            return None  # An owner may be free before the last such copy has left.
+            return None  # An owner may be free before the last direct copy has left.
         self._queue_directly(piece, uncovered)
         return self._direct(now)
 
@@ -304,9 +308,8 @@ class Broadcast(BroadcastStatus):
         return sum(not member.overdue for member in self._each_queued())
 
     def _help(self, now: float) -> SendPiece | None:
-        """Return a direct send of the handed-on piece that is expected to arrive last, if the hub can deliver it
-        sooner; else None.
-        """
+        """Choose, of the pieces that other nodes hand on, the one that is expected to arrive last. Return an
+        instruction to send it directly if the hub can deliver it sooner; else None."""
         if next(self._wanting_owner(), None) is not None:
             return None
         uplink = self._paths.uplink
@@ -316,7 +319,7 @@ class Broadcast(BroadcastStatus):
         chosen: tuple[PieceRelay, Member] | None = None
         for owner in dict.fromkeys(relay.owner for relays in self._relays.values() for relay in relays):
             oldest = next(iter(owner.relays.values()), None)
-            # An owner's assumed rate is used only until its oldest piece is due.
+            # A rate that was assumed, not measured, is used only until the owner's oldest piece is due.
             is_late = oldest is not None and not now <= oldest.due_at < float("inf")
             rate = owner.path.relay.rate if is_late else self._relay_rate(owner)
             each_s = self._piece_bytes / rate if rate else float("inf")
@@ -361,7 +364,7 @@ class Broadcast(BroadcastStatus):
         if now < self._check_at:
             return
         self._check_at = now + CHECK_S
-        self._rest_changed = self._rest_open = True  # Benches end with time.
+        self._rest_changed = self._rest_open = True  # The benches of some nodes may be over.
         for member in list(self._members.values()):
             if member.flights and now - member.heard_at > GIVE_UP_S:
                 self._bench(member, now)
@@ -389,16 +392,16 @@ class Broadcast(BroadcastStatus):
                 self._too_late(relay, now)
 
     def _late_s(self, relay: PieceRelay) -> float:
-        """Return the seconds after which nodes that still lack the handed-on piece get it from another source."""
+        """Return the seconds after which nodes that still lack a piece stop waiting for its owner and get it from
+        another source."""
         if relay.tree.takes_s:
             return LATE_DEEP_S + LATE_TAKES * relay.tree.takes_s
         delay = relay.owner.path.relay.delay
         return max(LATE_S, LATE_DELAYS * delay if delay < float("inf") else 0.0)
 
     def _too_late(self, relay: PieceRelay, now: float) -> None:
-        """Stop waiting for a piece that is handed on too late. Bench each node that had the piece but served fewer than
-        half of its children.
-        """
+        """Stop waiting for a piece that is handed on too late. Bench (give no pieces to hand on for a while) each node
+        that had the piece but served fewer than half of its children."""
         owner = relay.owner
         if self._missing[relay.piece] & owner.bit:
             self._bench(owner, now)
@@ -452,8 +455,8 @@ class Broadcast(BroadcastStatus):
         return sends
 
     def _left_to_hub(self, piece: int, uncovered: int, now: float) -> int:
-        """Return which of the `uncovered` nodes must get the piece from the hub: no linked node with the piece, now or
-        later, can hand it on."""
+        """Return which of the `uncovered` nodes must get the piece from the hub, as a bit mask: no linked node that has
+        the piece, or will get it, can hand it on."""
         left = 0
         coming = (~self._missing[piece] | self._covered[piece]) & self._owners
         for member in self._each(uncovered):
@@ -468,8 +471,8 @@ class Broadcast(BroadcastStatus):
 
 
 def _to_be_trusted(owners: list[Member]) -> list[Member]:
-    """Return the nodes that may get a piece to hand on: all if none is proven; else the proven ones, and unproven ones
-    that have no piece to hand on.
+    """Return those of `owners` that may get a further piece to hand on: all if none is proven. Otherwise all proven
+    ones, and the unproven ones without a piece to hand on.
     """
     proven = any(owner.path.proven for owner in owners)
     return [owner for owner in owners if not proven or owner.path.proven or not owner.path.relay.bytes_in_flight]

@@ -19,13 +19,14 @@ from echo_hub.spread.windows import RELAY_SLACK_S, BroadcastPaths, Handing
 LOOK_S: Final = 0.25
 """Seconds between updates of which nodes can hand pieces on, and how fast."""
 NODES_PER_SHARE: Final = 4_096
-"""Fleet size per additional piece that reuses one tree: growing a tree of a large fleet takes time."""
+"""Fleet size per additional piece on the same tree: growing a new tree in a large fleet takes time."""
 ROOTS_TRIED: Final = 8
 """Maximum number of nodes considered as owner of a piece, the node that hands it on."""
 
 
 class Forest:
-    """Trees of one broadcast. `members`: nodes by number; the broadcast owns this mapping."""
+    """Trees of one broadcast, along which nodes hand pieces on. `members`: nodes by number; the broadcast owns this
+    mapping."""
 
     def __init__(self, paths: BroadcastPaths, members: Mapping[int, Member], piece_bytes: int) -> None:
         self._paths = paths
@@ -35,7 +36,8 @@ class Forest:
         self._copy_s: dict[int, float] = {}
         """Seconds that each node which may hand pieces on needs to send one copy of a piece, by node number."""
         self._s_per_byte: dict[int, tuple[Handing, float]] = {}
-        """Handed-on work and seconds per byte of the nodes in `_copy_s`, by number."""
+        """For each node in `_copy_s`, by number: its work of handing pieces on, and the seconds that it needs to send a
+        byte."""
         self._looked_up: dict[int, float] | None = None
         """Seconds until each node has sent its assigned copies, as `roots` computed them. A call of `tree` that follows
         at once reuses them."""
@@ -50,18 +52,18 @@ class Forest:
         return len(self._members) > MOST_IN_A_STAR
 
     def links_changed(self) -> None:
-        """Recompute the links at the next `look`, after a change of members or links."""
+        """Note a change of members or links: the next `look` computes the links again."""
         self._links_changed = True
         self._last = None
 
     def look_again(self) -> None:
-        """Recompute at the next `look` which nodes may hand on."""
+        """Let the next `look` compute again which nodes may hand pieces on."""
         self._look_at = 0.0
         self._last = None
 
     def look(self, owners: int, now: float) -> None:
-        """Update which of the members `owners` (bit mask) can hand on, and how fast, unless that was done less than
-        LOOK_S ago."""
+        """Update which of the nodes in the bit mask `owners` can hand pieces on, and how fast, unless that was done
+        less than LOOK_S ago."""
         if not self.is_deep or (now < self._look_at and not self._links_changed):
             return
         self._look_at = now + LOOK_S
@@ -74,7 +76,7 @@ class Forest:
             if member.bit & owners and member.reach and member.path.benched_until <= now
         }
         proven = {number: member for number, member in able.items() if member.path.proven}
-        if 2 * len(proven) > len(able):  # Unproven ones must first confirm pieces as leaves.
+        if 2 * len(proven) > len(able):  # Unproven nodes first get pieces that they need not hand on.
             able = proven
         known = [member.path.handing.rate for member in able.values() if member.path.handing.rate]
         usual = fmean(known) if known else self._paths.uplink.rate or ASSUMED_UPLINK_BYTES_S
@@ -96,8 +98,8 @@ class Forest:
         return num_copies < self._most_copies
 
     def roots(self, wanting: int) -> list[Member]:
-        """Return the candidate owners (roots of a tree) for a piece wanted by these nodes; the one whose uplink is free
-        first comes first."""
+        """Return the candidates for handing on a piece that the nodes in the bit mask `wanting` lack, sorted by the
+        time at which their uplinks are free."""
         if self._last is not None and self._last[1] == wanting:
             return [self._members[self._last[0].root]]
         free_at = self._looked_up = self._free_at()
@@ -106,7 +108,7 @@ class Forest:
         return [self._members[one] for one in able[:ROOTS_TRIED]]
 
     def tree(self, owner: Member, wanting: int) -> Tree:
-        """Return the tree that brings the owner's piece to these nodes."""
+        """Return the tree along which the owner's piece gets to the nodes in the bit mask `wanting`."""
         if not self.is_deep:
             return star(owner.number, wanting & owner.reach)
         if self._last is not None and self._last[1] == wanting and self._last[0].root == owner.number:

@@ -61,7 +61,7 @@ class VersionProgress:
     seconds: tuple[float, ...]
     """Seconds until arrival at each node that has it, ascending."""
     share_arrived: float
-    """Share of these nodes' total bytes that has arrived, according to reports; 0..1."""
+    """Share of this version's bytes that has arrived at the `num_told` nodes, by their reports; 0..1."""
 
     @property
     def under_way(self) -> bool:
@@ -90,7 +90,7 @@ class _Spread:
     waiting: set[str]
     """Connected nodes told of this version that still lack it and any newer version."""
     away: set[str] = field(default_factory=set)
-    """Nodes told of this version that left without it. The version waits for them again when they return."""
+    """Nodes told of this version that left without it. A node that returns is moved back to `waiting`."""
     seconds: dict[str, float] = field(default_factory=dict)
     pieces: Counter[str] = field(default_factory=Counter)
     """Number of pieces that each waiting node has reported."""

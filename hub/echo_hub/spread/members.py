@@ -25,7 +25,7 @@ class Member:
     direct: deque[int] = field(default_factory=deque)
     """Queue of pieces for direct sending by the hub, because no peer hands them on."""
     relays: dict[int, PieceRelay] = field(default_factory=dict)
-    """Pieces that this node owns and hands on, oldest first."""
+    """Pieces that the hub gave this node to hand on, oldest first."""
     promised: dict[int, tuple[Member, float]] = field(default_factory=dict)
     """Pieces that a linked node was told to hand on to this node: the linked node, and the
     time when the hub told it."""
@@ -33,12 +33,13 @@ class Member:
     """True if a piece that a linked node was told to hand on did not arrive in time; the hub then sends pieces
     itself."""
     heard_at: float = 0.0
-    """Time of the node's last new piece, or of the last send to an idle node."""
+    """Time at which the node last got a new piece, or at which the hub last sent it a piece while no other was under
+    way."""
 
 
 @dataclass(slots=True, eq=False)
 class PieceRelay:
-    """One piece that its owner hands on along a tree."""
+    """One piece with the tree along which its owner, the node that got the piece from the hub, hands it on."""
 
     owner: Member
     piece: int

@@ -28,12 +28,12 @@ class BroadcastStatus:
         self._by_number: dict[int, Member] = {}
         self._forest = Forest(paths, self._by_number, piece_bytes)
         self._num_lacking = 0
-        """Number of members that lack a piece."""
+        """Number of members (nodes of the broadcast) that lack a piece."""
         self._queued: dict[str, Member] = {}
         """Members for which pieces are queued that the hub sends itself; some of the pieces may have arrived
         meanwhile."""
         self._owners = 0
-        """Members allowed to own pieces, as a bit mask."""
+        """Members that may get pieces to hand on (owners), as a bit mask."""
         self._missing = [0] * num_pieces
         """For each piece, the members that lack it, as a bit mask."""
         self._covered = [0] * num_pieces
@@ -42,13 +42,15 @@ class BroadcastStatus:
         self._next_fresh = 0
         """First piece that was not sent to any node."""
         self._rest: dict[int, None] = {}
-        """Pieces already sent to some node, but without a source for other nodes."""
+        """Pieces that some node was already sent, and for which other nodes have no source yet."""
         self._rest_changed = False
         self._rest_open = False
-        """True if something changed, so that neighbours may be able to take over a piece without a source."""
+        """True if something changed, so that some node may now be told to send its neighbour a piece for which the
+        neighbour has no source."""
         self._relays: dict[int, list[PieceRelay]] = {}
         self._uncovered_once: set[int] = set()
-        """Pieces for which a source failed. A late copy from that source may still arrive besides the new one."""
+        """Pieces for which a source failed: after the copy from a new source, a late copy from the old one may
+        arrive."""
         self._copies_to_come = 0
         """Number of outstanding copies that nodes were told to hand on."""
         self._lagging = 0
@@ -145,7 +147,7 @@ class BroadcastStatus:
             member.path.has_confirmed = True
             relays = tuple(self._relays.get(piece, ()))
             if piece in member.flights:
-                # An owner may have sent the piece, so the time proves nothing about the hub's uplink.
+                # Another node may have delivered the piece first, so the time proves nothing about the hub's uplink.
                 doubtful = piece in self._uncovered_once or any(relay.waiting & bit for relay in relays)
                 self._landed(member, piece, None if doubtful else now)
             if piece in member.promised:
@@ -204,7 +206,8 @@ class BroadcastStatus:
             self._end(relay)
 
     def _drop(self, relay: PieceRelay, nodes: int, now: float) -> None:
-        """Remove these nodes from the relay: the owner's tree no longer reaches them, so they need another source."""
+        """Remove these nodes from the relay of a piece, because its tree no longer reaches them. They need another
+        source."""
         nodes &= relay.waiting
         self._release(relay, nodes)
         relay.waiting &= ~nodes
@@ -223,7 +226,7 @@ class BroadcastStatus:
                     source.path.handing.lost(self._piece_bytes)
 
     def _free(self, relay: PieceRelay, now: float) -> None:
-        """Let the owner take new work once all nodes have the piece, except stragglers (the slowest few)."""
+        """Let the piece's owner take new work once all nodes have the piece, except stragglers (the slowest few)."""
         if not relay.counts or relay.waiting & ~self._lagging or self._missing[relay.piece] & relay.owner.bit:
             return
         relay.counts = False
@@ -284,8 +287,8 @@ class BroadcastStatus:
                 self._drop(relay, cut, now)
 
     def _promise_ends(self, member: Member, piece: int, now: float | None) -> None:
-        """End the order to a neighbour to hand on a piece: the piece arrived `now`; None: it will not arrive this
-        way."""
+        """Cancel the hub's order to a neighbour to send the member a piece: the piece arrived at `now`; None: it will
+        not arrive this way."""
         holder, _ = member.promised.pop(piece)
         handing = holder.path.handing
         handing.work_bytes -= self._piece_bytes

@@ -21,8 +21,8 @@ from typing import Final
 from echo_shared.wire import relay_tree
 
 MOST_IN_A_STAR: Final = 12
-"""Largest fleet with star trees. With more nodes, one node would send too many copies before the last node owns a
-piece."""
+"""Largest fleet with star trees. With more nodes, one node would send too many copies before the last node gets a piece
+to hand on."""
 
 FAN_OUT: Final = 3
 """Copies that a node sends in parallel.
@@ -61,7 +61,8 @@ class Tree:
         return found
 
     def packed(self, wanting: int) -> bytes:
-        """Return the instructions with which the root serves these nodes, packed as `relay_tree`."""
+        """Return the instructions with which the root serves the nodes in the bit mask `wanting`, in the format of
+        `echo_shared.wire.relay_tree`."""
         if wanting & self.covers != self.covers:
             return self._pack(wanting)
         if self._packed is None:
@@ -97,7 +98,8 @@ def grow(
     free_at: Mapping[int, float],
     copy_s: Mapping[int, float],
 ) -> Tree:
-    """Grow a tree from `root` that serves the wanting nodes as early as possible, by greedy choice."""
+    """Grow a tree from `root` that serves the `wanting` nodes as early as possible, by greedy choice. `free_at`:
+    seconds until a node has sent all earlier copies; `copy_s`: seconds that it needs to send one copy of a piece."""
     left = set(wanting)
     left.discard(root)
     busy_until = {**dict.fromkeys(left, inf), **free_at}

@@ -25,12 +25,12 @@ SAMPLE_S: Final = 0.1
 SAMPLES_KEPT: Final = 20
 """Number of rate samples kept per window."""
 DELAYS_KEPT_S: Final = 60.0
-"""Seconds over which the least delay is taken; the previous such span counts too. Older delays are forgotten, because
-routes change."""
+"""Length of a span in seconds. The least delay is that of the current span and the previous span; older delays are
+forgotten, because routes change."""
 
 
 class Window:
-    """Window of one link.
+    """Flow-control window of one link: limit of the bytes that are sent but not confirmed.
 
     `first_bytes`: window before anything was measured. `slack_s`: seconds of queue that the window allows. `bursts`:
     arrivals come in bursts, so the mean rate is used instead of the maximum.
@@ -48,7 +48,7 @@ class Window:
         measured."""
         self._rates: deque[float] = deque(maxlen=SAMPLES_KEPT)
         self._delays = (float("inf"), float("inf"))
-        """Least delay of the current span and of the previous one."""
+        """Least delay, in seconds, in the current span of DELAYS_KEPT_S seconds and in the span before."""
         self._span_began = 0.0
         self._sample_began: float | None = None
         """Start of the rate sample: the first arrival after a silence. None during a silence."""
@@ -123,14 +123,15 @@ class Window:
 
 
 PUSH_SLACK_S: Final = 0.25
-"""Allowed queue at the hub's uplink in seconds; also at a node's uplink, where its confirmations (`Have`) queue."""
+"""Seconds of queue that the window of the hub's uplink allows. It also covers the wait of confirmations (`Have`) at the
+nodes' uplinks."""
 
 PATH_SLACK_S: Final = 0.3
 """Allowed queue on the path to one node in seconds: more than PUSH_SLACK_S, so that the hub's uplink, which all nodes
 share, limits the sending."""
 
 RELAY_SLACK_S: Final = 0.35
-"""Seconds of pieces to hand on that an owner may have queued."""
+"""Seconds of work that an owner (a node that hands pieces on) may have queued."""
 
 FIRST_PUSH_BYTES: Final = 256 * 1024
 """Window of the hub's uplink before anything was measured: 0.1 s at 20 Mbit/s."""
@@ -139,11 +140,12 @@ FIRST_RELAY_BYTES: Final = 128 * 1024
 
 
 HANDING_SLACK_S: Final = 0.35
-"""Seconds of work that a node may have queued of the copies that the hub requests one by one (take-overs and trees)."""
+"""Seconds of work that a node may have queued as copies to hand on. With more work queued, the hub orders no further
+single copy from the node."""
 LONGEST_SAMPLE_S: Final = 0.5
 """Longest rate sample of a busy node, in seconds."""
 NEWEST_SHARE: Final = 0.3
-"""Weight of the newest sample in the rate."""
+"""Weight of the newest sample in the average rate of `Handing`."""
 
 
 class Handing:
@@ -196,12 +198,12 @@ class Path:
     number: int = 0
     """Number of the node in trees and bit masks: the smallest one that was free when the node came."""
     push: Window = field(default_factory=lambda: Window(first_bytes=FIRST_PATH_BYTES, slack_s=PATH_SLACK_S))
-    """Flow-control window from the hub to the node."""
+    """Flow-control window of the pieces that the hub sends to the node."""
     relay: Window = field(
         default_factory=lambda: Window(first_bytes=FIRST_RELAY_BYTES, slack_s=RELAY_SLACK_S, bursts=True)
     )
-    """Window of the pieces that the node owns, that is hands on to other nodes. A piece counts until those nodes have
-    it."""
+    """Flow-control window of the pieces that the hub gave the node to hand on. A piece counts until the other nodes
+    have it."""
     handing: Handing = field(default_factory=Handing)
     """Copies that the node has been told to send to others."""
     links: frozenset[str] = frozenset()
@@ -209,13 +211,13 @@ class Path:
     has_confirmed: bool = False
     """True once the node has confirmed the arrival of a piece."""
     num_late: int = 0
-    """Number of consecutive failures to hand on pieces that the node owned."""
+    """Number of times in a row that the node failed to hand a piece on in time."""
     benched_until: float = 0.0
-    """Time until which the node may own no pieces, because it failed to hand pieces on."""
+    """Time until which the node gets no pieces to hand on, after a failure to hand pieces on."""
 
     @property
     def proven(self) -> bool:
-        """True if the node has confirmed an arrival and has not failed as an owner since its last success."""
+        """True if the node has confirmed a piece, and has not failed to hand a piece on since it last succeeded."""
         return not self.num_late and self.has_confirmed
 
 
@@ -225,9 +227,9 @@ class BroadcastPaths:
     def __init__(self) -> None:
         self.uplink = Window(first_bytes=FIRST_PUSH_BYTES, slack_s=PUSH_SLACK_S, bursts=True)
         self.links_changed = 0
-        """Counter of changes of links."""
+        """Counter that grows with every change of the links between nodes."""
         self.news = 0
-        """Counter of changes that may give a broadcast something to send."""
+        """Counter that grows with every change that may give a broadcast something to send."""
         self._paths: dict[str, Path] = {}
         self._names: dict[int, str] = {}
         self._free: list[int] = []

@@ -119,7 +119,7 @@ class _Emulation(TorchDispatchMode):
         self._mantissa_bits = _MANTISSA_BITS.get(precision)
         self._weights = weights
         self._last: tuple[tuple[int, tuple[int, ...], tuple[int, ...]], Tensor] | None = None
-        """The weight that was packed last, with its key. The output layer uses its weight again for each chunk of
+        """Key and result of the last call of `_packed_weight`: the output layer needs the same weight for each chunk of
         rows."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -51,8 +51,8 @@ NOT_KEPT: Final = "The rollout's tokens were deleted."
 TOGETHER: Final = 256
 """Maximum number of rollouts in one batch."""
 TOKENS_TOGETHER: Final = 2**18
-"""Maximum number of completion tokens in one batch, if each completion had the greatest possible length. A batch has at
-least one rollout."""
+"""Maximum number of completion tokens in one batch, counted as if each completion had the greatest possible length. A
+batch has at least one rollout."""
 ENOUGH: Final = 64
 """Number of rollouts from which on larger batches save little. Measured time per rollout, on the built-in model with
 three versions in a batch: 2.1 ms in a batch of 4, 0.7 ms of 24, 0.5 ms of 64, 0.4 ms of 256."""
@@ -133,7 +133,7 @@ class _Job:
     deaths: int = 0
     """Number of processes that died while they checked this rollout."""
     losses: int = 0
-    """Number of processes that were lost while they checked this rollout."""
+    """Number of processes that were lost with their machines while they checked this rollout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +182,7 @@ class Verifier:
         self._again: deque[_Job] = deque()
         self._in_hand: dict[str, _Job] = {}
         self._losses = 0
-        """Number of processes lost since the last answer."""
+        """Number of processes lost with their machines since the last answer."""
 
     @property
     def pid(self) -> int | None:

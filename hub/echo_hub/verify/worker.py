@@ -108,7 +108,7 @@ class Examiner:
         self._base = {name: parameter.detach().clone() for name, parameter in policy.parameters.items()}
         self._adapters: OrderedDict[int, Mapping[str, Tensor]] = OrderedDict()
         self._contexts: tuple[int, list[WeightedGroup]] | None = None
-        """A version with its completions, the material for measuring roundings."""
+        """The version measured last, and its completions: on these, roundings are measured."""
         self._clock = time.process_time if policy.device.type == "cpu" else time.perf_counter
 
     @classmethod
@@ -217,9 +217,8 @@ class Examiner:
     def _computed(
         self, pieces: Sequence[_Piece], adapters: _Adapters, *, each_alone: bool = False
     ) -> Iterator[tuple[Sequence[_Piece], _Found | None]]:
-        """Yield pieces together with the results of all their tokens, in order. None instead of results means too
-        little memory for a single piece.
-        """
+        """Yield pieces, one micro-batch at a time, with the results of all their tokens, in order. Results None: the
+        memory does not even suffice for this single piece. `each_alone`: compute one piece at a time."""
         together, pieces = _by_prompt(pieces)
         budget = 1 if each_alone else self._settings.learner.tokens_at_once
         done = 0
@@ -334,7 +333,7 @@ def _uniforms(drawn: Sequence[DrawnRollout]) -> NDArray[np.float64]:
 
 
 def _greedy(pieces: Sequence[_Piece]) -> Tensor | None:
-    """Return for each token of the pieces if it belongs to a greedy completion; None if no piece does."""
+    """Return a boolean for each token of the pieces, True in greedy completions; None if no completion is greedy."""
     of_pieces = [piece.case.drawn.is_greedy for piece in pieces]
     if not any(of_pieces):
         return None

@@ -29,8 +29,8 @@ T = TypeVar("T")
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def _effect(kind: type[T]) -> type[T]:
-    """Make a dataclass that type checkers see as frozen. At run time the class is a plain slotted dataclass:
-    constructing one takes half the time of a frozen one, and each event creates several."""
+    """Make a dataclass that type checkers treat as frozen. At run time it is a plain slotted dataclass: constructing
+    one takes half the time of a frozen one, and each event creates several."""
     return dataclass(slots=True, kw_only=True)(kind)
 
 
@@ -281,8 +281,8 @@ class SendLease:
     goes_on: tuple[tuple[int, int], ...] = ()
     """Pairs of index and earlier lease id: the hub sends the tokens that it has of the earlier lease, and the node
     continues them. Index, turn and seed of both leases are equal, so these tokens begin the new completion. The earlier
-    lease names the same version or, in runs whose nodes may switch versions within a completion, an older one. A lease
-    that is sent again continues its own tokens."""
+    lease names the same version or, in runs whose nodes may switch versions within a completion, an older one. A
+    lease that is sent again has its own id here."""
 
 
 @_effect
@@ -330,7 +330,7 @@ class LookUpReceipt:
 
 
 class DrawnTurn(NamedTuple):
-    """Received first turn of an episode, with the figures from which the learner prepares it for training."""
+    """Received first turn of an episode, with everything that the learner needs to prepare it for training."""
 
     rollout_id: str
     node_id: str
@@ -396,9 +396,9 @@ class SendCheck:
 
 @_effect
 class HandOver:
-    """Action: give the learner a fully received group before a step takes the group. No rollout is known to be invalid;
-    rewards may be missing. `rollout_ids` are in training order. A second HandOver of the same group replaces its
-    rollouts."""
+    """Action: give the learner a group of which every rollout is received, before a step trains on it. None of the
+    rollouts is known to be invalid; some rewards may still be missing. `rollout_ids` are in training order. A second
+    HandOver of the same group replaces its rollouts."""
 
     group_id: int
     rollout_ids: tuple[str, ...]
@@ -489,8 +489,8 @@ IntakeAction = (
     | AnnounceVersion
     | TellStandby
 )
-"""Actions that `echo_hub.intake` carries out. AnnounceVersion is one of them, because the intake checks the versions of
-unfinished rollouts."""
+"""Actions that `echo_hub.intake` carries out. AnnounceVersion is one of them, because the intake checks that
+nodes name only announced versions."""
 TrainingAction = HandOver | BeginStep | TrainStep | EvaluationDone | FinishRun
 """Actions that `echo_hub.training` carries out."""
 DistributionAction = PublishVersion | AnnounceVersion

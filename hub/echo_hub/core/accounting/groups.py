@@ -87,7 +87,8 @@ def oldest_of(rollouts: Iterable[LeasedRollout]) -> int | None:
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One index of a group: one episode. Several nodes may hold its current turn; the first valid result wins."""
+    """One index of a group, that is one episode. Several nodes may hold its current turn; the first valid result
+    wins."""
 
     turns: tuple[LeasedRollout, ...] = ()
     """Earlier turns of the episode, in order: scored and answered by the environment."""
@@ -102,7 +103,8 @@ class Slot:
     """Newest rollout of the current turn and seed whose sampled tokens another node may resume. A rollout of an
     unproven node never replaces one of a proven node with the same version."""
     failed_draws: tuple[int, ...] = ()
-    """Turn number of each completion on which the scorer failed. The next attempt is sampled with another seed."""
+    """Turn number of each completion on which the scorer failed. Each failure gives the next attempt at its turn
+    another seed."""
     num_returns: int = 0
     evaluated: bool = False
     """True for an ended episode of an evaluation."""
@@ -123,7 +125,8 @@ class Slot:
 
     @property
     def is_won(self) -> bool:
-        """True if the current turn needs no further result: another one would be a duplicate."""
+        """True if the current turn needs no further result: a valid rollout is received, or the evaluation episode has
+        ended."""
         return self.evaluated or self.winner is not None
 
     @property
@@ -154,7 +157,7 @@ class RolloutGroup:
     num_tokens: int = 0
     """Sampled tokens of all received rollouts."""
     unleased: set[int] = field(default_factory=set)
-    """Indices whose current turn is not received and not held by a node in time, so that they want a lease."""
+    """Indices that want a lease: their current turn is not received, and no node holds it in time."""
     asked_for: bool = True
     """False: no index of the group wants a lease until its owner calls `Ledger.ask_for`."""
     prompt: int | None = None
@@ -182,7 +185,7 @@ class RolloutGroup:
         return self._failures
 
     def note_wants(self) -> None:
-        """Discard the cached `failures`. Call this whenever `unleased` or the `failed_on` of a slot changes."""
+        """Discard the cached `failures`. Call this whenever `unleased` or the `failed_on` of an index changes."""
         self._failures = None
 
     @property
@@ -264,7 +267,7 @@ class RolloutGroup:
 
 
 class SortedIds(list[int]):
-    """Group ids in ascending order. Use only these methods to change the list.
+    """Group ids in ascending order. Change the list only by these methods.
 
     Most changes happen at the two ends, where list operations are fast.
     """
@@ -358,7 +361,7 @@ class Wants:
             self.settle(group, index)
 
     def note_all(self, group: RolloutGroup) -> None:
-        """Update all indices of a newly requested group; until now it wanted no lease."""
+        """Update the wanted leases of a group for all its indices, because its owner lets it be leased from now on."""
         group.note_wants()
         group.unleased.update([index for index, slot in enumerate(group.slots) if slot.wants_lease])
         if group.unleased:

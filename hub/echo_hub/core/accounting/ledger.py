@@ -146,11 +146,14 @@ class Ledger:
         return leased
 
     def begun(self, record: RolloutsLeased, *, oldest: int | None = None) -> tuple[tuple[int, int], ...]:
-        """Return the indices of this lease that can continue the tokens of an earlier lease, as pairs of index and
-        earlier lease id. Call this before `lease`. The continued tokens must come from a proven node or the same node:
-        the continuing node answers for the whole completion, so a fresh key could plant forged tokens for which an
-        honest node is punished. Without `oldest`, the earlier lease must have the same version; with `oldest`, versions
-        down to `oldest` are allowed."""
+        """Return which indices of this lease can continue the tokens of an earlier lease, as pairs of index and earlier
+        lease id. Call this before `lease`.
+
+        The earlier lease must belong to the same node or to a proven one: the node that returns a completion answers
+        for all its tokens, so a stranger could plant forged tokens for which an honest node is punished. Without
+        `oldest`, the earlier lease must name the same version. With `oldest`, it may name an older one, if no token is
+        older than `oldest`.
+        """
         slots = self.groups[record.group_id].slots
         return tuple(
             (index, before.lease_id)
@@ -202,9 +205,9 @@ class Ledger:
         self.wants.note(self.groups[rollout.group_id], rollout.index)
 
     def note_missing(self, rollout: LeasedRollout, now: float) -> None:
-        """Lower the node's measured speed because a rollout did not arrive in time or is no longer wanted. Assume at
-        least the length of the longest completions: a missing completion may be long although its prompt's completions
-        are short on average, and then the node is not slow."""
+        """Lower the node's measured speed because a rollout did not arrive in time or is no longer wanted. Assume the
+        length of the longest completions for it: completions of one prompt vary, and a long completion does not mean a
+        slow node."""
         num_tokens = max(rollout.expected_tokens, self.lengths.long_tokens)
         self._nodes.miss(rollout.node_id, num_tokens, now - rollout.leased_at)
 
@@ -288,7 +291,7 @@ class Ledger:
             self._nodes.trust(rollout.node_id, in_time=not rollout.overdue)
         group = self.groups[rollout.group_id]
         slot = group.slots[rollout.index]
-        if slot.turns:  # Leases that continue these turns could not be sent again: evaluated turns are unreadable.
+        if slot.turns:  # Other leases of this turn could not be sent again: the store does not return evaluated turns.
             self.revoke(slot.leased, DropReason.EXPIRED)
         turns = slot.received
         self._out.record(RolloutsEvaluated(rollout_ids=tuple(turn.rollout_id for turn in turns)))
@@ -367,8 +370,8 @@ class Ledger:
             self.num_queue_changes += 1
 
     def revoke(self, rollouts: Iterable[LeasedRollout], reason: DropReason) -> None:
-        """Drop leased rollouts and tell their nodes to stop. Nodes can only stop whole leases, so the message requires
-        that every rollout of the lease is unwanted."""
+        """Drop leased rollouts, and tell each node to stop if no rollout of the lease is wanted any more: nodes can
+        only stop whole leases."""
         revoked = sorted(rollouts, key=lambda rollout: rollout.lease_id)
         self.drop(revoked, reason)
         for lease_id, of_lease in groupby(revoked, key=lambda rollout: rollout.lease_id):
@@ -435,8 +438,8 @@ class Ledger:
 
     def waiting_from_before(self, oldest_version: int) -> list[RolloutGroup]:
         """Return the waiting groups with a rollout that was leased or sampled with a version older than
-        `oldest_version`, by id. Versions found once are forgotten, so a later call returns a group again only for
-        another version."""
+        `oldest_version`, by id. The call forgets these old versions, so a later call returns a group again only because
+        of another old version."""
         found: set[int] = set()
         for version in [version for version in self._by_version if version < oldest_version]:
             found |= self._by_version.pop(version)
@@ -448,8 +451,8 @@ class Ledger:
             self._out.act(HandOver(group_id=group.group_id, rollout_ids=ids, first_turns=group.take_first_turns()))
 
     def _begin(self, slot: Slot, rollout: LeasedRollout) -> None:
-        """Let the next lease of the index continue this rollout's tokens. A rollout of an unproven node does not
-        replace one of a proven node with the same version."""
+        """Let the next lease of the index continue this rollout's tokens. Exception: tokens of an unproven node do not
+        replace tokens of a proven node with the same version."""
         before = slot.begun
         if (
             before is None
@@ -460,8 +463,8 @@ class Ledger:
             slot.begun = rollout
 
     def _begin_if_newer(self, rollout: LeasedRollout) -> None:
-        """Let the next lease continue this rollout if its lease is newer than that of the kept rollout. `_begin` may
-        have refused the rollout while its node was unproven."""
+        """Let the next lease continue this rollout's tokens if its lease is newer than that of the rollout kept in
+        `begun`. `_begin` may have refused the rollout while its node was unproven."""
         slot = self.groups[rollout.group_id].slots[rollout.index]
         if slot.begun is not None and slot.begun.lease_id < rollout.lease_id:
             self._begin(slot, rollout)

@@ -77,7 +77,8 @@ SILENT_S: Final = 5.0
 LOST_S: Final = 60.0
 """Seconds that a node's rollout is late before the node is treated like one that was never measured."""
 HANG_S: Final = 60.0
-"""Seconds from a node's first hang until the node counts as settled again. The wait doubles with each further hang."""
+"""Seconds after a node's first hang (a rollout late by `SILENT_S`) until the node counts as settled again, that is
+reliable enough to replace other nodes. The wait doubles with each further hang."""
 MOST_DOUBLED: Final = 6
 """Number of doublings after which `HANG_S`, and the wait between trials, grow no longer."""
 LEFT_KEPT: Final = 65_536
@@ -89,7 +90,8 @@ IDLE_STEPS: Final = 3.0
 """Training steps without work after which an idle node that does not rest is told why. Before that, idling is normal:
 many nodes idle between two steps."""
 TURN_S: Final = 600.0
-"""Minimum time in seconds between two turns (single-rollout leases) of a gift that is too slow for ordinary work."""
+"""Minimum time in seconds between two turns (single-rollout leases) of a gift (a node that costs nothing) that is too
+slow for ordinary work."""
 FIRST_TURN_S: Final = 10.0
 """Seconds that a connected node without any scored rollout waits for its first turn, a single-rollout lease. Needed if
 steps are too short for ordinary leases to such nodes."""
@@ -116,7 +118,8 @@ class ActivationStatus:
 
 @dataclass(frozen=True, slots=True)
 class _Gifts:
-    """Useful rollouts per step from gifts (free nodes): of all gifts, and of the settled ones among them."""
+    """Useful rollouts per step from gifts (nodes that cost nothing). `settled` counts only gifts that have worked for
+    `dwell_s` without a late rollout."""
 
     all: float = 0.0
     settled: float = 0.0
@@ -149,8 +152,8 @@ class Activation:
         """Average seconds from the training of a version until a node reports having it: the estimate for nodes without
         a measurement of their own."""
         self._gifts = self._gifts_seen = _NOTHING
-        """Useful rollouts per step of the gifts: as counted in the last complete round, and in the current round so
-        far."""
+        """Useful rollouts per step of the gifts (nodes that cost nothing): the sum of the last complete round over all
+        nodes, and the sum of the current round so far."""
         self._left: OrderedDict[str, tuple[int, float, float]] = OrderedDict()
         """The columns `trials`, `not_before` and `tried_s` of `Priced`, for departed nodes without any result."""
         self._to_see: deque[str] = deque()
@@ -371,7 +374,8 @@ class Activation:
         priced.settled_from[row] = node.settled_from
 
     def _rate(self, node: Node) -> float:
-        """Return the rollouts per second of the node's measured speed; 0 before its first scored rollout."""
+        """Return how many rollouts per second the node samples at its measured speed; 0 before its first scored
+        rollout."""
         mean = self._lengths.mean_tokens
         return node.pace.tokens_per_s / mean if mean and node.proven else 0.0
 
@@ -382,8 +386,8 @@ class Activation:
         return demand.useful(self._rate(node), self._late_s(node))
 
     def _is_too_slow(self, node: Node, demand: Demand | None) -> bool:
-        """True if a rollout takes this node so long that it arrives too stale for every step. Speeds measured by turns
-        count as well."""
+        """True if this node takes so long for a rollout that it arrives too stale for every step. Speeds measured by
+        turns (single-rollout leases) count as well."""
         measured = node.pace.tokens_per_s > 0 and self._lengths.mean_tokens > 0
         return demand is not None and measured and not demand.useful(1.0, self._late_s(node))
 
@@ -410,16 +414,18 @@ class Activation:
         self._change(wanted, demand, now)
 
     def _of_measured(self, useful: Floats, target: float, floor: float, settled_target: float, now: float) -> Bools:
-        """Return which measured nodes should be active, given each node's useful rollouts per step. If the active nodes
-        return less than `floor`, add the cheapest others until `target`. Otherwise remove nodes that are not needed:
-        the settled ones must still return `settled_target`."""
+        """Return which measured nodes should be active. `useful`: each node's useful rollouts per step. If the active
+        nodes return less than `floor`, add the cheapest others until the sum reaches `target`. Otherwise keep the
+        cheapest active nodes that together return `settled_target`, and all that are too new to replace others (not
+        settled)."""
         priced, cap, cost = self._priced, self._settings.spend_cap_per_hour, self._priced.cost
         active = priced.active & (useful > 0)
         brought, spent = float(useful[active].sum()), float(cost[active].sum())
         if brought < floor:
             others = np.where(active, 0.0, useful)
             more = active | cheapest(others, cost, need=target - brought, budget=cap - spent)
-            # If the spending cap limits the choice, a set chosen from scratch may return more.
+            # Additions may not fit under the spending cap. Then a set chosen from scratch may return more rollouts than
+            # `more`.
             fresh = cheapest(useful, cost, need=target, budget=cap)
             gain = 1 + HYSTERESIS
             return fresh if float(useful[fresh].sum()) > gain * float(useful[more].sum()) else more

@@ -51,8 +51,9 @@ class Demand:
         return self.rollouts_per_step if self.max_staleness else inf
 
     def useful(self, rate: Each, late_s: Each) -> Each:
-        """Return the rollouts per step that arrive in time, of one node or of each, [N], by the provisioning rule with
-        measured figures. With a staleness bound of 0 the learner waits for every rollout, so none is late.
+        """Return the rollouts per step that arrive early enough for a step that may use them, of one node or of each,
+        [N]: see `core.capacity.rule.in_time`. With a staleness bound of 0 the learner waits for every rollout, so all
+        count.
 
         A node samples `rate` rollouts a second. `late_s`: seconds from the training of a version to the arrival of a
         rollout sampled with this version.

@@ -19,7 +19,7 @@ A_SECOND: Final = 100
 AT_ONCE: Final = 256
 """Maximum number of nodes in one record."""
 LONGEST_S: Final = 60.0
-"""Longest seconds charged in one record. A longer gap between two records means that the hub's computer slept."""
+"""Maximum number of seconds charged in one record. A longer gap between records means that the hub's computer slept."""
 
 
 class CostMeter:

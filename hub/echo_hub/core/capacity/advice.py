@@ -31,7 +31,8 @@ NODES_TRIED: Final = tuple(2**power for power in range(11))
 give."""
 
 FEWER_TRIED: Final = 4
-"""Maximum number of nodes of the cheapest class that are replaced by another class, in the search for a cheaper mix."""
+"""Limit on the search for a cheaper mix of nodes: number of nodes of the cheapest class that another class may
+replace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +164,8 @@ def farthest_by_staleness(workload: Workload, pool: Pool) -> Partial | None:
 
 
 def by_shorter_leases(workload: Workload, pool: Pool) -> float:
-    """Return `busy_share` if every rollout took half as long at the same throughput."""
+    """Return the share of time in which the learner would not wait if every rollout took half as long at the same
+    throughput."""
     return busy_share(workload, Pool(latencies=pool.latencies / 2, rates=pool.rates))
 
 

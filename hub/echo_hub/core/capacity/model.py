@@ -89,7 +89,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """Predicted performance of a pool of nodes on a workload. Shares lie in 0..1."""
+    """Predicted performance of a pool of nodes on a workload. All shares are between 0 and 1."""
 
     busy: bool
     """True if the learner never waits for rollouts."""

@@ -23,8 +23,8 @@ MOST_CYCLES: Final = 160
 """Number of simulated publications after which the search for a period ends; then the second half is averaged."""
 
 LEAST_ALIKE: Final = 6
-"""Number of equal consecutive publication intervals from which the schedule counts as periodic, plus one for each
-publication that the staleness bound covers."""
+"""The schedule counts as periodic after this many equal publication intervals in a row, plus one for each publication
+within the staleness bound."""
 
 BISECTIONS: Final = 30
 """Bisection steps per search; each halves the error."""
@@ -73,7 +73,8 @@ def period_s(workload: Workload, pool: Pool) -> float:
     if workload.staleness_bound == 0 and every == 1:
         return workload.step_s + spread_s + _makespan(workload, pool)
     alike = LEAST_ALIKE + workload.staleness_bound // every
-    # Rollouts buffered at the start hide the limits by throughput and by broadcasts for a while.
+    # The first simulated steps are too fast, because they use rollouts buffered at the start. So bound the result by
+    # the limits of throughput and of broadcasts.
     least_s = max(workload.rollouts_per_step / pool.rollouts_per_s, spread_s / every)
     cycles: list[float] = []
     begun_at = 0.0

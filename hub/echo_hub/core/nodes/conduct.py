@@ -28,7 +28,8 @@ FIRST_REST_S: Final = 1.0
 MAX_REST_S: Final = 60.0
 """Longest time without work (rest) after a failure, in seconds."""
 FORGIVEN_BY_ONE: Final = 1 / 32
-"""Part of one charge that a scored rollout takes back; a node is charged for each scorer process its rollouts kill."""
+"""Part of one killed scorer process that one scored rollout takes off `Node.deaths`, the number of scorer processes
+that the node's completions killed."""
 SILENT_RESTS: Final = (0.0, 4.0, 16.0)
 """Time without work (rest) of an unproven node that let all its rollouts expire, as a multiple of the lease deadline:
 after the first, the second and every later time.
@@ -113,8 +114,8 @@ class Conduct:
                 self._forget_ends()
 
     def wake(self, now: float, *, all_silent: bool) -> list[Node]:
-        """End the rests (pauses without work) whose time is over and, with `all_silent`, also all rests for silence.
-        Return the nodes that may get work again."""
+        """End the rests (pauses without work) whose time is over. With `all_silent`, also end all rests of nodes whose
+        rollouts only expired or are late. Return the nodes that may get work again."""
         awake = list(self._silent.values()) if all_silent else []
         while self._ends and self._ends[0][0] <= now:
             end, node_id = heappop(self._ends)

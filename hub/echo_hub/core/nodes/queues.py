@@ -32,8 +32,8 @@ class ReadyQueues:
         self._turns = 0
         self._num_waiting = 0
         self.notice_from: float = -inf
-        """Smallest (fastest) speed class whose changes are reported: no faster proven node can take any work at
-        present."""
+        """Speed class: changes of faster nodes are not reported, because no proven node faster than this can take any
+        work at present."""
         self.most_avoided = 0
         """Largest number of nodes that a search skips because its work failed on them, so a search returns one of the
         first `most_avoided` + 1 nodes of a queue."""

@@ -30,7 +30,7 @@ from echo_shared.wire.messages import MAX_BATCHED
 REMEMBERED: Final = 65_536
 """Number of departed proven nodes whose window and measured speed are kept. The longest absent are forgotten first."""
 OLD: Final = 1_024
-"""Version lag behind the newest version from which a node counts as having version 0."""
+"""Number of versions behind the newest one from which a node counts as having version 0."""
 _CLASS: Final = log(1.5)
 """Width of a speed class in ln(seconds per token): within one class, times differ by less than a factor of 1.5."""
 _FASTEST_S: Final = 1e-9
@@ -76,7 +76,8 @@ class Nodes:
         """Number of proven nodes that take work."""
         self.num_connected = 0
         self.heeds_relief = True
-        """False if additional free capacity of an already ready node is useless at present and counts as no change."""
+        """False while more free capacity of an already ready node cannot lead to a lease, and so counts as no
+        change."""
         self.num_changes = 0
         """Counter that grows whenever a node may have become able to take work for which no node was found before."""
         self.tokens_per_s = 0.0
@@ -103,8 +104,8 @@ class Nodes:
         return len(self._queues)
 
     def notice_from(self, speed: float, *, most_avoided: int) -> None:
-        """Count no changes of proven nodes in a faster speed class than `speed`, until the next call. `most_avoided`:
-        largest number of nodes that one search skips."""
+        """Count no changes of proven nodes in a faster speed class than `speed`, until the next call: no work suits
+        them now. `most_avoided`: largest number of nodes that one search skips."""
         self._queues.notice_from, self._queues.most_avoided = speed, most_avoided
 
     @property
@@ -247,8 +248,8 @@ class Nodes:
             return
         self._conduct.trust(node)
         if self._is_on_trial(node):
-            # Until now the node might hold one rollout. The window grows from the held rollouts, so that one honest
-            # rollout does not unlock a whole first window.
+            # Until now the node was allowed one rollout at a time. Let its window grow from the rollouts that it holds:
+            # one honest rollout must not unlock a whole first window.
             node.window = min(node.window, max(1, node.in_flight))
         if not node.proven:
             self._count_in_flight(node, -node.in_flight)
@@ -262,8 +263,8 @@ class Nodes:
         self._update(node)
 
     def wake(self, now: float) -> None:
-        """End the pauses after misbehaviour (rests) that are over. If no node takes work, end all rests for silence
-        early."""
+        """End the rests (pauses after misbehaviour) that are over. If no node takes work, also end all rests of nodes
+        whose rollouts only expired or are late."""
         if self._conduct.next_end > now and self._num_candidates:
             return
         for node in self._conduct.wake(now, all_silent=not self._num_candidates):
@@ -351,8 +352,8 @@ class Nodes:
             self._update(node)
 
     def num_candidates(self, oldest_version: int, among: Collection[str] | None = None) -> int:
-        """Return the number of nodes (of `among`, if given) that take work and have version `oldest_version` or newer.
-        Full nodes count too."""
+        """Return the number of nodes (of `among`, if given) that take work and have version `oldest_version` or newer,
+        with or without free capacity."""
         if among is not None:
             versions = [node.candidate for node_id in among if (node := self._nodes.get(node_id)) is not None]
             return sum(version is not None and version >= oldest_version for version in versions)
@@ -453,8 +454,9 @@ class Nodes:
                     return
 
     def _change_version(self, node: Node, version: int | None) -> None:
-        """Count the node as a candidate under another version (None: as none). A node that stops being a candidate
-        counts as a change: work that failed on the remaining nodes may then return to them."""
+        """Count the node as a candidate (a node that takes work) under another version; None: as none. If a node stops
+        being a candidate, `num_changes` grows, because work that failed on all remaining nodes may now return to
+        them."""
         before, node.candidate = node.candidate, version
         if before is not None:
             self._by_version[before] -= 1
@@ -483,7 +485,7 @@ class Nodes:
         return (version, 2 * taken >= limit, node.speed)
 
     def _version(self, node: Node) -> int | None:
-        """Return the version under which the node counts as able to take work; None: it takes no work."""
+        """Return the version under which the node counts as a candidate (able to take work); None: it takes no work."""
         if not node.connected or node.capacity < 1 or node.policy_version is None or node.rests_until is not None:
             return None
         if not node.active or node.quarantined:

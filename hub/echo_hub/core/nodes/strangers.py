@@ -26,8 +26,8 @@ UNPROVEN_SHARE: Final = 16
 """Divisor that gives the base of the limit for all strangers (unproven nodes): 1/16 of a step's rollouts, or of all
 held rollouts. Set by hand."""
 LEAST: Final = 4
-"""Divisor that gives the minimum for all strangers (unproven nodes): after any losses they may hold a quarter of the
-base, at least one rollout. Set by hand."""
+"""Divisor that gives the minimum limit for all strangers (unproven nodes): whatever they lose, they may hold a quarter
+of the base, at least one rollout. Set by hand."""
 LOST: Final = 2
 """Number of first rollouts that strangers (unproven nodes) must return to make up for one lost rollout in their common
 limit. Set by hand."""

@@ -20,7 +20,7 @@ class Admitting:
         self, settings: CoordinatorSettings, *, training: Training, ledger: Ledger, out: Outbox, next_group_id: int
     ) -> None:
         self.outlook = training.outlook
-        """Expected groups of the coming steps, as of the last call of `advance` that admitted groups."""
+        """Expected groups of the coming steps, as computed when `advance` last admitted groups."""
         self._settings = settings
         self._training = training
         self._ledger = ledger
@@ -31,7 +31,8 @@ class Admitting:
         self._next_to_prepare = next_group_id
         self._prepared: dict[int, GroupPrepared] = {}
         self._stood: tuple[int, ...] = ()
-        """State at the last call of `advance` that admitted groups: while it is the same, no more can be admitted."""
+        """Version and counters when `advance` last admitted groups. While they stay equal, no further group can be
+        admitted."""
 
     @property
     def num_preparing(self) -> int:

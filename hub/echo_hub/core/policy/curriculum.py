@@ -125,7 +125,7 @@ class Curriculum:
         return found
 
     def count(self, newest_group: int) -> None:
-        """Let the pass rates of all groups up to `newest_group` influence later choices."""
+        """Let the pass rates of all groups up to id `newest_group` influence which problems are skipped from now on."""
         waiting = []
         for result in self._uncounted:
             if result.group_id <= newest_group:

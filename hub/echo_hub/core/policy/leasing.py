@@ -10,7 +10,7 @@ as its oldest rollout, so no node gets a rollout that would be stale on return. 
 no rollout is expected in time and no node is fast enough, any node may take the work.
 
 An index that failed on a node goes to other nodes first, and to unproven ones (strangers) only if no proven node is
-present. The failed node gets such an index again only without any other candidate.
+present. The node on which it failed gets the index again only if no other node takes work.
 
 If the hub has tokens of an unfinished completion from a proven node, the next node continues them. The lease then names
 the version that sampled them while it is fresh enough, or any newer version if nodes may switch versions within a
@@ -62,8 +62,8 @@ SLOWEST_S: Final = 3_600.0
 """A step's groups are leased at most this many seconds before the step begins, even to the slowest node. Set by
 hand."""
 AT_ONCE: Final = 64
-"""Number of oldest wanting groups of a step that are sorted by expected length, so that the longest are leased first,
-as in StreamRL (arXiv 2504.15930). Set by hand."""
+"""Number of a step's oldest groups with rollouts to lease that are sorted by expected length, so that the longest are
+leased first, as in StreamRL (arXiv 2504.15930). Set by hand."""
 YOUNGEST: Final = 16
 """Number of youngest groups among which `lease_turn` looks for a single rollout for a slow node. Set by hand."""
 LEASED_AT_ONCE: Final = 128
@@ -71,19 +71,21 @@ LEASED_AT_ONCE: Final = 128
 Set by hand."""
 
 _Kind = tuple[Hashable, int, int | None]
-"""Key of groups for which a search has the same result: avoided nodes, length class and, where rollouts may become
-stale, the oldest leased version."""
+"""Key of groups for which the search for a node gives equal results: the skipped nodes, the length class and, where
+rollouts may become stale, the group's oldest leased version."""
 
 
 @lru_cache(maxsize=4_096)
 def length_class(num_tokens: float) -> int:
-    """Return the length class: lengths in one class differ by less than the factor of a speed class."""
+    """Return the length class. Two lengths in one class differ by less than a factor of 1.5, like the times in a speed
+    class."""
     return speed_class(num_tokens)
 
 
 class _Share:
-    """Share of an owner other than training in the leased rollouts. `due`: rollouts due to this owner, one for each
-    rollout leased to another owner while this owner wants leases too."""
+    """Share of leased rollouts for an owner other than training. `due`: above 0, the owner leases before training. Each
+    rollout leased to another owner, while this one wants leases too, adds 1; each own rollout subtracts
+    one less than `EVALUATION_SHARE`."""
 
     def __init__(self, owner: GroupOwner) -> None:
         self.owner = owner
@@ -91,7 +93,7 @@ class _Share:
 
     def leased(self, owner: GroupOwner, num_rollouts: int) -> None:
         if owner is self.owner:
-            if self.due > 0:  # Otherwise no other owner wanted this capacity.
+            if self.due > 0:  # At 0 or less the owner used capacity that no other owner wanted.
                 self.due -= (EVALUATION_SHARE - 1) * num_rollouts
         elif len(self.owner.wanting):
             self.due += num_rollouts
@@ -112,9 +114,9 @@ class Takers:
         self._nodes = nodes
         self._avoided: dict[tuple[tuple[str, ...], int], tuple[str, ...]] = {}
         self._unfillable: dict[tuple[float, ...], set[_Kind]] = {}
-        """Kinds of groups for which no node was found, by terms."""
+        """Groups for which no node was found, as kinds (`_Kind`), by the terms of the search."""
         self.most_avoided = 0
-        """Largest number of nodes avoided in one search since `begin`."""
+        """Largest number of nodes that one search since `begin` skipped because the index failed on them."""
 
     def begin(self) -> None:
         self._avoided.clear()
@@ -122,8 +124,8 @@ class Takers:
         self.most_avoided = 0
 
     def avoided(self, slot: Slot, oldest: int) -> tuple[str, ...]:
-        """Return the nodes that must not get this index: those on which it failed, as long as another node takes
-        work."""
+        """Return the nodes that must not get this index: the nodes on which it failed. If no other node takes work,
+        return only the latest of them."""
         failed = slot.failed_on
         if not failed:
             return ()
@@ -167,7 +169,8 @@ class Takers:
         is_urgent = bool(avoid) or terms.is_urgent
         by_speed = is_urgent or expected > self._ledger.lengths.mean_tokens
         nodes = self._nodes.next_ready(terms.oldest, avoid, paces=paces, by_speed=by_speed, unproven_last=is_urgent)
-        # A second failure would cost the whole group, so unproven nodes are avoided.
+        # The index has failed once; a second failure would cost the whole group. So skip unproven nodes if any other
+        # proven node takes work.
         only_proven = bool(avoid) and self._nodes.any_proven(beside=avoid)
         for node in nodes:
             if not node.proven and (only_proven or not self._nodes.unproven_may):
@@ -214,11 +217,11 @@ class Leasing:
         """Time at which leasing must go on, because the last turn made `LEASED_AT_ONCE` leases; inf = all work was
         offered."""
         self._notice_from = -inf
-        """Until `_release_at`, new capacity of nodes in a faster class than this one counts as no change: they get no
-        work before."""
+        """Speed class. Until `_release_at`, nodes of a faster class get no work, so their new capacity counts as no
+        change."""
         self._asked: tuple[int, Outlook] | None = None
-        """Counters and outlook after the last complete offer of the waiting groups. While unchanged, no group needs
-        another offer; None: offer all again."""
+        """Counters and outlook after all waiting groups were last offered to nodes. While both stay equal, another
+        offer is useless; None: offer all again."""
         self._shares = [_Share(owner) for owner in beside]
 
     @property
@@ -269,7 +272,7 @@ class Leasing:
         while start < len(wanting) and self._nodes.any_ready and self._may_lease:
             step = outlook.step_of(waiting.position(wanting[start]))
             if oldest_useful_version(self._settings, step) > newest_version:
-                break  # Later steps need at least as new a version.
+                break  # Even the newest version is too old, and later steps need newer ones.
             end = outlook.end_of(step)
             next_steps = waiting[end] if end < len(waiting) else None
             stop = len(wanting) if next_steps is None else wanting.position(next_steps)
@@ -319,8 +322,8 @@ class Leasing:
         return min(end, len(waiting)) - num_complete
 
     def _any_slow(self, group_ids: Iterable[int], terms: LeaseTerms, now: float) -> bool:
-        """True if some node with free capacity is so slow that it must begin with these groups now, before faster
-        nodes.
+        """True if some node with free capacity is so slow, or of unknown speed, that it must begin with these groups
+        now, before faster nodes.
 
         Also set `_release_at` to the time at which the next faster node must begin.
         """
@@ -359,7 +362,7 @@ class Leasing:
                 return None
             if seen_at != self._next_lease_id and self._takers.find(group, terms) is None:
                 return None
-            seen_at = self._next_lease_id  # A node has free capacity until the next lease.
+            seen_at = self._next_lease_id  # The search found a node, which stays free until the next lease.
             refused += 1
         return refused
 
@@ -422,8 +425,8 @@ class Leasing:
         return None
 
     def _first_turns(self, node: Node, group: RolloutGroup, like: int, terms: LeaseTerms) -> tuple[int, ...]:
-        """Return the indices that one lease to the node may have: first turns with the same seed as index `like` that
-        never failed on the node."""
+        """Return the indices that one lease to the node may have: first turns that have the same seed as index `like`
+        and that may go to this node (see `Takers.avoided`)."""
         attempt = group.slots[like].scorer_failures
         return tuple(
             index

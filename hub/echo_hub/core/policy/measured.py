@@ -34,8 +34,8 @@ from typing import Final
 PROMPTS: Final = 65_536
 """Number of prompts whose completion lengths are remembered, the last seen ones. Formula: 15 MB at 230 bytes each."""
 RECENT_LENGTHS: Final = 512
-"""Number of recent completions from which the figures of the whole task are computed. Set by hand: ten lie above
-`LONG_SHARE`."""
+"""Number of recent completions from which the figures of the whole task are computed. Set by hand: about ten of them
+are longer than the quantile `LONG_SHARE`."""
 LONG_SHARE: Final = 0.98
 """Quantile of recent lengths that defines `long_tokens`. Set by hand."""
 DEVIATIONS: Final = 1.5
@@ -138,7 +138,7 @@ class Tempo:
         self._filled = 0
         """Newest step for which enough groups were complete."""
         self._filled_at: dict[int, float] = {}
-        """Time at which enough groups for each future step were complete."""
+        """For each future step, the time at which enough groups for it were complete."""
 
     def given(self, step: int, now: float) -> None:
         """Note that the learner got the batch of this step. It begins the step as soon as it is free."""
@@ -188,12 +188,12 @@ class Tempo:
 
     @property
     def waits(self) -> bool:
-        """True if the learner is idle or in an unknown state."""
+        """True if the learner is idle, or was lost and has no new step yet."""
         return self._begun is None
 
     def lead_s(self, pool_s: float, typical_s: float) -> float:
-        """Return how many seconds before a step starts its work must be leased. `pool_s`: the pool's time for the
-        step's rollouts; `typical_s`: time of one typical rollout."""
+        """Return how many seconds before a step starts its work must be leased. `pool_s`: time that all nodes together
+        need for the step's rollouts; `typical_s`: time of one typical rollout."""
         return self.margin * (pool_s + typical_s)
 
     def _lay_ready(self, seconds: float) -> None:

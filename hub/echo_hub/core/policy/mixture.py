@@ -100,8 +100,8 @@ class TaskTally:
     def __init__(
         self, mixture: Mixture | None, tasks: tuple[TrainedTask, ...], *, discount: float | None = None
     ) -> None:
-        """`mixture` None: the run has one task, so no figures are kept. `discount`: discount of returns with turn-level
-        advantages, else None."""
+        """`mixture` None: the run has one task, so no figures are kept. `discount`: discount of the returns that give
+        each turn its own advantage; None: one advantage per episode."""
         self._mixture = mixture
         self._discount = discount
         self._tasks = tasks

@@ -2,8 +2,8 @@
 
 A rollout is *late* if its node needs far longer than the longest completions take, or has left. Then another node may
 lease the index too, and the first valid result wins. A rollout is *overdue* after its deadline: the node has probably
-lost it. A reconnected node is sent its leases again, because the dying connection may have lost them; such a lease
-continues its own tokens.
+lost it. A reconnected node is sent its leases again, because the broken connection may have lost them. Such a message
+also has the tokens that the hub has already received of the lease's rollouts.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ class OutstandingLeases:
     def send(
         self, rollouts: Sequence[LeasedRollout], now: float, goes_on: tuple[tuple[int, int], ...] | None = None
     ) -> None:
-        """Send rollouts of one lease to its node. `goes_on` None: the lease is sent again."""
+        """Send rollouts of one lease to its node. `goes_on`: as in `SendLease`. None: the lease is sent again, and each
+        index continues its tokens that the hub has already."""
         first = rollouts[0]
         group = self._ledger.groups[first.group_id]
         self._out.act(

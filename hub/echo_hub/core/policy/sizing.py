@@ -38,8 +38,8 @@ TYPICAL: Final = 2.0
 CAREFUL: Final = 0.2
 """Idle time of the learner, as a fraction of a step, from which length estimates have no safety factor. Set by hand."""
 PATIENCE: Final = 2.0
-"""Growth of the allowed time with the learner's idle time: all of `TYPICAL` is allowed from an idle time of CAREFUL /
-PATIENCE of a step. Set by hand."""
+"""Factor on the learner's idle time when the time allowed for a rollout is chosen: from an idle time of CAREFUL /
+PATIENCE of a step on, `TYPICAL` applies in full. Set by hand."""
 HURRY: Final = 2.0
 """A step is near if it begins within this many times a typical rollout's time: its groups are then spread over all free
 nodes. Set by hand: time for a rollout and one replacement."""
@@ -47,8 +47,8 @@ URGENT: Final = 2.0
 """Work is urgent if its step begins within this many times a typical rollout's time. Urgent work goes to the fastest
 nodes first and to unproven ones last, because no time is left to replace a lost rollout. Set by hand, like `HURRY`."""
 EARLIER: Final = 1.3
-"""A slow node may begin with a step's work this many times its own sampling time before the step begins. Set by
-hand."""
+"""Lead of a slow node: the time that the node needs for a step's work, times this factor, is how long before the step
+the node may begin. Set by hand."""
 SOON_S: Final = 0.01
 """Work that may be released within this many seconds counts as released. Set by hand."""
 PREFILL: Final = 1 / 16
@@ -57,10 +57,10 @@ PREFILL_SHARE: Final = 1 / 4
 """Largest prefill time that a lease should have, relative to its sampling time: with a long prompt, a lease gets more
 completions. Set by hand."""
 LATE: Final = 1.5
-"""A rollout is late after this multiple of its node's time, in seconds, for current work plus one of the longest
-completions. Set by hand."""
+"""A rollout is late once this multiple of its expected time has passed: the node's time for all work that it holds plus
+one of the longest completions. Set by hand."""
 LATE_S: Final = 2.0
-"""Seconds added to the limit set by `LATE`, for the way to the node and back. Set by hand."""
+"""Seconds added to the time that `LATE` allows, for the transit to the node and back. Set by hand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,14 +101,14 @@ def oldest_useful_version(settings: CoordinatorSettings, step: int) -> int:
 
 
 class Supply(NamedTuple):
-    """Measured figures of the pool."""
+    """Measured figures of all nodes together (the pool)."""
 
     rollout_s: float | None
     """Seconds in which all nodes together sample one typical rollout; None = no node's speed is known."""
     typical_s: float
     """Seconds from lease to arrival of a typical rollout; 0 = unknown."""
     longer: float
-    """Safety factor on predicted lengths."""
+    """Safety factor: few completions are longer than their predicted length times this factor."""
     scoring_s: float
     """Seconds from a rollout's arrival to its reward."""
 
@@ -118,11 +118,11 @@ class StepWork(NamedTuple):
 
     step: int
     num_wanting: int
-    """Groups of the step that want leases."""
+    """Groups of the step with a rollout to lease (first or repeated lease)."""
     num_missing: int
     """Incomplete groups of this step and the steps before it."""
     num_leased: int
-    """Waiting groups of all steps that want no lease."""
+    """Waiting groups, of all steps, with no rollout to lease at present."""
 
 
 class LeaseTerms(NamedTuple):
@@ -133,8 +133,7 @@ class LeaseTerms(NamedTuple):
     in_s: float = inf
     """Seconds from now within which a node must return the work."""
     not_before_s: float = 0.0
-    """Seconds from now: only nodes that need this time or longer for the work may begin; faster nodes get the work
-    later."""
+    """Least time in seconds that a node must need for the work to get it now. Faster nodes get the work later."""
     suits_s: float = inf
     """Longest time in seconds that a node may need for one completion of this work. Slower nodes should take shorter
     completions instead."""
@@ -147,14 +146,15 @@ class LeaseTerms(NamedTuple):
     stale_s: float = inf
     """Seconds from now after which rollouts sampled with version `oldest` are too stale for their step."""
     step_s: float = 0.0
-    """Seconds by which rollouts of a version become stale later than those of the version before it."""
+    """Seconds that each version newer than `oldest` adds to `stale_s`."""
     typical_s: float = 0.0
     """Seconds from lease to arrival of a typical rollout; 0 = unknown."""
     is_urgent: bool = False
     """True if no time is left to replace a lost rollout."""
 
     def by_version(self, policy_version: int) -> float:
-        """Return the seconds from now within which rollouts sampled with this version must be back."""
+        """Return the seconds from now within which a rollout sampled with this version must be back: neither after
+        `in_s` nor too stale for its step."""
         return min(self.in_s, self.stale_s + (policy_version - self.oldest) * self.step_s)
 
 
@@ -171,7 +171,8 @@ def terms_of_step(
     num_ready: int,
     now: float,
 ) -> LeaseTerms:
-    """Return the terms for leasing a step's work. `num_ready`: number of nodes with free capacity."""
+    """Return the terms for leasing a step's work. `num_ready`: number of nodes with free capacity. `tempo`: measured
+    timing of the learner's steps."""
     step, size, usual_s = work.step, settings.group_size, supply.typical_s
     oldest = oldest_useful_version(settings, step) if settings.mode == "async" else 0
     if supply.rollout_s is None:

@@ -52,8 +52,9 @@ class Usability:
     def refused(self, policy_version: int, node: Node) -> tuple[str, ...]:
         """Note that the node's engine cannot use the version.
 
-        Return the nodes whose return of leases is not a failure. A usable version excuses no node; neither does a
-        repeated report.
+        Return the nodes whose return of leases counts as no failure: all nodes that have reported about the version, if
+        this report withdraws it; only this node, if the version was withdrawn before; otherwise none. A repeated report
+        excuses no node.
         """
         known = self._voices.get(policy_version, {}).get(node.node_id)
         if known is not None and not known.has_drawn:

@@ -41,14 +41,15 @@ from echo_hub.core.trust.standing import Standing, Standings, StandingState
 AUDITED: Final = 0.1
 """Share of rollouts with a settled check that one more node checks, as an audit of the checkers."""
 LOOKED_AT: Final = 64
-"""Maximum number of nodes compared when one checker is chosen."""
+"""Maximum number of nodes that are compared to choose one checker."""
 IN_VAIN: Final = 4
 """Number of rollouts without a free checker after which the search of this turn ends."""
 MOST_ASKED: Final = 64
 """Maximum number of checks requested, and of timers handled, in one turn. The rest waits for the next turn."""
 
 Span = tuple[str, Evidence, Honest]
-"""Node that sampled the span, evidence about the span, and the rounding that this checker must allow this node."""
+"""Node that sampled the span, evidence about its tokens, and the rounding scales to judge it by: those of this node and
+of the checker together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +58,9 @@ class CheckOutcome:
 
     rollout_id: str
     spans: tuple[Span, ...] = ()
-    """The checker's findings by sampling node; empty: the check ended without a finding."""
+    """The accepted finding, by sampling node. Empty: no finding was accepted, or the check was an audit."""
     is_doubtful: bool = False
-    """True if the check ended without a finding although one checker accused the rollout."""
+    """True if the check was given up although a checker had accused the rollout."""
     is_known: bool = False
     """True if this check was an audit of a settled rollout."""
     agreed: tuple[tuple[str, int], ...] = ()
@@ -140,7 +141,7 @@ class Checking:
         self._untimed: list[str] = []
         self._times: list[tuple[float, str]] = []
         self._may_ask = False
-        """True if something changed since the last search, so that a waiting rollout may find a checker now."""
+        """True if something changed since the last search, so that some waiting rollout may find a checker now."""
         self.num_opinions = self.num_disagreements = self.num_outvoted = self.num_tokens = 0
 
     @property

@@ -6,8 +6,8 @@ is quarantined for them, quarantined nodes are released, and the operator is tol
 on.
 
 If proven nodes were checked, only their results count, because keys cost nothing. If only strangers were checked, all
-count, so that the first nodes of a class that the verifier judges wrongly are not lost. So many hostile strangers can
-avoid quarantine; still, all their rollouts are checked before training.
+count, so that the first nodes of a class that the verifier judges wrongly are not lost. A large number of hostile
+strangers can therefore avoid quarantine; still, all their rollouts are checked before training.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from echo_hub.core.trust.numerics import NumericsClass
 LEAST_FAILED: Final = 3
 """Number of failed nodes from which verdicts may be suspended."""
 SHARE: Final = 0.5
-"""Share of failed nodes among the checked ones from which verdicts are suspended."""
+"""Least share of failed nodes among the checked ones from which verdicts are suspended."""
 KEPT: Final = 512
 """Number of remembered causes (class with version or group). The cause that was checked longest ago is forgotten
 first."""
@@ -46,7 +46,8 @@ class _Count:
 
 
 class CommonFaults:
-    """Counts of checked and failed nodes by possible cause. The caller must report every verdict."""
+    """Counts of checked and failed nodes, by possible common cause of failures. The caller must report every
+    verdict."""
 
     def __init__(self) -> None:
         self._counts: OrderedDict[Cause, _Count] = OrderedDict()

@@ -97,7 +97,7 @@ class Decisions:
         """Return all nodes of the node's numerics class that round as coarsely as the node, if enough of them have no
         common owner; otherwise none. The class then counts as coarser, which clears these nodes."""
         if self._settings.by_nodes:
-            return []  # A finding by a node contains the rounding of both.
+            return []  # The evidence contains the rounding of the checking node, too.
         unlike, kin = [standing], set(standing.kin)
         for other in self._standings.of_class(standing.numerics):
             if other is not standing and other.recent.num_tokens >= LEAST_TOKENS and not kin & other.kin:
@@ -116,8 +116,8 @@ class Decisions:
                 self.record(node_id, Decision.RELEASED, why, now)
 
     def _spare(self, standing: Standing, why: str, now: float) -> None:
-        """Discard the evidence against the node and make it suspect. Like a node that returned work, it gets no work
-        for a while."""
+        """Discard the evidence against the node and make it suspect. It gets no work for a while, as after returning
+        work."""
         standing.acquit()
         self.begin_again(standing, StandingState.SUSPECT, why, now)
         self._nodes.fail(standing.node_id, now)

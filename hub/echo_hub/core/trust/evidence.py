@@ -40,8 +40,8 @@ DRAW_EDGES: Final = (0.001, 0.05, 0.2, 0.5, 1.0)
 """Upper edges of the error classes of draws: distance of u from the token's interval, in nats of log-odds. The last
 class has no upper edge."""
 PROBABILITY_EDGES: Final = (1e-4, 0.005, 0.02, 0.05, 0.2)
-"""Upper edges of the error classes of draws in the learner's comparison: distance in cumulative probability, under the
-learner's newer policy."""
+"""Upper edges of the error classes of draws in the learner's comparison of a step's nodes: distance in cumulative
+probability, under the learner's newer policy."""
 CLAIM_EDGES: Final = (0.01, 0.05, 0.2, 0.5, 1.0)
 """Upper edges of the error classes of claims: true minus claimed log-odds, absolute, in nats."""
 CLAIM_CUT: Final = 0.5
@@ -58,7 +58,8 @@ _TOGETHER: Final = 4_096
 """Number of tokens whose curves are computed together; they take 7 MB."""
 
 Curves = bytes
-"""Curves of `likelihood`, summed over tokens: float64 values row by row, as bytes to save memory per node."""
+"""Curves (log-likelihoods at each rounding scale, see `likelihood`), summed over tokens: float64 values row by row, as
+bytes to save memory per node."""
 _NO_DRAWS: Final[Curves] = np.zeros(DRAW_CURVES * NUM_SCALES).tobytes()
 _NO_CLAIMS: Final[Curves] = np.zeros(CLAIM_CURVES * NUM_SCALES).tobytes()
 _NO_EDGES: Final[Curves] = np.zeros(EDGE_CURVES * NUM_SCALES).tobytes()
@@ -69,7 +70,8 @@ class Evidence:
     """Evidence about the honesty of one node, as sums over tokens that it sampled, in one rollout or several."""
 
     draws: tuple[int, ...]
-    """Number of tokens in each error class of `DRAW_EDGES`; in the learner's comparison, of `PROBABILITY_EDGES`."""
+    """Number of tokens in each error class of `DRAW_EDGES`. In the learner's comparison of a step's nodes: of
+    `PROBABILITY_EDGES`."""
     claims: tuple[int, ...]
     """Number of tokens in each error class of `CLAIM_EDGES`, without greedy choices and tokens of probability 1."""
     mismatch_kl: float = 0.0
@@ -78,12 +80,12 @@ class Evidence:
     """Sum over tokens of true minus claimed log-odds, each limited to ±`CLAIM_CUT` nats."""
     draw_curves: Curves = _NO_DRAWS
     """`likelihood.draw_curves` summed over tokens, [DRAW_CURVES, NUM_SCALES], in nats. All 0 in the learner's
-    comparison."""
+    comparison of nodes."""
     claim_curves: Curves = _NO_CLAIMS
     """`likelihood.claim_curves` summed over tokens, [CLAIM_CURVES, NUM_SCALES], in nats."""
     near_edges: Curves = _NO_EDGES
     """`likelihood.edge_curves` summed over tokens, [EDGE_CURVES, NUM_SCALES], in tokens. All 0 for greedy choices and
-    in the learner's comparison."""
+    in the learner's comparison of nodes."""
 
     @property
     def num_tokens(self) -> int:
@@ -247,7 +249,8 @@ def log_odds(logprobs_N: NDArray[np.floating]) -> NDArray[np.float64]:
 
 
 def _summed(values_CSN: NDArray[np.float64], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return sums [K, C * S] over the part of each of K spans that lies among the N tokens of `values_CSN`."""
+    """Return the sums over each of K spans, [K, C * S]. `values_CSN` has only N of all tokens: those tokens of a span
+    that lie outside count 0. `starts` and `ends` [K] are relative to the first of the N tokens."""
     count = values_CSN.shape[-1]
     until_CSN = np.concatenate([np.zeros((*values_CSN.shape[:2], 1)), values_CSN.cumsum(axis=-1)], axis=-1)
     sums_CSK = until_CSN[..., ends.clip(0, count)] - until_CSN[..., starts.clip(0, count)]

@@ -45,8 +45,8 @@ class Forgetting:
                     self._ledger.note_complete(group)
 
     def forget_rollout(self, rollout: LeasedRollout, reason: DropReason, detail: str, *, is_its_own: bool) -> None:
-        """Drop a received rollout that is in no batch, and all later turns of its episode. `is_its_own`: the fault lies
-        with the node that the rollout was leased to, so other nodes are tried first."""
+        """Drop a received rollout that is in no batch, and all later turns of its episode. `is_its_own`: the node that
+        the rollout was leased to is at fault, so other nodes are tried first."""
         if is_its_own:
             self._ledger.blame(rollout)
         else:

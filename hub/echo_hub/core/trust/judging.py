@@ -45,8 +45,8 @@ DRAWS_DISPERSION: Final = 1.5
 rollouts was 1.0 for Q4_K_M at temperature 1, 1.4 at .6, and 4.9 for Q8_0 at .6; the alarm is at 16 (`python -m
 benchmarks trust --only 'real*'`)."""
 COARSER: Final = 6
-"""Steps of `likelihood.SCALES` by which an engine of the alternative `COARSER_THAN_SAID` rounds more coarsely than its
-class: a factor of 8 in scale."""
+"""An engine of the alternative `COARSER_THAN_SAID` rounds more coarsely than its class by this many steps of
+`likelihood.SCALES`: by a factor of 8."""
 TILTS: Final = (0.2, 0.4, 0.8)
 """Assumed strengths λ with which a node that chooses tokens by reward prefers tokens near an interval's edge
 (`shopping`)."""
@@ -74,7 +74,7 @@ def weigh(evidence: Evidence, honest: Honest) -> Sums:
     """Return the evidence of these tokens against their node in nats, by alternative; negative values speak for the
     node. The entries from `SHOPPED` on are 0: they need the reward, see `shopping.weigh`."""
     claims_CS, coarser = evidence.claims_CS, honest.claims + COARSER
-    # No scale is coarser than the last one.
+    # If no scale is that coarse, the alternative has no evidence.
     coarse = claims_CS[0, coarser] - claims_CS[0, honest.claims] if coarser < NUM_SCALES else 0.0
     of_draws = evidence.draws_CS[1:, honest.draws] / DRAWS_DISPERSION
     of_claims = np.append(claims_CS[1:, honest.claims], coarse) / CLAIMS_DISPERSION
@@ -131,7 +131,7 @@ def is_explained(recent: Evidence, honest: Honest, alternative: Alternative, nat
 
 
 def _forged(curves_CS: NDArray[np.float64], scale: int) -> float:
-    """Return the log-likelihood of the tokens for the likeliest of the shares `WEIGHTS` of forged tokens."""
+    """Return the log-likelihood of the tokens under forgery, for the likeliest share of forged tokens in `WEIGHTS`."""
     return float((curves_CS[1 : 1 + len(WEIGHTS), scale] + curves_CS[0, scale]).max())
 
 

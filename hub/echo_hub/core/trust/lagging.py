@@ -116,9 +116,9 @@ class _Node:
                 self.first.append((self.mismatch, self.staleness))
 
     def explains(self, mismatch: float, staleness: float) -> float:
-        """Return this node's expected mismatch, given the mismatch and staleness of another node: scaled up if this
-        node's rollouts are staler. Divergence grows at most quadratically with steps, namely if all steps point in one
-        direction."""
+        """Return the mismatch to expect of this node, by the mismatch and staleness of another honest node: scaled up
+        if this node's rollouts are staler. Divergence grows at most quadratically with the number of steps, namely if
+        all steps point in one direction."""
         older: float = max(1.0, (1.0 + self.staleness) / (1.0 + staleness))
         return mismatch * older * older
 
@@ -207,7 +207,8 @@ class Lagging:
         return lag if known is None or (known.is_alone and not is_alone) else None
 
     def _shown(self, node: _Node) -> float | None:
-        """Return this node's expected mismatch, derived from other nodes of its kind; None: there are none."""
+        """Return this node's expected mismatch, derived from other nodes of its kind (rounding); None: there are no
+        others."""
         others = (
             other
             for other in reversed(self._nodes.values())

@@ -38,7 +38,8 @@ NUM_SCALES: Final = len(SCALES)
 WEIGHTS: Final = (0.2, 0.02, 0.002)
 """Assumed shares w of forged tokens, one alternative to honesty each."""
 TAIL: Final = 1e-3
-"""Probability that is added to both sides of the log-odds L: less probability than this is mostly rounding error."""
+"""Probability that is added to x and to 1 - x in the log-odds L(x): less probability than this is mostly rounding
+error."""
 OUTLIERS: Final = 1e-4
 """Share of an honest node's tokens that may look forged, for example after a flipped bit or a driver fault. One token
 weighs at most ln(w / OUTLIERS) = 7.6 nats."""
@@ -69,7 +70,8 @@ for nothing."""
 def draw_curves(
     below_N: NDArray[np.float64], logprobs_N: NDArray[np.float64], u_N: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return draw curves [C, S, N]: ln f, and ln(1 - w + w / f) for each of `WEIGHTS`.
+    """Return draw curves [C, S, N]: ln f, and ln(1 - w + w / f) for each of `WEIGHTS`. f is the density of the uniform
+    u if the node is honest (see the module).
 
     The tokens' intervals begin at `below_N` and are exp(`logprobs_N`) wide.
     """
@@ -87,9 +89,9 @@ def draw_curves(
 def greedy_curves(shortfall_N: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the counterpart of `draw_curves` for greedy choices.
 
-    `shortfall_N`: each token's log-probability gap to the likeliest token, in nats. P = 2 T(-x / s) bounds the
-    probability that rounding moves two logits so far apart. 1 / (2 sqrt(P)) then has mean at most 1 under honesty, as 1
-    / f has (Vovk and Wang, Ann. Stat. 49, 2021, section 2).
+    `shortfall_N`: x, each token's log-probability gap to the likeliest token, in nats. P = 2 T(-x / s) bounds the
+    probability that rounding of scale s moves two logits so far apart. 1 / (2 sqrt(P)) then has mean at most 1 under
+    honesty, like 1 / f in `draw_curves` (Vovk and Wang, Ann. Stat. 49, 2021, section 2).
     """
     chance_SN = 2.0 * _beyond(shortfall_N / SCALES[:, None])
     return _with_forged(2.0 * (1.0 - OUTLIERS) * np.sqrt(chance_SN) + OUTLIERS, 1.0)
@@ -98,9 +100,10 @@ def greedy_curves(shortfall_N: NDArray[np.float64]) -> NDArray[np.float64]:
 def claim_curves(differences_N: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return claim curves [C, S, N] of true minus claimed log-odds, in nats.
 
-    Curves: ln g, ratios of invented claims for each of `WEIGHTS`, and ratios of claims all too low and all too high. An
-    honest node claims what it sampled, and samples what its own rounding makes likelier. So its claims are on average
-    too high by half of the noise's variance, s**2. Only a larger excess counts as too high.
+    Curves: ln g, with g the density of the differences if the node is honest; ratios of invented claims for each of
+    `WEIGHTS`; ratios of claims all too low and all too high. An honest node claims what it sampled, and samples what
+    its own rounding makes likelier. So its claims are on average too high by half of the noise's variance, s**2. Only a
+    larger excess counts as too high.
     """
     differences_N = differences_N.clip(-MOST_APART, MOST_APART)
     invented_N = _density(differences_N / INVENTED) / INVENTED
@@ -121,11 +124,11 @@ def claim_curves(differences_N: NDArray[np.float64]) -> NDArray[np.float64]:
 def edge_curves(
     below_N: NDArray[np.float64], logprobs_N: NDArray[np.float64], u_N: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return edge curves [C, S, N]: 1 if u is near an edge, minus the share m of the interval near edges; and m (1 -
-    m).
+    """Return edge curves [C, S, N]: 1 if the draw's uniform u is near an edge of the token's interval, minus the share
+    m of the interval near edges; and the variance m (1 - m).
 
     The tokens' intervals begin at `below_N` and are exp(`logprobs_N`) wide. u is near an edge if it is outside of the
-    interval, or inside within `NEAR` scales of an edge. m (1 - m) is the variance.
+    interval, or inside within `NEAR` scales of an edge.
     """
     width_N = np.maximum(np.exp(logprobs_N), LEAST_WIDTH)
     above_N = np.minimum(below_N + width_N, 1.0)
@@ -169,7 +172,7 @@ def _with_forged(honest_SN: NDArray[np.float64], forged: NDArray[np.float64] | f
 
 
 def _beyond(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return T(-|x|).
+    """Return T(-|x|), where T is the distribution function of Student's t with four degrees of freedom.
 
     With r = sqrt(4 + x**2) and y = |x| / r it is (1 - y)**2 (2 + y) / 4, where 1 - y = 4 / (r (r + |x|)) keeps its
     digits for large x.
@@ -182,7 +185,7 @@ def _beyond(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _density(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return t(x) = (1 + x**2 / 2)**(-3/2) / sqrt(8)."""
+    """Return the density of Student's t with two degrees of freedom, t(x) = (1 + x**2 / 2)**(-3/2) / sqrt(8)."""
     around = 1.0 + x * x / 2.0
     density: NDArray[np.float64] = 1.0 / (around * np.sqrt(8.0 * around))
     return density

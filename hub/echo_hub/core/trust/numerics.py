@@ -35,25 +35,29 @@ from echo_hub.core.trust.likelihood import NUM_SCALES, SCALES, at_least
 ROUNDED_UP: Final = 1
 """Steps of `SCALES` by which the most likely scale is rounded up."""
 MOST_APART: Final = 4
-"""Maximum number of steps by which an engine's draws may be coarser than its claims. At most two were measured."""
+"""Maximum number of steps of `SCALES` by which an engine's draws may be coarser than its claims. At most two were
+measured."""
 BOTH_EDGES: Final = 1
-"""Steps by which claims are coarser than draws: a claim errs by the rounding of both interval edges."""
+"""Steps of `SCALES` by which claims are coarser than draws: a claim errs by the rounding of both interval edges."""
 LEARNED: Final = 2
-"""Steps by which the tokens of a class's nodes may raise its scale above the measured one: to twice the scale."""
+"""Maximum number of steps of `SCALES` by which tokens of a class's own nodes may raise its scale above the measured
+one: up to twice the scale."""
 TOLERANCE: Final = 2
-"""Steps above a measured scale within which rounding still explains the evidence: up to twice the scale."""
+"""Steps of `SCALES` above a measured scale within which rounding still explains the evidence: up to twice the scale."""
 TOLERANCE_UNMEASURED: Final = 4
-"""Steps above a default scale within which rounding still explains the evidence: up to four times the scale."""
+"""Steps of `SCALES` above a default scale within which rounding still explains the evidence: up to four times the
+scale."""
 LEAST_TOKENS: Final = 200
 """Minimum number of tokens from which a scale is computed."""
 UNLIKE_NODES: Final = 3
 """Number of nodes without a common address or invite that must agree to set a class's scale."""
 AGREEMENT: Final = 2
-"""Maximum distance in steps between the scales of these nodes and that of the accused node."""
+"""Maximum distance, in steps of `SCALES`, between the scales of nodes that agree and that of the accused node."""
 COARSEST: Final = at_least(1.0)
 """Largest scale of draws that nodes can set for their class, as an index into `SCALES`."""
 TELLING: Final = 100
-"""Number of claims expected beyond an edge of `CLAIM_EDGES` from which a node can be judged as finer than its class."""
+"""Minimum number of claims expected beyond an edge of `CLAIM_EDGES` for the finding that a node is finer than its
+class."""
 FINER: Final = 32
 """A node is finer than its class if fewer of its claims lie beyond an edge: at most one per `FINER` expected."""
 MOST_CLASSES: Final = 256
@@ -110,9 +114,9 @@ class CoarseClass(NamedTuple):
 
     numerics: NumericsClass
     draws: float
-    """Scale of draws, nats."""
+    """Rounding scale of draws, in nats."""
     claims: float
-    """Scale of claims, nats."""
+    """Rounding scale of claims, in nats."""
 
 
 NOT_SAID: Final = NumericsClass()
@@ -218,9 +222,10 @@ class Numerics:
         self._measured_from[rounding] = policy_version + 1
 
     def honest(self, numerics: NumericsClass, without: Evidence = NO_EVIDENCE, shown: Evidence = NO_EVIDENCE) -> Honest:
-        """Return the rounding of honest nodes of the class.
+        """Return the rounding of honest nodes of the class, for judging one node.
 
-        `without`: evidence learned from the judged node. `shown`: its recent evidence, which may prove finer draws.
+        `without`: evidence learned from this node, which must not count. `shown`: its recent evidence, which may prove
+        that its draws are finer.
         """
         known = self._honest(numerics, without)
         finest = _draws_shown(shown, self._measured.get(numerics.rounding, NO_EVIDENCE))
@@ -252,9 +257,10 @@ class Numerics:
     def class_wide(self, numerics: NumericsClass, shown: Sequence[Evidence]) -> tuple[int, ...]:
         """Set the class's scale if several nodes without a common owner agree on it.
 
-        `shown`: recent evidence of such nodes of the class, the accused node first. Return the indices of nodes as
-        coarse as the first one, if at least `UNLIKE_NODES` and half of all nodes agree. Return an empty tuple if they
-        disagree, or if forged tokens explain any node's evidence better than coarser rounding does.
+        `shown`: recent evidence of such nodes of the class, the accused node first. Return the indices of the nodes
+        that round as coarsely as the accused node. Return an empty tuple if these are fewer than `UNLIKE_NODES`, or
+        fewer than half of all, or if forged tokens explain the evidence of one of them better than coarser rounding
+        does.
         """
         before = self.honest(numerics)
         scales = [_most_likely(one) for one in shown]
@@ -295,8 +301,8 @@ class Numerics:
 def _most_likely(shown: Evidence) -> tuple[int, int]:
     """Return the most likely scales of draws and of claims, as indices.
 
-    Few draws miss their interval, and claims of a likely token err by the sum of both interval edges. So the claims
-    give a lower bound for the draws' scale.
+    The scale of draws is at least that of claims minus `BOTH_EDGES`: a claim errs by the rounding of both edges of its
+    interval. Draws alone may show less, because few of them miss their interval.
     """
     claims = int(np.argmax(shown.claims_CS[0]))
     return max(int(np.argmax(shown.draws_CS[0])), claims - BOTH_EDGES), claims
@@ -305,9 +311,9 @@ def _most_likely(shown: Evidence) -> tuple[int, int]:
 def _draws_shown(shown: Evidence, measured: Evidence) -> int | None:
     """Return the finer scale of draws that a node's fine claims prove, as an index; None: they prove none.
 
-    That is so if the node's claims lie within an edge of `CLAIM_EDGES` far more often than measured for its class.
-    Claims err by the sum of both interval edges, and mostly by far less than the maximum, so this edge is a generous
-    scale.
+    Claims prove it if far fewer of them than measured for the class lie beyond an edge of `CLAIM_EDGES`. This edge is
+    then the scale: a generous one, because claims err by the rounding of both interval edges, and mostly by far less
+    than the edge.
     """
     if not measured.num_claims:
         return None
@@ -327,7 +333,7 @@ def _looks_forged(shown: Evidence, before: Honest, agreed: Honest) -> bool:
     """Return True if a share of forged tokens at the old scale explains the evidence better than honest ones at the new
     scale.
 
-    Also return True if draws are much coarser than claims, as no engine's are.
+    Also return True if draws are much coarser than claims, which no engine's are.
     """
     draws_CS, claims_CS = shown.draws_CS, shown.claims_CS
     draws, claims = _most_likely(shown)

@@ -34,7 +34,7 @@ _ALL: Final = 2**64
 
 
 def worth(num_tokens: int) -> int:
-    """Return the number of verified rollouts that a rollout of `num_tokens` counts for."""
+    """Return for how many verified rollouts one rollout of `num_tokens` counts."""
     return max(1, min(MOST_WORTH, num_tokens // SHORT))
 
 

@@ -28,12 +28,12 @@ _WRONG: Final[Mapping[Alternative, str]] = {
 
 
 def convicting(standing: Standing) -> Grounds:
-    """Return the checks behind the largest sum against the node."""
+    """Return the checks behind the largest sum of evidence against the node."""
     return standing.grounds[standing.sums.index(max(standing.sums))]
 
 
 def what_is_wrong(standing: Standing) -> str:
-    """Return what the node did wrong, by its largest sum, with the evidence since that sum was last zero."""
+    """Return what the node did wrong, by its largest sum of evidence, with the checks since that sum was last zero."""
     nats, alternative = against(standing.sums)
     grounds = convicting(standing)
     if not grounds.num_rollouts:
@@ -44,8 +44,8 @@ def what_is_wrong(standing: Standing) -> str:
 
 
 def _shown(grounds: Grounds, alternative: Alternative) -> str:
-    """Return in words how far the evidence supports the alternative: counts of tokens beyond the two largest edges that
-    have any."""
+    """Return in words what the evidence shows for the alternative: how many tokens err by more than the limits (edges)
+    of the two highest non-empty error classes, or the mean error."""
     shown = grounds.shown
     match alternative:
         case Alternative.DRAWS_FORGED | Alternative.SHOPPED:
@@ -62,7 +62,7 @@ def _shown(grounds: Grounds, alternative: Alternative) -> str:
 
 
 def _beyond(counts: Sequence[int], edges: Sequence[float]) -> str:
-    """Return the counts of tokens beyond the two largest edges that have any."""
+    """Return in words how many tokens err by more than an edge, for the two largest edges that any token exceeds."""
     beyond = [(edge, sum(counts[place + 1 :])) for place, edge in enumerate(edges)]
     told = [f" by more than {edge:g} nats: {count}" for edge, count in beyond if count][-2:]
     return ",".join(told) or f" by more than {edges[0]:g} nats: 0"

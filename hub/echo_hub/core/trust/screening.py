@@ -88,10 +88,11 @@ class Seen(NamedTuple):
 
 
 def standing_out(screened: Iterable[Seen], threshold: float) -> dict[str, float]:
-    """Return the nodes whose tokens of one step weigh at least `threshold` nats against them, each with this weight.
+    """Return the nodes whose tokens of one step give at least `threshold` nats of evidence against them; the values are
+    these nats.
 
-    Each node is compared with all others, so a single node cannot be judged. The computation is vectorised over nodes,
-    because a step has thousands of rollouts and the event loop is blocked meanwhile.
+    Each node's tokens are compared with those of all other nodes, so a single node cannot be judged. The computation is
+    vectorised over nodes, because a step has thousands of rollouts and the event loop is blocked meanwhile.
     """
     numbers: dict[str, int] = {}
     of_node: list[int] = []

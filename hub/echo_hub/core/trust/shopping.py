@@ -71,7 +71,7 @@ class Edges(NamedTuple):
     variance: float
     """Variance of that number under honesty: W in the module's text."""
     counts: Evidence
-    """Counts over the same tokens."""
+    """Evidence about the same tokens as counts only, without curves."""
 
     @property
     def spread(self) -> float:
@@ -123,7 +123,8 @@ class LatestRewards:
         self._sorted: list[float] = []
 
     def rank(self, reward: float) -> float:
-        """Return the share of `RECENT` rewards that are lower, minus the share that are higher. Add the reward."""
+        """Return the share of the latest `RECENT` rewards that are lower than this one, minus the share that are
+        higher. Add the reward to them."""
         found = 0.0
         if self._sorted:
             lower = bisect_left(self._sorted, reward)
@@ -137,7 +138,7 @@ class LatestRewards:
 
 
 class Shopping:
-    """Brings together the check and the reward of each rollout, whichever comes first."""
+    """Brings together the check and the reward of each rollout, in whichever order they come."""
 
     def __init__(self) -> None:
         self._ranks = LatestRewards()

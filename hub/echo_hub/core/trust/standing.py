@@ -78,7 +78,7 @@ class StandingRow:
 
 @dataclass(frozen=True, slots=True)
 class Grounds:
-    """Checks that contributed to one sum of evidence against a node: all since the sum was last zero."""
+    """Checks that contributed to one sum of evidence against a node: all checks since this sum was last zero."""
 
     num_rollouts: int = 0
     shown: Evidence = NO_EVIDENCE
@@ -147,11 +147,13 @@ class Standing:
         return self.state is StandingState.QUARANTINED
 
     def weigh(self, sums: Sums, evidence: Evidence) -> None:
-        """Set the sums after a check with this evidence. Sums from `SHOPPED` on stay unchanged."""
+        """Set the sums of evidence after a check that found `evidence`. Sums from `SHOPPED` on (tokens chosen by
+        reward) stay unchanged."""
         self._weigh(slice(0, Alternative.SHOPPED), sums, evidence.counts)
 
     def weigh_rewards(self, sums: Sums, counts: Evidence) -> None:
-        """Set the sums from `SHOPPED` on after a checked rollout's reward. `counts`: its evidence without curves."""
+        """Set the sums from `SHOPPED` on (tokens chosen by reward) after a checked rollout got its reward. `counts`:
+        the rollout's evidence without curves."""
         self._weigh(slice(Alternative.SHOPPED, None), sums, counts)
 
     def _weigh(self, places: slice, sums: Sums, counts: Evidence) -> None:

@@ -76,10 +76,10 @@ from echo_shared.records.node import TrustStatus
 from echo_shared.wire.messages import Checked, DropReason
 
 DOUBT: Final = 0.5
-"""Share of the conviction threshold above which a node is suspect and must prove itself again."""
+"""Share of the conviction threshold. A node with more evidence against it is suspect, and must prove itself again."""
 WATCHED: Final = 0.1
-"""Share of the conviction threshold above which all rollouts of a node are checked (it is watched), until its sums fall
-again."""
+"""Share of the conviction threshold. While a node has more evidence against it, it is watched: all its rollouts are
+checked."""
 WATCHED_FOR_REWARDS: Final = 0.25
 """Share of the conviction threshold above which the test of rewards (`shopping`) makes a node watched: all its rollouts
 are checked. Rewards tell less than tokens, so honest nodes often reach a tenth of the threshold."""
@@ -286,8 +286,8 @@ class Trust:
     def _conclude(
         self, rollout_id: str, spans: tuple[tuple[str, Evidence, Honest | None], ...], now: float
     ) -> Held | None:
-        """Judge the nodes that sampled a checked rollout. `spans`: sampling node, evidence and, for a finding by a
-        node, the honest scales of that comparison."""
+        """Judge the nodes that sampled a checked rollout. `spans`: for each part, the sampling node, the evidence and,
+        if a node checked it, the rounding scales of both nodes together (None: the verifier checked it)."""
         check = self._under_check.answered(rollout_id)
         if check is None:
             return None
@@ -424,11 +424,12 @@ class Trust:
         self, standing: Standing, evidence: Evidence, check: Check, now: float, honest: Honest, *, learns: bool
     ) -> bool:
         """Judge a node by this evidence, and return True if it is convicted. Otherwise the evidence counts for the
-        node, or makes it suspect. `learns`: add the evidence to what the node's numerics class has shown."""
+        node, or makes it suspect. `learns`: also add the evidence to that from which the scale of the node's numerics
+        class is learned."""
         sums = judged(standing.sums, evidence, standing.recent, honest, self._alarm)
         failed = max(sums) >= self._alarm
         self._checked[str(standing.numerics)] += 1
-        # Adding 0 puts every checked class into both counters.
+        # Add even 0: both counters need an entry for every checked class.
         self._failed[str(standing.numerics)] += failed
         standing.num_checked += 1
         standing.num_failed += failed

@@ -22,7 +22,7 @@ Held = RolloutScored | RolloutContinued
 
 @dataclass(slots=True, eq=False)
 class Check:
-    """Check of one rollout by the verifier or another node."""
+    """Running check of one rollout, by the verifier or another node."""
 
     node_id: str
     """Node that the rollout was leased to."""
@@ -67,8 +67,8 @@ class UnderCheck:
             self._checking.changed(node_id)
 
     def begin(self, rollout: LeasedRollout, *, is_blocking: bool, patience: int = 0) -> None:
-        """Begin the check of a rollout: once, and again after a restart. A check that does not block waits for a fuller
-        batch, unless more than `patience` checks of the same node wait already."""
+        """Begin the check of a rollout: once, and again after a restart. A check that does not block may wait for a
+        fuller batch, unless more than `patience` checks of the same node wait already."""
         rollout.is_checked = True
         check = Check(rollout.node_id, rollout.group_id, rollout.policy_version, is_blocking)
         self._checks[rollout.rollout_id] = check
