@@ -40,7 +40,7 @@ class Welcomed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """Identity and settings of this node. `chooser` knows the engine in use."""
+    """Identity and settings of this node, from which the hub's Introduction and the user's snapshot are made."""
 
     me: Identity
     name: str
@@ -84,8 +84,8 @@ class About:
         now: float,
         token_rates: Sequence[float] = (),
     ) -> NodeSnapshot:
-        """Return the snapshot for the user. `now`: time of `running_s`, the node's clock for intervals; `token_rates`:
-        see `TokenHistory`.
+        """Return the snapshot for the user. `now`: seconds of the node's monotonic clock (`running_s`); `token_rates`:
+        tokens per second in the last spans of time (`TokenHistory.rates`).
         """
         about: dict[str, Any] = {
             "pid": os.getpid(),

@@ -190,7 +190,7 @@ class Bench:
             speeds = Speeds.now(await self._rows(choice, seconds))
         except BackendError as error:
             problem = f"{error.what} {error.got or ''}".strip()
-            if error.code == NO_WEIGHTS:  # Missing weights say nothing about the engine.
+            if error.code == NO_WEIGHTS:  # Missing weights say nothing about the engine: store no failure.
                 return self._outcome(choice, problem=f"{problem} {error.do}")
             speeds = Speeds.now((), problem)
         else:

@@ -34,8 +34,9 @@ class EngineSettings:
     only.
     """
     doors: tuple[int, ...] = ()
-    """File descriptors of sockets that listen on loopback, one for each of `helpers`. The worker opens them, because an
-    engine in its cage (sandbox) may open no sockets.
+    """File descriptors of listening loopback sockets, one for each of `helpers`: llama.cpp connects to the socket, and
+    a tunnel forwards the connection to the helper. The worker opens the sockets, because an engine in its cage
+    (sandbox) may open none.
     """
     stream_s: float = 0.0
     """Seconds of sampling between two reports of unfinished rollouts' tokens and of prepared versions. 0 = no reports:
@@ -111,8 +112,8 @@ class Engine(Protocol):
     def sample(self, groups: Iterator[GroupRequest]) -> Iterator[list[EngineEvent]]:
         """Draw groups in one continuous batch. Yield the events of each step, often none.
 
-        The engine takes a group from `groups` whenever it has capacity, even after `groups` was exhausted before. The
-        iterator ends when `groups` is exhausted and no rollout runs. Raises BackendError if the whole engine failed;
+        The engine takes a group from `groups` whenever it has capacity, and asks again later if `groups` had none. The
+        iterator ends when `groups` has none and no rollout runs. Raises BackendError if the whole engine failed;
         `sample` may then be called again.
         """
 

@@ -79,7 +79,7 @@ def cage_engine(backend: str, base_dir: Path, derived_dir: Path, settings: Engin
     Raises BackendError if a required cage is incomplete, OSError if `derived_dir` cannot be created.
     """
     for variable in CAGED_ENVIRONMENT:
-        os.environ.pop(variable, None)  # Threads may start from here on.
+        os.environ.pop(variable, None)  # Libraries loaded from here on may start threads.
     if terms.mode == "off":
         return Caged(held=Held.to_nothing("the settings turn it off"), settings=settings)
     if backend in UNCAGED:
@@ -104,8 +104,8 @@ def cage_engine(backend: str, base_dir: Path, derived_dir: Path, settings: Engin
 
 
 def cage_trial(backend: str, device: str, scratch: str, mode: CageMode, leeway: str = SEALED.name) -> Held:
-    """Put this process into the cage of an engine with this backend and device. `scratch` stands for the engine's
-    directories.
+    """Put this process into the cage of an engine with this backend and device. The directory `scratch` takes the place
+    of the engine's directories.
     """
     where, terms = Path(scratch), CageTerms(mode=mode, leeway=BY_NAME[leeway])
     return cage_engine(backend, where, where, EngineSettings(device=device), terms).held

@@ -58,7 +58,7 @@ Probe = Callable[[str], str | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """Step of the cage that an engine needs on this machine's GPU."""
+    """Step of the cage (sandbox) that an engine needs to start on this machine's GPU."""
 
     leeway: Leeway
     failure: str = ""

@@ -202,7 +202,9 @@ def choose(
 
 
 def _unused_gpu(hardware: Hardware, wanted: Sequence[Possibility], failures: Mapping[tuple[str, str], str]) -> str:
-    """Return `BackendChoice.unused_gpu`: A working GPU that measured slower than the processor gives ""."""
+    """Return the text of `BackendChoice.unused_gpu`: "" also for a working GPU that was measured slower than the
+    processor.
+    """
     if hardware.silent_gpu:
         return (
             "The NVIDIA GPU is not used, only the processor: its driver does not answer. Repair the driver until"

@@ -30,7 +30,7 @@ class Unfinished:
 
     lease_id: int
     indices: tuple[int, ...]
-    """At least one."""
+    """Indices of the unfinished rollouts, at least one."""
     reason: str
     was_running: bool
     """True if the engine still samples the lease; the caller must then cancel the sampling."""
@@ -50,7 +50,9 @@ class _Held:
 
 
 class HeldLeases:
-    """The leases of this node. `take` adds a lease; it leaves with its last rollout, or in an `Unfinished`."""
+    """The leases of this node. `take` adds a lease. It is removed when its last rollout is finished, or when the node
+    gives it up and returns an `Unfinished`.
+    """
 
     def __init__(self) -> None:
         self._held: dict[int, _Held] = {}

@@ -67,7 +67,9 @@ class PolicyVersions:
         self._on_disk: dict[int, Fetched | None] = {0: None, **{v: one.fetched for v, one in on_disk.items()}}
         self._fetching: dict[int, ArtefactOffer] = {}
         self._open: list[ArtefactOffer] = []
-        """Offers that `declined` must look at: new offers, and offers whose fetch has just failed or ended."""
+        """Offers for which `declined` must still decide whether the hub should stop pushing: new offers, and those
+        whose fetch has just failed or ended.
+        """
         self._missing_bytes: dict[int, int] = {}
         """Bytes that each running fetch still misses, as last reported."""
         self._unreadable: dict[int, bytes] = {}

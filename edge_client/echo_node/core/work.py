@@ -243,8 +243,8 @@ class WorkLoop:
             self._offered(self._policies.published(event.policy_version, event.offer))
 
     def _offered(self, effects: Iterable[Effect]) -> None:
-        """Add the effects of an offer. Before them, return the leases with tokens of a version whose content was
-        replaced.
+        """Add the effects of an offer. If it replaces the content of a version, leases with tokens of that version
+        first go back to the hub.
         """
         self._effects += self._leases.replaced(self._policies.take_replaced())
         self._effects += effects

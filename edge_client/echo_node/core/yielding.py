@@ -38,7 +38,9 @@ class Yielding:
         self._renewed_by: float | None = None
         """Latest time at which the engine is ended to be replaced; None = it is not being replaced."""
         self._waiting: StartEngine | None = None
-        """Start of an engine that waits for the end of the holds."""
+        """Postponed start of an engine: it waits for the end of the holds (reasons to pause) and of the previous
+        engine.
+        """
 
     @property
     def is_still(self) -> bool:

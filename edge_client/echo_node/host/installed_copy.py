@@ -69,7 +69,7 @@ class InstalledCopy:
 
     @property
     def newest_release(self) -> str:
-        """Release in that environment; empty = unknown."""
+        """Release of the version to which the link `current` leads; empty = unknown."""
         places = [str(path) for path in self.newest.glob("lib/python*/site-packages")]
         return next((one.version for one in metadata.distributions(name=NAME, path=places)), "")
 

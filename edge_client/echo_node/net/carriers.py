@@ -33,7 +33,9 @@ class Carriers:
         self._served: dict[str, int] = {}
         """Policy versions of the carriers that this node has used (`settle`) and keeps for other nodes."""
         self._unwanted: frozenset[bytes] = frozenset()
-        """Info-hashes that no other node needs, by the hub's last message, without those whose fetch began since."""
+        """Info-hashes of carriers that no other node needs, as the hub said last. A carrier whose fetch has begun since
+        is left out.
+        """
 
     def path(self, manifest: Manifest) -> Path:
         return self.directory / manifest.carrier_name
@@ -43,7 +45,7 @@ class Carriers:
         if self._info_hashes.get(layout.name, layout.info_hash) != layout.info_hash:
             await self.discard(layout.name)
         self._info_hashes[layout.name] = layout.info_hash
-        self._served.pop(layout.name, None)  # It is served again after `settle`.
+        self._served.pop(layout.name, None)  # The carrier is served again after `settle`.
         self._unwanted -= {layout.info_hash}
 
     async def serve(self, manifest: Manifest, layout: TorrentLayout) -> None:

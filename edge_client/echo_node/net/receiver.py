@@ -33,12 +33,12 @@ MOST_USELESS_BYTES: Final = 256 * 2**20
 useful ones. Honest nodes send some, because the hub itself sends pieces that slow nodes have not forwarded yet.
 """
 MOST_SENDERS: Final = 4 * MAX_MESH
-"""Maximum number of nodes whose bytes are counted. One more drops the oldest counts."""
+"""Maximum number of nodes whose useful and useless bytes are counted. One more node drops the oldest counts."""
 _OVERHEAD_BYTES: Final = 1_024
-"""Bytes that an early piece counts in addition to its data."""
+"""Bytes by which an early piece counts as larger than its data."""
 _SAY_EVERY_S: Final = 0.005
 _FORGOTTEN: Final = 64
-"""Maximum number of ended artefacts whose pieces are still forwarded when the hub asks for it."""
+"""Number of ended artefacts that are remembered, because the hub may still ask this node to forward their pieces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class _Expected:
     unsaid: list[int] = field(default_factory=list)
     """Received pieces that were not reported to the hub yet."""
     handed_on: set[tuple[int, int]] = field(default_factory=set)
-    """(piece, node number) of pieces that were forwarded because a node asked for it."""
+    """(piece, node number) of pieces that came from another node and were forwarded."""
 
 
 class Receiver:
@@ -155,7 +155,9 @@ class Receiver:
             self._count(expected, piece, sender)
 
     def _hand_on(self, expected: _Expected, piece: Piece, sender: str | None) -> None:
-        """Forward a verified piece along its route. Each further node gets a node's piece at most once."""
+        """Forward a verified piece along its route. A piece that came from a node, not from the hub, goes to each
+        further node at most once.
+        """
         if not piece.hand_on:
             return
         try:

@@ -27,7 +27,7 @@ class Cage:
     gpu: bool = False
     """True if the process needs the devices and files of GPU drivers."""
     leeway: Leeway = SEALED
-    """What that GPU's driver needs besides, on Linux."""
+    """Further rights, on Linux, that the GPU's driver needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
