@@ -124,12 +124,12 @@ def _take_turns(
 ) -> dict[tuple[str, str], dict[str, Any]]:
     """Sample the groups with each engine in turn, repeatedly.
 
-    Each run of an engine follows a run of its ceiling: the bare calls into llama.cpp, or `model.generate` for torch.
-    `over_ceiling` is the median ratio of the two speeds.
+    Before each run of an engine, its ceiling is measured: the bare calls into llama.cpp, or `model.generate` for torch.
+    `over_ceiling` is the median of the engine's speed over the ceiling's.
     """
     speeds: dict[tuple[str, str], list[float]] = {engine: [] for engine in processes}
     ratios: dict[tuple[str, str], list[float]] = {engine: [] for engine in processes}
-    for (backend, _), process in processes.items():  # Recording also warms the engine up.
+    for (backend, _), process in processes.items():  # `record` is for `replay`; both calls also warm the engine up.
         process.record(groups) if backend == "llama_cpp" else process.sample(groups[:1])
     for _ in progress.repetitions(most, within_s=TURNS_S):
         for engine, process in processes.items():
@@ -173,8 +173,8 @@ class Generate:
         return tokens / (time.perf_counter() - began)
 
     def generate(self, rows: list[GroupRequest]) -> int:
-        """Generate one batch, padded on the left, until its longest rollout ends. Return the number of tokens that
-        count.
+        """Generate one batch, padded on the left, until its longest rollout ends. Return the number of tokens up to
+        each rollout's own end.
         """
         longest = max(len(row.prompt_ids) for row in rows)
         ids, mask = np.zeros((2, len(rows), longest), np.int64)

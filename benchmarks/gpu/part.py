@@ -51,11 +51,11 @@ COMPARED_ROLLOUTS: Final = 32
 IMPORTS_S: Final = 15.0
 """Assumed seconds for importing libraries, in a part that starts alone and without a limit."""
 RESERVE_S: Final = 5.0
-"""Seconds that a loop leaves for the work after it."""
+"""Seconds of the time budget that a loop leaves for the work after it."""
 
 
 def learner(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
-    """Time steps that are divided into passes as the learner divides them."""
+    """Time training steps on prepared rollouts, divided into passes that fit in memory as the learner divides them."""
     budget.say("the model is made")
     settings, policy = load(shape, seed)
     optimizer = make_optimizer(policy, settings.training)
@@ -125,7 +125,9 @@ def sampler(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
 def agreement(
     policy: Policy, asked: list[GroupRequest], rollouts: list[FinishedRollout], budget: Budget
 ) -> dict[str, Any]:
-    """Return the share of tokens that the same weights in float32 draw as well. Skip rollouts when time runs out."""
+    """Return the share of drawn tokens that the same weights in float32 draw from the same uniforms. Skip rollouts when
+    time runs out.
+    """
     policy.model.float()
     by_group = {request.group_id: request for request in asked}
     same: list[Any] = []

@@ -79,7 +79,7 @@ class ShortRun:
         )
 
     def asked(self, what: str, count: int) -> list[Asked]:
-        """Make `count` groups. Each `what` has groups of its own."""
+        """Make `count` groups. Each text `what` gives other groups."""
         return [self._asked(draws.derive_seed(self._seed, what, number), number) for number in range(count)]
 
     def _asked(self, seed: int, number: int) -> Asked:

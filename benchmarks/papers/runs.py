@@ -33,7 +33,9 @@ from scripts.small_base.lessons import Knights
 
 SEEDS: Final = 3
 MOST_SEEDS: Final = 6
-"""Maximum number of seeds of a table. With it, `--seed 0` and `--seed 1` share no seed."""
+"""Maximum number of seeds of a table. The runs of `--seed N` use seeds from N times this number on, so two values of N
+share no seed.
+"""
 STEPS: Final = 40
 GROUPS: Final = 16
 

@@ -334,7 +334,9 @@ GAME: Final[dict[str, Mapping[str, Any]]] = {
     "sampling": {"max_tokens": 1},
     "evaluation": {"problems": 16},
 }
-"""Few such games are held out, so the rewards in training say more than the evaluation."""
+"""Settings of a guessing game in four turns. Few such games are held out, so the rewards in training say more than the
+evaluation.
+"""
 BY: Final = {
     credit: Case(
         name=f"credit by {credit}",

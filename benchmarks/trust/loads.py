@@ -102,7 +102,7 @@ FIRST_BYTES: Final[Mapping[str, bytes]] = {
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Figures = dict[str, float]
 Attack = Callable[["Victim"], Awaitable[str | tuple[str, Figures]]]
-"""Returns the hub's reaction, with or without figures for the row."""
+"""Function that attacks the hub and returns the hub's reaction, with or without figures for the row."""
 
 
 class Unnoticed(Exception):
@@ -122,7 +122,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Victim:
-    """A hub, and the process that asks for its health."""
+    """A hub under attack, and the process that asks for the hub's health."""
 
     site: Site
     pipe: Connection

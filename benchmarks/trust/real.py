@@ -81,7 +81,7 @@ THREADS: Final = 2
 HONEST_ROLLOUTS: Final = 5_000
 """Least number of rollouts of honest nodes in each class."""
 ATTACKED_GROUPS: Final = 25
-"""Number of groups that an attack samples, and so the limit for finding a hostile node."""
+"""Number of groups that an attack samples. A hostile node that these groups do not convict counts as undetected."""
 TOGETHER: Final = 5
 """Number of an attack's groups that are sampled and examined together."""
 HOSTILE_NODES: Final = 2
