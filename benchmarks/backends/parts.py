@@ -168,7 +168,9 @@ class Bench:
 
 
 def agreement(bench: Bench) -> Rows:
-    """Compare engines with the reference on the trained model, with and without an adapter."""
+    """Compare engines with the reference (transformers and PEFT in float32) on the trained model, with and without an
+    adapter.
+    """
     rows: Rows = []
     wanted = {name: engine for name, engine in AGREEMENT.items() if bench.progress.wants(name)}
     if not wanted:

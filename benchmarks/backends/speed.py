@@ -52,7 +52,9 @@ class Subject:
     engines: tuple[tuple[str, str], ...]
     workload: Callable[[int, int], list[GroupRequest]]
     repetitions: Mapping[int, int]
-    """Number of repetitions by width. Widths of a headline figure have more."""
+    """Number of repetitions by width (rollouts at the same time). A width that gives a main figure has more
+    repetitions.
+    """
     seconds: Mapping[int, float]
 
     def case(self, engine: tuple[str, str], width: int) -> str:

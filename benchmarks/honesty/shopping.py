@@ -47,7 +47,7 @@ REACHES: Final = (1.0, 2.0, 4.0)
 the scale by which draws of the claimed class are rounded.
 """
 LEAST_PROBABILITY: Final = 1e-6
-"""Least probability of a neighbour that is tried."""
+"""Minimum probability of a neighbouring token that is tried in place of the drawn one."""
 ORDERS: Final = 5
 UNDETECTED: Final = 10_000
 ALL: Final = "all"
@@ -231,7 +231,9 @@ def _to_detection(order: Sequence[tuple[Evidence, float]], numerics: Numerics, t
 
 
 def headline(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the largest gain in reward of an undetected node, with true claims and with rough claims."""
+    """Return the largest gain in reward of an undetected node, with true claims and with claims as rough as those of
+    the claimed class.
+    """
     found = {}
     for name, claims_round in (("most_earned_unfound", False), ("most_earned_unfound_with_noise", True)):
         unfound = [row for row in rows if row["claims_round"] == claims_round and row["to_detection"] == UNDETECTED]

@@ -30,7 +30,7 @@ from echo_shared.wire.messages import Totals, Welcome
 log = logging.getLogger(__name__)
 
 OPENING: Final = "opening the run"
-"""Name of this part of the node in its troubles."""
+"""Name under which the node's troubles (reported problems) list the opening of a run."""
 
 
 class CurrentRun:

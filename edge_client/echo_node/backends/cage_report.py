@@ -36,7 +36,7 @@ _OF_A_THREAD: Final = "/proc/self/task/"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """Result of starting the engine in the cage of one step."""
+    """Result of starting the engine in the cage (sandbox) of one step."""
 
     step: Leeway
     failure: str

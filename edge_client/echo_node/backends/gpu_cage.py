@@ -36,7 +36,9 @@ GPU_UNUSABLE: Final = "gpu_unusable"
 RULES: Final = 1
 """Version of the cage's rules, part of the cache key. A new version invalidates all cached steps."""
 KEPT_S: Final = 7 * 86_400.0
-"""Seconds for which a cached step that lacks a protection is valid. A later search may find a narrower step."""
+"""Seconds for which a cached step of the cage (sandbox) is valid if the step lacks a protection. A later search may
+find a narrower step.
+"""
 STARTS: Final[Mapping[str, Sequence[str]]] = {
     "torch": (
         "from echo_node.backends import cuda_driver; cuda_driver.start()",
@@ -62,7 +64,7 @@ class Fit:
 
     leeway: Leeway
     failure: str = ""
-    """Error of the GPU without a cage; empty = the GPU works."""
+    """Error text of starting the GPU without a cage; empty = the GPU works."""
 
 
 class _Entry(BaseModel):
@@ -100,7 +102,9 @@ class GpuCages:
         return CageTerms(mode=mode, policies=policies, leeway=fit.leeway)
 
     def find(self, choice: BackendChoice, mode: CageMode) -> Fit:
-        """Return the narrowest step at which the engine starts. Without a cached result this takes seconds per step."""
+        """Return the narrowest step of the cage at which the engine starts. Without a cached result this takes seconds
+        per step.
+        """
         has_steps = sys.platform == "linux" and choice.device != "cpu" and choice.name in self._starts
         if mode == "off" or not has_steps or choice.name in UNCAGED:
             return Fit(leeway=SEALED)

@@ -19,7 +19,9 @@ from echo_shared.files.atomic import disk_error
 @dataclass(frozen=True, slots=True, eq=False)
 class _Policy:
     preparing: Future[PreparedPolicy] | None
-    """Preparation of the version's adapter, on the other thread; None for the base model without adapter."""
+    """Preparation of the version's adapter, which runs on the preparing thread; None for the base model without
+    adapter.
+    """
 
     @property
     def is_ready(self) -> bool:

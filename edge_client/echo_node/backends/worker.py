@@ -196,8 +196,8 @@ class EngineWorker:
         return self
 
     def __next__(self) -> GroupRequest:
-        """Return the next group of the current version. It reads no commands, because some of them change the running
-        batch.
+        """Return the next group of the current version. Commands are not read here, because some of them change the
+        running batch.
         """
         queue = self._queues.get(self._current) if self._current is not None else None
         if queue is None or self._scores_are_due:

@@ -25,7 +25,7 @@ KEPT_S: Final = 7 * 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineMemoryCase:
-    """Everything besides its width that decides how much memory an engine needs."""
+    """Everything besides the width (rollouts at the same time) that decides how much memory an engine needs."""
 
     backend: str
     device: str

@@ -47,7 +47,7 @@ class UpdateBook:
                 return False
 
     def end(self, name: str, outcome: str) -> None:
-        """Record the result of the attempt. Raises StorageError."""
+        """Record the result of the update attempt with this `name`. Raises StorageError."""
         tries = self.tries() or ()
         with disk_errors("The result of the update cannot be recorded.", self._file.parent):
             self._save(tuple(Try(name=name, at=one.at, outcome=outcome) if one.name == name else one for one in tries))

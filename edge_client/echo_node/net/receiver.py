@@ -25,8 +25,8 @@ from echo_shared.wire.messages import MAX_BATCHED, MAX_MESH, Have, Piece
 log = logging.getLogger(__name__)
 
 MOST_EARLY_BYTES: Final = 8 * 2**20
-"""Maximum bytes of early pieces to keep: those whose artefact's announcement may still wait in a queue. The oldest are
-dropped first.
+"""Maximum bytes of pieces that are kept although this node does not expect their artefact yet: its announcement may
+still wait in a queue. The oldest are dropped first.
 """
 MOST_USELESS_BYTES: Final = 256 * 2**20
 """Useless bytes (duplicates, and pieces of complete artefacts) for which a node loses its link, unless it has sent more
@@ -46,7 +46,7 @@ class Received:
     """Result of receiving one artefact, complete or partial. Byte counts are those of new pieces."""
 
     complete: bool
-    """False: no new piece has come for a while."""
+    """True: all pieces have arrived. False: the wait ended because no new piece had come for a while."""
     pushed_bytes: int
     """Bytes that the hub itself sent."""
     mesh_bytes: int

@@ -130,7 +130,7 @@ def _edges(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> tuple[
 
 
 def _draw_by_blocks(weights_RV: Tensor, u_R: Tensor) -> tuple[Tensor, Tensor]:
-    """Return tokens [R, 1] and total weights [R, 1]."""
+    """Draw a token for each row. Return the tokens [R, 1] and the rows' total weights [R, 1]."""
     blocks = _block_sums(weights_RV).cumsum(dim=1)
     totals_R1 = blocks[:, -1:]
     target_R1 = u_R[:, None] * totals_R1
