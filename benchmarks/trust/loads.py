@@ -281,7 +281,7 @@ async def unread_answers(victim: Victim) -> str:
 
 
 async def _base_model(victim: Victim) -> tuple[Stranger, str]:
-    """Join; return the member, and the path of the largest file of the base model for it."""
+    """Join the run. Return this client, and the path at which the hub serves it the largest file of the base model."""
     member = await victim.stranger()
     assert member.welcome is not None
     base = member.welcome.base

@@ -24,7 +24,7 @@ from echo_shared.wire.messages import Fetched, Totals, Welcome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcomed:
-    """State of the node since a hub first admitted it with a Welcome. It survives reconnects."""
+    """State of the node since a hub first admitted the node with a Welcome. This state survives reconnects."""
 
     hub_key: bytes
     welcome: Welcome

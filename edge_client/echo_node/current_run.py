@@ -111,7 +111,7 @@ class CurrentRun:
             self._history.note(shell.work.progress.drawn_tokens, asyncio.get_running_loop().time())
 
     async def close(self) -> None:
-        """End the run's tasks and its engine. Its data stays readable."""
+        """End the run's tasks and its engine. The data of this object stays readable."""
         if self.welcomed is not None:
             await self.welcomed.shell.close()
 

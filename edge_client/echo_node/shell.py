@@ -287,5 +287,5 @@ def artefact_title(version: int | None) -> str:
 
 
 def _fetch_of(version: int | None) -> str:
-    """Return the fetch's name as a part of the node, for its troubles."""
+    """Return the name under which the node's troubles (reported problems) list the fetch of this version."""
     return f"the fetch of {artefact_title(version)}"

@@ -91,8 +91,8 @@ class Engine(Protocol):
     scores: bool
     """True if the engine can recompute other nodes' completions (`score`)."""
     converted: Path | None
-    """Converted weights in the derived directory that the open engine reads; None: it reads the base
-    model's own files.
+    """Converted weights in the derived directory that the open engine reads; None: the engine reads the base model's
+    own files.
     """
 
     def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> int:

@@ -50,7 +50,9 @@ class CageTerms:
 
     mode: CageMode = "auto"
     policies: Path | None = None
-    """Parent directory of the adapters, which the engine may read. It may always read the base model's directory."""
+    """Parent directory of the adapters, which the engine may read. The engine may always read the base model's
+    directory.
+    """
     leeway: Leeway = SEALED
     """Step of the cage that this machine's GPU driver needs, found by `gpu_cage`."""
 
@@ -156,8 +158,8 @@ def _with_doors(settings: EngineSettings) -> tuple[EngineSettings, tuple[int, ..
 
 
 def _found(address: HelperAddress) -> HelperAddress:
-    """Return the address with a numeric host, because the cage allows no DNS query. An unknown name stays; the engine
-    reports it.
+    """Return the address with a numeric host, because the cage allows no DNS query. A name that cannot be resolved
+    stays; the engine then reports it.
     """
     with suppress(OSError):
         known = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)

@@ -75,7 +75,7 @@ class DrawnTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancelled:
-    """The worker has dropped the lease. It has reported all tokens drawn for the lease before."""
+    """The worker has dropped the lease, after it reported all tokens drawn for the lease."""
 
     lease_id: int
 

@@ -202,8 +202,8 @@ def choose(
 
 
 def _unused_gpu(hardware: Hardware, wanted: Sequence[Possibility], failures: Mapping[tuple[str, str], str]) -> str:
-    """Return the text of `BackendChoice.unused_gpu`: "" also for a working GPU that was measured slower than the
-    processor.
+    """Return why this machine's GPU is not used, and the remedy. "" = no GPU would help, or a GPU works but was
+    measured slower than the processor.
     """
     if hardware.silent_gpu:
         return (
@@ -220,8 +220,8 @@ def _unused_gpu(hardware: Hardware, wanted: Sequence[Possibility], failures: Map
 
 
 def _why_unused(possible: Possibility, failure: str | None) -> str | None:
-    """Return why this engine does not use the GPU, in sentences. Empty: it does not suit this machine. None: it could
-    use the GPU.
+    """Return in sentences why this engine does not use the GPU. "" = the engine does not suit this machine; None = the
+    engine could use the GPU.
     """
     choice, missing = possible.choice, possible.missing
     if missing is None:

@@ -129,7 +129,7 @@ class CompletionScored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseCancelled:
-    """The engine has stopped sampling for this lease. It has reported all tokens of the lease before."""
+    """The engine has stopped sampling for this lease, after it reported all tokens of the lease."""
 
     lease_id: int
 
@@ -169,7 +169,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOutdated:
-    """The engine's settings have changed, so it must restart."""
+    """The engine's settings have changed, so the engine must restart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -156,8 +156,8 @@ class HeldLeases:
             held.running = held.moving = False
 
     def engine_died(self, what: str) -> list[Unfinished]:
-        """Record that no lease runs any more, and count a death for each that ran. Give up those with too
-        many deaths.
+        """Record that no lease runs any more, and count a death for each lease that ran. Give up leases with too many
+        deaths.
         """
         suspects = [held for held in self._held.values() if held.running]
         self.engine_ended()
@@ -174,7 +174,9 @@ class HeldLeases:
         return held is not None and held.running
 
     def overdue(self, now: float) -> list[int]:
-        """Return the leases past their deadline. A running lease gets twice the time."""
+        """Return the leases past their deadline. For a lease that the engine samples, the deadline is twice as far
+        away.
+        """
         return [
             lease_id
             for lease_id, held in self._held.items()

@@ -26,7 +26,9 @@ from echo_shared.wire.messages import MAX_VERSION_SPANS, Lease, LeaseReturned, R
 
 @dataclass(slots=True)
 class _Leaving:
-    """A lease that goes back to the hub. The engine was told to cancel it, and its last tokens are awaited."""
+    """A lease that goes back to the hub. The engine was told to cancel the lease, and still has to report the lease's
+    last tokens.
+    """
 
     reason: str
     by: float
@@ -116,7 +118,7 @@ class Leases:
         return self._send_drawn()
 
     def drawn(self, parts: Iterable[DrawnPart], *, for_hub: bool = True) -> list[Effect]:
-        """Store the engine's report. `for_hub`: send it, and all earlier unsent tokens, to the hub."""
+        """Store the engine's report. `for_hub`: send these tokens, and all earlier unsent ones, to the hub."""
         for part in parts:
             self._drawn.add(part)
         return self._send_drawn() if for_hub else []
@@ -134,7 +136,9 @@ class Leases:
         return self._return_waiting(lease_id)
 
     def failed(self, lease_id: int, what: str, *, is_of_version: bool = False) -> list[Effect]:
-        """Return a lease that the engine cannot sample to the hub. `is_of_version`: its policy version is the cause."""
+        """Return a lease that the engine cannot sample to the hub. `is_of_version`: True if the lease's policy version
+        is the cause.
+        """
         unusable = self._held.running_by(lease_id) if is_of_version else None
         self._leaving.pop(lease_id, None)
         self._held.stopped(lease_id)
@@ -175,7 +179,7 @@ class Leases:
         ]
 
     def move(self, leases: Iterable[Lease]) -> list[Effect]:
-        """Make the engine stop running leases. They start again with their tokens so far as prefix."""
+        """Make the engine stop running leases. These start again later, with their tokens so far as prefix."""
         lease_ids = [lease.lease_id for lease in leases]
         for lease_id in lease_ids:
             self._held.move(lease_id)

@@ -124,7 +124,7 @@ class SensorReading:
     gpu_watts: float | None = None
     free_memory_bytes: int | None = None
     engine_bytes: int = 0
-    """Bytes that the engine will use after its next start; 0 = it runs already, or its size is unknown."""
+    """Bytes that the engine will use after its next start; 0 = the engine runs already, or its size is unknown."""
     free_disk_bytes: int | None = None
     metered: bool | None = None
     traffic: Traffic | None = None

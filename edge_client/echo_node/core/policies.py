@@ -102,10 +102,10 @@ class PolicyVersions:
         return version in self._loaded
 
     def version_for(self, lease: Lease) -> int | None:
-        """Return the version with which the engine may start this lease now; None = it is not loaded.
+        """Return the version with which the engine may start this lease now; None = no such version is loaded.
 
-        This is the lease's own version. For an interruptible lease it is the newest loaded version that the hub has
-        published, unless that is older than the lease's version.
+        This is the lease's own version. For an interruptible lease, it is the newest loaded version that the hub has
+        published, unless that version is older than the lease's own.
         """
         if lease.on_new_version == "finish":
             return lease.policy_version if self.is_loaded(lease.policy_version) else None
@@ -149,7 +149,7 @@ class PolicyVersions:
             return []
         content = _content_of(offer)
         effects = self._forget(version) if self._contents.get(version, content) != content else []
-        # On disk from before a restart: fetch it again, which resumes serving it.
+        # The version is on disk from before a restart: the fetch finds it there, and only resumes serving it.
         if version in self._on_disk and version not in self._offers:
             effects.append(FetchArtefact(policy_version=version, offer=offer))
         if version in self._offers and offer.manifest != self._offers[version].manifest:

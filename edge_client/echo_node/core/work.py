@@ -118,7 +118,7 @@ class WorkLoop:
         self._yielding = Yielding()
         self._pace = OwnPace()
         self._precision = ""
-        """Precision of the engine's weights, known from its first start on."""
+        """Precision of the engine's weights; empty until an engine has loaded its model."""
         self._checks = Checks()
         self._moving_on = MovingOn()
         self._talk = HubTalk(

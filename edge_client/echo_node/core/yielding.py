@@ -85,7 +85,7 @@ class Yielding:
 
     def due(self, now: float, *, is_up: bool, is_told: bool) -> list[Effect]:
         """Return the effects that are due. `is_up`: the engine has loaded its model; `is_told`: it has reported all
-        tokens.
+        tokens of the leases that it was told to stop.
         """
         if self._is_ending:
             return []

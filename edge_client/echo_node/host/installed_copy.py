@@ -37,7 +37,7 @@ class Given:
 
 
 class InstalledCopy:
-    """Installation of the running process. It is looked up at the start, because the link `current` may
+    """Installation of the running process. Create this object at the process's start, because the link `current` may
     change later.
     """
 

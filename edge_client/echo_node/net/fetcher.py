@@ -135,7 +135,7 @@ class Fetcher:
         self._carriers = Carriers(swarm, carriers, self._trackers)
         self._keys: dict[int, bytes] = {}
         self._under_way: dict[int | None, asyncio.Event] = {}
-        """An event for each version that is being fetched. It is set when the fetch ends."""
+        """Event for each version that is being fetched, set when the version's fetch ends."""
         self._base: Manifest | None = None
 
     def set_keys(self, run_keys: RunKeys) -> None:

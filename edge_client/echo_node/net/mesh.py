@@ -170,7 +170,7 @@ class MeshLinks:
         return self._named.get(number, "") in self._links
 
     def drop(self, node_id: str, why: str) -> None:
-        """End the node's link, and bar it: it gets no new link for a while."""
+        """End the node's link, and bar the node: it gets no new link for a while."""
         now = asyncio.get_running_loop().time()
         self._bars = {name: bar for name, bar in self._bars.items() if now < bar[0] + LONGEST_BAR_S}
         last_s = self._bars[node_id][1] if node_id in self._bars else FIRST_BAR_S / 2

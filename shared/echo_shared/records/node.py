@@ -107,7 +107,9 @@ class TrustStatus:
     lagging: tuple[tuple[str, str], ...] = ()
     """(node, reason) for each node that probably draws with an older policy version than it claims."""
     suspended: tuple[str, ...] = ()
-    """Versions and groups whose checks fail on many nodes of a numerics class. Their checks count against no node."""
+    """Versions and groups whose checks fail on many nodes of a numerics class (backend, precision, device). Their
+    checks count against no node.
+    """
     coarser: tuple[str, ...] = ()
     """Numerics classes whose nodes round more coarsely than the hub measured itself, with the scale of each."""
 

@@ -35,7 +35,7 @@ class NodeCredit(BaseModel):
     rollouts: Count
     """Rollouts trained on or evaluated."""
     tokens: Count
-    """Tokens of those rollouts that this node drew."""
+    """Tokens that this node drew, counting only rollouts that were trained on or evaluated."""
 
 
 class RunCredit(Signed):

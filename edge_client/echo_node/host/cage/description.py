@@ -35,7 +35,7 @@ class Held:
     """Guards that the system enforces on a caged process."""
 
     by: tuple[str, ...]
-    """Mechanisms of the system that enforce them; empty = no cage."""
+    """Mechanisms of the system that enforce the guards; empty = no cage."""
     lacks: Mapping[Guard, str] = field(default_factory=dict)
     """Missing guards, each with the reason."""
 

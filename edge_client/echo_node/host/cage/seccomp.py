@@ -44,7 +44,7 @@ _IPPROTO_TCP: Final = 6
 _KIND: Final = 0xF
 """Bits of a socket's type argument that hold the type; the other bits are flags."""
 _FAST_OPEN: Final = 0x20000000
-"""MSG_FASTOPEN: it connects by sending, which Landlock does not check."""
+"""Flag MSG_FASTOPEN of a send: the call then also connects, which Landlock does not check."""
 _WHOLE: Final = 0xFFFFFFFF
 _ASKS_ONLY: Final = 0xFFFFFFFF
 ANSWERS: Final = {"clone3": errno.ENOSYS, "socket": errno.EAFNOSUPPORT, "connect": errno.ENOENT}
