@@ -24,7 +24,7 @@ from echo_shared.sampling.interface import GroupRequest
 
 WIDTHS: Final = (1, 8, 32, 64)
 TURNS_S: Final = 180.0
-"""Seconds of measurement after which a width gets no further repetition."""
+"""Seconds of measurement after which a width (rollouts at the same time) gets no further repetition."""
 TINY_GROUPS: Final = 96
 MID_LENGTHS: Final = (4, 12)
 """Tokens of the shortest and the longest completion. The rollouts of a batch end at different times, as in a run."""
@@ -87,7 +87,7 @@ def plan() -> list[Planned]:
 
 
 def measure(subject: Subject, base: Callable[[], Path], scratch: Path, progress: Progress, *, seed: int) -> Rows:
-    """Measure the wanted engines at each width. `base` makes the model on first use."""
+    """Measure the wanted engines at each width (rollouts at the same time). `base` makes the model on first use."""
     rows: Rows = []
     wanted = {
         width: [engine for engine in subject.engines if progress.wants(subject.case(engine, width))] for width in WIDTHS

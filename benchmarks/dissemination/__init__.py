@@ -39,7 +39,7 @@ USUAL_LOSS: Final = 0.002
 """Largest share of lost packets that counts as usual for a home link."""
 PUBLISHED_DTYPE: Final = "bfloat16"
 TOLERANCE: Final = 0.1
-"""Tolerated relative difference between a carrier's size and the requested size."""
+"""Tolerated relative difference between the size of a carrier (a version's encrypted files) and the requested size."""
 
 
 def plan() -> list[Planned]:

@@ -96,7 +96,7 @@ def learner(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
 
 
 def sampler(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
-    """Sample at several widths, swap the adapter, and redraw in float32."""
+    """Sample at several widths (rollouts at the same time), swap the adapter, and draw again in float32."""
     budget.say("the model is made")
     _, policy = load(shape, seed)
     row: dict[str, Any] = {"left_out": []}
@@ -146,7 +146,7 @@ def agreement(
 
 
 def beside_trl(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
-    """Compare a step with one of TRL's trainer (`benchmarks.learner`)."""
+    """Compare a training step of Echo with one of TRL's trainer (`benchmarks.learner`)."""
     from benchmarks.harness.progress import Planned, Progress
     from benchmarks.learner import Case, compare, shape_of
 

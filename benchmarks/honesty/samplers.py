@@ -45,7 +45,7 @@ class Asked:
 
 
 class ShortRun:
-    """A short run: `train` makes RUN/adapters; the rest needs no learner."""
+    """A training run of a few steps. `train` writes the adapters of its versions; the other methods need no learner."""
 
     def __init__(
         self,

@@ -134,7 +134,7 @@ def carry_out_all(tables: Sequence[Wanted], seed: int, done: Callable[[int, Foun
         running: dict[Future[Ran], tuple[Case, int]] = {}
 
         def begin(start: Case | None) -> None:
-            """Start the cases that begin with the first run of case `start`; None: those that begin with a base."""
+            """Start the runs that begin with the result of case `start`; None: those that begin with a base model."""
             first = None if start is None else ran[start, 0]
             for case, number in wanted:
                 if case.start is start:

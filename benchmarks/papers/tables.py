@@ -86,7 +86,9 @@ LARGE: Final = Case(
     runner="untrained",
     seconds=4,
 )
-"""Three-digit sums, the task of all cases of `builtin:tiny`, with a model of four times its weights."""
+"""Three-digit sums, which are the task of all cases of `builtin:tiny`, with a model that has four times as many
+weights.
+"""
 KNIGHTS: Final[dict[str, Mapping[str, Any]]] = {
     **SMALL,
     "task": {

@@ -79,7 +79,7 @@ hardly do harm.
 """
 THREADS: Final = 2
 HONEST_ROLLOUTS: Final = 5_000
-"""Least number of rollouts of honest nodes in each class."""
+"""Minimum number of rollouts of honest nodes in each class of numerics (backend and precision)."""
 ATTACKED_GROUPS: Final = 25
 """Number of groups that an attack samples. A hostile node that these groups do not convict counts as undetected."""
 TOGETHER: Final = 5
@@ -166,8 +166,8 @@ class Bench:
     measured: dict[tuple[str, int, str, int], Evidence] = field(default_factory=dict)
 
     def rounding(self, precision: str, tokens: int, rounding: str, version: int) -> Evidence:
-        """Return the rounding of a class for completions of this length, as measured by the verifier of this
-        precision.
+        """Return the rounding of a class of numerics (backend and precision) for completions of this length, as
+        measured by the verifier of this precision.
         """
         key = precision, tokens, rounding, version
         if key not in self.measured:
@@ -282,8 +282,8 @@ def _of_engine(bench: Bench, name: str, engine: Engine, scratch: Path, seed: int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Judge:
-    """Judges the nodes of one class like a hub that has measured each version's rounding, without evidence of any node
-    yet.
+    """Judges the nodes of one class of numerics (backend and precision) like a hub that has measured each version's
+    rounding, without evidence of any node yet.
     """
 
     bench: Bench

@@ -128,7 +128,7 @@ class RunShell:
             self._parts.troubles.end(_ENGINE)
 
     def unwanted(self, info_hashes: Iterable[bytes]) -> None:
-        """Stop serving these carriers, which no node fetches any more."""
+        """Stop serving these carriers (encrypted files of artefacts), which no node fetches any more."""
         self._start(self.fetcher.unwanted(tuple(info_hashes)), name="unwanted carriers")
 
     async def close(self) -> None:

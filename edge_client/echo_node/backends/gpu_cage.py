@@ -82,7 +82,9 @@ def _probe(code: str) -> str | None:
 
 
 class GpuCages:
-    """Cache of the found steps, in a file of the data directory. Calls block. Disk errors are only logged."""
+    """Cache, in a file of the data directory, of the step of the cage (sandbox) that each engine needs. Calls block.
+    Disk errors are only logged.
+    """
 
     def __init__(self, file: Path, *, starts: Mapping[str, Sequence[str]] = STARTS, probe: Probe = _probe) -> None:
         self._file = file

@@ -144,7 +144,9 @@ class LlamaCppEngine:
         """Unfinished rollouts: row n of the table is the rollout in slot n."""
         self._numbers = np.arange(sequences)
         self._free = list(range(sequences))
-        """Free slots, ascending. They hold nothing in llama.cpp, except the home of a group with pending rollouts."""
+        """Free slots, ascending. They hold nothing in llama.cpp, except a slot with the prompt (the home) of a group
+        whose rollouts still wait.
+        """
         self._current: _Group | None = None
         self._next: deque[_Start] = deque()
         """Starts of the current request that are not a group yet."""

@@ -23,7 +23,7 @@ from echo_shared.sampling.draws import derive_seed
 from echo_shared.sampling.interface import FinishedRollout, GroupRequest
 
 Row = dict[str, Any]
-"""One figure: kind (prefill or decode), width, tokens, seconds, tokens_per_s."""
+"""One figure: kind (prefill or decode), width (rollouts at the same time), tokens, seconds, tokens_per_s."""
 
 _LONGEST_PREFILL: Final = 512
 _WARM_UP_PREFILL: Final = 32
@@ -42,10 +42,11 @@ def widths_up_to(width: int) -> tuple[int, ...]:
 
 
 def measure(engine: Engine, base_dir: Path, *, widths: Sequence[int], budget_s: float) -> list[Row]:
-    """Measure the prefill and each width within `budget_s` seconds, under the current policy. Return one row per
-    figure.
+    """Measure the prefill, and drawing at each of `widths` (rollouts at the same time), within `budget_s` seconds,
+    under the current policy.
 
-    `widths` must ascend and not exceed the engine's width. Raises BackendError if the engine fails.
+    Return one row per figure. `widths` must ascend and not exceed the engine's width. Raises BackendError if the engine
+    fails.
     """
     bench = _Bench(engine=engine, bounds=_read_bounds(base_dir))
     ends_at = time.perf_counter() + budget_s

@@ -27,7 +27,7 @@ MAX_FAILED_GROUPS: Final = 3
 rests: it asks for no work for a while.
 """
 USUAL_WIDTH: Final = 32
-"""Assumed width of an engine that ran out of memory before it reported its width."""
+"""Assumed width (rollouts at the same time) of an engine that ran out of memory before it reported its width."""
 STEADY_S: Final = 1_800.0
 """Seconds of work after which a lack of memory counts as a leak. The width then stays, because a restarted engine may
 work as long again.

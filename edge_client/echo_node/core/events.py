@@ -90,7 +90,7 @@ class EngineLost:
     what: str
     cause: LossCause = "died"
     width: int = 0
-    """Width of the engine that ended; 0 = unknown, because the engine itself chose it."""
+    """Width (rollouts at the same time) of the engine that ended; 0 = unknown, because the engine itself chose it."""
     code: str = ""
     """Code of the error that ended the engine."""
 

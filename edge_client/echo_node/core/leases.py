@@ -36,7 +36,7 @@ class _Leaving:
 
 
 class Leases:
-    """All leases of the node. Methods return the effects that the shell must carry out."""
+    """All leases of the node. Methods return effects, which `echo_node.shell` carries out."""
 
     def __init__(self, talk: HubTalk) -> None:
         self._talk = talk

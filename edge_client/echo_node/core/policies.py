@@ -161,7 +161,7 @@ class PolicyVersions:
         return effects
 
     def connected(self) -> None:
-        """Ask for keyframes again, because the hub may have lost earlier requests."""
+        """Ask for keyframes (versions that need no parent) again, because the hub may have lost earlier requests."""
         for version in self._unreadable:
             self._retry_at.pop(version, None)
 

@@ -236,7 +236,7 @@ class WorkLoop:
         self._effects += self._leases.connected()
 
     def _published(self, event: PolicyPublished, now: float) -> None:
-        # An older version is a keyframe that this node has requested.
+        # An older version is a keyframe (it needs no parent) that this node has requested.
         if event.policy_version < self._policies.newest_published:
             self._offered(self._policies.offered(event.policy_version, event.offer))
         else:

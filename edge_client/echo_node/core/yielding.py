@@ -58,7 +58,7 @@ class Yielding:
         return self._renewed_by is not None
 
     def hold(self, holds: tuple[Hold, ...], *, keep_memory_s: float) -> bool:
-        """Store the current holds. Return True if they begin a pause."""
+        """Store the current holds (reasons to pause). Return True if they begin a pause."""
         begins = bool(holds) and not self.holds
         self.holds, self._keep_memory_s = holds, keep_memory_s
         return begins
@@ -72,7 +72,7 @@ class Yielding:
         return self.is_renewing
 
     def start(self, effect: StartEngine) -> list[Effect]:
-        """Return the effect, or keep it until the holds end and the previous engine is gone."""
+        """Return the effect, or keep it until the holds (reasons to pause) end and the previous engine is gone."""
         if self.holds or self._is_ending:
             self._waiting = effect
             return []

@@ -54,7 +54,7 @@ class Widths:
         self._file = file
 
     def limit(self, place: EngineMemoryCase, memory_bytes: int) -> int:
-        """Return the largest width that fits this memory limit; 0 = unknown."""
+        """Return the largest width (rollouts at the same time) that fits this memory limit; 0 = unknown."""
         entry = self._entries().get(_key(place, memory_bytes))
         return 0 if entry is None or time.time() - entry.learnt_at >= KEPT_S else entry.width
 

@@ -22,7 +22,7 @@ SERVED: Final = 8
 
 
 class Carriers:
-    """One run's carriers, by name, below one directory."""
+    """One run's carriers (the encrypted files of artefacts), by name, below one directory."""
 
     def __init__(self, swarm: Swarm, directory: Path, tracker_urls: Iterable[str]) -> None:
         self.directory = directory
@@ -49,7 +49,7 @@ class Carriers:
         self._unwanted -= {layout.info_hash}
 
     async def serve(self, manifest: Manifest, layout: TorrentLayout) -> None:
-        """Serve a complete carrier. No effect if its files are gone."""
+        """Serve a complete carrier to other nodes. No effect if its files are gone."""
         with on_disk(self.path(manifest)):
             is_here = await asyncio.to_thread(layout.fits, self.path(manifest))
         if is_here:
@@ -57,8 +57,8 @@ class Carriers:
             await self._swarm.seed(layout.torrent, self.path(manifest), self._trackers)
 
     async def settle(self, manifest: Manifest, layout: TorrentLayout) -> None:
-        """Record that this node has used a policy version's carrier. From now on, the carrier is kept only for other
-        nodes.
+        """Record that this node has unpacked a policy version's carrier (its encrypted files). From now on, the carrier
+        is kept only for other nodes.
         """
         if layout.name not in self._info_hashes:
             return
@@ -71,7 +71,9 @@ class Carriers:
             await self.discard(name)
 
     async def unwanted(self, info_hashes: Iterable[bytes]) -> None:
-        """Stop serving carriers that no other node fetches. Those that this node still uses stay until `settle`."""
+        """Stop serving carriers (encrypted files of artefacts) that no other node fetches. Those that this node still
+        uses stay until `settle`.
+        """
         self._unwanted = frozenset(info_hashes)
         for name in [name for name in self._served if self._info_hashes[name] in self._unwanted]:
             await self.discard(name)
@@ -96,7 +98,9 @@ class Carriers:
             await self.discard(name)
 
     def delete_leftovers(self, of_run: re.Pattern[str], keep: Iterable[str]) -> None:
-        """Delete carriers that an earlier process left, except those of the artefacts in `keep`. Blocks."""
+        """Delete carriers (encrypted files) that an earlier process left, except those of the artefacts in `keep`.
+        Blocks.
+        """
         kept = set(keep)
         for path in self.directory.glob("*"):
             artefact = _artefact_of(path.name)

@@ -137,7 +137,8 @@ class Receiver:
         if expected is None:
             self._put_aside(piece, sender)
             return
-        if sender is not None and expected.file.has(piece.index):  # Compute no hash, unless other nodes need the piece.
+        # Compute no hash of a piece that is stored already, unless other nodes need it.
+        if sender is not None and expected.file.has(piece.index):
             self._count_useless(sender, piece)
             self._hand_on_again(expected, piece, sender)
             return

@@ -246,7 +246,7 @@ class VersionRecord:
     payload_bytes: int | None = None
     """Size of the transferred payload. None in this and the next two fields: unknown."""
     carrier: str | None = None
-    """`keyframe` or `delta`."""
+    """Encoding of the payload: `keyframe` (it needs no other version) or `delta`."""
     way: str | None = None
     """Transport that the hub used: `inline`, `broadcast`, `swarm` or `web_seed`."""
     dissemination_p50_s: float | None = None

@@ -37,7 +37,7 @@ class Held:
     by: tuple[str, ...]
     """Mechanisms of the system that enforce the guards; empty = no cage."""
     lacks: Mapping[Guard, str] = field(default_factory=dict)
-    """Missing guards, each with the reason."""
+    """Missing guards (limits on the process), each with the reason."""
 
     @classmethod
     def to_nothing(cls, why: str, guards: Iterable[Guard] = tuple(GUARDS)) -> Held:
