@@ -64,7 +64,9 @@ OF_SLOT: Final = NodeClass(name="slot", count=1, rollouts_per_s=2.5, latency_s=0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One real run. A sequential run gets as many slots as the asynchronous run with the same values."""
+    """One real run. A sequential run gets as many slots (rollouts that the nodes sample at the same time) as the
+    asynchronous run with the same other values.
+    """
 
     over: float
     """Throughput of the pool, as a multiple of what the learner needs by the capacity model."""

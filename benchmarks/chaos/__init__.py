@@ -210,7 +210,7 @@ async def _round(there: Scene, blows: Iterator[Kind], chance: random.Random) -> 
 
 
 async def undisturbed_accuracy(scratch: Path, *, seed: int, policy_version: int) -> float:
-    """Return the held-out accuracy of a version of the same run without blows. Raises TimeoutError."""
+    """Return the held-out accuracy of a version of the same run without inflicted failures. Raises TimeoutError."""
     port = free_port()
     async with scene(scratch, Wire(port, random.Random(seed)), port, seed=seed) as there:
         look = partial(newest_evaluation, there.engine, of_version=policy_version)

@@ -172,7 +172,7 @@ class _Rounds:
         self._version = 0
 
     async def open(self) -> None:
-        """Open all sides, and wait until the nodes are linked."""
+        """Open all sides (the compared ways to send), and wait until the nodes are linked."""
         sides = {side for case in self._cases.cases for side in case.sides}
         for side, way in WAYS.items():
             if side in sides or side == "echo":

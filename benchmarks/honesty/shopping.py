@@ -200,7 +200,9 @@ def _rounded(rollouts: Rollouts, scale: float) -> Rollouts:
 
 
 def _orders(examiner: Examiner, run: ShortRun, rollouts: Rollouts) -> list[list[tuple[Evidence, float]]]:
-    """Return evidence and reward of `UNDETECTED` rollouts, in several random orders of the groups."""
+    """Return the evidence and the reward of `UNDETECTED` (10,000) rollouts, for each of several random sequences of
+    groups.
+    """
     drawn = as_drawn(rollouts)
     shown = {
         answer["rollout_id"]: unpack_spans(answer["spans"])[0][1] for answer in examiner.examine(drawn, run.adapters)

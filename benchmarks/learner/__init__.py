@@ -42,7 +42,7 @@ from echo_shared.wire.messages import FinishReason
 DESCRIPTION: Final = "A GRPO step with LoRA on mixed completion lengths, in TRL's GRPOTrainer and here, in turns"
 
 LEARNING_RATE: Final = 1e-6
-"""So small that the weights hardly change: each step repeats the work of the first one."""
+"""Learning rate, so small that the weights hardly change: each step repeats the work of the first one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -83,7 +83,7 @@ def figures_of(report: SimulationReport) -> Row:
 
 
 def check(report: SimulationReport) -> None:
-    """Raise RuntimeError if rollouts are missing."""
+    """Raise RuntimeError unless the report accounts for every leased rollout."""
     if not report.balanced:
         raise RuntimeError(f"rollouts are not accounted for: {report}")
 

@@ -155,7 +155,7 @@ class Victim:
 
     @contextmanager
     def watched(self) -> Iterator[Health]:
-        """Watch the hub during the block."""
+        """Measure, during the block, the hub's slowest answer and the growth of its memory and its logs."""
         health, logs = Health(), self._logs()
         self.pipe.send(self.site.hub.pid)
         try:

@@ -160,9 +160,9 @@ COARSE: Final = ("q8_0", "q4_k_m", "bf16")
 class Bench:
     temperature: float
     runs: Mapping[int, ShortRun]
-    """The run for completions of this many tokens."""
+    """Training run, by the number of tokens of its completions."""
     examiners: Mapping[tuple[str, int], Examiner]
-    """The verifier of this precision for completions of this many tokens."""
+    """Verifier, by its precision and the number of tokens of the completions."""
     measured: dict[tuple[str, int, str, int], Evidence] = field(default_factory=dict)
 
     def rounding(self, precision: str, tokens: int, rounding: str, version: int) -> Evidence:

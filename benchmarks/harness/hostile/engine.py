@@ -185,7 +185,9 @@ def failures_only(node: Falsification, rollout: FinishedRollout, request: GroupR
 
 
 class Rerolled(Falsification):
-    """Samples each completion with several seeds and sends one with the best reward, preferably the leased seed's."""
+    """Samples each completion with several seeds and sends one with the best reward; among equals, that of the leased
+    seed.
+    """
 
     def __init__(self, share: float = 1.0) -> None:
         super().__init__(share)

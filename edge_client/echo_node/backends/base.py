@@ -106,7 +106,7 @@ class Engine(Protocol):
     def set_policy(self, policy: PreparedPolicy | None) -> None:
         """Sample with this policy from now on; None is the base model without adapter. Not allowed while `sample` runs.
 
-        Raises BackendError on failure. Call `set_policy` again before the next `sample` then.
+        Raises BackendError on failure. After a failure, call `set_policy` again before the next `sample`.
         """
 
     def sample(self, groups: Iterator[GroupRequest]) -> Iterator[list[EngineEvent]]:

@@ -126,8 +126,8 @@ class GpuCages:
         return Fit(leeway=step)
 
     def _first(self, choice: BackendChoice, code: str, place: int) -> int | str:
-        """Return the index of the first working step from index `place` on, or the error text if the GPU fails even
-        without a cage.
+        """Return the index of the first step of the cage, from index `place` on, at which the engine starts; or the
+        error text if the GPU fails even without a cage.
         """
         if self._try(choice, code, LEEWAYS[place]) is None:
             return place

@@ -16,11 +16,11 @@ from echo_shared.errors import BackendError
 from echo_shared.sampling.interface import GroupRequest
 
 CELL_STEP: Final = 256
-"""llama.cpp computes attention over a multiple of this number of cells."""
+"""llama.cpp computes attention over a multiple of this number of cells (a cell holds one token's keys and values)."""
 
 _UNIFIED_GAIN: Final = 3
-"""Unified sequences are faster while all cells together are at most this multiple of the cells of one separate
-sequence.
+"""Unified sequences, which share cells, are faster while all cells together are at most this multiple of the cells of
+one separate sequence.
 """
 
 
@@ -34,8 +34,8 @@ class KvLayout:
     unified: bool
 
     def serves(self, wanted: KvLayout) -> bool:
-        """Return True if a change to `wanted` would gain nothing: same arrangement, and enough cells and sequences
-        here.
+        """Return True if a change from this layout to `wanted` would gain nothing: the arrangement is the same, and
+        there are enough cells and sequences.
         """
         has_room = self.cells >= wanted.cells and self.sequences >= wanted.sequences
         return has_room and self.unified == wanted.unified

@@ -149,7 +149,7 @@ class LlamaCppEngine:
         """
         self._current: _Group | None = None
         self._next: deque[_Start] = deque()
-        """Starts of the current request that are not a group yet."""
+        """Parts of the current request that have not become a group yet."""
 
     def sample(self, groups: Iterator[GroupRequest]) -> Iterator[list[EngineEvent]]:
         self._held: GroupRequest | None = None

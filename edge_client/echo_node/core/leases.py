@@ -209,7 +209,7 @@ class Leases:
         return self._give_back(self._held.overdue(now), "its deadline has passed", by=by)
 
     def leave(self, now: float) -> list[Effect]:
-        """Return the leases that have waited too long for the engine's last tokens."""
+        """Return to the hub the leases that have waited too long for the engine's last tokens."""
         overdue = [lease_id for lease_id, leaving in self._leaving.items() if now >= leaving.by]
         return [effect for lease_id in overdue for effect in self._return_waiting(lease_id)]
 

@@ -214,7 +214,7 @@ class PolicyVersions:
         ]
 
     def declined(self) -> list[Effect]:
-        """Return messages that tell the hub to stop new pushes for which no fetch runs."""
+        """Return messages that tell the hub to stop pushing newly offered versions for which no fetch runs."""
         pushes = {_info_hash_of(offer): offer for offer in self._open if offer.way in _PUSHED}
         self._open.clear()
         if pushes:

@@ -225,7 +225,7 @@ class MeshLinks:
             attempt = max(1, first) if linked else attempt + 1
 
     async def _until_free(self, node_id: str) -> None:
-        """Wait for the end of the node's link and of the node's bar."""
+        """Wait for the end of the node's link, and of the node's bar (time without a new link after invalid data)."""
         while True:
             wait_s = self._barred_for(node_id)
             if (link := self._links.get(node_id)) is not None:
@@ -236,7 +236,9 @@ class MeshLinks:
                 return
 
     def _barred_for(self, node_id: str) -> float:
-        """Return the remaining seconds of the node's bar; zero or less = none."""
+        """Return the remaining seconds of the node's bar (time without a new link after invalid data); zero or less =
+        none.
+        """
         return self._bars[node_id][0] - asyncio.get_running_loop().time() if node_id in self._bars else 0.0
 
     def _admit(self, connection: Connection) -> None:

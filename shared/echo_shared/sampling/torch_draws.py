@@ -104,7 +104,9 @@ def _interval(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> tup
 
 
 def _shortfall(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the shortfall [R] and the probability of the most likely token [R]."""
+    """Return each token's log-probability deficit to the most likely token (its shortfall) [R], and the probability of
+    the most likely token [R].
+    """
     weights_RV, _ = _weights(logits_RV, temperature_R)
     totals_R = weights_RV.sum(dim=1)
     own_R = weights_RV.gather(1, tokens_R[:, None]).squeeze(1)
