@@ -111,9 +111,9 @@ class Weather:
     """
 
     loss: float
-    """Share of lost packets, in addition to the losses of links."""
+    """Share of packets that are lost in addition to the losses of the homes' own links."""
     jitter_ms: float
-    """Maximum additional delay; uniformly distributed from 0."""
+    """Maximum additional delay of a packet, in milliseconds; the delay is uniformly distributed from 0."""
     up_queue_ms: float
     down_queue_ms: float
 

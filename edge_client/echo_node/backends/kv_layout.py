@@ -66,7 +66,7 @@ class KvPlanner:
         """Return the best layout for rollouts like those of `request`. Call `check` first."""
         cells = -(-_length(request) // CELL_STEP) * CELL_STEP
         sequences = max(1, min(self.width, self.affordable_cells // cells))
-        # On average, unfinished rollouts have drawn half of their tokens.
+        # Count half of `max_tokens`: on average, unfinished rollouts have drawn half of their tokens.
         num_prompts = -(-sequences // len(request.indices))
         shared = num_prompts * len(request.prompt_ids) + sequences * request.max_tokens // 2
         own = -(-(len(request.prompt_ids) + request.max_tokens // 2) // CELL_STEP) * CELL_STEP

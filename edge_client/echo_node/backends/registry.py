@@ -53,7 +53,7 @@ class _Backend:
     distribution: str
     """Name of the distribution that contains the first of `packages`."""
     extra: str
-    """Extra of echo-swarm that installs the packages."""
+    """Optional dependencies (extra) of the package echo-swarm that install `packages`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -196,7 +196,9 @@ class _Finding:
 
 
 class Manners:
-    """The rules with their state. Call `holds` regularly, with the time of a monotonic clock."""
+    """The rules by which the node pauses for its owner, with their state. Call `holds` regularly, with the time of a
+    monotonic clock.
+    """
 
     def __init__(self, settings: MannersConfig) -> None:
         self._settings = settings

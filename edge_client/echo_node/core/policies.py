@@ -206,7 +206,9 @@ class PolicyVersions:
         return replaced
 
     def reconcile(self, *, leased: Set[int], engine_up: bool, now: float, jitter: float) -> list[Effect]:
-        """Return the effects that establish this module's rules. `leased`: the versions that held leases need."""
+        """Return the effects that fetch, load, drop and delete versions by the rules of this module. `leased`: the
+        versions that held leases need.
+        """
         return [
             *self._fetches(leased, now, jitter),
             *(self._loads(leased) if engine_up else ()),

@@ -356,7 +356,7 @@ class EngineSupervisor:
         return speeds
 
     def _ready(self, child: EngineChild, speeds: Speeds | None) -> EngineReady:
-        """Return the EngineReady event. Its width is the measured best one, unless the settings name a width."""
+        """Return the EngineReady event. The width in it is the measured best one, unless the settings name a width."""
         width = child.width
         if speeds is None:
             return EngineReady(width=width, precision=child.precision, scores=child.scores)

@@ -260,8 +260,8 @@ class MeshLinks:
         await self._run(socket, expected=None)
 
     async def _run(self, socket: Connection, *, expected: str | None) -> bool:
-        """Run a connection from start to end. Return True if it became a link. `expected`: the node to which this one
-        connected.
+        """Run a connection from start to end. Return True if it became a link (a proven connection). `expected`: the
+        node to which this one connected.
         """
         link = None
         try:

@@ -35,7 +35,7 @@ useful ones. Honest nodes send some, because the hub itself sends pieces that sl
 MOST_SENDERS: Final = 4 * MAX_MESH
 """Maximum number of nodes whose useful and useless bytes are counted. One more node drops the oldest counts."""
 _OVERHEAD_BYTES: Final = 1_024
-"""Bytes by which an early piece counts as larger than its data."""
+"""Memory of an early piece that counts in addition to its data, in bytes."""
 _SAY_EVERY_S: Final = 0.005
 _FORGOTTEN: Final = 64
 """Number of ended artefacts that are remembered, because the hub may still ask this node to forward their pieces."""

@@ -39,7 +39,7 @@ class NodeCredit(BaseModel):
 
 
 class RunCredit(Signed):
-    """Contents of the document, as of `issued_at`."""
+    """Contents of the signed credit of one run, as of `issued_at`."""
 
     kind: Literal["echo-swarm credit"] = "echo-swarm credit"
     run_id: Name
