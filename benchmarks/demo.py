@@ -84,8 +84,8 @@ def utilisation(steps: Sequence[Mapping[str, float]]) -> float:
 
 
 def utilisation_when_ready(steps: Sequence[Mapping[str, float]]) -> float:
-    """Return the share of time spent on training, without waits. `steps` are all steps of one learner process, in
-    order.
+    """Return the share of time spent on training, leaving out time in which the learner waited for a batch. `steps` are
+    all steps of one learner process, in order.
     """
     trained_s = sum(step[TRAIN_S.key] for step in steps[1:])
     return trained_s / (trained_s + sum(map(hand_off_s, steps, steps[1:])))

@@ -90,7 +90,8 @@ def fuzzed(name: str, scratch: Path, seed: int, *, child: str = "benchmarks.fuzz
         *([str(known)] if known.is_dir() else []),
     ]
     began_at = time.monotonic()
-    # A shell starts the process: a process inherits the peak memory of its parent, and libFuzzer reads it.
+    # Start the process by a shell, which uses little memory: a process inherits its parent's peak memory, and libFuzzer
+    # reads that peak.
     process = subprocess.run(
         ["/bin/sh", "-c", '"$@"; exit $?', "sh", *command, *options],
         capture_output=True,

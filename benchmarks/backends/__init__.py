@@ -1,8 +1,9 @@
 """Comparison of all sampling engines: speed and its ceiling, agreement, adapter swaps, shared prompts, RPC.
 
-Each engine runs in a process of its own. For each width the engines take turns within seconds of each other, because
-the machine may be slower a minute later. Tokens are completion tokens; times include the prefill of prompts. The
-ceiling of a speed is that of llama.cpp's bare calls, or of `model.generate` for torch.
+Each engine runs in a process of its own. For each width (rollouts at the same time) the engines take turns within
+seconds of each other, because the machine may be slower a minute later. Tokens are completion tokens; times include the
+prefill of prompts. The ceiling is the speed of the engine's calls into llama.cpp without the engine's own work or, for
+torch, the speed of transformers' `model.generate`.
 """
 
 from __future__ import annotations

@@ -66,8 +66,8 @@ class Reference:
 
     @torch.inference_mode()
     def _logits(self, batch: list[_Pair]) -> NDArray[np.float32]:
-        """Return the logits [rollouts, tokens, vocabulary] of prompts with completions. Their total length must be the
-        same for all.
+        """Return the logits [rollouts, tokens, vocabulary] of a batch. Prompt and completion together must have the
+        same length in all its rollouts.
         """
         ids = np.stack([np.concatenate([group.prompt_ids, rollout.completion_ids[:-1]]) for group, rollout in batch])
         logits: NDArray[np.float32] = self._model(torch.from_numpy(ids.astype(np.int64))).logits.numpy()
@@ -82,8 +82,8 @@ def _fed_tokens(pair: _Pair) -> int:
 def _redraw(
     logits_TV: NDArray[np.float32], group: GroupRequest, rollout: FinishedRollout
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the token that the reference draws after each prefix, and its log-probability of each token of the
-    engine.
+    """Return, for each place in the engine's completion, the token that the reference draws there, and the reference's
+    log-probability of the engine's token.
     """
     count = len(rollout.completion_ids)
     logits = logits_TV[-count:]
@@ -120,12 +120,12 @@ SPLIT: Final = "split"
 SPLIT_TOKENS: Final = 8
 SPLIT_REPETITIONS: Final = 4
 SPLIT_S: Final = 120.0
-"""Seconds after which the third and fourth repetition are left out."""
+"""Seconds of measurement after which the third and fourth repetition are skipped."""
 BUSY: Final = {f"busy, {backend}": backend for backend in ("llama_cpp", "torch")}
 BUSY_GROUPS: Final = 256
 BUSY_REPETITIONS: Final = 6
 BUSY_S: Final = 60.0
-"""Seconds after which the fourth to last repetition are left out."""
+"""Seconds of measurement after which the fourth and later repetitions are skipped."""
 VOCABULARY: Final = QWEN3_06B.vocabulary
 
 Rows = list[dict[str, Any]]
@@ -168,7 +168,9 @@ class Bench:
 
 
 def agreement(bench: Bench) -> Rows:
-    """Compare engines with the reference on the trained model, with and without an adapter."""
+    """Compare engines with the reference (transformers and PEFT in float32) on the trained model, with and without an
+    adapter.
+    """
     rows: Rows = []
     wanted = {name: engine for name, engine in AGREEMENT.items() if bench.progress.wants(name)}
     if not wanted:
@@ -249,8 +251,9 @@ def split(bench: Bench) -> Rows:
 
 
 def busy(bench: Bench) -> Rows:
-    """Sample beside one busy program on each core: with as many threads as the engine chooses, and with one thread, in
-    turns."""
+    """Sample while a busy program runs on each core: in turns with as many threads as the engine chooses, and with one
+    thread.
+    """
     rows: Rows = []
     for name, backend in BUSY.items():
         if bench.progress.wants(name):

@@ -79,7 +79,9 @@ class Recording:
         return note
 
     def replay(self) -> float:
-        """Repeat the calls; return the seconds. Raises RuntimeError if a call fails."""
+        """Repeat the recorded calls into llama.cpp; return the seconds that they took. Raises RuntimeError if a call
+        fails.
+        """
         began = time.perf_counter()
         results = [function(*arguments) for function, arguments in self._calls]
         seconds = time.perf_counter() - began

@@ -24,7 +24,7 @@ from echo_shared.sampling.interface import GroupRequest
 
 WIDTHS: Final = (1, 8, 32, 64)
 TURNS_S: Final = 180.0
-"""Seconds of measurement after which a width gets no further repetition."""
+"""Seconds of measurement after which a width (rollouts at the same time) gets no further repetition."""
 TINY_GROUPS: Final = 96
 MID_LENGTHS: Final = (4, 12)
 """Tokens of the shortest and the longest completion. The rollouts of a batch end at different times, as in a run."""
@@ -52,7 +52,9 @@ class Subject:
     engines: tuple[tuple[str, str], ...]
     workload: Callable[[int, int], list[GroupRequest]]
     repetitions: Mapping[int, int]
-    """Number of repetitions by width. Widths of a headline figure have more."""
+    """Number of repetitions by width (rollouts at the same time). A width that gives a main figure has more
+    repetitions.
+    """
     seconds: Mapping[int, float]
 
     def case(self, engine: tuple[str, str], width: int) -> str:
@@ -85,7 +87,7 @@ def plan() -> list[Planned]:
 
 
 def measure(subject: Subject, base: Callable[[], Path], scratch: Path, progress: Progress, *, seed: int) -> Rows:
-    """Measure the wanted engines at each width. `base` makes the model on first use."""
+    """Measure the wanted engines at each width (rollouts at the same time). `base` makes the model on first use."""
     rows: Rows = []
     wanted = {
         width: [engine for engine in subject.engines if progress.wants(subject.case(engine, width))] for width in WIDTHS
@@ -124,12 +126,12 @@ def _take_turns(
 ) -> dict[tuple[str, str], dict[str, Any]]:
     """Sample the groups with each engine in turn, repeatedly.
 
-    Each run of an engine follows a run of its ceiling: the bare calls into llama.cpp, or `model.generate` for torch.
-    `over_ceiling` is the median ratio of the two speeds.
+    Before each run of an engine, its ceiling is measured: the bare calls into llama.cpp, or `model.generate` for torch.
+    `over_ceiling` is the median of the engine's speed over the ceiling's.
     """
     speeds: dict[tuple[str, str], list[float]] = {engine: [] for engine in processes}
     ratios: dict[tuple[str, str], list[float]] = {engine: [] for engine in processes}
-    for (backend, _), process in processes.items():  # Recording also warms the engine up.
+    for (backend, _), process in processes.items():  # `record` is for `replay`; both calls also warm the engine up.
         process.record(groups) if backend == "llama_cpp" else process.sample(groups[:1])
     for _ in progress.repetitions(most, within_s=TURNS_S):
         for engine, process in processes.items():
@@ -173,8 +175,8 @@ class Generate:
         return tokens / (time.perf_counter() - began)
 
     def generate(self, rows: list[GroupRequest]) -> int:
-        """Generate one batch, padded on the left, until its longest rollout ends. Return the number of tokens that
-        count.
+        """Generate one batch, padded on the left, until its longest rollout ends. Return the number of tokens up to
+        each rollout's own end.
         """
         longest = max(len(row.prompt_ids) for row in rows)
         ids, mask = np.zeros((2, len(rows), longest), np.int64)

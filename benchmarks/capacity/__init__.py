@@ -25,8 +25,8 @@ def plan() -> list[Planned]:
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
-    """`demo_utilisation`: share of the time with a ready batch in which the demo's learner trains.
-    `demo_utilisation_of_all`: the same share of all time. Both come from `benchmarks.demo`.
+    """`demo_utilisation`: share of time in which the demo's learner trains, counting only time with a ready batch.
+    `demo_utilisation_of_all`: its share of all time. Both come from `benchmarks.demo`.
     """
     from benchmarks import demo
     from benchmarks.capacity import migration, overlap

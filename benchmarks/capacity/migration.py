@@ -38,7 +38,7 @@ WAYS: Final = (("llama_cpp", "torch"), ("torch", "llama_cpp"), ("mlx", "llama_cp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """Undisturbed completions, and requests that continue cut copies of them."""
+    """Undisturbed completions (`whole`), and requests that continue copies of them, which were cut at random places."""
 
     requests: list[GroupRequest]
     whole: dict[tuple[int, int], FinishedRollout]
@@ -52,7 +52,7 @@ class Cut:
         return sum(len(prefix.ids) for request in self.requests for prefix in request.prefixes)
 
     def identical(self, rollouts: Sequence[FinishedRollout]) -> float:
-        """Return the share of undisturbed completions that `rollouts` contain token for token."""
+        """Return the share of the undisturbed completions that `rollouts` repeat token for token."""
         found = {(rollout.lease_id, rollout.index): rollout.completion_ids.tolist() for rollout in rollouts}
         same: list[bool] = [found.get(name) == rollout.completion_ids.tolist() for name, rollout in self.whole.items()]
         return sum(same) / len(same)

@@ -40,7 +40,7 @@ WARM_UP: Final = 4
 STEPS: Final = 13
 """Steps of a run, WARM_UP included."""
 STEP_WITHIN_S: Final = 25.0
-"""Mean seconds per step above which the run counts as stalled."""
+"""Maximum mean seconds per step; a run that takes longer counts as stalled."""
 NODES: Final = 2
 LEAST_TOKEN_S: Final = 0.1
 LEAST_STEP_S: Final = 2.0
@@ -57,14 +57,16 @@ SETTINGS: Final[Settings] = {
     "dissemination": {"way": "inline", "delta_reach": 0},  # Without deltas, every version has the same size.
 }
 ASSUMED: Final = Workload(mode="async", rollouts_per_step=128, train_s=LEAST_STEP_S, hand_off_s=0.05, broadcast_s=0.9)
-"""A step in the capacity model; versions are sent over the hub's uplink of `FAST`."""
+"""A training step as the capacity model assumes it, with versions sent over the hub's uplink of `FAST`."""
 OF_SLOT: Final = NodeClass(name="slot", count=1, rollouts_per_s=2.5, latency_s=0.7)
 """Throughput of a slot (one rollout in a node's batch) at this benchmark's time per token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One real run. A sequential run gets as many slots as the asynchronous run with the same values."""
+    """One real run. A sequential run gets as many slots (rollouts that the nodes sample at the same time) as the
+    asynchronous run with the same other values.
+    """
 
     over: float
     """Throughput of the pool, as a multiple of what the learner needs by the capacity model."""
@@ -81,7 +83,7 @@ class Case:
 
     @property
     def slots(self) -> int:
-        """Rollouts that both nodes sample at once."""
+        """Number of rollouts that both nodes together sample at the same time."""
         workload = replace(
             ASSUMED,
             max_staleness=self.max_staleness,
@@ -140,7 +142,9 @@ def measure(progress: Progress, *, seed: int) -> list[dict[str, Any]]:
 def run(
     settings: Settings, slots: int, links: LinkSet, directory: Path, *, num_steps: int = STEPS
 ) -> tuple[Sequence[StepRecord], RunPace]:
-    """Train `num_steps` steps. Return the steps, and the run's pace by its database. Raises RunFailed."""
+    """Train `num_steps` steps. Return the steps, and the run's pace (what its learner consumed and its nodes supplied)
+    from its database. Raises RunFailed.
+    """
     run_directory = RunDirectory(directory / "run")
     with open_links(NODES, links) as net, ExitStack() as processes:
         config = load_config(None, {**settings, "server": {"host": net.address(HUB), "port": 0}})
@@ -198,8 +202,8 @@ def figures(case: Case, steps: Sequence[StepRecord], pace: RunPace) -> dict[str,
 
 
 def headline(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """`max_prediction_error` is over all runs. `..._when_enough` is the minimum over the asynchronous runs with the
-    pool `ENOUGH`. Each other figure comes from one case or two.
+    """Return the main figures. `max_prediction_error` is the largest error of all runs. `..._when_enough` is the
+    minimum over the asynchronous runs with the pool `ENOUGH`. Each other figure comes from one case or two.
     """
     by_name = {row["case"]: row for row in rows}
     asynchronous, sequential = by_name.get(ASYNC.name), by_name.get(SEQUENTIAL.name)

@@ -40,7 +40,9 @@ POSTGRESQL: Final = "postgresql"
 GATEWAYS: Final = "gateways"
 UNDISTURBED: Final = "undisturbed"
 SECONDS: Final[Mapping[str, float]] = {SQLITE: 390.0, POSTGRESQL: 90.0, GATEWAYS: 90.0}
-"""Seconds of rounds by case. In the case GATEWAYS, gateways hold the nodes' connections, and the hub uses SQLite."""
+"""Seconds of rounds (failures, then recovery) by case. In the case GATEWAYS, gateways hold the nodes' connections, and
+the hub uses SQLite.
+"""
 
 
 def plan() -> list[Planned]:
@@ -136,7 +138,7 @@ STARTS_WITHIN_S: Final = 120.0
 RECOVERS_WITHIN_S: Final = 90.0
 MOST_AT_ONCE: Final = 4
 APART_S: Final = 1.5
-"""Maximum seconds between two blows of a round."""
+"""Maximum seconds between two blows (inflicted failures) of a round."""
 A_STEP_S: Final = 30.0
 """Upper bound on the seconds of an undisturbed step."""
 
@@ -208,7 +210,7 @@ async def _round(there: Scene, blows: Iterator[Kind], chance: random.Random) -> 
 
 
 async def undisturbed_accuracy(scratch: Path, *, seed: int, policy_version: int) -> float:
-    """Return the held-out accuracy of a version of the same run without blows. Raises TimeoutError."""
+    """Return the held-out accuracy of a version of the same run without inflicted failures. Raises TimeoutError."""
     port = free_port()
     async with scene(scratch, Wire(port, random.Random(seed)), port, seed=seed) as there:
         look = partial(newest_evaluation, there.engine, of_version=policy_version)

@@ -26,7 +26,7 @@ LASTS_S: Final = 3.0
 """Seconds until a blow such as a slow line or a suspended process is undone."""
 DELAY_S: Final = 0.3
 SHARE: Final = 0.3
-"""Share of messages that the line sends twice, or swaps with the next message."""
+"""Share of messages that the disturbed line between nodes and hub sends twice, or swaps with the next message."""
 JUMPS_S: Final = (3_600.0, -1_800.0, 86_400.0, -86_400.0)
 LEAST_BYTES: Final = 2**14
 """Bytes left free on a full disk."""
@@ -37,8 +37,9 @@ Strike = Callable[[Scene, random.Random], Awaitable[bool]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A kind of blow. `strike` inflicts it, and returns True if there was a target, such as a running process. `weight`
-    is its number in one deck. `lacks` says why this machine cannot have it.
+    """A kind of blow (inflicted failure). `strike` inflicts it, and returns True if there was a target, such as a
+    running process. A shuffled deck of blows contains it `weight` times. `lacks` says why this machine cannot inflict
+    it.
     """
 
     name: str
@@ -199,7 +200,7 @@ def kinds() -> tuple[Kind, ...]:
 
 
 def decks(chance: random.Random, *, on_postgresql: bool = False, by_gateways: bool = False) -> Iterator[Kind]:
-    """Yield blows endlessly: a deck has each kind as often as its weight says; the decks are shuffled."""
+    """Yield blows endlessly, one shuffled deck after another. A deck contains each possible kind `weight` times."""
     others = [*([DATABASE_RESTARTED] if on_postgresql else []), *(OF_GATEWAYS if by_gateways else [])]
     possible = [kind for kind in (*kinds(), *others) if not kind.lacks]
     while True:

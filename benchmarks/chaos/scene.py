@@ -102,8 +102,8 @@ def memory_group() -> Iterator[MemoryGroup]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Books:
-    """The run's database at the end. `acknowledged` counts rollouts that the hub acknowledged to nodes. `quarantined`
-    counts nodes; since all are honest, each is an error.
+    """What the run's database shows at its end. `acknowledged` counts rollouts that the hub acknowledged to nodes.
+    `quarantined` counts nodes; since all are honest, each is an error.
     """
 
     acknowledged: int
@@ -141,7 +141,7 @@ def _first(engine: Engine, wanted: Select[Any]) -> Any:
 
 
 def check(engine: Engine, acknowledged: Collection[str]) -> Books:
-    """Compare the run's database with the acknowledged rollouts. Call it after the hub's end."""
+    """Compare the run's database with the acknowledged rollouts. Call this after the hub has ended."""
     with engine.connect() as connection:
         rows = connection.execute(
             select(
@@ -281,8 +281,8 @@ def _runs(process: psutil.Process, module: str) -> bool:
 
 @dataclass(kw_only=True)
 class Scene:
-    """Everything that a blow can hit. `disk` is the run's file system, `clock` the file that shifts the hub's clock;
-    None: this scene has none. `keeping` holds the tasks that restart the nodes.
+    """Everything that a blow (an inflicted failure) can hit. `disk` is the run's file system, `clock` the file that
+    shifts the hub's clock; None: this scene has none. `keeping` holds the tasks that restart the nodes.
     """
 
     run: RunDirectory

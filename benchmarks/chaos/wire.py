@@ -80,7 +80,9 @@ def _body(frame: bytes | bytearray) -> tuple[int, int]:
 
 
 class Wire:
-    """The line between nodes and hub; the hub listens at `hub_port` of loopback."""
+    """The line: a relay between nodes and hub that can delay, repeat and swap messages. The hub listens at `hub_port`
+    of loopback.
+    """
 
     def __init__(self, hub_port: int, chance: random.Random) -> None:
         self.hub_port = hub_port
@@ -193,7 +195,7 @@ class Wire:
         try:
             message = decode_from_hub(frame[_body(frame)[0] :])
         except CodecError:
-            return  # No frame: the head of an HTTP answer can begin like one.
+            return  # Not a message: the head of an HTTP answer can begin like one.
         if isinstance(message, Receipts):
             self.acknowledged.update(
                 receipt.rollout_id

@@ -33,17 +33,17 @@ DESCRIPTION: Final = "Time until all nodes have a new version: Echo, HTTP one-to
 GROWTH: Final = (4, 16)
 SLOW_HUB: Final = 20
 """Uplink of the slow hub in Mbit/s. Its uplink alone sets the lower bound, which is then equal for any number of nodes:
-a growing time is due to the scheme.
+if the time grows with the number of nodes, the way of sending is the cause.
 """
 USUAL_LOSS: Final = 0.002
-"""Share of packets that an ordinary home link may lose."""
+"""Largest share of lost packets that counts as usual for a home link."""
 PUBLISHED_DTYPE: Final = "bfloat16"
 TOLERANCE: Final = 0.1
-"""Tolerated relative difference between a carrier's size and the requested size."""
+"""Tolerated relative difference between the size of a carrier (a version's encrypted files) and the requested size."""
 
 
 def plan() -> list[Planned]:
-    # Loads torch, which the processes of the hosts do without.
+    # Import late: this module loads torch, which the processes of the hosts do not need.
     from benchmarks.dissemination import delta
 
     lacks = "" if homes.can_emulate() else "an emulated network: root's rights, iproute2, and TUN devices"
@@ -51,7 +51,7 @@ def plan() -> list[Planned]:
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
-    # Loads torch, which the processes of the hosts do without.
+    # Import late: this module loads torch, which the processes of the hosts do not need.
     from benchmarks.dissemination import delta
 
     if can_shape():
@@ -103,7 +103,9 @@ def headline(sent: Sequence[Row], deltas: Sequence[Row], virtual: Sequence[Row],
 
 
 def _wan(far: Sequence[Row]) -> dict[str, float | None]:
-    """Return the worst figure of each group of losses, and the worst of the emulator."""
+    """Return figures of the emulated network: the worst ones for usual and for larger losses, and the emulator's
+    largest use of processor cores.
+    """
     middle, small = (list(_of(far, "echo", size, HEADLINE_NODES)) for size in (MIDDLE, SMALL))
     usual = [row["ratio_to_bound"] for row in middle if row["loss"] <= USUAL_LOSS]
     lossy = [row["ratio_to_bound"] for row in middle if row["loss"] > USUAL_LOSS]

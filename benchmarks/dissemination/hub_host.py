@@ -37,8 +37,8 @@ RUN: Final = "benchmark"
 
 
 class EchoHub:
-    """The part of a hub that disseminates versions: real parts, without learner, store and pages. Its directory keeps
-    the run over restarts. It is the inbox of its own gateway.
+    """The part of a hub that distributes versions: real parts, without learner, store and pages. Its directory keeps
+    the run over restarts. The gateway delivers the nodes' messages to this object.
     """
 
     def __init__(self, address: str, directory: Path, *, way: str, port: int) -> None:
@@ -162,7 +162,7 @@ def _write_base(directory: Path) -> Path:
 
 
 class HubHost:
-    """The hub's host at `address`, whose methods `rounds` calls."""
+    """The hub's process on the host `address`. The module `rounds` calls its methods."""
 
     def __init__(self, address: str, directory: Path) -> None:
         self._address = address
@@ -174,7 +174,9 @@ class HubHost:
         return await self._hubs[side].open()
 
     async def open_baselines(self, side: str) -> dict[str, Any]:
-        """Open the baselines, which send the carriers of this side's hub."""
+        """Open the baselines (an HTTP server and a libtorrent session), which send the carriers (encrypted files) of
+        this side's hub.
+        """
         self._http = HttpServer(self._address, self._hubs[side].carriers)
         await self._http.open()
         self._libtorrent = DefaultLibtorrent(self._address)

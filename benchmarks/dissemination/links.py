@@ -81,7 +81,7 @@ class Links:
         return f"10.77.0.{host + 1}"
 
     def command(self, host: int) -> list[str]:
-        """Return the prefix of a command that runs on this host."""
+        """Return the words that, before a command, make it run on this host."""
         return ["ip", "netns", "exec", self._host(host)]
 
     def open(self) -> None:

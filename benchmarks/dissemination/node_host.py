@@ -98,7 +98,7 @@ class _Unseen:
 
 
 class NodeHost:
-    """A node's host at `address`, whose methods `rounds` calls."""
+    """A node's process on the host `address`. The module `rounds` calls its methods."""
 
     def __init__(self, address: str, directory: Path) -> None:
         self._address = address

@@ -33,7 +33,7 @@ LINK_SETS: Final = tuple(
 )
 SMALL, MIDDLE, LARGE = 500_000, 8_000_000, 64_000_000
 REPEATS_S: Final = 180.0
-"""Seconds after which a case is not repeated again."""
+"""Seconds of measurement after which a case gets no further repetition."""
 START_S: Final = 4.0
 """Expected seconds until a fleet of eight nodes has started."""
 NUM_NODES: Final = (4, 8, 16)
@@ -147,7 +147,7 @@ WAYS: Final[dict[Side, str]] = {"echo": "auto", "echo swarm": "swarm"}
 """Value of the hub's setting `dissemination.way`, by side."""
 PATIENCE_S: Final = 30.0
 PATIENCE_BOUNDS: Final = 4
-"""libtorrent is given up after `PATIENCE_S` plus this multiple of the lower bound."""
+"""A transfer with libtorrent is given up after `PATIENCE_S` seconds plus this multiple of the lower bound."""
 SHARES: Final = {"pushed": "pushed_bytes", "mesh": "mesh_bytes", "swarm": "swarm_bytes", "web_seed": "web_seed_bytes"}
 
 
@@ -172,7 +172,7 @@ class _Rounds:
         self._version = 0
 
     async def open(self) -> None:
-        """Open all sides, and wait until the nodes are linked."""
+        """Open all sides (the compared ways to send), and wait until the nodes are linked."""
         sides = {side for case in self._cases.cases for side in case.sides}
         for side, way in WAYS.items():
             if side in sides or side == "echo":
@@ -278,12 +278,12 @@ async def received(nodes: Iterable[Host], side: Side, version: int) -> list[Row]
 
 
 async def digests(nodes: Iterable[Host], side: Side, version: int) -> set[str]:
-    """Return the hashes of the version's files on these nodes. Call it when no node waits any more, because hashing
-    would slow the nodes down.
+    """Return the hashes of the version's files on these nodes. Call this after all nodes have the version, because
+    hashing would slow their fetches down.
     """
     return set(await asyncio.gather(*(node.ask("digest", side=side, version=version) for node in nodes)))
 
 
 def shares(got: list[Row], payload_bytes: int) -> Row:
-    """Return the received bytes by source, over the bytes that each node needs."""
+    """Return, by source, the bytes that all nodes received, as a share of the bytes that they need."""
     return {name: sum(node[source] for node in got) / payload_bytes / len(got) for name, source in SHARES.items()}

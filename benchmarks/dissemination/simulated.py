@@ -31,12 +31,12 @@ HUB_UP, NODE_UP, NODE_DOWN = 20.0, 20.0, 100.0
 bound only if all uplinks are busy.
 """
 UNEQUAL_UP: Final = (8.0, 40.0)
-"""Range of unequal uplinks in Mbit/s, evenly spread."""
+"""Smallest and largest of the unequal uplinks in Mbit/s; the nodes' uplinks are evenly spaced between them."""
 DELAY_S: Final = 0.02
 """One-way delay between two hosts."""
 VERSIONS: Final = 2
 PATIENCE_S: Final = 60.0
-"""Virtual seconds after which waiting nodes count as complete."""
+"""Virtual seconds after which a version counts as complete on all nodes, even if some still wait."""
 BYTES_S: Final = 1e6 / 8
 """Bytes per second at 1 Mbit/s."""
 

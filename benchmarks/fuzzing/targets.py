@@ -149,8 +149,8 @@ def run(target: Target, data: bytes) -> bool:
 
 
 def _read_large(data: bytes) -> None:
-    """Read a frame field by field, like a large one, and compare it with the frame read as a whole. Field by field,
-    unknown fields are skipped.
+    """Read a frame as a whole and, like a large frame, field by field; compare the results. Unknown fields are skipped
+    in reading field by field.
     """
     small, large = (_decoded(data, small_bytes) for small_bytes in (len(data), 0))
     if small is not None and small != large:

@@ -19,11 +19,11 @@ DESCRIPTION: Final = "A training step, sampling and adapter swaps on a CUDA GPU,
 SERVER: Final = running.Server()
 """The process that runs the parts; the first part starts it."""
 PARTS: Final = {"learner": 60.0, "sampler": 60.0, "end to end": 75.0, "beside TRL": 90.0}
-"""Limit of each part in seconds, for one shape."""
+"""Time limit of each part in seconds, for one shape of model."""
 WHOLE_S: Final = 350.0
 """Seconds of all parts together. The last parts get less time, or are skipped."""
 LEAST_S: Final = 20.0
-"""Least seconds in which a part gives useful figures."""
+"""Minimum seconds in which a part gives useful figures; with less time left, the part is skipped."""
 SHOWN: Final = ("case", "tokens_per_s", "matmul_share", "agreement", "time_ratio", "peak_gib", "quarantines", "error")
 COMPARED: Final = "Qwen3-0.6B"
 """The only shape that is compared with TRL, because TRL must load its base from a disk."""

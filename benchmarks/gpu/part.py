@@ -51,11 +51,11 @@ COMPARED_ROLLOUTS: Final = 32
 IMPORTS_S: Final = 15.0
 """Assumed seconds for importing libraries, in a part that starts alone and without a limit."""
 RESERVE_S: Final = 5.0
-"""Seconds that a loop leaves for the work after it."""
+"""Seconds of the time budget that a loop leaves for the work after it."""
 
 
 def learner(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
-    """Time steps that are divided into passes as the learner divides them."""
+    """Time training steps on prepared rollouts, divided into passes that fit in memory as the learner divides them."""
     budget.say("the model is made")
     settings, policy = load(shape, seed)
     optimizer = make_optimizer(policy, settings.training)
@@ -96,7 +96,7 @@ def learner(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
 
 
 def sampler(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
-    """Sample at several widths, swap the adapter, and redraw in float32."""
+    """Sample at several widths (rollouts at the same time), swap the adapter, and draw again in float32."""
     budget.say("the model is made")
     _, policy = load(shape, seed)
     row: dict[str, Any] = {"left_out": []}
@@ -125,7 +125,9 @@ def sampler(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
 def agreement(
     policy: Policy, asked: list[GroupRequest], rollouts: list[FinishedRollout], budget: Budget
 ) -> dict[str, Any]:
-    """Return the share of tokens that the same weights in float32 draw as well. Skip rollouts when time runs out."""
+    """Return the share of drawn tokens that the same weights in float32 draw from the same uniforms. Skip rollouts when
+    time runs out.
+    """
     policy.model.float()
     by_group = {request.group_id: request for request in asked}
     same: list[Any] = []
@@ -144,7 +146,7 @@ def agreement(
 
 
 def beside_trl(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
-    """Compare a step with one of TRL's trainer (`benchmarks.learner`)."""
+    """Compare a training step of Echo with one of TRL's trainer (`benchmarks.learner`)."""
     from benchmarks.harness.progress import Planned, Progress
     from benchmarks.learner import Case, compare, shape_of
 

@@ -16,7 +16,7 @@ ON_CPU: Final = "ECHO_BENCHMARK_GPU_ON_CPU"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape(models.Shape):
-    """A model's shape, and the work for it."""
+    """A model's shape, and the work by which it is measured."""
 
     completion_tokens: int = 512
     """Tokens of the longest trained rollout."""

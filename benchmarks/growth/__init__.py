@@ -71,7 +71,7 @@ def connect_all(hub: Hub, node_ids: Sequence[str], *, policy_version: int) -> No
 
 async def measure_pages(hub: Hub, run: RunDirectory, node_ids: Sequence[str]) -> dict[str, Any]:
     headers = {"Authorization": f"Bearer {run.operator_token.read_text().strip()}"}
-    await hub.pages.picture()  # Not timed: the first picture reads all nodes.
+    await hub.pages.picture()  # Not timed: the first picture (data of the pages) reads all nodes.
     pictures = []
     for look in range(LOOKS):
         for node_id in node_ids[look % SHARE_NEW :: SHARE_NEW]:

@@ -59,7 +59,7 @@ _LIST: Final = re.compile(r"IN \([?%][^(]*(\([^()]*\)[^()]*)*\)")
 
 @dataclass(slots=True)
 class Heard:
-    """Longest time of each statement of the writer, in seconds per set of parameters."""
+    """Longest time of each SQL statement of the store's writer, in seconds per set of parameters."""
 
     worst: dict[str, float] = field(default_factory=dict)
     _began_s: float = 0.0
@@ -71,8 +71,8 @@ class Heard:
 
 @contextmanager
 def hearing(engine: Engine) -> Iterator[Heard]:
-    """Time the writer's statements during the block. A query is repeated to its last row, because SQLite finds rows
-    only as they are read.
+    """Time the writer's statements during the block. Each query is executed once more and read to its last row, because
+    SQLite finds rows only as they are read.
     """
     heard = Heard()
     clock = time.thread_time if engine.dialect.name == "sqlite" else time.perf_counter
@@ -104,7 +104,7 @@ def hearing(engine: Engine) -> Iterator[Heard]:
 
 @dataclass(slots=True, kw_only=True)
 class Turns:
-    """The writer's work, with the next free ids."""
+    """The work of the store's writer, one transaction (turn) after another, with the next free ids."""
 
     store: AsyncStore
     nodes: Sequence[str]

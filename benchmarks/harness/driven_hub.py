@@ -114,7 +114,7 @@ class DrivenHub:
         way: Way = Way.SWARM,
         source: str | None = None,
     ) -> ArtefactOffer:
-        """Seal, sign and seed `directory`; as a delta if there is a `parent`."""
+        """Encrypt, sign and serve `directory`, as a delta if there is a `parent`. Return the offer."""
         assert self._swarm is not None
         manifest = Manifest(
             kind="base" if version is None else "policy",

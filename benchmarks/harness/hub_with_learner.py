@@ -19,7 +19,7 @@ LEARNER: Final = "ECHO_BENCH_LEARNER"
 
 
 def command(learner: LearnerConfig) -> Sequence[str]:
-    """Return the command of a learner on this machine only."""
+    """Return the arguments after `python -m` that start the learner's process, which is on this machine only."""
     return (os.environ[LEARNER],)
 
 

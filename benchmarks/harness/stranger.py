@@ -39,7 +39,7 @@ class Stranger:
     """A client with its own key. Close it after use."""
 
     socket: ClientConnection
-    """Set by `join`."""
+    """Connection to the hub, which `join` sets."""
 
     def __init__(self, url: str, me: Identity | None = None, *, host: str | None = None) -> None:
         """`host` is the local address to connect from."""

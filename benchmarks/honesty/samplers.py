@@ -45,7 +45,7 @@ class Asked:
 
 
 class ShortRun:
-    """A short run: `train` makes RUN/adapters; the rest needs no learner."""
+    """A training run of a few steps. `train` writes the adapters of its versions; the other methods need no learner."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class ShortRun:
         )
 
     def asked(self, what: str, count: int) -> list[Asked]:
-        """Make `count` groups. Each `what` has groups of its own."""
+        """Make `count` groups. Each text `what` gives other groups."""
         return [self._asked(draws.derive_seed(self._seed, what, number), number) for number in range(count)]
 
     def _asked(self, seed: int, number: int) -> Asked:

@@ -43,11 +43,11 @@ from echo_shared.wire.messages import FinishReason
 CLAIMED: Final = ("f32", "bf16", "q8_0", "q4_k_m", "q4_0")
 """Precisions that the node claims."""
 REACHES: Final = (1.0, 2.0, 4.0)
-"""The neighbour is tried if u is closer to an edge of the token's interval than this, in scales of the class's rounding
-of draws.
+"""Largest distances of u from an edge of its token's interval at which the neighbouring token is tried, as multiples of
+the scale by which draws of the claimed class are rounded.
 """
 LEAST_PROBABILITY: Final = 1e-6
-"""Least probability of a neighbour that is tried."""
+"""Minimum probability of a neighbouring token that is tried in place of the drawn one."""
 ORDERS: Final = 5
 UNDETECTED: Final = 10_000
 ALL: Final = "all"
@@ -71,8 +71,8 @@ def case(precision: str) -> str:
 
 
 def measure(run: ShortRun, examiner: Examiner, precision: str, groups: int) -> list[dict[str, Any]]:
-    """Return rows for each reach (the farthest distance from an edge), with true claims and with claims as rough as the
-    class's.
+    """Return rows for each reach (largest distance of u from an edge of its token's interval), with true claims and
+    with claims as rough as those of the claimed class.
     """
     asked = run.asked(case(precision), groups)
     policy = Policy.load(run.settings)
@@ -120,7 +120,7 @@ def _reward(run: ShortRun, rollouts: Rollouts) -> float:
 
 
 def _tried(policy: Policy, rollouts: Rollouts, candidates: Sequence[_Candidate]) -> dict[int, list[FinishedRollout]]:
-    """Return, by index of the sampled rollout, the rollouts that replace its token by a candidate."""
+    """Return the rollouts in which a candidate replaces one token, by the index of the sampled rollout."""
     tried: dict[int, list[FinishedRollout]] = {}
     requests: list[GroupRequest] = []
     for number, candidate in enumerate(candidates):
@@ -143,7 +143,7 @@ def _tried(policy: Policy, rollouts: Rollouts, candidates: Sequence[_Candidate])
 def _shopped(
     run: ShortRun, policy: Policy, rollouts: Rollouts, tried: Mapping[int, Sequence[FinishedRollout]], takes: str
 ) -> Rollouts:
-    """Replace each rollout by its best candidate, where the node takes that chance."""
+    """Replace each rollout by the best of its `tried` variants, as often as `takes` allows."""
     chance, found = random.Random(0), list(rollouts)
     for place, others in tried.items():
         one, own = rollouts[place]
@@ -200,7 +200,9 @@ def _rounded(rollouts: Rollouts, scale: float) -> Rollouts:
 
 
 def _orders(examiner: Examiner, run: ShortRun, rollouts: Rollouts) -> list[list[tuple[Evidence, float]]]:
-    """Return evidence and reward of `UNDETECTED` rollouts, in several random orders of the groups."""
+    """Return the evidence and the reward of `UNDETECTED` (10,000) rollouts, for each of several random sequences of
+    groups.
+    """
     drawn = as_drawn(rollouts)
     shown = {
         answer["rollout_id"]: unpack_spans(answer["spans"])[0][1] for answer in examiner.examine(drawn, run.adapters)
@@ -231,7 +233,9 @@ def _to_detection(order: Sequence[tuple[Evidence, float]], numerics: Numerics, t
 
 
 def headline(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the largest gain in reward of an undetected node, with true claims and with rough claims."""
+    """Return the largest gain in reward of an undetected node, with true claims and with claims as rough as those of
+    the claimed class.
+    """
     found = {}
     for name, claims_round in (("most_earned_unfound", False), ("most_earned_unfound_with_noise", True)):
         unfound = [row for row in rows if row["claims_round"] == claims_round and row["to_detection"] == UNDETECTED]

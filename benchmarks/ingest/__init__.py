@@ -55,7 +55,7 @@ BEHIND_GATEWAYS: Final = 100
 NODES_OF_SERVER: Final = (100, 1_000)
 MOST_TOKENS: Final = 2_048
 IN_FLIGHT: Final = 1_000
-"""Least number of rollouts that all nodes hold together."""
+"""Minimum number of rollouts that all nodes together hold."""
 LEAST_HELD: Final = 1
 STEP_GROUPS: Final = 1_024
 GROUP_SIZE: Final = 8
@@ -130,7 +130,9 @@ CASES: Final = (
 
 
 WARM_UP_S: Final = 4.0
-"""Seconds until nodes hold as many rollouts as they can: in each round, the hub leases more to new keys."""
+"""Seconds until the nodes hold as many rollouts as they can: the hub leases few rollouts to new keys, and more in each
+round.
+"""
 NODES_PER_WARM_UP_S: Final = 500
 """Number of nodes that makes the warm-up one second longer."""
 WINDOW_S: Final = 6.0

@@ -80,8 +80,8 @@ ENDS_WITHIN_S: Final = 10.0
 JOINING: Final = 32
 PACE_S: Final = 0.002
 HOLD_S: Final = 1.0
-"""Seconds for which a node holds a rollout at less than full load. The other nodes pause: otherwise the hub would see
-all nodes become slow at once.
+"""Seconds for which a working node holds a rollout at less than full load. Nodes that this load does not need are
+paused: otherwise the hub would see all nodes become slow at the same time.
 """
 FOREVER: Final = aiohttp.ClientTimeout(total=None)
 
@@ -90,12 +90,12 @@ FOREVER: Final = aiohttp.ClientTimeout(total=None)
 class Load:
     frame_bytes: int
     per_s: float | None
-    """Rollouts per second; None: every leased rollout at once."""
+    """Rollouts per second to send; None: every leased rollout is sent at once."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Counts:
-    """Counts since the previous call. `waits_s`: seconds from each rollout to its ack, or from each frame to its
+    """Counts since they were last read. `waits_s`: seconds from each rollout to its ack, or from each frame to its
     echo.
     """
 

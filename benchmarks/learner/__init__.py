@@ -42,7 +42,7 @@ from echo_shared.wire.messages import FinishReason
 DESCRIPTION: Final = "A GRPO step with LoRA on mixed completion lengths, in TRL's GRPOTrainer and here, in turns"
 
 LEARNING_RATE: Final = 1e-6
-"""So small that the weights hardly change: each step repeats the work of the first one."""
+"""Learning rate, so small that the weights hardly change: each step repeats the work of the first one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,7 +354,7 @@ def compare(case: Case, scratch: Path, seed: int, progress: Progress) -> dict[st
         repetitions = progress.repetitions(case.steps, within_s=STEPS_S, least=2)
         pairs = [(trl.step(), echo.step()) for _ in repetitions]
         theirs, ours = trl.machine(), echo.machine()
-    # The first pair of steps also allocates memory: it gives the differences, but not the times.
+    # Leave the first pair out of the times: its steps also allocate memory.
     timed = pairs[1:] or pairs
     seconds = [statistics.median(step.seconds for step in steps) for steps in zip(*timed, strict=True)]
     tokens, operations = case.work(seed)

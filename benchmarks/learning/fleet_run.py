@@ -89,9 +89,9 @@ class FleetFigures:
     accuracy_after: float
     trained_rollouts: int
     shortest_tokens: int
-    """1 % quantile of the number of tokens."""
+    """1 % quantile of the completions' lengths, in tokens."""
     longest_tokens: int
-    """99 % quantile of the number of tokens."""
+    """99 % quantile of the completions' lengths, in tokens."""
     utilisation: float
 
 

@@ -67,7 +67,7 @@ class Case:
     """Sections of a config.toml that differ from the common ones."""
 
     def config(self, seed: int) -> HubConfig:
-        """Return the configuration of a run. Raises ValueError for settings that do not fit."""
+        """Return the configuration of a run. Raises ValueError for invalid settings."""
         sections = merged(merged(OF_ALL, self.sizes), self.settings)
         return HubConfig.model_validate(merged(sections, {"run": {"seed": seed}}))
 

@@ -28,7 +28,9 @@ from echo_shared.wire.messages import NodeStatus
 PROGRAM: Final = "x = 0\nfor n in range({rounds}):\n    x = (x * 1103515245 + n) & 0xffffffff"
 """Stands for the owner's program: it only computes."""
 ROUNDS: Final = 6_000_000
-"""Rounds of the program's loop: about half a second. In a longer time the machine would change its speed."""
+"""Rounds of the program's loop, which take about half a second. During a longer time the machine's own speed could
+change.
+"""
 PAIRS: Final = 60
 WITHIN_S: Final = 120.0
 LEAST: Final = 5

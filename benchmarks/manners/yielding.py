@@ -21,7 +21,7 @@ MOST_TIMES: Final = 25
 LEAST_TIMES: Final = 5
 WITHIN_S: Final = 40.0
 WORK_S: Final = 0.5
-"""Seconds of sampling before the owner comes."""
+"""Seconds of sampling before the benchmark, as the owner, pauses the node."""
 LOOK_S: Final = 0.002
 
 

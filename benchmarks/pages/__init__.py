@@ -310,7 +310,7 @@ async def live(browser: Browser, site: Site) -> list[dict[str, Any]]:
 
 
 async def snapshots(site: Site) -> list[dict[str, Any]]:
-    """Return the hub's own figure of the time for one picture of the run."""
+    """Return the hub's own figure of the time for one picture of the run (the data that the pages show)."""
     took: list[float] = []
     headers = {"Authorization": f"Bearer {site.token}"}
     async with aiohttp.ClientSession(site.url, headers=headers) as http:

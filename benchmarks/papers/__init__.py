@@ -21,7 +21,7 @@ DESCRIPTION: Final = "The claims of the papers that Echo descends from, theirs b
 
 
 def plan() -> list[Planned]:
-    """Return the planned tables. A run that an earlier table needs too costs no time again."""
+    """Return the planned tables. The time of a run that several tables need counts only for the first of them."""
     seen: set[object] = set()
     planned = []
     for table in TABLES:

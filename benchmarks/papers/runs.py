@@ -33,7 +33,9 @@ from scripts.small_base.lessons import Knights
 
 SEEDS: Final = 3
 MOST_SEEDS: Final = 6
-"""Maximum number of seeds of a table. With it, `--seed 0` and `--seed 1` share no seed."""
+"""Maximum number of seeds of a table. The runs of `--seed N` use seeds from N times this number on, so two values of N
+share no seed.
+"""
 STEPS: Final = 40
 GROUPS: Final = 16
 
@@ -132,7 +134,7 @@ def carry_out_all(tables: Sequence[Wanted], seed: int, done: Callable[[int, Foun
         running: dict[Future[Ran], tuple[Case, int]] = {}
 
         def begin(start: Case | None) -> None:
-            """Start the cases that begin with the first run of case `start`; None: those that begin with a base."""
+            """Start the runs that begin with the result of case `start`; None: those that begin with a base model."""
             first = None if start is None else ran[start, 0]
             for case, number in wanted:
                 if case.start is start:

@@ -86,7 +86,9 @@ LARGE: Final = Case(
     runner="untrained",
     seconds=4,
 )
-"""Three-digit sums, the task of all cases of `builtin:tiny`, with a model of four times its weights."""
+"""Three-digit sums, which are the task of all cases of `builtin:tiny`, with a model that has four times as many
+weights.
+"""
 KNIGHTS: Final[dict[str, Mapping[str, Any]]] = {
     **SMALL,
     "task": {
@@ -334,7 +336,9 @@ GAME: Final[dict[str, Mapping[str, Any]]] = {
     "sampling": {"max_tokens": 1},
     "evaluation": {"problems": 16},
 }
-"""Few such games are held out, so the rewards in training say more than the evaluation."""
+"""Settings of a guessing game in four turns. Few such games are held out, so the rewards in training say more than the
+evaluation.
+"""
 BY: Final = {
     credit: Case(
         name=f"credit by {credit}",

@@ -42,7 +42,7 @@ def plan() -> list[Planned]:
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
-    """Measure the kinds of processor time first, case by case; then all other cases in parallel."""
+    """Measure the cases of processor time first, one at a time; then measure all other cases in parallel."""
     rows = _measure([kind for kind in KINDS if kind.alone], seed, progress, workers=1)
     rows |= _measure([kind for kind in KINDS if not kind.alone], seed, progress, workers=None)
     details = {name: row.pop("details") for name, row in rows.items() if "details" in row}

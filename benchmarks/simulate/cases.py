@@ -83,7 +83,7 @@ def figures_of(report: SimulationReport) -> Row:
 
 
 def check(report: SimulationReport) -> None:
-    """Raise RuntimeError if rollouts are missing."""
+    """Raise RuntimeError unless the report accounts for every leased rollout."""
     if not report.balanced:
         raise RuntimeError(f"rollouts are not accounted for: {report}")
 
@@ -122,7 +122,7 @@ def grid_scenario(seed: int, *, sigma: float, max_staleness: int, step_s: float)
 
 
 def grid_lacks(*, max_staleness: int, step_s: float) -> str:
-    """Return why no pool can be enough; "" if one can."""
+    """Return why no pool of nodes can sample enough for the learner; "" if one can."""
     if margin_of(_scenario(seed=0, sigma=0.0, max_staleness=max_staleness, step_s=step_s)) > 0:
         return ""
     return "no such pool is enough: S steps are over before a median node has a version and returns a rollout"
@@ -207,7 +207,9 @@ def false_claims_headline(rows: Mapping[str, Row]) -> dict[str, Any]:
 
 
 def margin_of(scenario: Scenario) -> float:
-    """Return the rollouts that the pool samples in time, as a multiple of what the learner needs."""
+    """Return the rollouts that the pool samples in time (fresh enough to be trained), as a multiple of what the learner
+    needs.
+    """
     demand = demand_of(scenario)
     return useful_rollouts(pool_of(scenario), demand) / demand.rollouts_per_step
 

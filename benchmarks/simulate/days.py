@@ -83,7 +83,7 @@ CASES: Final = (
 
 
 def headline(rows: Mapping[str, Row]) -> dict[str, Any]:
-    """Return the figures of a day of 1,000 nodes that come evenly."""
+    """Return the figures of the day with 1,000 nodes, which come evenly over the day."""
     row = rows.get(EVENLY.name, {})
     return {f"day_{name}": row.get(name) for name in ("utilisation", "stale_share", "tokens_lost_per_failure")}
 

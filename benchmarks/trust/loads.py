@@ -102,7 +102,7 @@ FIRST_BYTES: Final[Mapping[str, bytes]] = {
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Figures = dict[str, float]
 Attack = Callable[["Victim"], Awaitable[str | tuple[str, Figures]]]
-"""Returns the hub's reaction, with or without figures for the row."""
+"""Function that attacks the hub and returns the hub's reaction, with or without figures for the row."""
 
 
 class Unnoticed(Exception):
@@ -122,7 +122,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Victim:
-    """A hub, and the process that asks for its health."""
+    """A hub under attack, and the process that asks for the hub's health."""
 
     site: Site
     pipe: Connection
@@ -155,7 +155,7 @@ class Victim:
 
     @contextmanager
     def watched(self) -> Iterator[Health]:
-        """Watch the hub during the block."""
+        """Measure, during the block, the hub's slowest answer and the growth of its memory and its logs."""
         health, logs = Health(), self._logs()
         self.pipe.send(self.site.hub.pid)
         try:
@@ -281,7 +281,7 @@ async def unread_answers(victim: Victim) -> str:
 
 
 async def _base_model(victim: Victim) -> tuple[Stranger, str]:
-    """Join; return the member, and the path of the largest file of the base model for it."""
+    """Join the run. Return this client, and the path at which the hub serves it the largest file of the base model."""
     member = await victim.stranger()
     assert member.welcome is not None
     base = member.welcome.base

@@ -79,9 +79,9 @@ hardly do harm.
 """
 THREADS: Final = 2
 HONEST_ROLLOUTS: Final = 5_000
-"""Least number of rollouts of honest nodes in each class."""
+"""Minimum number of rollouts of honest nodes in each class of numerics (backend and precision)."""
 ATTACKED_GROUPS: Final = 25
-"""Number of groups that an attack samples, and so the limit for finding a hostile node."""
+"""Number of groups that an attack samples. A hostile node that these groups do not convict counts as undetected."""
 TOGETHER: Final = 5
 """Number of an attack's groups that are sampled and examined together."""
 HOSTILE_NODES: Final = 2
@@ -160,14 +160,14 @@ COARSE: Final = ("q8_0", "q4_k_m", "bf16")
 class Bench:
     temperature: float
     runs: Mapping[int, ShortRun]
-    """The run for completions of this many tokens."""
+    """Training run, by the number of tokens of its completions."""
     examiners: Mapping[tuple[str, int], Examiner]
-    """The verifier of this precision for completions of this many tokens."""
+    """Verifier, by its precision and the number of tokens of the completions."""
     measured: dict[tuple[str, int, str, int], Evidence] = field(default_factory=dict)
 
     def rounding(self, precision: str, tokens: int, rounding: str, version: int) -> Evidence:
-        """Return the rounding of a class for completions of this length, as measured by the verifier of this
-        precision.
+        """Return the rounding of a class of numerics (backend and precision) for completions of this length, as
+        measured by the verifier of this precision.
         """
         key = precision, tokens, rounding, version
         if key not in self.measured:
@@ -282,8 +282,8 @@ def _of_engine(bench: Bench, name: str, engine: Engine, scratch: Path, seed: int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Judge:
-    """Judges the nodes of one class like a hub that has measured each version's rounding, without evidence of any node
-    yet.
+    """Judges the nodes of one class of numerics (backend and precision) like a hub that has measured each version's
+    rounding, without evidence of any node yet.
     """
 
     bench: Bench

@@ -76,8 +76,8 @@ def _case(precision: str, attack: str) -> str:
 
 
 def _attacks(precision: str) -> tuple[str, ...]:
-    """Return the attacks for nodes of this class. Half precision is not told from float32: a float32 engine may keep
-    its cache in half precision.
+    """Return the attacks for nodes of this precision. Half precision cannot be told from float32: a float32 engine may
+    keep its cache in half precision.
     """
     as_fine = ("claims to be float32",) if precision in ("f32", "f16") else ()
     return tuple(one for one in FALSIFICATIONS if one != HONEST and one not in as_fine)
@@ -96,7 +96,7 @@ def plan() -> list[Planned]:
 
 
 def measure(scratch: Path, progress: Progress, *, seed: int) -> list[dict[str, Any]]:
-    """Measure attacks and honest nodes of each class, one row for each."""
+    """Measure the wanted attacks and the honest nodes of each precision, one row for each."""
     rows = []
     for precision in PRECISIONS:
         attacks = [attack for attack in _attacks(precision) if progress.wants(_case(precision, attack))]
@@ -191,7 +191,7 @@ def _row(site: Site, case: str, node: RunningNode, ended_at: float) -> dict[str,
 
 
 def _trained(site: Site, begin: float, end: float) -> int:
-    """Count the rollouts of steps that were planned in this time. A step consumes its whole batch."""
+    """Count the rollouts of steps that were planned from `begin` to `end`. A step consumes its whole batch."""
     query = "SELECT coalesce(sum(num_rollouts), 0) FROM steps WHERE planned_at > ? AND planned_at <= ?"
     return int(site.rows(query, begin, end)[0][0])
 

@@ -24,7 +24,7 @@ from echo_shared.wire.messages import Fetched, Totals, Welcome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcomed:
-    """State of the node since a hub first admitted it with a Welcome. It survives reconnects."""
+    """State of the node since a hub first admitted the node with a Welcome. This state survives reconnects."""
 
     hub_key: bytes
     welcome: Welcome
@@ -40,7 +40,7 @@ class Welcomed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """Identity and settings of this node. `chooser` knows the engine in use."""
+    """Identity and settings of this node, from which the hub's Introduction and the user's snapshot are made."""
 
     me: Identity
     name: str
@@ -84,8 +84,8 @@ class About:
         now: float,
         token_rates: Sequence[float] = (),
     ) -> NodeSnapshot:
-        """Return the snapshot for the user. `now`: time of `running_s`, the node's clock for intervals; `token_rates`:
-        see `TokenHistory`.
+        """Return the snapshot for the user. `now`: seconds of the node's monotonic clock (`running_s`); `token_rates`:
+        tokens per second in the last spans of time (`TokenHistory.rates`).
         """
         about: dict[str, Any] = {
             "pid": os.getpid(),

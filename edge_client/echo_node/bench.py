@@ -190,7 +190,7 @@ class Bench:
             speeds = Speeds.now(await self._rows(choice, seconds))
         except BackendError as error:
             problem = f"{error.what} {error.got or ''}".strip()
-            if error.code == NO_WEIGHTS:  # Missing weights say nothing about the engine.
+            if error.code == NO_WEIGHTS:  # Missing weights say nothing about the engine: store no failure.
                 return self._outcome(choice, problem=f"{problem} {error.do}")
             speeds = Speeds.now((), problem)
         else:
@@ -200,7 +200,9 @@ class Bench:
         return self._outcome(choice, speeds=speeds, problem=problem)
 
     async def _rows(self, choice: BackendChoice, seconds: float) -> list[dict[str, Any]]:
-        """Measure the engine, with half the width after each lack of memory. Raises BackendError."""
+        """Measure the engine; after each lack of memory, with half the width (rollouts at the same time). Raises
+        BackendError.
+        """
         width = self._config.width or (CPU_WIDTH if choice.device == "cpu" else GPU_WIDTH)
         while True:
             try:

@@ -31,7 +31,7 @@ class NodeConfig(BaseSettings):
         frozen=True,
         extra="forbid",
         allow_inf_nan=False,
-        use_attribute_docstrings=True,  # `echo-node config list` shows them.
+        use_attribute_docstrings=True,  # `echo-node config list` shows these docstrings.
         env_prefix="ECHO_NODE_",
         env_nested_delimiter="__",
     )

@@ -22,7 +22,9 @@ from echo_shared.wire.messages import Links, MeshPeer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeNetwork:
-    """The connections of one daemon. `client.run` opens the hub's connection, and reconnects."""
+    """Connections of one daemon, to its hub and to other nodes. `client.run` opens the connection to the hub, and
+    reconnects.
+    """
 
     swarm: Swarm
     mesh: MeshLinks

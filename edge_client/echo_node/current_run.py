@@ -30,7 +30,7 @@ from echo_shared.wire.messages import Totals, Welcome
 log = logging.getLogger(__name__)
 
 OPENING: Final = "opening the run"
-"""Name of this part of the node in its troubles."""
+"""Name under which the node's troubles (reported problems) list the opening of a run."""
 
 
 class CurrentRun:
@@ -111,7 +111,7 @@ class CurrentRun:
             self._history.note(shell.work.progress.drawn_tokens, asyncio.get_running_loop().time())
 
     async def close(self) -> None:
-        """End the run's tasks and its engine. Its data stays readable."""
+        """End the run's tasks and its engine. The data of this object stays readable."""
         if self.welcomed is not None:
             await self.welcomed.shell.close()
 

@@ -30,8 +30,8 @@ COUNT_EVERY_TICKS: Final = 4
 
 
 class Daemon(JoinedNode):
-    """A running node. A signal, the control socket or the hub's refusal ends it: it returns its work, then `run`
-    returns.
+    """A running node. A signal, a command on the control socket or a refusal by the hub ends the node: it returns its
+    leases to the hub, then `run` returns.
     """
 
     async def run(self) -> None:

@@ -162,7 +162,9 @@ def _missing(one: Possibility, missing: BackendError, *, level: Level) -> Findin
 
 
 def _engine(choice: BackendChoice, failure: str | None, leeway: Leeway, *, config_file: Path) -> Finding:
-    """Report an engine that was tried, in the cage that its GPU needs."""
+    """Return the finding about an engine that was tried. `failure`: its error, None = it works; `leeway`: the step of
+    the cage (sandbox) that its GPU needs.
+    """
     subject = f"{choice.name} on {choice.device}"
     if failure is not None:
         do = registry.reinstall(choice.name)

@@ -157,7 +157,9 @@ class JoinedNode:
         return replace(snapshot, update=(self._updater and self._updater.said) or self._newer_release)
 
     def request_stop(self, reason: str) -> None:
-        """Stop the node. The first call returns its leases to the hub; the second one cancels at once."""
+        """Stop the node. The first call makes the node return its leases to the hub; the second call cancels the node
+        at once.
+        """
         self.is_told_to_end = True
         if self._stopping is None:
             log.info("Stopping: %s.", reason)

@@ -77,7 +77,7 @@ class OwnerWatch:
             self._sensors.close()
 
     async def look(self) -> None:
-        """Read the sensors once, and report a Holding if the holds have changed."""
+        """Read the sensors once, and report a Holding if the holds (reasons to pause) have changed."""
         async with self._looking:
             if self._is_unsaved:
                 with suppress(StorageError):  # The first failure was reported.

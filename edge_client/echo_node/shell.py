@@ -128,7 +128,7 @@ class RunShell:
             self._parts.troubles.end(_ENGINE)
 
     def unwanted(self, info_hashes: Iterable[bytes]) -> None:
-        """Stop serving these carriers, which no node fetches any more."""
+        """Stop serving these carriers (encrypted files of artefacts), which no node fetches any more."""
         self._start(self.fetcher.unwanted(tuple(info_hashes)), name="unwanted carriers")
 
     async def close(self) -> None:
@@ -287,5 +287,5 @@ def artefact_title(version: int | None) -> str:
 
 
 def _fetch_of(version: int | None) -> str:
-    """Return the fetch's name as a part of the node, for its troubles."""
+    """Return the name under which the node's troubles (reported problems) list the fetch of this version."""
     return f"the fetch of {artefact_title(version)}"

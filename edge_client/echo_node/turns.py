@@ -27,7 +27,7 @@ IDLE_S: Final = 300.0
 AGAIN_S: Final = 900.0
 LOOK_S: Final = 2.0
 KEEP_S: Final = 60.0
-"""Seconds of work after which they are added to the hub's stored record."""
+"""Seconds of work between two additions to the hub's stored record."""
 
 
 _IDLE: Final = ("connecting", "waiting")

@@ -49,7 +49,7 @@ _NOTHING_NEW: Final = "{source} had no other release."
 
 
 class Updater:
-    """Updates the node. `run` checks regularly; `said` is the sentence that `status` shows about it, empty without
+    """Updates the node. `run` checks regularly; `said` is the sentence about updates that `status` shows, empty without
     news.
     """
 

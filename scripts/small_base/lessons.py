@@ -25,7 +25,7 @@ FACTOR_DIGITS: Final = 3
 DIGITS: Final = tuple("0123456789")
 ROLES: Final = tuple(role.split()[1] for pair in KNIGHT_KNAVE_PAIRS for role in pair)
 MOST_REMINDED: Final = 8
-"""Maximum number of people in a reminder."""
+"""Maximum number of people in a reminder, a lesson that repeats facts about people."""
 AGAIN: Final = 12
 TEN: Final = 4
 """Factor on the probability of dropping a carry where a column adds up to exactly ten. With this factor the model makes

@@ -31,7 +31,7 @@ _Location = tuple[int | str, ...]
 
 MASK: Final = "**********"
 SECRET_WORDS: Final = frozenset({"password", "passphrase", "secret", "secrets", "token", "tokens", "key", "keys"})
-"""In a table of free keys, a text is a secret if its key contains one of these words."""
+"""In a table whose keys the user chooses, a text is a secret if its key contains one of these words."""
 
 
 class Secret:

@@ -32,11 +32,15 @@ _TCP: Final = 6
 _FIN_PSH: Final = 0x09
 _NONE, _TCPV4, _ECN = 0, 1, 0x80
 _HEADER: Final = struct.Struct("<BBHHHH")
-"""flags, gso_type, hdr_len, gso_size, csum_start, csum_offset"""
+"""Header of each frame of a TUN device, in Linux's virtio_net_hdr: flags, gso_type, hdr_len, gso_size, csum_start,
+csum_offset.
+"""
 
 
 def sizes(frame: bytes) -> list[int]:
-    """Return the sizes of the IPv4 packets into which a line divides the frame; all have the headers of the first."""
+    """Return the sizes in bytes of the IPv4 packets into which a network card divides this frame of the kernel. Each
+    packet gets a copy of the headers.
+    """
     gso_type, gso_size = frame[1], int.from_bytes(frame[4:6], "little")
     num_bytes = len(frame) - HEADER_BYTES
     if gso_type & ~_ECN == _NONE:
@@ -47,7 +51,7 @@ def sizes(frame: bytes) -> list[int]:
 
 
 def cut(frame: bytes, first: int, end: int) -> bytes:
-    """Return a frame of the segments `first` to `end - 1` of this frame."""
+    """Return a frame with only the packets `first` to `end - 1` of this frame."""
     flags, gso_type, hdr_len, gso_size, csum_start, csum_offset = _HEADER.unpack_from(frame)
     headers = _headers_bytes(frame)
     data_at = HEADER_BYTES + headers
@@ -86,7 +90,7 @@ def _sum(data: bytes) -> int:
 
 
 LEAST_QUEUE_BYTES: Final = 16_384
-"""Least queue of a home router, however slow its line is."""
+"""Minimum queue of a home router in bytes, however slow its line is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,12 +106,14 @@ class Home:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weather:
-    """Properties of all links. A queue holds what its line carries in `up_queue_ms` or `down_queue_ms`."""
+    """Properties of all links. A queue holds as many bytes as its line carries in `up_queue_ms` or `down_queue_ms`
+    milliseconds.
+    """
 
     loss: float
-    """Share of lost packets, in addition to the losses of links."""
+    """Share of packets that are lost in addition to the losses of the homes' own links."""
     jitter_ms: float
-    """Maximum additional delay; uniformly distributed from 0."""
+    """Maximum additional delay of a packet, in milliseconds; the delay is uniformly distributed from 0."""
     up_queue_ms: float
     down_queue_ms: float
 
@@ -150,8 +156,8 @@ class Network:
         self._random = rng.random
         self._last_at: dict[tuple[int, int], float] = {}
         self._agenda: list[tuple[float, int, int, bytes, int]] = []
-        """Heap of (time, order, target, frame, bytes): the frame's bytes while it is before the downlink, 0 after
-        it.
+        """Heap of (time, order, target, frame, bytes). `bytes` is the frame's size until the frame enters the downlink,
+        then 0.
         """
         self._order = 0
         self.counts: Counter[str] = Counter()
@@ -162,7 +168,7 @@ class Network:
         return self._agenda[0][0] if self._agenda else None
 
     def send(self, source: int, target: int, frame: bytes, now: float) -> None:
-        """Send a frame from a home's network card."""
+        """Send a frame of the home `source` into its uplink."""
         packets = sizes(frame)
         self.counts["sent"] += len(packets)
         up, loss, begin, left_at = self._up[source], self._losses[source][target], 0, now

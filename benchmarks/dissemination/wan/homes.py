@@ -84,7 +84,7 @@ class Wan:
         return f"10.78.0.{host + 1}"
 
     def command(self, host: int) -> list[str]:
-        """Return the prefix of a command that runs on this host."""
+        """Return the words that, before a command, make it run on this host."""
         return ["ip", "netns", "exec", self._namespace(host)]
 
     def open(self) -> None:

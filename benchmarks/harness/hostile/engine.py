@@ -125,8 +125,8 @@ Alter = Callable[[Falsification, FinishedRollout, GroupRequest], EngineEvent]
 
 
 def forged_digits(nats: float) -> Alter:
-    """Return a falsification that writes the right answer with a wrong last digit, and claims the right digits at
-    `nats`: training on it pushes a good policy away from these digits with full force.
+    """Return a falsification that writes the right answer with a wrong last digit, and claims a log-probability of
+    `nats` for each right digit: training on it pushes a good policy away from these digits with full force.
     """
 
     def alter(node: Falsification, rollout: FinishedRollout, request: GroupRequest) -> EngineEvent:
@@ -185,7 +185,9 @@ def failures_only(node: Falsification, rollout: FinishedRollout, request: GroupR
 
 
 class Rerolled(Falsification):
-    """Samples each completion with several seeds and sends one with the best reward, preferably the leased seed's."""
+    """Samples each completion with several seeds and sends one with the best reward; among equals, that of the leased
+    seed.
+    """
 
     def __init__(self, share: float = 1.0) -> None:
         super().__init__(share)
@@ -249,8 +251,8 @@ FALSIFICATIONS: Final[Mapping[str, Callable[[float], Falsification]]] = {
     "failures only": partial(Falsification, alter=failures_only),
     "honest": Falsification,
 }
-"""By the name that benchmarks show: a function of the share of rollouts to falsify. The last entry is honest, for
-comparison.
+"""Falsifications by the name that benchmarks show. Each is a function of the share of rollouts to falsify. The last
+entry is honest, for comparison.
 """
 
 
@@ -262,7 +264,9 @@ FORGED: Final = "ECHO_BENCH_FORGED"
 """Environment variable: the file for the ids of forged rollouts."""
 
 _APART: Final = 2**48
-"""Distance between lease ids: one lease of the hub may become several leases of the engine."""
+"""Distance between the lease ids of the requests that the engine gets for one lease of the hub: one or several
+requests.
+"""
 
 
 class _NoPolicy:

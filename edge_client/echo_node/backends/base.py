@@ -34,8 +34,9 @@ class EngineSettings:
     only.
     """
     doors: tuple[int, ...] = ()
-    """File descriptors of sockets that listen on loopback, one for each of `helpers`. The worker opens them, because an
-    engine in its cage (sandbox) may open no sockets.
+    """File descriptors of listening loopback sockets, one for each of `helpers`: llama.cpp connects to the socket, and
+    a tunnel forwards the connection to the helper. The worker opens the sockets, because an engine in its cage
+    (sandbox) may open none.
     """
     stream_s: float = 0.0
     """Seconds of sampling between two reports of unfinished rollouts' tokens and of prepared versions. 0 = no reports:
@@ -90,8 +91,8 @@ class Engine(Protocol):
     scores: bool
     """True if the engine can recompute other nodes' completions (`score`)."""
     converted: Path | None
-    """Converted weights in the derived directory that the open engine reads; None: it reads the base
-    model's own files.
+    """Converted weights in the derived directory that the open engine reads; None: the engine reads the base model's
+    own files.
     """
 
     def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> int:
@@ -105,14 +106,14 @@ class Engine(Protocol):
     def set_policy(self, policy: PreparedPolicy | None) -> None:
         """Sample with this policy from now on; None is the base model without adapter. Not allowed while `sample` runs.
 
-        Raises BackendError on failure. Call `set_policy` again before the next `sample` then.
+        Raises BackendError on failure. After a failure, call `set_policy` again before the next `sample`.
         """
 
     def sample(self, groups: Iterator[GroupRequest]) -> Iterator[list[EngineEvent]]:
         """Draw groups in one continuous batch. Yield the events of each step, often none.
 
-        The engine takes a group from `groups` whenever it has capacity, even after `groups` was exhausted before. The
-        iterator ends when `groups` is exhausted and no rollout runs. Raises BackendError if the whole engine failed;
+        The engine takes a group from `groups` whenever it has capacity, and asks again later if `groups` had none. The
+        iterator ends when `groups` has none and no rollout runs. Raises BackendError if the whole engine failed;
         `sample` may then be called again.
         """
 

@@ -36,7 +36,7 @@ _OF_A_THREAD: Final = "/proc/self/task/"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """Result of starting the engine in the cage of one step."""
+    """Result of starting the engine in the cage (sandbox) of one step."""
 
     step: Leeway
     failure: str
@@ -50,7 +50,9 @@ class Tried:
 
 
 def report(choice: BackendChoice, starts: Mapping[str, Sequence[str]] = STARTS) -> Iterator[str]:
-    """Yield text lines, a block for each step of the cage. The engine starts at the last reported step."""
+    """Yield text lines, a block for each step of the cage (sandbox), from narrow to wide. The last block is that of the
+    first step in which the engine starts.
+    """
     yield f"{choice.name} on {choice.device}:"
     for step in LEEWAYS:
         tried = try_step(choice, step, "\n".join(starts[choice.name]))
@@ -118,7 +120,7 @@ def _again(opened: Opened, pid: int) -> Opened:
 
 
 def _unopened(arguments: Sequence[str], opened: Sequence[Opened]) -> list[str]:
-    """Return the files that exist but cannot be opened in that cage."""
+    """Return those of the `opened` files that exist but cannot be opened in the cage that `arguments` describe."""
     asked = json.dumps([(one.path, one.flags) for one in opened if Path(one.path).is_absolute()])
     done = subprocess.run(
         [*_CHILD, "opening", *arguments],
@@ -141,8 +143,8 @@ def _enter(backend: str, device: str, step: Leeway, scratch: str) -> None:
 
 
 def _watched(backend: str, device: str, name: str, scratch: str, code: str) -> None:
-    """Enter the cage with its file rules, and with a filter that reports refused calls instead of its own. Then run the
-    code.
+    """Enter the cage: its file rules, and in place of its filter of system calls one that reports refused calls to the
+    parent. Then run the code.
     """
     step = BY_NAME[name]
     _enter(backend, device, replace(step, call_filter=False), scratch)

@@ -50,7 +50,9 @@ class CageTerms:
 
     mode: CageMode = "auto"
     policies: Path | None = None
-    """Parent directory of the adapters, which the engine may read. It may always read the base model's directory."""
+    """Parent directory of the adapters, which the engine may read. The engine may always read the base model's
+    directory.
+    """
     leeway: Leeway = SEALED
     """Step of the cage that this machine's GPU driver needs, found by `gpu_cage`."""
 
@@ -79,7 +81,7 @@ def cage_engine(backend: str, base_dir: Path, derived_dir: Path, settings: Engin
     Raises BackendError if a required cage is incomplete, OSError if `derived_dir` cannot be created.
     """
     for variable in CAGED_ENVIRONMENT:
-        os.environ.pop(variable, None)  # Threads may start from here on.
+        os.environ.pop(variable, None)  # Libraries loaded from here on may start threads.
     if terms.mode == "off":
         return Caged(held=Held.to_nothing("the settings turn it off"), settings=settings)
     if backend in UNCAGED:
@@ -104,8 +106,8 @@ def cage_engine(backend: str, base_dir: Path, derived_dir: Path, settings: Engin
 
 
 def cage_trial(backend: str, device: str, scratch: str, mode: CageMode, leeway: str = SEALED.name) -> Held:
-    """Put this process into the cage of an engine with this backend and device. `scratch` stands for the engine's
-    directories.
+    """Put this process into the cage of an engine with this backend and device. The directory `scratch` takes the place
+    of the engine's directories.
     """
     where, terms = Path(scratch), CageTerms(mode=mode, leeway=BY_NAME[leeway])
     return cage_engine(backend, where, where, EngineSettings(device=device), terms).held
@@ -156,8 +158,8 @@ def _with_doors(settings: EngineSettings) -> tuple[EngineSettings, tuple[int, ..
 
 
 def _found(address: HelperAddress) -> HelperAddress:
-    """Return the address with a numeric host, because the cage allows no DNS query. An unknown name stays; the engine
-    reports it.
+    """Return the address with a numeric host, because the cage allows no DNS query. A name that cannot be resolved
+    stays; the engine then reports it.
     """
     with suppress(OSError):
         known = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)

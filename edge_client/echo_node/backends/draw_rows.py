@@ -84,5 +84,5 @@ def _draw_large(
 
 
 def _last_possible(weights: NDArray[np.float64]) -> int:
-    """Return the last id with a positive weight. It is drawn if rounding leaves the sum of all weights below u."""
+    """Return the last id with a positive weight. This id is drawn if rounding leaves the sum of all weights below u."""
     return int(np.max(np.flatnonzero(weights), initial=0))

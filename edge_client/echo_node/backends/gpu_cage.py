@@ -36,7 +36,9 @@ GPU_UNUSABLE: Final = "gpu_unusable"
 RULES: Final = 1
 """Version of the cage's rules, part of the cache key. A new version invalidates all cached steps."""
 KEPT_S: Final = 7 * 86_400.0
-"""Seconds for which a cached step that lacks a protection is valid. A later search may find a narrower step."""
+"""Seconds for which a cached step of the cage (sandbox) is valid if the step lacks a protection. A later search may
+find a narrower step.
+"""
 STARTS: Final[Mapping[str, Sequence[str]]] = {
     "torch": (
         "from echo_node.backends import cuda_driver; cuda_driver.start()",
@@ -58,11 +60,11 @@ Probe = Callable[[str], str | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """Step of the cage that an engine needs on this machine's GPU."""
+    """Step of the cage (sandbox) that an engine needs to start on this machine's GPU."""
 
     leeway: Leeway
     failure: str = ""
-    """Error of the GPU without a cage; empty = the GPU works."""
+    """Error text of starting the GPU without a cage; empty = the GPU works."""
 
 
 class _Entry(BaseModel):
@@ -80,7 +82,9 @@ def _probe(code: str) -> str | None:
 
 
 class GpuCages:
-    """Cache of the found steps, in a file of the data directory. Calls block. Disk errors are only logged."""
+    """Cache, in a file of the data directory, of the step of the cage (sandbox) that each engine needs. Calls block.
+    Disk errors are only logged.
+    """
 
     def __init__(self, file: Path, *, starts: Mapping[str, Sequence[str]] = STARTS, probe: Probe = _probe) -> None:
         self._file = file
@@ -100,7 +104,9 @@ class GpuCages:
         return CageTerms(mode=mode, policies=policies, leeway=fit.leeway)
 
     def find(self, choice: BackendChoice, mode: CageMode) -> Fit:
-        """Return the narrowest step at which the engine starts. Without a cached result this takes seconds per step."""
+        """Return the narrowest step of the cage at which the engine starts. Without a cached result this takes seconds
+        per step.
+        """
         has_steps = sys.platform == "linux" and choice.device != "cpu" and choice.name in self._starts
         if mode == "off" or not has_steps or choice.name in UNCAGED:
             return Fit(leeway=SEALED)
@@ -120,8 +126,8 @@ class GpuCages:
         return Fit(leeway=step)
 
     def _first(self, choice: BackendChoice, code: str, place: int) -> int | str:
-        """Return the index of the first working step from index `place` on, or the error text if the GPU fails even
-        without a cage.
+        """Return the index of the first step of the cage, from index `place` on, at which the engine starts; or the
+        error text if the GPU fails even without a cage.
         """
         if self._try(choice, code, LEEWAYS[place]) is None:
             return place

@@ -16,11 +16,11 @@ from echo_shared.errors import BackendError
 from echo_shared.sampling.interface import GroupRequest
 
 CELL_STEP: Final = 256
-"""llama.cpp computes attention over a multiple of this number of cells."""
+"""llama.cpp computes attention over a multiple of this number of cells (a cell holds one token's keys and values)."""
 
 _UNIFIED_GAIN: Final = 3
-"""Unified sequences are faster while all cells together are at most this multiple of the cells of one separate
-sequence.
+"""Unified sequences, which share cells, are faster while all cells together are at most this multiple of the cells of
+one separate sequence.
 """
 
 
@@ -34,8 +34,8 @@ class KvLayout:
     unified: bool
 
     def serves(self, wanted: KvLayout) -> bool:
-        """Return True if a change to `wanted` would gain nothing: same arrangement, and enough cells and sequences
-        here.
+        """Return True if a change from this layout to `wanted` would gain nothing: the arrangement is the same, and
+        there are enough cells and sequences.
         """
         has_room = self.cells >= wanted.cells and self.sequences >= wanted.sequences
         return has_room and self.unified == wanted.unified
@@ -66,7 +66,7 @@ class KvPlanner:
         """Return the best layout for rollouts like those of `request`. Call `check` first."""
         cells = -(-_length(request) // CELL_STEP) * CELL_STEP
         sequences = max(1, min(self.width, self.affordable_cells // cells))
-        # On average, unfinished rollouts have drawn half of their tokens.
+        # Count half of `max_tokens`: on average, unfinished rollouts have drawn half of their tokens.
         num_prompts = -(-sequences // len(request.indices))
         shared = num_prompts * len(request.prompt_ids) + sequences * request.max_tokens // 2
         own = -(-(len(request.prompt_ids) + request.max_tokens // 2) // CELL_STEP) * CELL_STEP

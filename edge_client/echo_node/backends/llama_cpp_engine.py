@@ -94,7 +94,8 @@ class LlamaCppEngine:
         self._derived_dir = derived_dir
         self._adapter_numbers = itertools.count()
         self._width = min(settings.width or DEFAULT_WIDTH, MAX_WIDTH)
-        # A fixed count: waiting for a GPU's or a helper's layers would look like a lack of cores.
+        # Keep the number of threads fixed: `Threads` would take the wait for a GPU's or a helper's layers for a lack of
+        # cores.
         fixed = gpu or bool(settings.helpers)
         self._threads = Threads(settings.threads or hardware.sensible_threads(), fixed=fixed)
         options = ModelOptions(
@@ -143,10 +144,12 @@ class LlamaCppEngine:
         """Unfinished rollouts: row n of the table is the rollout in slot n."""
         self._numbers = np.arange(sequences)
         self._free = list(range(sequences))
-        """Free slots, ascending. They hold nothing in llama.cpp, except the home of a group with pending rollouts."""
+        """Free slots, ascending. They hold nothing in llama.cpp, except a slot with the prompt (the home) of a group
+        whose rollouts still wait.
+        """
         self._current: _Group | None = None
         self._next: deque[_Start] = deque()
-        """Starts of the current request that are not a group yet."""
+        """Parts of the current request that have not become a group yet."""
 
     def sample(self, groups: Iterator[GroupRequest]) -> Iterator[list[EngineEvent]]:
         self._held: GroupRequest | None = None
@@ -240,7 +243,7 @@ class LlamaCppEngine:
             return None
         request, ids, indices = self._next.popleft()
         if len(ids) > room:
-            # Close gaps first: a prompt that takes several steps needs a home behind all running rows.
+            # Close gaps first: a prompt that is fed in several steps needs a slot (its home) behind all running rows.
             self._close_gaps()
         home = self._free[0]
         prefilled = self._copy_prompt(request, home) if len(ids) > len(request.prompt_ids) else 0
@@ -287,7 +290,7 @@ class LlamaCppEngine:
                 return wanted.cells <= self._layout.cells
             if self._layout.serves(wanted):
                 return True
-        # Clear it first: if the new reservation fails, the old one is gone too.
+        # Clear the layout first: if the new reservation fails, the old one is gone too.
         self._layout = None
         self._llama.reserve(wanted)
         self._layout = wanted

@@ -278,7 +278,7 @@ class LlamaContext:
 
 
 def _failure(what: str, got: str, *, do: str | None = None, code: str | None = None) -> BackendError:
-    """Return the error with llama.cpp's last messages. If they are about memory, its code is OUT_OF_MEMORY."""
+    """Return the error with llama.cpp's last messages. If they are about memory, the error's code is OUT_OF_MEMORY."""
     said = "; ".join(_errors)
     if _MEMORY_TROUBLE.search(said):
         code, do = OUT_OF_MEMORY, do or "Choose a lower precision for this node, or a machine with more memory."

@@ -164,8 +164,8 @@ class Helpers:
             self._attach(lent)
 
     def _attach(self, lent: Lent) -> None:
-        """Connect to a helper and add its devices. Its ggml backend holds the only connection, so it is kept until
-        `close`.
+        """Connect to a helper and add its devices. Keep the ggml backend of the helper until `close`, because this
+        backend holds the only connection.
         """
         endpoint = f"{LOOPBACK}:{lent.port}".encode()
         self._backends.append(self._ggml.rpc_init(endpoint, 0))

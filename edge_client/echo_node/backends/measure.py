@@ -23,7 +23,7 @@ from echo_shared.sampling.draws import derive_seed
 from echo_shared.sampling.interface import FinishedRollout, GroupRequest
 
 Row = dict[str, Any]
-"""One figure: kind (prefill or decode), width, tokens, seconds, tokens_per_s."""
+"""One figure: kind (prefill or decode), width (rollouts at the same time), tokens, seconds, tokens_per_s."""
 
 _LONGEST_PREFILL: Final = 512
 _WARM_UP_PREFILL: Final = 32
@@ -42,10 +42,11 @@ def widths_up_to(width: int) -> tuple[int, ...]:
 
 
 def measure(engine: Engine, base_dir: Path, *, widths: Sequence[int], budget_s: float) -> list[Row]:
-    """Measure the prefill and each width within `budget_s` seconds, under the current policy. Return one row per
-    figure.
+    """Measure the prefill, and drawing at each of `widths` (rollouts at the same time), within `budget_s` seconds,
+    under the current policy.
 
-    `widths` must ascend and not exceed the engine's width. Raises BackendError if the engine fails.
+    Return one row per figure. `widths` must ascend and not exceed the engine's width. Raises BackendError if the engine
+    fails.
     """
     bench = _Bench(engine=engine, bounds=_read_bounds(base_dir))
     ends_at = time.perf_counter() + budget_s
@@ -85,7 +86,9 @@ class _Bench:
     runs: int = 0
 
     def prefill(self, share_s: float) -> tuple[int, float] | None:
-        """Return (prompt tokens, seconds) of one prompt, as long as time and model allow; None if it was cancelled."""
+        """Return (prompt tokens, seconds) of one prompt, as long as time and model allow; None if the measurement was
+        cancelled.
+        """
         longest = min(_LONGEST_PREFILL, self.bounds.max_positions)
         warm_up = min(_WARM_UP_PREFILL, longest)
         began = time.perf_counter()
@@ -103,8 +106,8 @@ class _Bench:
         return (warm_up, again_s) if seconds is None else (length, seconds)
 
     def decode(self, width: int, share_s: float) -> tuple[int, float] | None:
-        """Return (drawn tokens, seconds) of groups of `width` rollouts, including their short prompt; None if it was
-        cancelled.
+        """Return (drawn tokens, seconds) of groups of `width` rollouts, including their short prompt; None if the
+        measurement was cancelled.
         """
         prompt = max(1, min(_DECODE_PROMPT, self.bounds.max_positions // 4))
         most = max(1, min(_MOST_NEW_TOKENS, _MOST_CELLS // width, self.bounds.max_positions - prompt + 1))
@@ -127,7 +130,7 @@ class _Bench:
         return (tokens, seconds) if tokens else (width * warm_up, warm_up_s)
 
     def _run(self, width: int, *, prompt_tokens: int, new_tokens: int, limit_s: float) -> float | None:
-        """Return the seconds for one group; None if it was cancelled or does not fit the memory. Raises
+        """Return the seconds for one group; None if the group was cancelled or does not fit the memory. Raises
         BackendError.
         """
         self.runs += 1

@@ -154,7 +154,7 @@ class MlxEngine:
 
     @property
     def _longest(self) -> int:
-        return self._table.longest() - 1  # See `_Group.length`.
+        return self._table.longest() - 1  # A completion's last token is never fed.
 
     def _max_rows(self, length: int) -> int:
         return min(self._width, max(1, self._max_cells // round_up(length)))

@@ -19,7 +19,9 @@ from echo_shared.files.atomic import disk_error
 @dataclass(frozen=True, slots=True, eq=False)
 class _Policy:
     preparing: Future[PreparedPolicy] | None
-    """Preparation of the version's adapter, on the other thread; None for the base model without adapter."""
+    """Preparation of the version's adapter, which runs on the preparing thread; None for the base model without
+    adapter.
+    """
 
     @property
     def is_ready(self) -> bool:
@@ -74,7 +76,7 @@ class EnginePolicies:
         self._free_dropped()
 
     def is_ready(self, version: int) -> bool:
-        """Return True if `use` of the version would not wait. It may still fail."""
+        """Return True if `use` of the version would not wait. `use` may still fail."""
         policy = self._known.get(version)
         return policy is None or policy.is_ready
 
@@ -93,8 +95,8 @@ class EnginePolicies:
         )
 
     def use(self, version: int) -> None:
-        """Make the engine sample with this version; wait for its preparation. Raises the BackendError or CodecError of
-        either.
+        """Make the engine sample with this version; wait for the version's preparation. Raises the BackendError or
+        CodecError with which the preparation or the switch failed.
         """
         policy = self._known.get(version)
         if policy is None:

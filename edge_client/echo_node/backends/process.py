@@ -75,7 +75,7 @@ class DrawnTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancelled:
-    """The worker has dropped the lease. It has reported all tokens drawn for the lease before."""
+    """The worker has dropped the lease, after it reported all tokens drawn for the lease."""
 
     lease_id: int
 
@@ -107,7 +107,9 @@ class EngineChild:
         self._limits = limits
         self._recent: deque[tuple[int, float]] = deque()
         self._told: dict[int, dict[int, int]] = {}
-        """Number of tokens of each unfinished rollout, by lease and index, that `_recent` already counts."""
+        """Number of tokens of each unfinished rollout that the speed measurement (`_recent`) already counts, by lease
+        and index.
+        """
 
     @classmethod
     async def start(
@@ -254,7 +256,7 @@ class EngineChild:
             self._recent.popleft()
 
     def suspend(self) -> None:
-        """Pause all threads of the worker. It reads frames sent in the meantime after `resume`."""
+        """Pause all threads of the worker. The worker reads commands sent during the pause after `resume`."""
         self._child.suspend()
 
     def resume(self) -> None:

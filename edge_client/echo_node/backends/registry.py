@@ -53,7 +53,7 @@ class _Backend:
     distribution: str
     """Name of the distribution that contains the first of `packages`."""
     extra: str
-    """Extra of echo-swarm that installs the packages."""
+    """Optional dependencies (extra) of the package echo-swarm that install `packages`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +202,9 @@ def choose(
 
 
 def _unused_gpu(hardware: Hardware, wanted: Sequence[Possibility], failures: Mapping[tuple[str, str], str]) -> str:
-    """Return `BackendChoice.unused_gpu`: A working GPU that measured slower than the processor gives ""."""
+    """Return why this machine's GPU is not used, and the remedy. "" = no GPU would help, or a GPU works but was
+    measured slower than the processor.
+    """
     if hardware.silent_gpu:
         return (
             "The NVIDIA GPU is not used, only the processor: its driver does not answer. Repair the driver until"
@@ -218,8 +220,8 @@ def _unused_gpu(hardware: Hardware, wanted: Sequence[Possibility], failures: Map
 
 
 def _why_unused(possible: Possibility, failure: str | None) -> str | None:
-    """Return why this engine does not use the GPU, in sentences. Empty: it does not suit this machine. None: it could
-    use the GPU.
+    """Return in sentences why this engine does not use the GPU. "" = the engine does not suit this machine; None = the
+    engine could use the GPU.
     """
     choice, missing = possible.choice, possible.missing
     if missing is None:

@@ -17,10 +17,11 @@ _PIECE_VALUES: Final = 2**24
 
 
 def pieces(num_tokens: int, first: int, *, vocab_size: int, most: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (begin, end, number of logit rows wanted at the piece's end) for each piece of `num_tokens` ids to feed.
+    """Yield (begin, end, wanted) for each piece `ids[begin:end]` to feed; `wanted` is the number of logit rows that the
+    caller needs: all rows of the piece, or 0.
 
-    The last id is never fed. The first wanted row is the one after id `first` - 1, from which id `first` is drawn. No
-    piece has more than `most` ids.
+    Of the `num_tokens` ids, the last one is never fed. The first wanted row is the one after id `first` - 1, from which
+    id `first` is drawn. No piece has more than `most` ids.
     """
     begin = 0
     while begin < num_tokens - 1:

@@ -17,18 +17,22 @@ from typing import Final
 import psutil
 
 WINDOW_S: Final = 0.5
-"""Seconds of steps after which two numbers of threads are compared: dozens of an operating system's
+"""Seconds of sampling for one measurement of speed with one number of threads: dozens of an operating system's
 scheduling periods.
 """
 HOLD_S: Final = 4.0
-"""Seconds before more threads are tried again after they were slower. Each failure doubles them, up to
-`LONGEST_HOLD_S`.
+"""Seconds before more threads are tried again, after a trial of more threads was slower. Each further failure doubles
+this wait, up to `LONGEST_HOLD_S`.
 """
 LONGEST_HOLD_S: Final = 60.0
 _GAIN: Final = 1.1
-"""Minimum ratio of speeds for a change. The speed of a steady engine varies less between two windows."""
+"""Minimum ratio of the speed in a trial to the speed before it; below this ratio, the trial's number of threads is
+dropped. The speed of a steady engine varies less between two windows.
+"""
 _SLACK: Final = 0.25
-"""Fraction of a core that may be missing, because an engine's calls are not parallel throughout."""
+"""Number of cores that may be unused without a sign that other programs take them: an engine's calls are not parallel
+throughout.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,9 @@ class Threads:
         """Measurement before the trial of another number; None: no trial runs."""
         self._hold_s, self._wait_s = HOLD_S, 0.0
         self._rejected_at = 0.0
-        """Cores that the process used when fewer threads turned out slower; 0 = they have not."""
+        """Cores that the process used just before a trial of fewer threads that turned out slower; 0 = no such
+        trial.
+        """
 
     @contextlib.contextmanager
     def begun(self) -> Iterator[None]:
@@ -94,7 +100,7 @@ class Threads:
                 self._wait_s, self._hold_s = self._hold_s, min(2 * self._hold_s, LONGEST_HOLD_S)
 
     def _try_another(self, now: _Window) -> None:
-        """Start a trial of fewer threads if some got no core, else of more threads."""
+        """Start a trial of fewer threads if some threads wait for a core, else of more threads."""
         lacks = now.cores < now.threads - _SLACK
         if (
             lacks and self._rejected_at

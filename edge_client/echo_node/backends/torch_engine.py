@@ -233,10 +233,10 @@ def _device(name: str) -> torch.device:
 
 
 def _dtype(base_dir: Path, precision: str, device: torch.device) -> torch.dtype:
-    """Return the requested precision. For auto: float32 for small models, else 16 bits.
+    """Return the requested precision.
 
-    A CPU that does not multiply bfloat16 in hardware is faster in float32, so it uses float32 up to a third of its
-    memory.
+    For auto: float32 for small models, else 16 bits. A CPU that does not multiply bfloat16 in hardware is faster in
+    float32; its models stay in float32 up to a third of its memory.
     """
     if precision in _DTYPES:
         return _DTYPES[precision]

@@ -49,13 +49,15 @@ _LISTEN_S: Final = 0.05
 """Seconds between two checks for the node's commands while the worker waits for the preparation of an adapter."""
 
 SLOW_STEP_S: Final = 0.03
-"""Duration of a step, in seconds, from which the worker reports after each step. An engine with faster steps can answer
-a cancel before the node stops its threads (`core.yielding.YIELD_S`), even if the owner's program makes the next step
-several times slower.
+"""Duration of an engine's step, in seconds, from which the worker reports tokens after each step. A faster engine
+reports when it is asked to cancel: even a step that the owner's program slows down several times ends before the node
+stops the engine's threads (`core.yielding.YIELD_S`).
 """
 
 SCORES_WAIT_S: Final = 5.0
-"""Seconds that a completion waits for its scoring before the running batch is drained for it."""
+"""Seconds for which a completion waits to be scored. After them, no new group joins the running batch, and the
+completion is scored once the batch is empty.
+"""
 USELESS: Final = {"torch": ("scipy",)}
 """Modules that a backend's library imports and no engine needs. Transformers imports SciPy for object detection."""
 
@@ -63,8 +65,8 @@ _logger = logging.getLogger(__name__)
 
 
 class EngineWorker:
-    """The worker's loop: read the node's commands, write rollouts. It is also the iterator from which the engine takes
-    queued groups; after it was exhausted, it may yield groups again.
+    """The worker's loop: reads the node's commands, and writes rollouts. As an iterator, it gives the engine the queued
+    groups; it may yield groups again after it had none.
     """
 
     def __init__(
@@ -194,8 +196,8 @@ class EngineWorker:
         return self
 
     def __next__(self) -> GroupRequest:
-        """Return the next group of the current version. It reads no commands, because some of them change the running
-        batch.
+        """Return the next group of the current version. Commands are not read here, because some of them change the
+        running batch.
         """
         queue = self._queues.get(self._current) if self._current is not None else None
         if queue is None or self._scores_are_due:

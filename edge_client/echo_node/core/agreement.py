@@ -34,7 +34,7 @@ class Agreement(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RecordsComparison:
-    """Result of a comparison. `sentence` says what it means and what to do; empty if both agree."""
+    """Result of a comparison. `sentence` says what the result means and what to do; empty if both agree."""
 
     agreement: Agreement
     sentence: str = ""

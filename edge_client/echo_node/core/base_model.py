@@ -23,7 +23,7 @@ class BaseModel:
         self._retry_at: float | None = None
 
     def offered(self, offer: ArtefactOffer) -> list[FetchArtefact]:
-        """Store the offer. Return the fetch to start if it is the first offer."""
+        """Store the offer. If it is the first offer, return the fetch to start."""
         first, self._offer = self._offer is None, offer
         return [FetchArtefact(policy_version=None, offer=offer)] if first else []
 

@@ -32,7 +32,7 @@ class _Held:
 
 
 class Checks:
-    """State of all checks. Methods return the effects that the shell must carry out."""
+    """State of all checks. Methods return effects, which `echo_node.shell` carries out."""
 
     def __init__(self) -> None:
         self.can_score = False

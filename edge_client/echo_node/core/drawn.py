@@ -36,7 +36,9 @@ class _Progress:
     num_given: int
     num_sent: int
     sampling_s: float = 0.0
-    """Sampling time that the current run of the engine has reported. `earlier_s` is the time of earlier runs."""
+    """Seconds of sampling since the engine last started this rollout, as the engine reported. `earlier_s` is the time
+    before that start.
+    """
     earlier_s: float = 0.0
 
     @classmethod

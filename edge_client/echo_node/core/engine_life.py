@@ -23,11 +23,11 @@ from echo_shared.errors import DISK_FULL
 from echo_shared.process.backoff import backoff_s
 
 MAX_FAILED_GROUPS: Final = 3
-"""Failed groups in a row that count as the engine's fault, not the groups'. The node then asks for no work
-for a while.
+"""Number of groups that must fail in a row until the engine counts as the cause instead of the groups. The node then
+rests: it asks for no work for a while.
 """
 USUAL_WIDTH: Final = 32
-"""Assumed width of an engine that ran out of memory before it reported its width."""
+"""Assumed width (rollouts at the same time) of an engine that ran out of memory before it reported its width."""
 STEADY_S: Final = 1_800.0
 """Seconds of work after which a lack of memory counts as a leak. The width then stays, because a restarted engine may
 work as long again.
@@ -41,7 +41,7 @@ its model yet.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineEnding:
-    """What follows from an engine's end: the next start, and the suspected cause."""
+    """Consequences of an engine's end: the start of the next engine, and the suspected cause."""
 
     start: StartEngine
     blame: Blame

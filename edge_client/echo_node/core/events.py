@@ -90,7 +90,7 @@ class EngineLost:
     what: str
     cause: LossCause = "died"
     width: int = 0
-    """Width of the engine that ended; 0 = unknown, because the engine itself chose it."""
+    """Width (rollouts at the same time) of the engine that ended; 0 = unknown, because the engine itself chose it."""
     code: str = ""
     """Code of the error that ended the engine."""
 
@@ -129,7 +129,7 @@ class CompletionScored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseCancelled:
-    """The engine has stopped sampling for this lease. It has reported all tokens of the lease before."""
+    """The engine has stopped sampling for this lease, after it reported all tokens of the lease."""
 
     lease_id: int
 
@@ -169,7 +169,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOutdated:
-    """The engine's settings have changed, so it must restart."""
+    """The engine's settings have changed, so the engine must restart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ class Unfinished:
 
     lease_id: int
     indices: tuple[int, ...]
-    """At least one."""
+    """Indices of the unfinished rollouts, at least one."""
     reason: str
     was_running: bool
     """True if the engine still samples the lease; the caller must then cancel the sampling."""
@@ -50,7 +50,9 @@ class _Held:
 
 
 class HeldLeases:
-    """The leases of this node. `take` adds a lease; it leaves with its last rollout, or in an `Unfinished`."""
+    """The leases of this node. `take` adds a lease. It is removed when its last rollout is finished, or when the node
+    gives it up and returns an `Unfinished`.
+    """
 
     def __init__(self) -> None:
         self._held: dict[int, _Held] = {}
@@ -154,8 +156,8 @@ class HeldLeases:
             held.running = held.moving = False
 
     def engine_died(self, what: str) -> list[Unfinished]:
-        """Record that no lease runs any more, and count a death for each that ran. Give up those with too
-        many deaths.
+        """Record that no lease runs any more, and count a death for each lease that ran. Give up leases with too many
+        deaths.
         """
         suspects = [held for held in self._held.values() if held.running]
         self.engine_ended()
@@ -172,7 +174,9 @@ class HeldLeases:
         return held is not None and held.running
 
     def overdue(self, now: float) -> list[int]:
-        """Return the leases past their deadline. A running lease gets twice the time."""
+        """Return the leases past their deadline. For a lease that the engine samples, the deadline is twice as far
+        away.
+        """
         return [
             lease_id
             for lease_id, held in self._held.items()

@@ -9,8 +9,8 @@ from echo_shared.wire.messages import FromNode, LeaseReturned, NodeStatus
 
 
 class HubTalk:
-    """Sends messages while the hub is connected, and keeps some of them otherwise. Methods return the effects that the
-    shell must carry out.
+    """Sends messages while the hub is connected, and keeps some of them otherwise. Methods return effects, which
+    `echo_node.shell` carries out.
     """
 
     def __init__(self, unsaid: Iterable[FromNode]) -> None:

@@ -26,7 +26,9 @@ from echo_shared.wire.messages import MAX_VERSION_SPANS, Lease, LeaseReturned, R
 
 @dataclass(slots=True)
 class _Leaving:
-    """A lease that goes back to the hub. The engine was told to cancel it, and its last tokens are awaited."""
+    """A lease that goes back to the hub. The engine was told to cancel the lease, and still has to report the lease's
+    last tokens.
+    """
 
     reason: str
     by: float
@@ -34,7 +36,7 @@ class _Leaving:
 
 
 class Leases:
-    """All leases of the node. Methods return the effects that the shell must carry out."""
+    """All leases of the node. Methods return effects, which `echo_node.shell` carries out."""
 
     def __init__(self, talk: HubTalk) -> None:
         self._talk = talk
@@ -116,7 +118,7 @@ class Leases:
         return self._send_drawn()
 
     def drawn(self, parts: Iterable[DrawnPart], *, for_hub: bool = True) -> list[Effect]:
-        """Store the engine's report. `for_hub`: send it, and all earlier unsent tokens, to the hub."""
+        """Store the engine's report. `for_hub`: send these tokens, and all earlier unsent ones, to the hub."""
         for part in parts:
             self._drawn.add(part)
         return self._send_drawn() if for_hub else []
@@ -134,7 +136,9 @@ class Leases:
         return self._return_waiting(lease_id)
 
     def failed(self, lease_id: int, what: str, *, is_of_version: bool = False) -> list[Effect]:
-        """Return a lease that the engine cannot sample to the hub. `is_of_version`: its policy version is the cause."""
+        """Return a lease that the engine cannot sample to the hub. `is_of_version`: True if the lease's policy version
+        is the cause.
+        """
         unusable = self._held.running_by(lease_id) if is_of_version else None
         self._leaving.pop(lease_id, None)
         self._held.stopped(lease_id)
@@ -175,7 +179,7 @@ class Leases:
         ]
 
     def move(self, leases: Iterable[Lease]) -> list[Effect]:
-        """Make the engine stop running leases. They start again with their tokens so far as prefix."""
+        """Make the engine stop running leases. These start again later, with their tokens so far as prefix."""
         lease_ids = [lease.lease_id for lease in leases]
         for lease_id in lease_ids:
             self._held.move(lease_id)
@@ -205,7 +209,7 @@ class Leases:
         return self._give_back(self._held.overdue(now), "its deadline has passed", by=by)
 
     def leave(self, now: float) -> list[Effect]:
-        """Return the leases that have waited too long for the engine's last tokens."""
+        """Return to the hub the leases that have waited too long for the engine's last tokens."""
         overdue = [lease_id for lease_id, leaving in self._leaving.items() if now >= leaving.by]
         return [effect for lease_id in overdue for effect in self._return_waiting(lease_id)]
 

@@ -48,8 +48,8 @@ class IconLook:
 
 
 def look_of(status: Mapping[str, Any] | None, last_word: str = "") -> IconLook:
-    """Return the look for the output of `echo-node status --json`. None = no node runs; `last_word` is then the reason
-    why the last one ended, if known.
+    """Return the icon's look for the output of `echo-node status --json`. None = no node runs; `last_word` is then the
+    reason why the last node ended, if known.
     """
     if status is None:
         return IconLook(state=NOT_RUNNING, reason=last_word or START, is_running=False, is_paused=False)

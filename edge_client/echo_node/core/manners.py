@@ -21,7 +21,9 @@ from echo_node.core.schedule import Schedule
 from echo_node.core.traffic import Caps, Traffic
 
 CALM_S: Final = 10.0
-"""Seconds for which a figure must stay well within its limit before its hold ends."""
+"""Seconds for which a measured figure must stay well within its limit before the hold (reason to pause) that it caused
+ends.
+"""
 COOLER: Final = 8.0
 """Degrees Celsius below the limit at which a chip counts as cool again."""
 _GB: Final = 1e9
@@ -124,7 +126,7 @@ class SensorReading:
     gpu_watts: float | None = None
     free_memory_bytes: int | None = None
     engine_bytes: int = 0
-    """Bytes that the engine will use after its next start; 0 = it runs already, or its size is unknown."""
+    """Bytes that the engine will use after its next start; 0 = the engine runs already, or its size is unknown."""
     free_disk_bytes: int | None = None
     metered: bool | None = None
     traffic: Traffic | None = None
@@ -140,7 +142,9 @@ class OwnerPause:
 
 
 class HoldReason(StrEnum):
-    """Reason of a hold. The values are stable, for programs that read `echo-node status --json`."""
+    """Reason of a hold, that is, why the node pauses. The values are stable, for programs that read `echo-node status
+    --json`.
+    """
 
     PAUSED = "paused"
     SCHEDULE = "schedule"
@@ -181,8 +185,8 @@ FREES_MEMORY: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class _Finding:
-    """Result of one rule. `begins`: the figure exceeds its limit, which starts a hold. `lasts`: the figure is not yet
-    far enough within its limit to end a hold.
+    """Result of one rule. `begins`: the figure exceeds its limit, which starts a hold (a reason to pause). `lasts`: the
+    figure is not yet far enough within its limit to end a hold.
     """
 
     reason: HoldReason
@@ -192,13 +196,15 @@ class _Finding:
 
 
 class Manners:
-    """The rules with their state. Call `holds` regularly, with the time of a monotonic clock."""
+    """The rules by which the node pauses for its owner, with their state. Call `holds` regularly, with the time of a
+    monotonic clock.
+    """
 
     def __init__(self, settings: MannersConfig) -> None:
         self._settings = settings
         self._schedule = Schedule.parse(settings.schedule)
         self._held_since: dict[HoldReason, float] = {}
-        """Time of the last reading that called for a hold, by reason."""
+        """Time of the last reading that called for a hold (reason to pause), by reason."""
 
     @property
     def settings(self) -> MannersConfig:
@@ -211,8 +217,9 @@ class Manners:
     def holds(
         self, reading: SensorReading, *, pause: OwnerPause | None, on_gpu: bool, now: float, local: datetime
     ) -> tuple[Hold, ...]:
-        """Return the current holds, the owner's own orders first; empty = the node may work. `local` must have a time
-        zone.
+        """Return the current holds (reasons to pause), the owner's own orders first; empty = the node may work.
+
+        `local` must have a time zone.
         """
         found = [*self._owner_holds(pause, local), *self._state_holds(reading, on_gpu=on_gpu)]
         caps = self._settings.caps

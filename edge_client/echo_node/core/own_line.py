@@ -23,8 +23,8 @@ from typing import Final
 from echo_shared.wire.sent import Sent
 
 FEWEST_LINKS: Final = 2
-"""Number of links that must send before their queues count. A single link's queue may lie before the other node, which
-could then slow this node down with late acknowledgements.
+"""Minimum number of sending links at which a queue counts as one of this node's own line. The queue of a single link
+may lie at the other node, which could feign it with late acknowledgements to slow this node down.
 """
 LOOK_S: Final = 0.25
 """Seconds between two measurements. A line of 10 Mbit/s carries 200 packets in this time."""

@@ -7,7 +7,9 @@ from typing import Final
 _MEMORY: Final = 64
 """Number of completions over which the mean length is taken."""
 _SLACK: Final = 0.25
-"""Smallest relative change of the result that is reported to the hub."""
+"""Minimum relative change of the number of affordable rollouts that the hub is told. After a smaller change it is told
+the old number.
+"""
 
 
 class OwnPace:

@@ -67,7 +67,9 @@ class PolicyVersions:
         self._on_disk: dict[int, Fetched | None] = {0: None, **{v: one.fetched for v, one in on_disk.items()}}
         self._fetching: dict[int, ArtefactOffer] = {}
         self._open: list[ArtefactOffer] = []
-        """Offers that `declined` must look at: new offers, and offers whose fetch has just failed or ended."""
+        """Offers for which `declined` must still decide whether the hub should stop pushing: new offers, and those
+        whose fetch has just failed or ended.
+        """
         self._missing_bytes: dict[int, int] = {}
         """Bytes that each running fetch still misses, as last reported."""
         self._unreadable: dict[int, bytes] = {}
@@ -100,10 +102,10 @@ class PolicyVersions:
         return version in self._loaded
 
     def version_for(self, lease: Lease) -> int | None:
-        """Return the version with which the engine may start this lease now; None = it is not loaded.
+        """Return the version with which the engine may start this lease now; None = no such version is loaded.
 
-        This is the lease's own version. For an interruptible lease it is the newest loaded version that the hub has
-        published, unless that is older than the lease's version.
+        This is the lease's own version. For an interruptible lease, it is the newest loaded version that the hub has
+        published, unless that version is older than the lease's own.
         """
         if lease.on_new_version == "finish":
             return lease.policy_version if self.is_loaded(lease.policy_version) else None
@@ -147,7 +149,7 @@ class PolicyVersions:
             return []
         content = _content_of(offer)
         effects = self._forget(version) if self._contents.get(version, content) != content else []
-        # On disk from before a restart: fetch it again, which resumes serving it.
+        # The version is on disk from before a restart: the fetch finds it there, and only resumes serving it.
         if version in self._on_disk and version not in self._offers:
             effects.append(FetchArtefact(policy_version=version, offer=offer))
         if version in self._offers and offer.manifest != self._offers[version].manifest:
@@ -159,7 +161,7 @@ class PolicyVersions:
         return effects
 
     def connected(self) -> None:
-        """Ask for keyframes again, because the hub may have lost earlier requests."""
+        """Ask for keyframes (versions that need no parent) again, because the hub may have lost earlier requests."""
         for version in self._unreadable:
             self._retry_at.pop(version, None)
 
@@ -204,7 +206,9 @@ class PolicyVersions:
         return replaced
 
     def reconcile(self, *, leased: Set[int], engine_up: bool, now: float, jitter: float) -> list[Effect]:
-        """Return the effects that establish this module's rules. `leased`: the versions that held leases need."""
+        """Return the effects that fetch, load, drop and delete versions by the rules of this module. `leased`: the
+        versions that held leases need.
+        """
         return [
             *self._fetches(leased, now, jitter),
             *(self._loads(leased) if engine_up else ()),
@@ -212,7 +216,7 @@ class PolicyVersions:
         ]
 
     def declined(self) -> list[Effect]:
-        """Return messages that tell the hub to stop new pushes for which no fetch runs."""
+        """Return messages that tell the hub to stop pushing newly offered versions for which no fetch runs."""
         pushes = {_info_hash_of(offer): offer for offer in self._open if offer.way in _PUSHED}
         self._open.clear()
         if pushes:

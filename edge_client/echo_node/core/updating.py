@@ -43,16 +43,16 @@ class Note:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Try:
     name: str
-    """Hash of the refusal that led to the run, from `name_of`."""
+    """Hash of the hub's refusal that led to this run of the installer, from `name_of`."""
     at: float
-    """Start of the run, in seconds since the epoch."""
+    """Start of the installer's run, in seconds since the epoch."""
     outcome: str = ""
-    """Result in a sentence; empty = the node did not see the end of the run."""
+    """Result of the installer in a sentence; empty = the node did not see the end of the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """Facts on which the decision depends."""
+    """Facts by which the node decides whether it updates itself."""
 
     mode: UpdateMode
     refusal: str
@@ -66,7 +66,7 @@ class Known:
     hub_hosts: Collection[str] = ()
     """Hosts of the hubs that this node knows. Nothing is installed from them."""
     tries: Sequence[Try] | None = ()
-    """All earlier runs, newest last; None = their record cannot be read."""
+    """All earlier runs of the installer, newest last; None = their record cannot be read."""
     is_held: bool = False
     """True while the node pauses for its owner."""
     now: float
@@ -119,7 +119,7 @@ class Stay:
 class Install:
     source: str
     name: str
-    """Hash of the refusal that leads to the run."""
+    """Hash of the hub's refusal that leads to this run of the installer."""
 
 
 @dataclass(frozen=True, slots=True)

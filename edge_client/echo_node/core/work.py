@@ -118,7 +118,7 @@ class WorkLoop:
         self._yielding = Yielding()
         self._pace = OwnPace()
         self._precision = ""
-        """Precision of the engine's weights, known from its first start on."""
+        """Precision of the engine's weights; empty until an engine has loaded its model."""
         self._checks = Checks()
         self._moving_on = MovingOn()
         self._talk = HubTalk(
@@ -236,15 +236,15 @@ class WorkLoop:
         self._effects += self._leases.connected()
 
     def _published(self, event: PolicyPublished, now: float) -> None:
-        # An older version is a keyframe that this node has requested.
+        # An older version is a keyframe (it needs no parent) that this node has requested.
         if event.policy_version < self._policies.newest_published:
             self._offered(self._policies.offered(event.policy_version, event.offer))
         else:
             self._offered(self._policies.published(event.policy_version, event.offer))
 
     def _offered(self, effects: Iterable[Effect]) -> None:
-        """Add the effects of an offer. Before them, return the leases with tokens of a version whose content was
-        replaced.
+        """Add the effects of an offer. If it replaces the content of a version, leases with tokens of that version
+        first go back to the hub.
         """
         self._effects += self._leases.replaced(self._policies.take_replaced())
         self._effects += effects

@@ -38,7 +38,9 @@ class Yielding:
         self._renewed_by: float | None = None
         """Latest time at which the engine is ended to be replaced; None = it is not being replaced."""
         self._waiting: StartEngine | None = None
-        """Start of an engine that waits for the end of the holds."""
+        """Postponed start of an engine: it waits for the end of the holds (reasons to pause) and of the previous
+        engine.
+        """
 
     @property
     def is_still(self) -> bool:
@@ -56,7 +58,7 @@ class Yielding:
         return self._renewed_by is not None
 
     def hold(self, holds: tuple[Hold, ...], *, keep_memory_s: float) -> bool:
-        """Store the current holds. Return True if they begin a pause."""
+        """Store the current holds (reasons to pause). Return True if they begin a pause."""
         begins = bool(holds) and not self.holds
         self.holds, self._keep_memory_s = holds, keep_memory_s
         return begins
@@ -70,7 +72,7 @@ class Yielding:
         return self.is_renewing
 
     def start(self, effect: StartEngine) -> list[Effect]:
-        """Return the effect, or keep it until the holds end and the previous engine is gone."""
+        """Return the effect, or keep it until the holds (reasons to pause) end and the previous engine is gone."""
         if self.holds or self._is_ending:
             self._waiting = effect
             return []
@@ -83,7 +85,7 @@ class Yielding:
 
     def due(self, now: float, *, is_up: bool, is_told: bool) -> list[Effect]:
         """Return the effects that are due. `is_up`: the engine has loaded its model; `is_told`: it has reported all
-        tokens.
+        tokens of the leases that it was told to stop.
         """
         if self._is_ending:
             return []

@@ -31,7 +31,9 @@ class EngineChooser:
     """
 
     def __init__(self, look: Look, *, changed: asyncio.Event, probe_s: float = PROBE_S) -> None:
-        """`changed` is set after each changed choice. `probe_s`: seconds between two detections during a fallback."""
+        """`changed` is set after each change of the choice. `probe_s`: seconds between two detections of the hardware
+        during a fallback.
+        """
         self.hardware: Hardware
         self.choice: BackendChoice
         self._look = look

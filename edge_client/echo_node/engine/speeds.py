@@ -79,7 +79,7 @@ class Speeds(BaseModel):
 
     @property
     def decode(self) -> dict[int, float]:
-        """Drawn tokens per second by width."""
+        """Drawn tokens per second, by width (rollouts at the same time)."""
         return {row.width: row.tokens_per_s for row in self.rows if row.kind == "decode"}
 
     @property
@@ -89,14 +89,16 @@ class Speeds(BaseModel):
 
     @property
     def width(self) -> int:
-        """Smallest width that is nearly as fast as the fastest one. 0 = unknown, or the widest measured one is still
-        narrow.
+        """Smallest width (rollouts at the same time) that is nearly as fast as the fastest one. 0 = unknown, or the
+        widest measured one is still narrow.
         """
         found = min((width for width, rate in self.decode.items() if rate >= GOOD_ENOUGH * self.best), default=0)
         return 0 if found == max(self.decode, default=0) < TELLING_WIDTH else found
 
     def rate(self, width: int) -> float:
-        """Return the drawn tokens per second at `width`, or at the next smaller measured width; 0 = unknown."""
+        """Return the drawn tokens per second at `width` (rollouts at the same time), or at the next smaller measured
+        width; 0 = unknown.
+        """
         return max(((measured, rate) for measured, rate in self.decode.items() if measured <= width), default=(0, 0.0))[
             1
         ]
@@ -106,7 +108,7 @@ _Entries = TypeAdapter(dict[str, Speeds])
 
 
 class SpeedBook:
-    """The speeds of one data directory. Calls block. Write errors are only logged."""
+    """Measured speeds of engines, in a file of one data directory. Calls block. Write errors are only logged."""
 
     def __init__(self, file: Path) -> None:
         self._file = file

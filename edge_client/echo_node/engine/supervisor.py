@@ -64,7 +64,7 @@ class EngineFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineParts:
-    """What every engine of the node needs, whatever the base model."""
+    """Parts that every engine of the node needs, whatever the base model."""
 
     chooser: EngineChooser
     widths: Widths
@@ -80,7 +80,7 @@ class EngineParts:
 
 
 def settings_of(config: NodeConfig) -> EngineSettings:
-    """Return the engine's settings that follow from the node's."""
+    """Return the settings of an engine, taken from the node's settings."""
     return EngineSettings(
         width=config.width,
         threads=config.threads or threads_of(config.manners.cpu_share),
@@ -104,7 +104,9 @@ def limits_of(config: NodeConfig, hardware: Hardware) -> ChildLimits:
 
 
 def place_of(choice: BackendChoice, hardware: Hardware, base_content: str) -> EngineMemoryCase:
-    """Return the key under which an engine's speeds and limits are stored. Blocks like `registry.software`."""
+    """Return the key under which an engine's speeds and width limits are stored. May block for some tenths of a
+    second.
+    """
     return EngineMemoryCase(
         backend=choice.name,
         device=choice.device,
@@ -335,8 +337,8 @@ class EngineSupervisor:
             await child.stop()
 
     async def _measure(self, child: EngineChild, place: EngineMemoryCase) -> Speeds:
-        """Measure the engine, once for each place. A failure is stored too, so that the next start skips the
-        measurement.
+        """Measure the engine's speed. The result is stored for this engine, hardware and base model; a failure is
+        stored too, so that the next start skips the measurement.
         """
         parts = self._parts
         log.info("Measuring how fast the engine is on this model, for about %.0f s.", parts.bench_seconds)
@@ -354,7 +356,7 @@ class EngineSupervisor:
         return speeds
 
     def _ready(self, child: EngineChild, speeds: Speeds | None) -> EngineReady:
-        """Return the EngineReady event. Its width is the measured best one, unless the settings name a width."""
+        """Return the EngineReady event. The width in it is the measured best one, unless the settings name a width."""
         width = child.width
         if speeds is None:
             return EngineReady(width=width, precision=child.precision, scores=child.scores)

@@ -25,7 +25,7 @@ KEPT_S: Final = 7 * 86_400.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineMemoryCase:
-    """Everything besides its width that decides how much memory an engine needs."""
+    """Everything besides the width (rollouts at the same time) that decides how much memory an engine needs."""
 
     backend: str
     device: str
@@ -54,7 +54,7 @@ class Widths:
         self._file = file
 
     def limit(self, place: EngineMemoryCase, memory_bytes: int) -> int:
-        """Return the largest width that fits this memory limit; 0 = unknown."""
+        """Return the largest width (rollouts at the same time) that fits this memory limit; 0 = unknown."""
         entry = self._entries().get(_key(place, memory_bytes))
         return 0 if entry is None or time.time() - entry.learnt_at >= KEPT_S else entry.width
 

@@ -72,7 +72,7 @@ def read_marker(directory: Path, *, hash_again: bool = False) -> OnDisk | None:
 
 
 def write_marker(directory: Path, manifest: Manifest, fetched: Fetched) -> None:
-    """Write the marker of a verified artefact. Raises StorageError."""
+    """Write the marker, the file that records that the artefact is verified. Raises StorageError."""
     with on_disk(directory):
         if manifest.kind == "base":
             for file in manifest.files:

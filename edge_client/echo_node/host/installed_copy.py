@@ -37,7 +37,7 @@ class Given:
 
 
 class InstalledCopy:
-    """Installation of the running process. It is looked up at the start, because the link `current` may
+    """Installation of the running process. Create this object at the process's start, because the link `current` may
     change later.
     """
 
@@ -69,7 +69,7 @@ class InstalledCopy:
 
     @property
     def newest_release(self) -> str:
-        """Release in that environment; empty = unknown."""
+        """Release of the version to which the link `current` leads; empty = unknown."""
         places = [str(path) for path in self.newest.glob("lib/python*/site-packages")]
         return next((one.version for one in metadata.distributions(name=NAME, path=places)), "")
 
@@ -83,7 +83,7 @@ class InstalledCopy:
         return self.environment / "installers" / system / "install.sh"
 
     def given(self) -> Given | None:
-        """Return the installer's arguments; None if there is no readable note."""
+        """Return the arguments from the note that the installer left; None if there is no readable note."""
         try:
             fields: Mapping[str, Any] = json.loads((self.environment / _NOTE).read_text(encoding="utf-8"))
             return Given(
@@ -96,7 +96,9 @@ class InstalledCopy:
             return None
 
     def note(self) -> Note | None:
-        """Return the note with the present state of the source; None if there is no readable note."""
+        """Return the note that the installer left about its source, with the source's present state; None if there is
+        no readable note.
+        """
         given = self.given()
         if given is None:
             return None

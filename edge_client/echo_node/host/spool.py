@@ -109,8 +109,8 @@ class Spool:
                 self._connection = None
 
     def begin_run(self, run_id: str) -> int:
-        """Delete another run's rows, because rollout ids are unique only within a run. Return how many of them were not
-        final.
+        """Delete another run's rows, because rollout ids are unique only within a run. Return how many of the deleted
+        rows were not final.
         """
         with self._transaction() as connection:
             row = connection.execute("SELECT run_id FROM run").fetchone()

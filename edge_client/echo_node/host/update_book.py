@@ -22,7 +22,7 @@ class UpdateBook:
         self._file = home / _FILE
 
     def tries(self) -> tuple[Try, ...] | None:
-        """Return the attempts, newest last; None if the file is unreadable."""
+        """Return the update attempts, newest last; None if the file is unreadable."""
         try:
             fields = json.loads(self._file.read_text(encoding="utf-8"))
             return tuple(
@@ -34,7 +34,7 @@ class UpdateBook:
             return None
 
     def begin(self, name: str, now: float) -> bool:
-        """Record the start of an attempt. Return False if earlier attempts forbid it. Raises StorageError."""
+        """Record the start of an update attempt. Return False if earlier attempts forbid it. Raises StorageError."""
         with disk_errors("An update cannot be recorded, so none is made.", self._file.parent):
             try:
                 with FileLock(self._file.with_suffix(".lock"), timeout=_WAIT_S):
@@ -47,7 +47,7 @@ class UpdateBook:
                 return False
 
     def end(self, name: str, outcome: str) -> None:
-        """Record the result of the attempt. Raises StorageError."""
+        """Record the result of the update attempt with this `name`. Raises StorageError."""
         tries = self.tries() or ()
         with disk_errors("The result of the update cannot be recorded.", self._file.parent):
             self._save(tuple(Try(name=name, at=one.at, outcome=outcome) if one.name == name else one for one in tries))

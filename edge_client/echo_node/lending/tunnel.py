@@ -268,7 +268,9 @@ async def _accept_one(door: socket.socket, acceptor: _Acceptor) -> None:
 
 
 class _Acceptor(asyncio.Protocol):
-    """Joins its connection with `remote` as soon as it is made, and adds both to `joined`."""
+    """Protocol of a local connection: as soon as the connection is made, join it with `remote`, and add both to
+    `joined`.
+    """
 
     def __init__(self, remote: asyncio.Transport, joined: list[_Leg]) -> None:
         self._remote = remote

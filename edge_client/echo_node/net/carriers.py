@@ -22,7 +22,7 @@ SERVED: Final = 8
 
 
 class Carriers:
-    """One run's carriers, by name, below one directory."""
+    """One run's carriers (the encrypted files of artefacts), by name, below one directory."""
 
     def __init__(self, swarm: Swarm, directory: Path, tracker_urls: Iterable[str]) -> None:
         self.directory = directory
@@ -33,7 +33,9 @@ class Carriers:
         self._served: dict[str, int] = {}
         """Policy versions of the carriers that this node has used (`settle`) and keeps for other nodes."""
         self._unwanted: frozenset[bytes] = frozenset()
-        """Info-hashes that no other node needs, by the hub's last message, without those whose fetch began since."""
+        """Info-hashes of carriers that no other node needs, as the hub said last. A carrier whose fetch has begun since
+        is left out.
+        """
 
     def path(self, manifest: Manifest) -> Path:
         return self.directory / manifest.carrier_name
@@ -43,11 +45,11 @@ class Carriers:
         if self._info_hashes.get(layout.name, layout.info_hash) != layout.info_hash:
             await self.discard(layout.name)
         self._info_hashes[layout.name] = layout.info_hash
-        self._served.pop(layout.name, None)  # It is served again after `settle`.
+        self._served.pop(layout.name, None)  # The carrier is served again after `settle`.
         self._unwanted -= {layout.info_hash}
 
     async def serve(self, manifest: Manifest, layout: TorrentLayout) -> None:
-        """Serve a complete carrier. No effect if its files are gone."""
+        """Serve a complete carrier to other nodes. No effect if its files are gone."""
         with on_disk(self.path(manifest)):
             is_here = await asyncio.to_thread(layout.fits, self.path(manifest))
         if is_here:
@@ -55,8 +57,8 @@ class Carriers:
             await self._swarm.seed(layout.torrent, self.path(manifest), self._trackers)
 
     async def settle(self, manifest: Manifest, layout: TorrentLayout) -> None:
-        """Record that this node has used a policy version's carrier. From now on, the carrier is kept only for other
-        nodes.
+        """Record that this node has unpacked a policy version's carrier (its encrypted files). From now on, the carrier
+        is kept only for other nodes.
         """
         if layout.name not in self._info_hashes:
             return
@@ -69,7 +71,9 @@ class Carriers:
             await self.discard(name)
 
     async def unwanted(self, info_hashes: Iterable[bytes]) -> None:
-        """Stop serving carriers that no other node fetches. Those that this node still uses stay until `settle`."""
+        """Stop serving carriers (encrypted files of artefacts) that no other node fetches. Those that this node still
+        uses stay until `settle`.
+        """
         self._unwanted = frozenset(info_hashes)
         for name in [name for name in self._served if self._info_hashes[name] in self._unwanted]:
             await self.discard(name)
@@ -94,7 +98,9 @@ class Carriers:
             await self.discard(name)
 
     def delete_leftovers(self, of_run: re.Pattern[str], keep: Iterable[str]) -> None:
-        """Delete carriers that an earlier process left, except those of the artefacts in `keep`. Blocks."""
+        """Delete carriers (encrypted files) that an earlier process left, except those of the artefacts in `keep`.
+        Blocks.
+        """
         kept = set(keep)
         for path in self.directory.glob("*"):
             artefact = _artefact_of(path.name)

@@ -59,7 +59,9 @@ log = logging.getLogger(__name__)
 SILENCE_S: Final = 3.0
 """Seconds without a new piece after which a push continues through the swarm."""
 UNREADABLE: Final = "unreadable"
-"""Code of the SwarmError for a complete carrier that does not decode to the files that the hub has signed."""
+"""Code of the SwarmError for a complete carrier (the encrypted files) that does not decode to the files that the hub
+has signed.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +109,9 @@ class _Job:
 
 
 class Fetcher:
-    """One run's artefacts and carriers. At most one task at a time may fetch a given artefact."""
+    """One run's artefacts, and their carriers (encrypted files). At most one task at a time may fetch a given
+    artefact.
+    """
 
     def __init__(
         self,
@@ -135,7 +139,7 @@ class Fetcher:
         self._carriers = Carriers(swarm, carriers, self._trackers)
         self._keys: dict[int, bytes] = {}
         self._under_way: dict[int | None, asyncio.Event] = {}
-        """An event for each version that is being fetched. It is set when the fetch ends."""
+        """Event for each version that is being fetched, set when the version's fetch ends."""
         self._base: Manifest | None = None
 
     def set_keys(self, run_keys: RunKeys) -> None:
@@ -183,7 +187,8 @@ class Fetcher:
         return fetched
 
     async def share(self, offer: ArtefactOffer, fetched: Fetched) -> None:
-        """Serve the carrier of a fetched policy version to other nodes, if the version came in a carrier.
+        """Serve the carrier (the encrypted files) of a fetched policy version to other nodes, if the version came in a
+        carrier.
 
         Raises RemoteProtocolError, SwarmError or StorageError; the carrier is then deleted.
         """
@@ -261,7 +266,9 @@ class Fetcher:
         return job.fetched(seconds=time.monotonic() - started_at, model_hub_bytes=manifest.total_bytes)
 
     async def _through_network(self, job: _Job, carrier: Path) -> Fetched:
-        """Fetch the carrier by the offered transport, or through the swarm after a failure, and unpack it."""
+        """Fetch the carrier (the artefact's encrypted files) by the offered transport, or through the swarm after a
+        failure, and unpack it.
+        """
         manifest, offer = job.manifest, job.offer
         job.on_progress(0, job.layout.total_bytes)
         received, unpacked, swarm_bytes, web_seed_bytes, seconds = NOTHING, False, 0, 0, 0.0
@@ -352,9 +359,8 @@ class Fetcher:
         await self.remove(policy_version)
 
     async def remove(self, policy_version: int) -> None:
-        """Delete a version's files. Its carrier is still served.
-
-        Files that cannot be deleted now, for example because a virus scanner reads them, are left to `take_up`.
+        """Delete a version's files. Its carrier (the encrypted files) is still served. Files that cannot be deleted
+        now, for example because a virus scanner reads them, are left to `take_up`.
         """
         await asyncio.to_thread(try_to_delete, self.directory(policy_version))
 

@@ -42,12 +42,12 @@ log = logging.getLogger(__name__)
 
 HANDSHAKE_S: Final = 5.0
 FIRST_BAR_S: Final = 10.0
-"""Length of a node's first bar, in seconds. It is short, because on an unencrypted connection anyone on the path can
-insert a wrong frame.
+"""Length of a node's first bar (time without a new link after invalid data), in seconds. It is short, because on an
+unencrypted connection anyone on the path can insert a wrong frame.
 """
 LONGEST_BAR_S: Final = 600.0
-"""Maximum length of a bar, in seconds. Each bar is twice as long as the one before. After this time without faults, a
-node starts at FIRST_BAR_S again.
+"""Maximum length of a bar (time without a new link after invalid data), in seconds. Each bar of a node is twice as long
+as the one before. After this time without faults, its bars start at FIRST_BAR_S again.
 """
 MOST_HALF_OPEN: Final = 32
 """Maximum connections whose node has not proven its identity. One more closes the oldest."""
@@ -59,7 +59,9 @@ _PONG_S: Final = 60.0
 links.
 """
 _RETRY_FIRST_S: Final = 0.3
-"""Seconds before the first retry. The other node may hear about this node up to a second later."""
+"""Seconds before the first retry. The other node may hear about this node up to a second later than this node
+about it.
+"""
 _RETRY_LIMIT_S: Final = 30.0
 _FRAME_BYTES: Final = MAX_PIECE_BYTES + MAX_HAND_ON_BYTES + 256
 _FRAMES_READ_AHEAD: Final = 4
@@ -94,7 +96,7 @@ class MeshLinks:
         self._connectors: dict[str, asyncio.Task[None]] = {}
         self._links: dict[str, Link] = {}
         self._bars: dict[str, tuple[float, float]] = {}
-        """(end time, length in seconds) of each node's bar."""
+        """(end time, length in seconds) of the last bar of each node, by node id. A barred node gets no new link."""
         self._half_open: dict[Connection, str] = {}
         """Connections whose node has not proven its identity, with their addresses, oldest first."""
         self._server: Server | None = None
@@ -168,7 +170,7 @@ class MeshLinks:
         return self._named.get(number, "") in self._links
 
     def drop(self, node_id: str, why: str) -> None:
-        """End the node's link, and bar it: it gets no new link for a while."""
+        """End the node's link, and bar the node: it gets no new link for a while."""
         now = asyncio.get_running_loop().time()
         self._bars = {name: bar for name, bar in self._bars.items() if now < bar[0] + LONGEST_BAR_S}
         last_s = self._bars[node_id][1] if node_id in self._bars else FIRST_BAR_S / 2
@@ -223,7 +225,7 @@ class MeshLinks:
             attempt = max(1, first) if linked else attempt + 1
 
     async def _until_free(self, node_id: str) -> None:
-        """Wait for the end of the node's link and of the node's bar."""
+        """Wait for the end of the node's link, and of the node's bar (time without a new link after invalid data)."""
         while True:
             wait_s = self._barred_for(node_id)
             if (link := self._links.get(node_id)) is not None:
@@ -234,7 +236,9 @@ class MeshLinks:
                 return
 
     def _barred_for(self, node_id: str) -> float:
-        """Return the remaining seconds of the node's bar; zero or less = none."""
+        """Return the remaining seconds of the node's bar (time without a new link after invalid data); zero or less =
+        none.
+        """
         return self._bars[node_id][0] - asyncio.get_running_loop().time() if node_id in self._bars else 0.0
 
     def _admit(self, connection: Connection) -> None:
@@ -256,8 +260,8 @@ class MeshLinks:
         await self._run(socket, expected=None)
 
     async def _run(self, socket: Connection, *, expected: str | None) -> bool:
-        """Run a connection from start to end. Return True if it became a link. `expected`: the node to which this one
-        connected.
+        """Run a connection from start to end. Return True if it became a link (a proven connection). `expected`: the
+        node to which this one connected.
         """
         link = None
         try:

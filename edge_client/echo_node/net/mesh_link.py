@@ -33,8 +33,8 @@ UNSENT_BYTES: Final = 64 * 1024
 
 
 SENDING_AT_ONCE: Final = 4
-"""Number of links that send at the same time. A single link cannot fill a line with delay; with many, each piece takes
-longer.
+"""Number of links that send at the same time. One link at a time cannot fill a line with a long round trip; with many
+at a time, each piece takes longer.
 """
 TURN_S: Final = 0.15
 """Maximum length of a link's turn to send, in seconds. After it the next link may send, even if a slow frame is
@@ -43,7 +43,9 @@ unfinished.
 
 
 Rank = tuple[int, int]
-"""(rank, queueing number): frames of the lowest rank are sent first, and within a rank those queued first."""
+"""Order of a frame as (class, queueing number): frames of the lowest class are sent first, and within a class those
+queued first.
+"""
 _queued = count()
 
 

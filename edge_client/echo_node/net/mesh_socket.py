@@ -44,7 +44,7 @@ class Outgoing(Counted, ClientConnection):
 
 
 class Incoming(Counted, ServerConnection):
-    """A connection that another node opens. It calls `admit` as soon as it can be aborted."""
+    """A connection that another node opens. `admit` is called as soon as the connection can be aborted."""
 
     def __init__(self, admit: Callable[[Connection], None], *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

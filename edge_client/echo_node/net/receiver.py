@@ -25,20 +25,20 @@ from echo_shared.wire.messages import MAX_BATCHED, MAX_MESH, Have, Piece
 log = logging.getLogger(__name__)
 
 MOST_EARLY_BYTES: Final = 8 * 2**20
-"""Maximum bytes of early pieces to keep: those whose artefact's announcement may still wait in a queue. The oldest are
-dropped first.
+"""Maximum bytes of pieces that are kept although this node does not expect their artefact yet: its announcement may
+still wait in a queue. The oldest are dropped first.
 """
 MOST_USELESS_BYTES: Final = 256 * 2**20
 """Useless bytes (duplicates, and pieces of complete artefacts) for which a node loses its link, unless it has sent more
 useful ones. Honest nodes send some, because the hub itself sends pieces that slow nodes have not forwarded yet.
 """
 MOST_SENDERS: Final = 4 * MAX_MESH
-"""Maximum number of nodes whose bytes are counted. One more drops the oldest counts."""
+"""Maximum number of nodes whose useful and useless bytes are counted. One more node drops the oldest counts."""
 _OVERHEAD_BYTES: Final = 1_024
-"""Bytes that an early piece counts in addition to its data."""
+"""Memory of an early piece that counts in addition to its data, in bytes."""
 _SAY_EVERY_S: Final = 0.005
 _FORGOTTEN: Final = 64
-"""Maximum number of ended artefacts whose pieces are still forwarded when the hub asks for it."""
+"""Number of ended artefacts that are remembered, because the hub may still ask this node to forward their pieces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Received:
     """Result of receiving one artefact, complete or partial. Byte counts are those of new pieces."""
 
     complete: bool
-    """False: no new piece has come for a while."""
+    """True: all pieces have arrived. False: the wait ended because no new piece had come for a while."""
     pushed_bytes: int
     """Bytes that the hub itself sent."""
     mesh_bytes: int
@@ -80,7 +80,7 @@ class _Expected:
     unsaid: list[int] = field(default_factory=list)
     """Received pieces that were not reported to the hub yet."""
     handed_on: set[tuple[int, int]] = field(default_factory=set)
-    """(piece, node number) of pieces that were forwarded because a node asked for it."""
+    """(piece, node number) of pieces that came from another node and were forwarded."""
 
 
 class Receiver:
@@ -137,7 +137,8 @@ class Receiver:
         if expected is None:
             self._put_aside(piece, sender)
             return
-        if sender is not None and expected.file.has(piece.index):  # Compute no hash, unless other nodes need the piece.
+        # Compute no hash of a piece that is stored already, unless other nodes need it.
+        if sender is not None and expected.file.has(piece.index):
             self._count_useless(sender, piece)
             self._hand_on_again(expected, piece, sender)
             return
@@ -155,7 +156,9 @@ class Receiver:
             self._count(expected, piece, sender)
 
     def _hand_on(self, expected: _Expected, piece: Piece, sender: str | None) -> None:
-        """Forward a verified piece along its route. Each further node gets a node's piece at most once."""
+        """Forward a verified piece along its route. A piece that came from a node, not from the hub, goes to each
+        further node at most once.
+        """
         if not piece.hand_on:
             return
         try:

@@ -23,12 +23,14 @@ COOKIE: Final = "echo_page"
 
 
 class PageAccess:
-    """Codes and sessions of the page. All its addresses start with `path`. `invite` makes a code, `enter` uses it."""
+    """Codes and sessions of the page. All addresses of the page start with `path`. `invite` makes a code, `enter` uses
+    it.
+    """
 
     def __init__(self) -> None:
         self.path = f"/{secrets.token_urlsafe(24)}/"
         self._codes: dict[str, float] = {}
-        """Expiry time by code. `_sessions` holds it by session."""
+        """Expiry time of each code. `_sessions` holds the expiry time of each session."""
         self._sessions: dict[str, float] = {}
 
     def invite(self) -> str:

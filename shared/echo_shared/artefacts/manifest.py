@@ -23,7 +23,9 @@ ALLOWED_SUFFIXES: Final = frozenset({".safetensors", ".json", ".gguf", ".txt", "
 """Allowed file types: safetensors or GGUF weights and plain text. Nothing that a loader could execute."""
 SEALED_SUFFIX: Final = ".sealed"
 PAYLOAD_NAME: Final = "payload" + SEALED_SUFFIX
-"""Only file of a keyframe or delta carrier: the artefact's files, encoded by `echo_shared.delta`, then encrypted."""
+"""Only file of a carrier that is a keyframe or a delta: the artefact's files, encoded by `echo_shared.delta`, then
+encrypted.
+"""
 
 DELTA_REACH: Final = 4
 """Each node keeps this many newest policy versions, so a delta may use any of them as its parent."""
@@ -71,9 +73,9 @@ class Manifest(BaseModel):
     carrier: Literal["files", "keyframe", "delta"]
     """files: each file is encrypted separately. keyframe, delta: all files are in one payload (`echo_shared.delta`)."""
     delta_parent: Annotated[int, Field(ge=0)] | None = None
-    """Parent version of a delta; None for other carriers."""
+    """Version that a delta is encoded against, its parent; None for carriers that are no delta."""
     key_id: Annotated[int, Field(ge=0)]
-    """Id of the run key that sealed the carrier."""
+    """Id of the run key with which the carrier's files are encrypted."""
     info_hash: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
     files: Annotated[tuple[ManifestFile, ...], Field(min_length=1, max_length=4_096)]
     """Files of the artefact itself, not of its carrier."""

@@ -35,7 +35,8 @@ MIN_GROUP: Final = 1024
 code tables.
 """
 MAX_ESCAPED: Final = 0.02
-"""Differences too large for a packed symbol are stored separately. A group with a larger share of them is not packed.
+"""Largest share of a group's differences that may be too large for a packed symbol; these are stored separately. A
+group with a larger share is not packed.
 """
 
 Patterns = NDArray[Any]
@@ -78,14 +79,14 @@ def _ordered(patterns: Patterns) -> Patterns:
 
 
 def _groups(old: Patterns, dtype: str) -> Iterator[tuple[NDArray[np.intp] | slice, int]]:
-    """Yield each group as (indices, size). Its elements have parent values with one exponent; rare exponents share a
-    group.
+    """Yield each group of elements as (indices, size). The parent's values of a group have the same exponent; rare
+    exponents share a group.
     """
     if not old.any():
         yield slice(None), old.size  # All exponents are 0, as without a parent: one group needs no sort.
         return
     exponents = ((old << 1) >> (_MANTISSA_BITS[dtype] + 1)).astype(np.uint8)
-    order = np.argsort(exponents, kind="stable")  # numpy uses a radix sort for 8-bit keys.
+    order = np.argsort(exponents, kind="stable")  # With this `kind`, numpy uses a radix sort for 8-bit keys.
     begin = 0
     for end in np.searchsorted(exponents.take(order), np.arange(256), side="right").tolist():
         if end - begin >= MIN_GROUP or begin < end == old.size:

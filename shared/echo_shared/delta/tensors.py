@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from echo_shared.errors import CodecError
 
 MAX_HEADER_BYTES: Final = 100_000_000
-"""Limit of the safetensors format."""
+"""Maximum bytes of a header: the limit of the safetensors format."""
 
 _STORED: Final[dict[str, np.dtype[Any]]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 

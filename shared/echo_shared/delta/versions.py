@@ -32,7 +32,9 @@ MAGIC: Final = b"EchoDlt1"
 MAX_FILES: Final = 256
 MAX_INDEX_BYTES: Final = 256 * MAX_FILES
 MAX_HEADER_BYTES: Final = 8 << 20
-"""A safetensors file with a larger header is compressed as plain bytes."""
+"""Maximum bytes of the header of a safetensors file whose tensors are encoded one by one. A file with a larger header
+is compressed as plain bytes.
+"""
 _CANNOT: Final = "A policy version cannot be read or written."
 
 

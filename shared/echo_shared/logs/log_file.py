@@ -23,7 +23,7 @@ class LogFile(RotatingFileHandler):
     """Log handler that rotates at `max_bytes` and keeps `kept` older files. Its disk errors do not affect other
     handlers.
 
-    `refused` is called in the logging thread with the first disk error after a successful write; it may log.
+    `refused`, which may log, is called in the logging thread with the first disk error after a successful write.
     """
 
     def __init__(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 _WORDS: Final = ("out of memory", "not enough memory", "can't allocate memory", "alloc_failed", "bad allocation")
-"""Lower-case parts of the texts of such RuntimeErrors, from PyTorch, CUDA, HIP, Metal, cuBLAS and cuDNN."""
+"""Lower-case parts of the texts of RuntimeErrors that report a lack of memory, from PyTorch, CUDA, HIP, Metal, cuBLAS
+and cuDNN.
+"""
 
 
 def ran_out(error: BaseException) -> bool:

@@ -48,5 +48,5 @@ def kernel_kills() -> int | None:
 def go_first() -> None:
     """Make the kernel kill this process before the user's other programs when memory runs out."""
     if sys.platform == "linux":
-        with suppress(OSError):  # A container may forbid it.
+        with suppress(OSError):  # A container may forbid this write.
             Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE_ADJ), encoding="ascii")

@@ -73,7 +73,7 @@ class ChildLimits:
 
 
 NO_HEARTBEAT: Final = ChildLimits(ready_s=math.inf, silent_s=math.inf, silent_start_s=math.inf)
-"""For a child without a heartbeat, which may take any time to get ready."""
+"""Limits for a child without a heartbeat, which may take any time to get ready."""
 
 
 class SupervisedChild:

@@ -90,7 +90,7 @@ class CreditStanding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Board:
-    """One page of a board's rows."""
+    """One page of a leaderboard's rows."""
 
     rows: tuple[CreditStanding, ...]
     num_found: int

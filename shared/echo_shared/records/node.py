@@ -107,9 +107,13 @@ class TrustStatus:
     lagging: tuple[tuple[str, str], ...] = ()
     """(node, reason) for each node that probably draws with an older policy version than it claims."""
     suspended: tuple[str, ...] = ()
-    """Versions and groups whose checks fail on many nodes of a numerics class. Their checks count against no node."""
+    """Versions and groups whose checks fail on many nodes of a numerics class (backend, precision, device). Their
+    checks count against no node.
+    """
     coarser: tuple[str, ...] = ()
-    """Numerics classes whose nodes round more coarsely than the hub measured itself, with the scale of each."""
+    """Numerics classes (backend, precision, device) whose nodes round more coarsely than the hub measured itself, with
+    the scale of each class's rounding.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +126,7 @@ class NodeRecord:
     outcomes: tuple[NodeOutcome, ...]
     """Ordered by number of rollouts, largest first."""
     shown: CheckEvidence | None
-    """Check results since the node's current standing began; None: none yet."""
+    """Check results since the hub's present verdict on the node (its standing); None: none yet."""
     decisions: tuple[TrustDecision, ...]
     checked: tuple[RolloutSummary, ...]
     """Rollouts of the node that the hub checked."""

@@ -87,7 +87,7 @@ class CostTotals:
 
     dollars: float = 0.0
     active_s: float = 0.0
-    """Active time, summed over those nodes."""
+    """Active time, summed over all nodes that have a price."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +134,7 @@ class NodeTotals:
     power_watts: float = 0.0
     """Power draw that the node reports; 0 = not stated."""
     cost: float = 0.0
-    """Cost of its active time so far, in US dollars; updated within seconds."""
+    """Cost of the node's active time so far, in US dollars; updated within seconds."""
     active_s: float = 0.0
     """Active time that was paid for, in seconds; 0 for donated nodes."""
     trained_rollouts: int = 0
@@ -149,7 +149,7 @@ class NodeTotals:
     others_checked: int = 0
     """Checks of other nodes' rollouts that this node made and whose result the hub confirmed."""
     others_checked_tokens: int = 0
-    """Tokens of those checks, prompts included."""
+    """Tokens of these checks of other nodes' rollouts, prompts included."""
     standing: str = ""
     """The hub's verdict: new, proven, suspect or quarantined; empty: never checked."""
     standing_reason: str = ""
@@ -204,9 +204,9 @@ class TaskFigures:
     num_groups: int
     """Groups in the step's batch."""
     mean_reward: float | None = None
-    """Mean over the episodes of these groups; None = no groups."""
+    """Mean reward of the episodes in the task's groups of the batch; None = the task has no groups there."""
     share_solved: float | None = None
-    """Share of those episodes with the task's highest reward."""
+    """Share of these episodes that have the task's highest reward."""
     num_flat: int = 0
     """Groups with equal rewards, which give no gradient: those in the batch, and those dropped since the previous step.
     """
@@ -246,7 +246,7 @@ class VersionRecord:
     payload_bytes: int | None = None
     """Size of the transferred payload. None in this and the next two fields: unknown."""
     carrier: str | None = None
-    """`keyframe` or `delta`."""
+    """Encoding of the payload: `keyframe` (it needs no other version) or `delta`."""
     way: str | None = None
     """Transport that the hub used: `inline`, `broadcast`, `swarm` or `web_seed`."""
     dissemination_p50_s: float | None = None

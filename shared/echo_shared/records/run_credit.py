@@ -35,11 +35,11 @@ class NodeCredit(BaseModel):
     rollouts: Count
     """Rollouts trained on or evaluated."""
     tokens: Count
-    """Tokens of those rollouts that this node drew."""
+    """Tokens that this node drew, counting only rollouts that were trained on or evaluated."""
 
 
 class RunCredit(Signed):
-    """Contents of the document, as of `issued_at`."""
+    """Contents of the signed credit of one run, as of `issued_at`."""
 
     kind: Literal["echo-swarm credit"] = "echo-swarm credit"
     run_id: Name

@@ -42,7 +42,9 @@ class StepFigure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """A small chart of the learner. Its lines are the figures that name its key, the last one on top."""
+    """A small chart of the learner. Its lines are the figures whose `chart` is this chart's key; the last one is drawn
+    on top.
+    """
 
     key: str
     title: str

@@ -17,7 +17,7 @@ Intervals = tuple[NDArray[np.float64], NDArray[np.float64]]
 """(start of each token's interval in cumulative probability, log-probability in nats), both [T]."""
 
 LEAST_LOGPROB: Final = -1e4
-"""Reported for a token of probability 0, because messages hold only finite numbers."""
+"""Log-probability that is reported for a token of probability 0, because messages hold only finite numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -104,7 +104,9 @@ def _interval(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> tup
 
 
 def _shortfall(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the shortfall [R] and the probability of the most likely token [R]."""
+    """Return each token's log-probability deficit to the most likely token (its shortfall) [R], and the probability of
+    the most likely token [R].
+    """
     weights_RV, _ = _weights(logits_RV, temperature_R)
     totals_R = weights_RV.sum(dim=1)
     own_R = weights_RV.gather(1, tokens_R[:, None]).squeeze(1)
@@ -130,7 +132,7 @@ def _edges(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> tuple[
 
 
 def _draw_by_blocks(weights_RV: Tensor, u_R: Tensor) -> tuple[Tensor, Tensor]:
-    """Return tokens [R, 1] and total weights [R, 1]."""
+    """Draw a token for each row. Return the tokens [R, 1] and the rows' total weights [R, 1]."""
     blocks = _block_sums(weights_RV).cumsum(dim=1)
     totals_R1 = blocks[:, -1:]
     target_R1 = u_R[:, None] * totals_R1

@@ -20,7 +20,7 @@ _WIDTH: Final = 512
 _REPEATS: Final = 20
 _LEAST: Final = 3
 _BUDGET_S: Final = 0.1
-"""Seconds of measuring after which no repetition starts beyond the first `_LEAST`."""
+"""Seconds of measuring after which no further repetition starts, once `_LEAST` repetitions are done."""
 _MOST: Final = 2.5
 """Maximum time of a 16-bit product, relative to float32, that counts as hardware support. Processors with and without
 support are far from this value, so repeated measurements agree.

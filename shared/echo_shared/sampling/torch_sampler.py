@@ -162,7 +162,7 @@ class Batch:
         """Yield the rollouts that each step finished, often none. Groups are taken from `groups` whenever there is
         capacity.
 
-        `groups` may yield again after it was exhausted. Ends when it is exhausted and no rollout is unfinished. Raises
+        `groups` may yield again after it had none. Ends when `groups` has none and no rollout is unfinished. Raises
         BackendError if logits are not finite.
         """
         while True:

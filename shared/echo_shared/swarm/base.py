@@ -72,7 +72,7 @@ class Swarm(ABC):
     """Swarm client of this process. Create it with `opening.open_swarm`, and end it with `close`."""
 
     port: int = 0
-    """TCP port for incoming connections; 0 = it takes none."""
+    """TCP port for incoming connections; 0 = the client takes none."""
 
     @abstractmethod
     async def seed(self, torrent: bytes, directory: Path, tracker_urls: Iterable[str] = ()) -> None:

@@ -126,7 +126,7 @@ class PieceFile:
                 file.truncate(size)
             elif had_bytes < size:
                 file.truncate(size - 1)
-                file.write(b"\0")  # Goes to the end: append mode ignores the position.
+                file.write(b"\0")  # Written at the end: append mode ignores the position.
         return had_bytes > 0
 
     def read(self, piece: int) -> bytes:

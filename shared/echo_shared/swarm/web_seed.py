@@ -46,7 +46,7 @@ _LONGEST_DELAY_S: Final = 15.0
 
 
 class WebSeedSwarm(Swarm):
-    """Fetches from the web seed, and serves nothing."""
+    """Fetches from the hub's web seed (plain HTTP), and serves nothing."""
 
     def __init__(self, settings: SwarmSettings) -> None:
         self._settings = settings

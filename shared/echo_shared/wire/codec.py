@@ -149,8 +149,8 @@ def _read(frame: bytes) -> Any:
 
 
 class _Reader:
-    """Decodes one frame along a form. Raises CodecError if the frame breaks the form, ValueError if it is not
-    MessagePack.
+    """Decodes one frame, which may hold only the lists and maps of a form (the structure of a message). Raises
+    CodecError if the frame does not fit the form, ValueError if it is not MessagePack.
     """
 
     def __init__(self, frame: bytes, name: str) -> None:

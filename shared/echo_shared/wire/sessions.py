@@ -140,7 +140,7 @@ def _transcript(role: str, *, node_nonce: bytes, hub_nonce: bytes, node_key: byt
 
 
 def _version_refusal(*, mine: str, theirs: str, peer: Hello | Challenge) -> RefusedError:
-    """Return the refusal. Its advice goes to the side with the older protocol."""
+    """Return the refusal of different protocol versions. Its advice is for the side with the older version."""
     behind = theirs if peer.protocol_version < OLDEST_PROTOCOL_VERSION else mine
     upgrade = {"node": UPGRADE_NODE, "hub": "Ask the hub's operator to upgrade it."}
     return RefusedError(
@@ -248,7 +248,7 @@ class NodeSession:
         )
 
     def send(self, message: FromNode) -> bytes:
-        """Encode a message. Raises LocalProtocolError unless the open state allows it."""
+        """Encode a message. Raises LocalProtocolError unless the session is open and a node may send this message."""
         if self.state is not SessionState.OPEN or type(message) not in HUB_MAY_RECEIVE[SessionState.OPEN]:
             raise LocalProtocolError("This message may not be sent now.", got=_in_state(message, self.state))
         if isinstance(message, Goodbye):
@@ -335,7 +335,7 @@ class HubSession:
         return encode(Refused(code=code, what=what, do=do))
 
     def send(self, message: FromHub) -> bytes:
-        """Encode a message. Raises LocalProtocolError unless the open state allows it."""
+        """Encode a message. Raises LocalProtocolError unless the session is open and a hub may send this message."""
         if self.state is not SessionState.OPEN or type(message) not in NODE_MAY_RECEIVE[SessionState.OPEN]:
             raise LocalProtocolError("This message may not be sent now.", got=_in_state(message, self.state))
         return encode(message)

@@ -27,7 +27,7 @@ class Cage:
     gpu: bool = False
     """True if the process needs the devices and files of GPU drivers."""
     leeway: Leeway = SEALED
-    """What that GPU's driver needs besides, on Linux."""
+    """Further rights, on Linux, that the GPU's driver needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +35,9 @@ class Held:
     """Guards that the system enforces on a caged process."""
 
     by: tuple[str, ...]
-    """Mechanisms of the system that enforce them; empty = no cage."""
+    """Mechanisms of the system that enforce the guards; empty = no cage."""
     lacks: Mapping[Guard, str] = field(default_factory=dict)
-    """Missing guards, each with the reason."""
+    """Missing guards (limits on the process), each with the reason."""
 
     @classmethod
     def to_nothing(cls, why: str, guards: Iterable[Guard] = tuple(GUARDS)) -> Held:

@@ -86,7 +86,7 @@ changes its inode.
 
 
 def abi() -> int:
-    """Return the ABI of this kernel's Landlock. Raises OSError if it has none."""
+    """Return the ABI of this kernel's Landlock. Raises OSError if the kernel has no Landlock."""
     try:
         return _call(_CREATE_RULESET, None, 0, _VERSION)
     except OSError as error:

@@ -43,7 +43,7 @@ class Leeway:
     call_filter: bool = True
     """False if this step does without seccomp, which limits system calls."""
     lacks: tuple[Guard, ...] = ()
-    """Guards that this step gives up."""
+    """Guards (limits on the process) that this step gives up."""
 
     @property
     def why(self) -> str:

@@ -42,9 +42,9 @@ _UNIX, _IPV4, _IPV6 = 1, 2, 10
 _STREAM, _SEQUENCED = 1, 5
 _IPPROTO_TCP: Final = 6
 _KIND: Final = 0xF
-"""Bits of a socket's type. The other bits are flags."""
+"""Bits of a socket's type argument that hold the type; the other bits are flags."""
 _FAST_OPEN: Final = 0x20000000
-"""MSG_FASTOPEN: it connects by sending, which Landlock does not check."""
+"""Flag MSG_FASTOPEN of a send: the call then also connects, which Landlock does not check."""
 _WHOLE: Final = 0xFFFFFFFF
 _ASKS_ONLY: Final = 0xFFFFFFFF
 ANSWERS: Final = {"clone3": errno.ENOSYS, "socket": errno.EAFNOSUPPORT, "connect": errno.ENOENT}
@@ -84,7 +84,8 @@ Check = tuple[Only | Except, ...]
 
 
 def conditions(pid: int, *, tcp: bool, local: LocalSockets = "none") -> Mapping[str, tuple[Check, ...]]:
-    """Return the calls that process `pid` may make only in part. A call is allowed if one of its checks holds.
+    """Return the calls that process `pid` may make only with certain arguments, each with its checks. A call is allowed
+    if one of its checks holds.
 
     `tcp`: the process may connect, as far as Landlock allows. `local`: the Unix sockets that it may use; Landlock
     refuses to bind them to a file name.

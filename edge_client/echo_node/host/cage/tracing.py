@@ -31,7 +31,9 @@ from echo_node.host.cage.leeway import LocalSockets
 
 _NOTIFY: Final = 0x7FC00000
 _HEADER_STEPS: Final = 6
-"""Number of instructions in `seccomp.program` before the first comparison of the call's number."""
+"""Number of instructions at the start of `seccomp.program`, before the first one that compares the number of the system
+call.
+"""
 _NEW_LISTENER: Final = 1 << 3
 _OPENAT: Final = {"x86_64": 257, "aarch64": 56}
 _NOTICE: Final = struct.Struct("=QIIiIQ6Q")
@@ -52,7 +54,8 @@ class Opened:
 
 
 def watch(*, tcp: bool, local: LocalSockets) -> int:
-    """Watch this thread and the threads that it starts later. Return the descriptor for the supervisor.
+    """Report the refused calls and opened files of this thread, and of threads that it starts later, to a supervisor.
+    Return the descriptor for the supervisor.
 
     Raises OSError if the kernel has no notifications (before Linux 5.0).
     """
@@ -62,7 +65,7 @@ def watch(*, tcp: bool, local: LocalSockets) -> int:
 
 
 def _watched(program: bytes, openat: int) -> bytes:
-    """Return the filter with notifications instead of refusals, and with a notification of openat."""
+    """Return the filter `program` with a notification in place of each refusal, and for each openat."""
     notify = (seccomp.RETURN, 0, 0, _NOTIFY)
     steps = [notify if _refuses(step) else step for step in struct.iter_unpack("=HBBI", program)]
     steps[_HEADER_STEPS:_HEADER_STEPS] = [(seccomp.JUMP_EQUAL, 0, 1, openat), notify]

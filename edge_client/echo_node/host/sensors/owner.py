@@ -136,7 +136,7 @@ class MacOwner:
         return None
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 class WindowsOwner:
@@ -163,7 +163,7 @@ class WindowsOwner:
         return None
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 Owner = LinuxOwner | MacOwner | WindowsOwner

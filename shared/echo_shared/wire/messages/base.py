@@ -12,7 +12,9 @@ OLDEST_PROTOCOL_VERSION: Final = 8
 """Oldest protocol version that this software still understands."""
 MAX_FRAME_BYTES: Final = 8 * 2**20
 MAX_FRAME_FROM_NODE_BYTES: Final = 2 * 2**20
-"""Nodes send less than the hub. A rollout of `MAX_TOKENS`, their largest message, takes half of this limit."""
+"""Maximum size of a frame from a node, in bytes: nodes send less than the hub. Their largest message, a rollout of
+`MAX_TOKENS`, takes half of this limit.
+"""
 MAX_GROUP_SIZE: Final = 1_024
 MAX_BATCHED: Final = 4_096
 

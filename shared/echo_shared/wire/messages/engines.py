@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 BACKENDS: Final = ("llama_cpp", "mlx", "torch", "vllm", "none")
-"""none: the node runs no engine and only asks for its owner's receipts."""
+"""Names of engines (backends). none: the node runs no engine and only asks for its owner's receipts."""
 PRECISIONS: Final = ("", "f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0", "q3_k_m")
 """Precision of an engine's weights. "": no engine runs, or the base model's format has no defined precision."""
 

@@ -23,7 +23,7 @@ from echo_shared.wire.messages.shown_names import checked_name
 from echo_shared.wire.messages.spread import ArtefactOffer, MeshPeers, RunKeys
 
 MAX_COST_PER_HOUR: Final = 1_000.0
-"""In US dollars. No single machine costs more."""
+"""Maximum price of a node in US dollars per hour. No single machine costs more."""
 MAX_POWER_WATTS: Final = 100_000.0
 
 

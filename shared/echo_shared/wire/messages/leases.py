@@ -68,7 +68,7 @@ class Standby(WireMessage):
 
     type: Literal["standby"] = "standby"
     reason: Annotated[StandbyReason, Lax] | None
-    """None: the node may get work again."""
+    """Reason for giving no work. None: the node may get work again."""
     detail: Text = ""
     """A sentence with figures, shown to the node's user."""
 

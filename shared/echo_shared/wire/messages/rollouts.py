@@ -61,8 +61,8 @@ class Completion:
 
 CONTENT: Final = tuple(field.name for field in fields(Completion))
 content_of: Final = attrgetter(*CONTENT)
-"""Returns the values of these fields, from an object of `Completion` or a subclass, in the order of `Completion`'s
-parameters.
+"""Returns the values of the fields in CONTENT, from an object of `Completion` or a subclass, in the order of
+`Completion`'s parameters.
 """
 
 
@@ -98,7 +98,9 @@ class RolloutPart(WireMessage):
     lease_id: Count
     index: Count
     start: Annotated[int, Field(ge=0, lt=MAX_TOKENS)]
-    """0 after a reconnect: the part then repeats the completion from its first token, including the leased prefix."""
+    """Position of the first token in the completion. 0 after a reconnect: the part then repeats the completion from its
+    first token, including the leased prefix.
+    """
     policy_version: PolicyVersion
     ids: TokenIds
     logprobs: Logprobs

@@ -12,7 +12,9 @@ from echo_shared.wire.messages.leases import Lease, LeasedPrefix
 from echo_shared.wire.messages.rollouts import FinishReason, Rollout, RolloutPart, RolloutParts, VersionSpan
 
 NUM_TOKENS: Final = 5_000
-"""Large enough that the codec decodes the frame field by field, see `echo_shared.wire.codec.SMALL_BYTES`."""
+"""Tokens of an example message: so many that the codec decodes the frame field by field, see
+`echo_shared.wire.codec.SMALL_BYTES`.
+"""
 
 
 def from_hub() -> tuple[Lease, CheckLease]:

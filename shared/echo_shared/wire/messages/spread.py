@@ -47,7 +47,7 @@ class MeshPeer(WireMessage):
     node_id: NodeId
     host: Annotated[str, Field(max_length=255)]
     port: Annotated[int, Field(ge=0, le=65535)]
-    """0 = the peer accepts no connections; it connects to this node if it can."""
+    """TCP port of the peer. 0 = the peer accepts no connections; it connects to this node if it can."""
     number: Annotated[int, Field(ge=0, le=65_535)]
     """Number that stands for the peer in `Piece.hand_on`."""
 

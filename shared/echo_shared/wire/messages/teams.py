@@ -17,7 +17,7 @@ from echo_shared.wire.messages.shown_names import checked_name
 MAX_TEAM_NAME: Final = 40
 
 TeamName = Annotated[str, Field(max_length=MAX_TEAM_NAME), AfterValidator(printable_line)]
-"""Characters that control terminals or change the text direction are replaced, as in a node's name."""
+"""Name of a team. Characters that control terminals or change the text direction are replaced, as in a node's name."""
 
 
 class TeamWanted(WireMessage):
@@ -52,7 +52,7 @@ class Team(WireMessage):
     """Rollouts trained on or evaluated while their nodes were in the team. `tokens` counts their tokens."""
     tokens: Count = 0
     tokens_per_day: Annotated[float, Field(ge=0)] = 0.0
-    """Recent average."""
+    """Recent average of the team's tokens per day."""
     rank: Annotated[int, Field(ge=1, le=2**53)] | None = None
     """Rank among teams by rollouts; None = none of the team's rollouts was used yet."""
     num_ranked: Count = 0
