@@ -64,7 +64,9 @@ def assert_same_as_reference(kit: Any, model: Any, requests: list[GroupRequest],
 
 
 def test_rollouts_equal_the_references(engine: Engine, base: Path, make_adapter: Callable[..., Path], kit: Any) -> None:
-    """Also after a change to an adapter of equal shape, of lower rank or on fewer layers, and to the base and back."""
+    """Rollouts must equal the reference's after every change of policy: to an adapter of equal shape, of lower rank or
+    on fewer layers, and to the base and back.
+    """
     first = make_adapter(base, 1)
     second = make_adapter(base, 2)
     thin = make_adapter(base, 3, r=4)

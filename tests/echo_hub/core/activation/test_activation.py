@@ -84,7 +84,7 @@ class Fleet:
         self.nodes.mark_late(node_id, self.now)
 
     def go_again(self, node_id: str) -> None:
-        """Stop waiting for the overdue rollout."""
+        """End the hang: the hub stops waiting for the node's overdue rollout."""
         self.nodes.release(node_id, TOKENS, overdue=False, late=True)
 
     def node(self, node_id: str) -> Node:
@@ -284,8 +284,8 @@ def test_paid_nodes_stay_active_until_a_cheaper_one_is_settled(cheap: float) -> 
 
 @pytest.mark.parametrize("cheap", [0.0, 0.01])
 def test_a_node_that_hangs_repeatedly_is_made_active_ever_more_rarely(cheap: float) -> None:
-    """Cheap nodes that hang again and again look fast between hangs, so they would be chosen each time. The learner may
-    wait only a bounded time for them.
+    """A cheap node that hangs repeatedly looks fast between its hangs, so it would be chosen again each time. Each hang
+    may leave the learner without the paid nodes only for a bounded time.
     """
     fleet = priced_and_one_cheap(cheap)
     without, begun_at, num_hangs = 0.0, fleet.now, 0

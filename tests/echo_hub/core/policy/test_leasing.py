@@ -163,8 +163,8 @@ def test_returned_work_is_leased_again_at_once(bench: BenchOf) -> None:
 
 
 def test_a_node_that_returns_leases_rests_regardless_of_its_reports(bench: BenchOf) -> None:
-    """Nodes that return every lease at once rest (get no new lease) for 1 s, then twice as long each time, up to 60
-    s.
+    """A node that hands every lease back unworked gets no new lease for 1 s, then twice as long each time, up to 60 s,
+    even if it reports free capacity.
     """
     b = bench(groups_per_step=1, steps=1)
     b.node("a")
@@ -210,7 +210,7 @@ def test_a_rollout_that_the_scorer_failed_on_is_sampled_with_a_new_seed(bench: B
 
 
 def test_a_late_draw_of_the_seed_that_failed_is_not_scored_again(bench: BenchOf) -> None:
-    """Scoring failed on the first result of index 0. The second result has the same seed, so scoring it would fail
+    """Nodes a and b sampled index 0 with the same seed. Scoring failed on node a's result, so it would fail on node b's
     too.
     """
     b = bench(groups_per_step=1, steps=1, deadline_s=60.0)

@@ -86,8 +86,9 @@ def test_a_forged_end_after_an_honest_beginning_convicts() -> None:
 
 
 def test_claims_weigh_a_quarter() -> None:
-    """Claims 2 nats off, at scale 1, have the honest density t(2) = .06804 and, if invented, t(1) / 2 = .19245 / 2 (t:
-    Student's, two degrees of freedom). Claims weigh a quarter because errors recur within a group.
+    """A claimed log-probability 2 nats off, at rounding scale 1, has density t(2) = .06804 if honest, and t(1) / 2 =
+    .19245 / 2 if invented (t: Student's, two degrees of freedom). Its weight is divided by 4, because rollouts of a
+    group repeat errors.
     """
     honest = Honest(draws=16, claims=16)
     invented = 0.1924501 / 2.0
@@ -104,8 +105,9 @@ def test_claims_that_are_shifted_weigh_for_their_side() -> None:
 
 
 def test_a_claim_error_of_a_coarser_scale_weighs_for_coarseness() -> None:
-    """Errors of eight times the class's scale have density t(8), but t(1) / 8 at the eight times coarser scale. The
-    weight is ln(1.5**-1.5 / 8) - ln(33**-1.5) = 2.557 nats, before the division by `CLAIMS_DISPERSION`.
+    """A claim error of eight times the rounding scale of the node's class has density t(8) at that scale, but t(1) / 8
+    at the eight times coarser scale. The weight is ln(1.5**-1.5 / 8) - ln(33**-1.5) = 2.557 nats, before the division
+    by `CLAIMS_DISPERSION`.
     """
     honest = Honest(draws=8, claims=8)
     error = 8 * float(SCALES[8])
@@ -114,8 +116,8 @@ def test_a_claim_error_of_a_coarser_scale_weighs_for_coarseness() -> None:
 
 
 def test_without_a_coarser_scale_coarseness_weighs_nothing() -> None:
-    """The alternative "coarser rounding" is `COARSER` steps above the class's scale, which lies beyond the last scale
-    here.
+    """Coarser rounding is tested at the scale `COARSER` steps above that of the node's class. Here there is no such
+    scale, so even errors of 30 nats are no evidence of coarser rounding.
     """
     honest = Honest(draws=14, claims=NUM_SCALES - COARSER)
     assert weigh(evidence(50, error=30.0), honest)[8] == 0.0
@@ -184,8 +186,9 @@ def test_rounding_explains_neither_low_claims_nor_far_fewer_bits(alternative: Al
 
 
 def test_rounding_explains_claims_too_high_by_its_variance() -> None:
-    """Rounding noise of .8 makes claims .32 nats too high on average, half its variance. For a class of scale .4, twice
-    the scale explains that; an engine with noise of .1 needs more than any tolerance allows.
+    """Rounding noise of .8 nats makes claimed log-probabilities .32 nats too high on average (half its variance). A
+    class of scale .4 may be twice as coarse, which explains that. No tolerated rounding explains .32 nats in a class of
+    scale .1, or .8 nats in a class of scale .4.
     """
     assert is_explained(engine(3, 0.8, 2_000), measured(0.4), Alternative.CLAIMS_TOO_HIGH, ALARM)
     assert not is_explained(engine(3, 0.1, 2_000, shift=0.32), measured(0.1), Alternative.CLAIMS_TOO_HIGH, ALARM)
@@ -286,7 +289,9 @@ def test_a_node_that_forges_one_token_in_fifty_is_found(noise: float) -> None:
     ],
 )
 def test_shifted_claims_are_found(noise: float, bound: int, shift: float) -> None:
-    """Shifts can hide in rounding: noise of .8 in a class of scale .4 makes honest claims up to .64 nats too high."""
+    """All claimed log-probabilities are shifted by .3 nats. In a class of scale .4, honest rounding may make them up to
+    .64 nats too high by itself, so there only an upward shift of .8 must be found.
+    """
     shown = rollouts(1, bound // 20, noise, shift=shift)
     assert tokens_until(ALARM, measured(noise), shown) is not None
 
@@ -298,7 +303,7 @@ def test_the_direction_of_shifted_claims_is_reported(shift: float, side: Alterna
 
 
 def test_a_node_with_8_bits_that_declares_32_is_found() -> None:
-    """These nodes round 30 or 10 times as coarsely as the 32 bits that they report."""
+    """These nodes round 30 or 10 times as coarsely as an engine with 32 bits, which they claim to have."""
     for noise, bound in ((0.1, 300), (0.03, 600)):
         found = tokens_until(ALARM, measured(0.003), rollouts(5, bound // 20, noise))
         assert found is not None and found[1] is Alternative.COARSER_THAN_SAID

@@ -54,7 +54,7 @@ def known(numerics: NumericsClass = Q8, *, measured: Evidence | None = None) -> 
 
 def most_likely(shown: Evidence) -> tuple[int, int]:
     """Return the indices in `SCALES` of the most likely scales of draws and of claims; the scale of draws is at most
-    one step finer.
+    one step finer than that of claims.
     """
     claims = int(shown.claims_CS[0].argmax())
     return max(int(shown.draws_CS[0].argmax()), claims - 1), claims
@@ -156,8 +156,8 @@ def test_a_measurement_holds_for_all_classes_of_its_rounding() -> None:
 
 
 def test_draws_are_no_finer_than_claims_allow() -> None:
-    """Few draws fall outside their intervals, so draws alone can make an engine seem too fine. Here claims show
-    rounding four steps coarser.
+    """Few draws (uniforms behind tokens) fall outside their token's interval, so draws alone can make an engine's
+    rounding seem too fine. Here the claimed log-probabilities show rounding that is four steps coarser.
     """
     shown = replace(FINE, claim_curves=COARSE.claim_curves)
     assert known(measured=shown).honest(Q8).draws == known(measured=COARSE).honest(Q8).claims - 1

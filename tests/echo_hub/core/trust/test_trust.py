@@ -65,7 +65,7 @@ F32 = NumericsClass("torch", "f32", "cpu")
 HONEST = evidence(40)
 FORGED = evidence(forged=4)
 DOUBTFUL = evidence(forged=1)
-"""One forged token: makes a proven node watched, and twice as much makes it suspect."""
+"""Evidence of one forged token. A proven node becomes watched after showing it once, and suspect after twice."""
 
 
 @pytest.fixture
@@ -915,8 +915,8 @@ def test_three_nodes_of_one_address_are_no_class(world) -> None:
 
 
 def test_three_nodes_that_forge_everything_are_no_class(world) -> None:
-    """Three forgers at three addresses agree with each other, but their draws fit no rounding scale, so nothing excuses
-    them.
+    """Three forgers at three addresses agree with each other, but forged tokens fit no rounding scale, so nothing
+    excuses them.
     """
     forgers = {f"coarse {place}": engine(70 + place, 0.0, 400, forged=1.0) for place in range(3)}
     bench, decided = check_each(world, {**{f"fine {place}": HONEST for place in range(4)}, **forgers})
