@@ -437,8 +437,8 @@ def test_starting_a_program_loads_no_engine(module: str, absent: tuple[str, ...]
 
 @pytest.mark.parametrize("folder", ["serving", "driving", "intake", "training", "distribution", "oversight"])
 def test_no_lambda_of_the_services_reads_an_attribute_later(folder: str) -> None:
-    """A lambda that reads an attribute of `self` when it is called hides which part is called: parts are passed as
-    objects.
+    """A lambda that reads an attribute of `self` only when it is called hides which part it calls, so parts must be
+    passed as objects.
     """
     found = []
     for module in modules_of(f"echo_hub.{folder}"):

@@ -75,7 +75,7 @@ class IdleEngine:
 
 
 class Site:
-    """A shell whose events the test handles one by one. The site is its client and its maker of engines."""
+    """A shell whose events the test handles one by one. The site also acts as the shell's client and engine maker."""
 
     def __init__(self, hub: Any, swarm: Swarm, directory: Path) -> None:
         self.hub = hub

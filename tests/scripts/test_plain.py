@@ -1,4 +1,4 @@
-"""Sentences just within and just beyond each rule, and pages just within and just beyond each limit."""
+"""The check of plain language accepts what is just within each rule or limit, and refuses what is just beyond it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pool sizes of the overlap benchmark, and figures computed from a run's records."""
+"""The overlap benchmark's pools follow from what its learner needs, and its figures leave out a run's first steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of one node: over a scripted run, over a real store, and in Chromium."""
+"""The page of one node shows all that the hub knows of it: in a scripted run, in a real store, and in Chromium."""
 
 from __future__ import annotations
 

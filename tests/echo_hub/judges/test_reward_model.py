@@ -1,4 +1,4 @@
-"""A reward model, in the separate process that the hub uses for it."""
+"""A reward model in its separate process gives the values of a plain call, even if the process is killed meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Real learner processes: started, driven by frames through their pipes, killed and restarted."""
+"""A real learner process, driven by frames through its pipes, gives the same bits as an undisturbed one, even if it is
+killed and restarted.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A gateway behind a real server, and nodes that misbehave after they have joined."""
+"""A gateway behind a real server delivers messages in order; a node that misbehaves after joining harms only its own
+connection.
+"""
 
 from __future__ import annotations
 

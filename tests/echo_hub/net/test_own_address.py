@@ -1,4 +1,4 @@
-"""The address under which others reach the hub."""
+"""The address that a hub tells others is its public URL, else that in a client's request, or its own on the network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes request the hub's records of their work by HTTP."""
+"""A node can read the hub's records of its own work by HTTP, with a proof of its key, and no other node's."""
 
 from __future__ import annotations
 

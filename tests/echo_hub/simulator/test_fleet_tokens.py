@@ -1,4 +1,4 @@
-"""Each token of a completion counts once as sampled, however often its place was sampled."""
+"""Each token of a completion counts once as sampled, however often nodes sampled a token at its position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Searches for rollouts by single and combined conditions, and by pages, in both databases."""
+"""In both databases, a search for rollouts by any conditions finds each match once, page by page, and reads few
+rows.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Connections to a real PostgreSQL server that break in the middle of a commit, so that the hub cannot know if the
-server has committed.
+"""If the connection to a real PostgreSQL server breaks during a commit, the hub cannot know if the server has
+committed. It must nevertheless write everything exactly once.
 """
 
 from __future__ import annotations

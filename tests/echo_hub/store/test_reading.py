@@ -118,8 +118,8 @@ def test_more_payloads_than_one_query_may_name_are_read_back(store: Store, recor
 
 
 def test_turns_are_found_by_their_groups() -> None:
-    """SQLite does not know how many rows have a given state, so it might prefer an index that most rows of a long run
-    match.
+    """The query must use the index of groups. SQLite does not know how many rows have a given state, so it might prefer
+    an index that most rows of a long run match.
     """
     store = Store.open("sqlite://")
     statements: list[tuple[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Many clients request the leaderboard at the same time."""
+"""If many clients request the leaderboard at the same time, the database is read only once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choice of the node that gets each lease, and the leases' deadlines."""
+"""Which node gets each lease, how many rollouts it may hold, and what happens after a lease's deadline."""
 
 from __future__ import annotations
 

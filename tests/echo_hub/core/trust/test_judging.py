@@ -72,7 +72,7 @@ def test_forged_tokens_add_up_for_each_share() -> None:
 
 
 def test_four_forged_tokens_convict_and_three_do_not() -> None:
-    """Four forged tokens reach 4 * 7.6014 / 1.5 = 20.3 nats, three reach 15.2; the alarm is at 16.3."""
+    """A forged token weighs 7.6014 / 1.5 nats: four of them reach 20.3 nats, three 15.2; the alarm is at 16.3."""
     assert tokens_until(ALARM, F32, [evidence(forged=4)]) == (4, Alternative.DRAWS_FORGED)
     assert tokens_until(ALARM, F32, [evidence(forged=3)]) is None
 

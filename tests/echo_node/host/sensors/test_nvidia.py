@@ -1,4 +1,4 @@
-"""GPU load by NVIDIA's library, here a stub; and a machine without the library."""
+"""The GPU load of other programs, from a stub of NVIDIA's library; unknown without the library."""
 
 from __future__ import annotations
 
