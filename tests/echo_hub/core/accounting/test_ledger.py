@@ -50,8 +50,8 @@ def test_a_rollouts_whole_life_is_recorded_and_receipted() -> None:
 
 
 def test_a_trained_step_names_rollouts_sampled_by_several_nodes() -> None:
-    """Credit for a rollout that several nodes sampled is divided by tokens, so the trained step lists it; rollouts of
-    one node are not listed, even with several versions.
+    """Nodes that sampled a rollout together share its credit by tokens, so a trained step lists such rollouts. Rollouts
+    of a single node are not listed, even with several versions.
     """
     books = Books()
     books.open(0)

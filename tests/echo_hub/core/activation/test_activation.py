@@ -375,7 +375,9 @@ def test_at_the_runs_end_no_node_is_paid() -> None:
 
 
 def test_an_idle_node_is_told_at_once_that_the_run_is_over() -> None:
-    """Idle nodes keep the reason NO_WORK_NOW; only the explanation sent with the reason changes."""
+    """At the run's end, idle nodes keep the reason NO_WORK_NOW; they are told at once that its explanation has
+    changed.
+    """
     fleet = Fleet()
     fleet.join("idle", per_step=60.0)
     fleet.join("new")

@@ -443,8 +443,8 @@ def test_a_rollout_that_stalls_is_leased_to_another_node_as_well(bench: BenchOf)
 
 
 def test_work_is_asked_for_as_late_as_keeps_the_learner_busy(bench: BenchOf) -> None:
-    """Steps take 10 s and rollouts 1 s. If leased as early as possible, rollouts would wait 9 s for their step and
-    become stale.
+    """Steps take 10 s and rollouts 1 s. Rollouts leased as early as possible would wait 9 s for their step and become
+    stale, so the hub must lease them later.
     """
     b = bench(steps=99, groups_per_step=1, group_size=4, max_staleness=2, deadline_s=600.0)
     b.learner()
@@ -469,8 +469,8 @@ def test_work_is_asked_for_as_late_as_keeps_the_learner_busy(bench: BenchOf) -> 
 
 
 def test_during_the_first_step_the_base_does_not_sample_the_whole_bound(bench: BenchOf) -> None:
-    """Rollouts take 1 s and the first step 100 s. A node that sampled throughout would fill the whole staleness bound
-    with rollouts of version 0, the base model.
+    """Rollouts take 1 s and the first step 100 s. A node that sampled all the time would fill the whole staleness bound
+    (100 steps) with rollouts of version 0, the base model. Only the next few steps' rollouts may be sampled.
     """
     b = bench(steps=200, groups_per_step=1, group_size=4, max_staleness=100, deadline_s=600.0)
     b.learner()

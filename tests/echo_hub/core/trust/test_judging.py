@@ -221,7 +221,9 @@ def test_rounding_within_the_tolerance_is_explained(alternative: Alternative) ->
 @pytest.mark.parametrize("noise", [*NOISES, 0.4])
 @pytest.mark.parametrize("times", [0.7, 1.0])
 def test_400_honest_nodes_are_never_convicted(noise: float, times: float) -> None:
-    """Nodes round as coarsely as their class, or less. Each shows 300 rollouts of 20 tokens, chosen from 1,000."""
+    """Nodes round as coarsely as their class, or less. Each shows 300 rollouts of 20 tokens, drawn from 1,000 simulated
+    ones.
+    """
     honest = measured(noise)
     weighed_RA = np.array([weigh(one, honest) for one in rollouts(int(1_000 * noise * times), 1_000, noise * times)])
     rng = np.random.default_rng(0)
@@ -234,7 +236,9 @@ def test_400_honest_nodes_are_never_convicted(noise: float, times: float) -> Non
 
 @pytest.mark.parametrize("noise", [*NOISES, 0.4])
 def test_nodes_twice_as_coarse_as_their_class_are_spared(noise: float) -> None:
-    """Such nodes may reach the alarm, but rounding explains their evidence. 30 nodes show 200 rollouts each."""
+    """The sums of such nodes may reach the alarm, but somewhat coarser rounding explains them. 30 nodes show 200
+    rollouts each.
+    """
     honest, shown = measured(noise), rollouts(11, 1_000, 2.0 * noise)
     rng = np.random.default_rng(0)
     for _ in range(30):

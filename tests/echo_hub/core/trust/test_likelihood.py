@@ -186,8 +186,8 @@ def test_invented_over_honest_claims_has_mean_one(place: int) -> None:
 
 @pytest.mark.parametrize(("bias", "rounded_up"), [(0.0, 1.0), (0.0, sqrt(2.0)), (1.0, sqrt(2.0))])
 def test_honest_noise_does_not_weigh_as_a_shift(bias: float, rounded_up: float) -> None:
-    """Rounding makes honest claims too high by half its variance (`bias` 1), or not at all (0). The class's scale is
-    the measured one or a step above.
+    """Rounding makes honest claims too high by half its variance (`bias` 1), or not at all (0). Neither may count as
+    evidence of shifted claims, whether the class's scale is the true one or a step above.
     """
     curves = claim_curves(CLAIMS)
     for place, scale in enumerate(SCALES / rounded_up):

@@ -173,8 +173,8 @@ def test_nodes_that_check_are_not_asked_for_the_most_likely_ids(world) -> None:
 
 
 def test_a_class_learns_nothing_from_greedy_choices(world) -> None:
-    """Greedy choices deviate only where two tokens are equally likely. If a class learned from them, it would seem so
-    fine that sampled tokens convict its nodes.
+    """Greedy choices deviate only where two tokens are equally likely. If a class's rounding scale were learned from
+    them, it would be so fine that sampled tokens convict honest nodes of the class.
     """
     for shown, learned in ((greedy([0.0] * 40), 0), (HONEST, HONEST.num_tokens)):
         bench = world(replace(proven("a"), num_verified=0), evaluation_problems=1, evaluation_samples=1, run_seed=5)
