@@ -33,7 +33,7 @@ SOCKET = ".s.PGSQL.5432"
 
 @pytest.fixture
 def short_directory() -> Iterator[Path]:
-    # The path of a Unix socket must be short.
+    # The path of a Unix socket must be short, and those of pytest's directories are long.
     with tempfile.TemporaryDirectory(prefix="echo-line-", dir="/tmp") as directory:
         yield Path(directory)
 

@@ -394,7 +394,7 @@ def test_the_work_of_a_node_that_left_is_leased_to_another_later(bench: BenchOf)
 
 
 def _proven(bench: BenchOf, seconds: dict[str, float], **settings: Any) -> Any:
-    """Return a run whose nodes have all returned rollouts of two tokens; each rollout took `seconds` of its node."""
+    """Return a run whose nodes have all returned rollouts of two tokens. `seconds`: by node, the time of a rollout."""
     b = bench(
         **{"groups_per_step": 4, "group_size": 4, "steps": 99, "max_staleness": 1, "deadline_s": 600.0, **settings}
     )

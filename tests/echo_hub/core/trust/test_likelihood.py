@@ -267,8 +267,8 @@ def test_a_scale_is_rounded_up_to_the_next_one() -> None:
 
 
 def edges_of(below: float, width: float, u: np.ndarray) -> np.ndarray:
-    """Return the edge curves [C, N] at the scale of 1/4 nat: near an edge (1 or 0) minus the probability of that, and
-    its variance.
+    """Return two rows [2, N] for the uniforms `u`, at the scale of 1/4 nat: 1 if u is near an edge and else 0, minus
+    the probability of being near; and the variance of that.
     """
     curves = edge_curves(np.full(len(u), below), np.full(len(u), log(width)), u)
     return np.asarray(curves[:, at_least(0.25)])

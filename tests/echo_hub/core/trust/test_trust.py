@@ -925,7 +925,9 @@ def test_three_nodes_that_forge_everything_are_no_class(world) -> None:
 
 
 def watched_sums(nats: float) -> tuple[float, ...]:
-    """Return one sum of evidence for each kind of forgery: `nats` for "one token in fifty is forged"."""
+    """Return a sum of evidence for each kind of forgery: `nats` for "one token in fifty is forged", 0 for all
+    others.
+    """
     return (0.0, nats, *NOTHING[2:])
 
 
