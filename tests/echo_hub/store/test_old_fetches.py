@@ -174,6 +174,6 @@ def test_postgresql_reads_no_dead_rows(empty_postgresql: str) -> None:
     forget_all(store)
     remove(store.engine, "before_cursor_execute", explain)
     assert len(looked_at) == 4, "one query each: oldest version, late fetches, end of a part, delete"
-    # PostgreSQL reads two pages to find a row: one of the index, one of the table.
+    # A statement finds each row twice: by the index, then by its physical position in the table (ctid).
     assert max(looked_at.values()) < 3 * old_fetches.ROWS_A_STATEMENT, looked_at
     store.close()
