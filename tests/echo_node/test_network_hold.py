@@ -1,5 +1,5 @@
-"""Once the owner's rules forbid the network, a node sends what is pending and disconnects; a node that starts under
-such a rule makes no connection.
+"""Once the owner's rules forbid the network, a node sends its pending messages and disconnects; a node that starts
+under such a rule makes no connection.
 """
 
 import asyncio

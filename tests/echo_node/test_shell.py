@@ -173,7 +173,7 @@ async def test_fetches_that_are_abandoned_in_a_chain_never_overlap_and_do_not_be
     await site.fetcher.begun.wait()
     await site.publish(1, of_other_content(offer))
     await site.publish(1, offer)
-    for _ in range(100):  # Long enough for a job that does not wait for the job before it.
+    for _ in range(100):  # A job that ignored the previous job would have begun by then.
         await asyncio.sleep(0)
     assert site.fetcher.done == ["fetch"]
     site.fetcher.may_go_on.set()

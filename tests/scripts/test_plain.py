@@ -1,4 +1,6 @@
-"""The check of plain language accepts what is just within each rule or limit, and refuses what is just beyond it."""
+"""The check of plain language accepts sentences just within each rule or limit, and refuses sentences just beyond
+it.
+"""
 
 from __future__ import annotations
 

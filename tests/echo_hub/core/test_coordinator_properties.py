@@ -339,8 +339,8 @@ class World(RuleBasedStateMachine):
         self.proven: set[str] = set()
         """Nodes that have returned a good rollout since the hub started, and so count as proven."""
         self.gone_on: set[tuple[str, bool]] = set()
-        """For each rollout that was continued: how it had ended ("" if its node still held it), and True if it was
-        continued by the same lease, sent to its node again.
+        """For each continued rollout: how it had ended ("": its node still held it), and True if the same lease was
+        sent again to the same node.
         """
         self.mixed: set[bool] = set()
         """Contains True if a prefix was continued by a lease of a newer version, False if by one of the

@@ -1,4 +1,6 @@
-"""The page of one node shows all that the hub knows of it: in a scripted run, in a real store, and in Chromium."""
+"""One node's page shows everything that the hub knows of this node: in a scripted run, in a real store, and in
+Chromium.
+"""
 
 from __future__ import annotations
 

@@ -244,7 +244,7 @@ def test_a_refused_command_changes_nothing(worker: LearnerWorker, make_groups: M
 
 
 def test_nonfinite_weights_are_never_written(worker: LearnerWorker, make_groups: MakeGroups, tmp_path: Path) -> None:
-    """A step that makes a weight NaN or infinite counts as failed; a restarted learner resumes from the step before."""
+    """Steps that make a weight NaN or infinite count as failed; a restarted learner resumes from the step before."""
     answers: list[Frame] = []
     for step, rate in ((1, 1e-3), (2, float("inf"))):
         groups = frames.pack_groups(make_groups(step))

@@ -1,4 +1,4 @@
-"""The address that a hub tells others is its public URL, else that in a client's request, or its own on the network."""
+"""A hub tells others its public URL, else the host that a client's request names, or its own address on the network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A node can read the hub's records of its own work by HTTP, with a proof of its key, and no other node's."""
+"""Nodes can read the hub's records of their own work by HTTP, with a proof of their key, but no records of other
+nodes.
+"""
 
 from __future__ import annotations
 

@@ -72,8 +72,8 @@ USER = {"role": "user", "content": "Go on, (echo:reply 0)!"}
 
 
 def tokenizer_of(source: str) -> Tokenizer:
-    """Return a tokenizer of bytes with the template's special tokens. Its only merge is of two line breaks, of which
-    one may end a reply and the other follow it.
+    """Return a tokenizer of bytes with the template's special tokens. Its only merge joins two line breaks, such as a
+    reply's last one and the template's next one.
     """
     vocabulary = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocab={**vocabulary, "ĊĊ": len(vocabulary)}, merges=[("Ċ", "Ċ")]))

@@ -38,8 +38,8 @@ def test_a_node_that_vanishes_with_nothing_is_no_failure() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50), st.integers(0, 50)), max_size=8))
 def test_sampled_tokens_are_counted_once_or_as_repeated(begun: list[tuple[int, int, int]]) -> None:
-    """A sampling may begin after the tokens of its completion that are known, or sample some of them again. Each token
-    must be counted once, as new or as repeated.
+    """Samplings may begin after the known tokens of their completion, or sample known tokens again. Each token must be
+    counted once, as new or as repeated.
     """
     there: dict[int, int] = {}
     samplings = []

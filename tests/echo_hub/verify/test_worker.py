@@ -70,8 +70,8 @@ def test_honest_samples_pass_in_any_batch(versions: Versions, made: Made) -> Non
 
 
 def test_evidence_equals_its_definition(versions: Versions, made: Made) -> None:
-    """The verifier's evidence must equal the definition. A wrong version and shifted claims make the tokens deviate by
-    different amounts.
+    """Evidence must equal its definition. Wrong versions and shifted claims make the tokens deviate by different
+    amounts.
     """
     rollouts = [
         replace(

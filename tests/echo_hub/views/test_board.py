@@ -1,4 +1,4 @@
-"""If many clients request the leaderboard at the same time, the database is read only once."""
+"""Simultaneous requests of many clients for the leaderboard read the database only once."""
 
 from __future__ import annotations
 

@@ -327,7 +327,7 @@ def test_with_credit_by_turn_a_group_of_equal_rewards_may_have_an_advantage(
 
 
 def test_a_missing_rollout_may_be_as_long_as_any_completion() -> None:
-    """An overdue rollout's length is unknown. It is taken as that of the longest completions: with the prompt's usual
+    """Overdue rollouts have an unknown length. It is taken as that of the longest completions: with the prompt's usual
     length, the node would seem far too slow.
     """
     books = Books()

@@ -284,8 +284,8 @@ def test_paid_nodes_stay_active_until_a_cheaper_one_is_settled(cheap: float) -> 
 
 @pytest.mark.parametrize("cheap", [0.0, 0.01])
 def test_a_node_that_hangs_repeatedly_is_made_active_ever_more_rarely(cheap: float) -> None:
-    """A cheap node that hangs repeatedly looks fast between its hangs, so it would be chosen again each time. Each hang
-    may leave the learner without the paid nodes only for a bounded time.
+    """Cheap nodes that hang repeatedly look fast between hangs, so they would be chosen again each time. Each hang may
+    leave the learner without the paid nodes only for a bounded time.
     """
     fleet = priced_and_one_cheap(cheap)
     without, begun_at, num_hangs = 0.0, fleet.now, 0
@@ -375,7 +375,7 @@ def test_at_the_runs_end_no_node_is_paid() -> None:
 
 
 def test_an_idle_node_is_told_at_once_that_the_run_is_over() -> None:
-    """At the run's end, idle nodes keep the reason NO_WORK_NOW; they are told at once that its explanation has
+    """Idle nodes keep the reason NO_WORK_NOW at the run's end; they are told at once that its explanation has
     changed.
     """
     fleet = Fleet()

@@ -163,8 +163,8 @@ def test_returned_work_is_leased_again_at_once(bench: BenchOf) -> None:
 
 
 def test_a_node_that_returns_leases_rests_regardless_of_its_reports(bench: BenchOf) -> None:
-    """A node that hands every lease back unworked gets no new lease for 1 s, then twice as long each time, up to 60 s,
-    even if it reports free capacity.
+    """Nodes that hand every lease back unworked get no new lease for 1 s, then twice as long each time, up to 60 s,
+    even if they report free capacity.
     """
     b = bench(groups_per_step=1, steps=1)
     b.node("a")

@@ -197,7 +197,7 @@ def test_honest_noise_does_not_weigh_as_a_shift(bias: float, rounded_up: float) 
 
 
 def test_a_claim_by_hand() -> None:
-    """A claimed log-probability 2 nats off, at rounding scale 1, has density t(2) = .06804 if honest, and t(1) / 2 =
+    """Claimed log-probabilities 2 nats off, at rounding scale 1, have density t(2) = .06804 if honest, and t(1) / 2 =
     .19245 / 2 if invented (t: Student's, two degrees of freedom).
     """
     place, invented = at_least(1.0), 0.1924501 / INVENTED

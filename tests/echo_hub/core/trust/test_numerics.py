@@ -53,8 +53,8 @@ def known(numerics: NumericsClass = Q8, *, measured: Evidence | None = None) -> 
 
 
 def most_likely(shown: Evidence) -> tuple[int, int]:
-    """Return the indices in `SCALES` of the most likely scales of draws and of claims; the scale of draws is at most
-    one step finer than that of claims.
+    """Return the indices in `SCALES` of the most likely scales for draws and claims; the scale for draws is at most one
+    step below that for claims.
     """
     claims = int(shown.claims_CS[0].argmax())
     return max(int(shown.draws_CS[0].argmax()), claims - 1), claims
@@ -111,8 +111,8 @@ def test_where_nothing_was_measured_the_default_is_assumed() -> None:
 
 @pytest.mark.parametrize(("temperature", "steps"), [(1.0, 0), (0.5, 2), (0.25, 4), (2.0, -2)])
 def test_default_scales_grow_as_one_over_the_temperature(temperature: float, steps: int) -> None:
-    """A temperature T divides the logits and their noise by T, so rounding scales grow as 1 / T. One step between
-    scales is a factor of sqrt(2).
+    """Temperature T divides the logits and their noise by T, so rounding scales grow as 1 / T. One step between scales
+    is a factor of sqrt(2).
     """
     assert Numerics(temperature).honest(TORCH).draws == DEFAULTS["bf16"].draws + steps
     assert default(TORCH, temperature).claims == DEFAULTS["bf16"].claims + steps
@@ -173,7 +173,7 @@ def test_the_coarsest_scale_is_the_last_one() -> None:
     "nothing", [NO_EVIDENCE, replace(FINE, draw_curves=np.full_like(FINE.draws_CS, np.nan).tobytes())]
 )
 def test_a_measurement_without_evidence_is_ignored(nothing: Evidence) -> None:
-    """A measurement without tokens or numbers is ignored: the finest scale would seem the most likely one, and honest
+    """Measurements without tokens or numbers are ignored: the finest scale would seem the most likely one, and honest
     nodes would be convicted.
     """
     numerics = known()

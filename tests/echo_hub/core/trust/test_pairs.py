@@ -29,8 +29,8 @@ def weight(one: PeerFinding, other: PeerFinding, first: str, second: str) -> flo
 
 
 def test_two_findings_differ_by_two_claims_a_token() -> None:
-    """For each token, two findings are compared in log-odds: the lower end of its interval (here .3 and .4, which
-    differ by .4408) and its probability (50 and 60 %, which differ by .4055).
+    """Findings are compared in log-odds, with two differences for each token: of the interval's lower end (.3 and .4
+    differ by .4408) and of the probability (50 and 60 % differ by .4055).
     """
     found = apart(finding([0.3], [np.log(0.5)]), finding([0.4], [np.log(0.6)]))
     assert (found.num_tokens, found.num_claims) == (0, 2)
@@ -50,7 +50,7 @@ def test_equal_findings_have_no_distance() -> None:
 
 @pytest.mark.parametrize(("first", "second"), [("f32", "f32"), ("bf16", "q8_0"), ("f32", "q4_k_m")])
 def test_an_invented_finding_contradicts_an_honest_one(first: str, second: str) -> None:
-    """A checker that computes nothing must invent its values. Here it calls each of 40 tokens nine nats less likely
+    """Checkers that compute nothing must invent their values. Here one calls each of 40 tokens nine nats less likely
     than the honest checker does.
     """
     honest, liar = finding([0.2] * 40, [-0.5] * 40), finding([0.7] * 40, [-9.5] * 40)
