@@ -370,7 +370,9 @@ def test_of_a_suspect_all_is_checked_that_no_step_has_consumed(world) -> None:
 
 
 def test_a_biased_claim_convicts_in_every_class(world) -> None:
-    """In 8-bit engines, errors of almost half a nat are common, but not always in one direction."""
+    """Honest 8-bit engines often err by almost half a nat, but not always in one direction, so a constant bias must
+    convict.
+    """
     bench = world(groups_per_step=64)
     bench.tell(NumericsMeasured(rounding="q8_0", policy_version=0, evidence=engine(7, 0.1)))
     biased = rollouts(8, 20, 0.1, shift=0.45)
