@@ -36,7 +36,9 @@ hypothesis.settings.load_profile("tests")
 
 DEADLINE_S = 240.0
 FOR_NODES = {"ECHO_NODE_BENCH_SECONDS": "0", "ECHO_NODE_MANNERS__PRIORITY": "normal"}
-"""Nodes share this machine with their hub and with other tests; at the lowest priority they would starve."""
+"""Environment of nodes: no measurement of speed, and normal priority. Nodes share this machine with their hub and with
+other tests, so at the lowest priority they would starve.
+"""
 TRAINED_STEPS = "SELECT count(*) FROM steps WHERE trained_at IS NOT NULL"
 OPERATORS: dict[str, dict[str, str]] = {}
 """HTTP headers of a logged-in operator, by the address of each hub in this test."""
@@ -323,7 +325,7 @@ def until() -> Callable[..., Any]:
 
 @pytest.fixture
 def books() -> Callable[[Path], sqlite3.Connection]:
-    """Return a function that opens a run's store read-only, next to its writer."""
+    """Return a function that opens a run's store read-only while the hub writes to it."""
 
     def open_books(run: Path) -> sqlite3.Connection:
         return sqlite3.connect(f"file:{run / 'echo.db'}?mode=ro", uri=True)

@@ -254,7 +254,7 @@ ARROWS: dict[str, set[str]] = {
         "echo_shared.wire",
     },
 }
-"""For each room, the rooms of its package that it may import. echo_shared is open to every room."""
+"""Permitted imports: each room's list of rooms of the same package. echo_shared is open to every room."""
 MOST_CALLABLES = 79
 """Limit on the number of function parameters annotated as Callable or as an alias of it. Clocks and random sources
 count.
@@ -437,7 +437,7 @@ def test_starting_a_program_loads_no_engine(module: str, absent: tuple[str, ...]
 
 @pytest.mark.parametrize("folder", ["serving", "driving", "intake", "training", "distribution", "oversight"])
 def test_no_lambda_of_the_services_reads_an_attribute_later(folder: str) -> None:
-    """A lambda that reads an attribute of `self` when it is called hides which part is called: parts are passed as
+    """Lambdas that read an attribute of `self` only when called hide which part they call, so parts must be passed as
     objects.
     """
     found = []

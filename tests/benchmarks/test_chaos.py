@@ -1,4 +1,6 @@
-"""The headline figures of the chaos benchmark; and a real run with some seconds of kills, disconnects and hangs."""
+"""The chaos benchmark's headline covers all its rounds. A real run with some seconds of kills, disconnects and hangs
+continues and loses nothing.
+"""
 
 from __future__ import annotations
 

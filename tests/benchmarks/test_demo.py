@@ -14,7 +14,7 @@ def test_utilisation_is_the_share_of_the_time_in_which_a_step_trains() -> None:
 
 def test_the_hand_off_does_not_include_the_wait_for_a_batch() -> None:
     """The hand-off is the time from the moment when a step could start (learner free, batch planned) to its start. Here
-    it is 0.25 s after the learner was free, then 0.5 s after a batch that came 1 s late.
+    the second step starts 0.25 s after the learner was free, and the third 0.5 s after its batch, which came 1 s late.
     """
     steps = [
         {"train_s": 9.0, "planned_s": -9.0, "at_s": 0.0},
@@ -27,8 +27,8 @@ def test_the_hand_off_does_not_include_the_wait_for_a_batch() -> None:
 
 
 def test_an_evaluation_between_two_steps_is_no_hand_off() -> None:
-    """An evaluation's time is subtracted from the hand-off, unless the learner waited for the batch and could evaluate
-    meanwhile.
+    """An evaluation's time is subtracted from the hand-off, unless the learner could evaluate while it waited for its
+    batch.
     """
     before = {"train_s": 1.0, "planned_s": -1.0, "at_s": 0.0}
     step = {"train_s": 1.0, "planned_s": -0.5, "at_s": 3.0, "gap_s": 0.75, "eval_s": 0.5}

@@ -123,7 +123,7 @@ async def test_a_single_engine_can_be_measured(paths: NodePaths, fetched: HubRec
         assert report.chosen is not None and "measured the fastest" not in report.chosen.reason
         with pytest.raises(ConfigError, match="no such backend"):
             await bench.run(backend="abacus", seconds=0.5, begin=ignore)
-    assert not paths.widths.exists()  # The node learns these limits anew when it needs them.
+    assert not paths.widths.exists()  # The node learns these limits again when it needs them.
 
 
 async def test_an_engine_without_its_deleted_weights_has_not_failed(paths: NodePaths, fetched: HubRecord) -> None:

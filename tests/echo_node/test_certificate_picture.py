@@ -1,4 +1,6 @@
-"""The picture on a certificate of contribution, parsed as XML."""
+"""The picture on a certificate of contribution shows node, work and hub as text within its frame; it is parsed as
+XML.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The node's current run with real shells (the I/O around a work loop): started, renewed, and exchanged for another
-run.
+"""The node's current run starts once, is updated by each Welcome, and ends when another run takes its place. Its shells
+(the I/O around a work loop) are real.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PATIENCE_S = 60.0
 
 
 class Run(CurrentRun):
-    """A run that opens its shells in a place of the test."""
+    """A run that opens its shells in the test's `Place`."""
 
     place: Place
 

@@ -351,7 +351,7 @@ async def test_an_engine_killed_for_memory_restarts_at_half_width(
 
 
 async def test_a_device_that_vanishes_and_comes_back(hub: Any, node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each change of device makes the node introduce itself again; its lease still finishes."""
+    """Each change of device makes the node introduce itself to the hub again; the node's lease still finishes."""
     better = BackendChoice(name="llama_cpp", device="cpu", reason="a GPU is here")
     worse = BackendChoice(name="torch", device="cpu", reason="no GPU is here")
     there = [better]

@@ -1,4 +1,6 @@
-"""The whole node with a real engine, on a machine that has problems."""
+"""The whole node with a real engine loses nothing on a machine whose disk is full, that sleeps, or that may not use its
+network.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many copies of a base model a whole node with a real engine keeps on its disk."""
+"""A whole node with a real engine keeps only one form of the base model on its disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A node's owner changes settings while the node runs."""
+"""Settings that the owner changes while the node runs take effect without losing work, or are said to need a
+restart.
+"""
 
 from __future__ import annotations
 

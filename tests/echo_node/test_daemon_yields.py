@@ -1,4 +1,4 @@
-"""The whole node with a real engine, while its owner uses the machine now and then."""
+"""The whole node with a real engine pauses, resumes and finishes when its owner says so, also across a restart."""
 
 from __future__ import annotations
 

@@ -278,7 +278,7 @@ async def test_a_hub_is_asked(
     level: str,
     words: str,
 ) -> None:
-    # A hub on this machine must not be requested through the proxy.
+    # Requests to a hub on this machine must bypass the proxy.
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     found = of(await asyncio.to_thread(examine, paths, await answering(status, text)), "hub")
     assert found.level == level and words in found.what and "\x1b" not in found.what

@@ -63,7 +63,7 @@ async def test_the_code_stays_and_no_more_is_lent_than_allowed(site: Any) -> Non
 
 
 async def test_a_node_that_takes_too_much_memory_is_disconnected(site: Any) -> None:
-    """The limit is below what the device server itself needs."""
+    """Here the memory limit is below what the device server itself needs, so the node loses its connection at once."""
     helper, printed = await lend(site, "--memory-limit", "0.001")
     async with tunnel(HelperAddress.parse(printed)) as lent:
         reader, writer = await asyncio.open_connection(LOOPBACK, lent.port)

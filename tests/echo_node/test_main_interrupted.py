@@ -63,7 +63,9 @@ class Command:
         self._begun.set()
 
     def interrupted(self, *, after_s: float) -> tuple[int, str]:
-        """Send Ctrl-C `after_s` seconds after the moment, if the command still runs; return its status and output."""
+        """Send Ctrl-C `after_s` seconds after the import of `moment`, if the command still runs; return its status and
+        output.
+        """
         assert self._begun.wait(DEADLINE_S)
         try:
             self._process.wait(after_s)

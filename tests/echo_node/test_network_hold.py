@@ -1,4 +1,6 @@
-"""Attempts to reach a hub that does not exist, while use of the network is allowed or forbidden."""
+"""Once the owner's rules forbid the network, a node sends its pending messages and disconnects; a node that starts
+under such a rule makes no connection.
+"""
 
 import asyncio
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""The owner's commands (pause, resume) through the real control socket and the real page, and the node's pauses."""
+"""The owner's commands (pause, resume and others) work through the real control socket and the real page."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class IdleEngine:
 
 
 class Site:
-    """A shell whose events the test handles one by one. The site is its client and its maker of engines."""
+    """A shell whose events the test handles one by one. The site also acts as the shell's client and engine maker."""
 
     def __init__(self, hub: Any, swarm: Swarm, directory: Path) -> None:
         self.hub = hub
@@ -173,7 +173,7 @@ async def test_fetches_that_are_abandoned_in_a_chain_never_overlap_and_do_not_be
     await site.fetcher.begun.wait()
     await site.publish(1, of_other_content(offer))
     await site.publish(1, offer)
-    for _ in range(100):  # Long enough for a job that does not wait for the job before it.
+    for _ in range(100):  # A job that ignored the previous job would have begun by then.
         await asyncio.sleep(0)
     assert site.fetcher.done == ["fetch"]
     site.fetcher.may_go_on.set()

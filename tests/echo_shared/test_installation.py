@@ -1,4 +1,6 @@
-"""The commands that Echo prints for adding a part to itself fit each kind of installation; pip itself confirms this."""
+"""The command that Echo prints for installing an optional part fits each kind of installation, as pip itself
+confirms.
+"""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Scene:
         self.honest = list(fleet.nodes)
         """Indices of the hosts whose nodes must get the version."""
         self.at_end = at_end
-        """Closed after all processes have ended."""
+        """Exit stack that is closed after all processes have ended."""
         self.payload_bytes = 0
         self.announced_at = 0.0
         self.adapter = fleet.directory / "adapter"

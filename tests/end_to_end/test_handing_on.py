@@ -1,4 +1,6 @@
-"""A hub's broadcast, relayed by real nodes over real links on loopback. Not every pair of nodes has a link."""
+"""Every node gets all pieces of a hub's broadcast, which real nodes relay over real links on loopback, although not
+every pair of nodes has a link.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ DEADLINE_S = 60.0
 
 
 class Relay(Node):
-    """A node whose reports of pieces reach the broadcaster until it leaves."""
+    """A node. The broadcaster gets its reports of pieces until the node leaves."""
 
     def __init__(self, fleet: Fleet, root: Path) -> None:
         super().__init__(fleet.news, root)

@@ -1,4 +1,4 @@
-"""A real node in a separate process, and a hub that sends and serves too much."""
+"""A hub that sends and serves too much must not fill the memory, disk or logs of a real node in a separate process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Episodes of several turns, played by a real node or by the hub itself, and trained on."""
+"""A real node plays the same episodes of several turns as the hub itself, and training on them raises the reward."""
 
 from __future__ import annotations
 

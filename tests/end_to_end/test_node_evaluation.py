@@ -38,7 +38,7 @@ def measured(run: Path) -> dict[int, list[Evaluation]]:
 
 
 def check_books(view: dict[str, Any], database: sqlite3.Connection) -> None:
-    """Check that each episode was evaluated once, with its own version, and never trained on."""
+    """Check that each episode was evaluated once, with its own version, and never used for training."""
     books = view["accounting"]
     assert books["leased"] == books["trained"] + books["evaluated"] + sum(books["dropped"].values())
     rows = database.execute(

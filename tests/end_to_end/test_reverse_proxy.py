@@ -1,4 +1,4 @@
-"""nginx and Caddy in front of a hub, configured exactly as docs/operator/public.md says."""
+"""Nodes, files and pages work through nginx and Caddy in front of a hub, configured as docs/operator/public.md says."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def fetches_of(database: sqlite3.Connection, name: str) -> dict[int, tuple[bool,
 async def test_a_node_on_the_hubs_host_reads_versions_from_memory(
     site: Any, until: Any, reached: Any, books: Callable[[Path], sqlite3.Connection]
 ) -> None:
-    """Also after the hub is killed and restarted."""
+    """New versions must come from memory, also after the hub was killed and restarted."""
     run = await site.make_run("run", "--mode", "sequential", training={"steps": STEPS}, server=ON)
     hub, url = await site.hub(run)
     node = await site.node(url, "beside")

@@ -1,4 +1,6 @@
-"""A hub that serves TLS itself, and a node that trusts the authority of its certificate."""
+"""A node that trusts the authority of the hub's certificate joins a hub that serves TLS itself, and stays connected
+when the certificate is renewed.
+"""
 
 from __future__ import annotations
 

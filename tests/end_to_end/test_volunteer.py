@@ -1,4 +1,4 @@
-"""A volunteer's node: on a full disk, and as a service that replaces a running `echo-node join`."""
+"""A volunteer's node loses nothing on a full disk, and `echo-node run` continues as `echo-node join` began."""
 
 from __future__ import annotations
 

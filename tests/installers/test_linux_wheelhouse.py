@@ -138,9 +138,7 @@ def test_a_node_that_works_for_this_hub_continues(bare_home: Any, small_wheelhou
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_no_shell_completion_is_left(bare_home: Any, small_wheelhouse: Any, shell: str, tmp_path: Path) -> None:
-    """After an uninstall, the shell's settings are as before, whatever they contain. fish has a file per program
-    instead.
-    """
+    """Uninstalling restores the shell's settings file, whatever it contained. fish has a file per program instead."""
     before, kept = bare_home.tree(), tmp_path / "installed"
     bare_home.install("--from", small_wheelhouse("1.0", SAYS.format("1.0")))
     shutil.copytree(bare_home.root, kept, symlinks=True)

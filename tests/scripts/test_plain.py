@@ -1,4 +1,6 @@
-"""Sentences just within and just beyond each rule, and pages just within and just beyond each limit."""
+"""The check of plain language accepts sentences just within each rule or limit, and refuses sentences just beyond
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""On the built-in model, all engines sample the same long completions from the same seeds, although its weights have 16
-bits.
+"""On the built-in model, each engine samples exactly the reference's tokens, even in long completions: the weights are
+stored in 16 bits, but engines compute in float32.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The baseline's throughput counts only tokens that a user of `model.generate` keeps, as Echo's does."""
+"""The throughput of the baseline, transformers' `model.generate`, does not count padding after a completion's end."""
 
 from __future__ import annotations
 

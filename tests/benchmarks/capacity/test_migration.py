@@ -1,4 +1,4 @@
-"""The tokens of cut completions equal the beginning of uncut ones; a single changed token is detected."""
+"""Completions that are cut at random places and continued must end like uncut ones; one changed token is detected."""
 
 from __future__ import annotations
 

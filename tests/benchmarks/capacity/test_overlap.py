@@ -1,4 +1,4 @@
-"""Pool sizes of the overlap benchmark, and figures computed from a run's records."""
+"""The overlap benchmark's pools follow from what its learner needs, and its figures leave out a run's first steps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ PACE = RunPace(
     nodes=(NodeClass(name="a", count=1, rollouts_per_s=20.0, latency_s=0.5),) * 2,
     kinds=(),
 )
-"""The learner needs exactly this pool: a step takes 100 rollouts and 2.5 s."""
+"""A run whose node pool is exactly large enough: it samples 40 rollouts per second, and the learner needs 100 every
+2.5 s.
+"""
 
 
 def test_settings_of_every_case_hold() -> None:

@@ -1,4 +1,4 @@
-"""Kinds of injected faults, and the order in which they come."""
+"""The chaos benchmark's random sequence of faults has each kind as often as its weight says."""
 
 from __future__ import annotations
 

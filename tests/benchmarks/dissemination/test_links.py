@@ -1,4 +1,6 @@
-"""The lower bound on dissemination time, computed by hand; and shaped links, if this process may create them."""
+"""The lower bound on dissemination time equals values computed by hand. Links with limited rates, if this process may
+create them, leave nothing behind.
+"""
 
 import subprocess
 

@@ -1,4 +1,6 @@
-"""Parts of the GPU benchmark that fail in every way, forked from the server process or started alone."""
+"""A part of the GPU benchmark that fails in any way, forked from the server process or started alone, must affect only
+its own row.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,3 @@
-"""A short run that is trained once, and opened again."""
-
 from pathlib import Path
 
 from benchmarks.honesty.samplers import STEPS, ShortRun

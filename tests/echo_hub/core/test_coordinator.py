@@ -113,7 +113,7 @@ def test_a_result_that_contradicts_its_lease_is_dropped(bench: BenchOf, change: 
 
 @pytest.mark.parametrize("change", [{"node_id": "b"}, {"rollout_id": "99-0"}, {"rollout_id": "01-0"}])
 def test_a_result_that_was_not_leased_to_its_sender_is_looked_up(bench: BenchOf, change: dict[str, str]) -> None:
-    """Such a result may belong to a rollout that ended long ago and is known only to the store."""
+    """Such a result is looked up in the store, because its rollout may have ended long ago."""
     b = bench()
     b.node("a")
     b.node("b")
@@ -306,7 +306,9 @@ def test_rollouts_that_the_learner_was_sampling_are_leased_again_after_a_restart
 def test_new_keys_of_one_invite_share_places_of_their_own(
     bench: BenchOf, addresses: int, invites: int, given: int
 ) -> None:
-    """Unknown keys together may hold four rollouts: one per invite, or one per address for keys without an invite."""
+    """Unknown keys together may hold four rollouts. Keys of one invite share one rollout, as do keys of one address
+    without an invite.
+    """
     here = bench(groups_per_step=16, group_size=4, first_window=4)
     here.learner()
     here.node("old", 4)

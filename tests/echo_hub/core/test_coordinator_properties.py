@@ -203,7 +203,7 @@ class SimNode:
 
 @dataclass
 class Leased:
-    """What the model knows of one leased rollout, independently of the coordinator."""
+    """One leased rollout in the test's own records, which are kept independently of the coordinator."""
 
     node_id: str
     group_id: int
@@ -219,7 +219,7 @@ class Leased:
     num_tokens: int = 0
     answered: bool = False
     drawn_by: tuple[str, ...] = ()
-    """Nodes that sampled the prefix, without the node that holds the lease."""
+    """Nodes that sampled the prefix, except the node that now holds the lease."""
     drawers: tuple[str, ...] = ()
     """All nodes that sampled part of the received rollout."""
     waits: bool = False
@@ -339,8 +339,8 @@ class World(RuleBasedStateMachine):
         self.proven: set[str] = set()
         """Nodes that have returned a good rollout since the hub started, and so count as proven."""
         self.gone_on: set[tuple[str, bool]] = set()
-        """End of each continued rollout ("": its node still holds it), and True if its lease was sent again to its own
-        node.
+        """For each continued rollout: how it had ended ("": its node still held it), and True if the same lease was
+        sent again to the same node.
         """
         self.mixed: set[bool] = set()
         """Contains True if a prefix was continued by a lease of a newer version, False if by one of the
@@ -386,9 +386,7 @@ class World(RuleBasedStateMachine):
         self._carry_out(effects)
 
     def _parts_come(self) -> None:
-        """Send the hub the first tokens of all rollouts that nodes hold; without tokens, nothing of a rollout could be
-        continued.
-        """
+        """Send the hub the first tokens of all rollouts that nodes hold, so that another node can continue them."""
         names = [name for node in self.nodes.values() if node.connected for name in sorted(node.work)]
         if names and not self.crash_at:
             self._turn(RolloutsBegun(rollout_ids=(*names, "999-1")))
@@ -1282,9 +1280,9 @@ def test_long_walks_meet_every_end() -> None:
     """
     ends, gone_on, mixed = set(), set(), set()
     all_ends = {*USEFUL, *DropReason} - {DropReason.RUN_ENDED}
-    # Continued after: still held, returned, or sent again to its own node.
+    # Three ways: another node continues a rollout that is still held or was returned, or the same node gets it again.
     all_ways = {("", False), (DropReason.RETURNED, False), ("", True)}
-    # The first four seeds together suffice; the others are for a changed coordinator.
+    # The first four seeds together suffice; the others are tried in case a change of the coordinator alters the walks.
     for seed in (26, 21, 33, 36, *range(20, 52)):
         world = walk(seed, moves=60)
         ends |= {row.end for row in world.rows.values()} - {DropReason.RUN_ENDED}

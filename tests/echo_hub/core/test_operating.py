@@ -106,8 +106,8 @@ def test_an_impossible_setting_is_refused_with_the_reason(mode: Any, what: str, 
 
 
 def test_a_bound_that_would_stop_the_run_forever_is_refused() -> None:
-    """Version 0 is published and the learner holds version 5. Under a bound of 2, step 6 needs version 3 or newer, but
-    the next version is due only after step 6.
+    """Version 0 is published and the learner holds version 5. Under a bound of 2, step 6 would need version 3 or
+    newer, but the next version is due only after step 6, so the hub must refuse this bound.
     """
     settings = changed(replace(BASE, max_staleness=8, publish_every=9), LiveSetting.PUBLISH_EVERY, 1, step=6)
     with pytest.raises(RefusedChange, match="Step 6 would wait for ever"):

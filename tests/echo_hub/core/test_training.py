@@ -764,7 +764,9 @@ def batches_by_order(bench: BenchOf, chance: Random | None, **settings: Any) -> 
 
 @pytest.mark.parametrize("tokens_per_step", [0, 8, 15])
 def test_no_order_of_arrival_changes_a_batch_of_a_sequential_run(bench: BenchOf, tokens_per_step: int) -> None:
-    """Groups have four tokens each, and every third one has equal rewards, so its place is taken by another."""
+    """Groups have four tokens each. Every third group has equal rewards, so another one takes its place in the
+    batch.
+    """
     expected = batches_by_order(bench, None, tokens_per_step=tokens_per_step)
     for seed in range(20):
         assert batches_by_order(bench, Random(seed), tokens_per_step=tokens_per_step) == expected

@@ -1,4 +1,6 @@
-"""The page of operators' actions without JavaScript: forms, confirmation, log, and secrets that are shown only once."""
+"""Without JavaScript, the page of operators' actions works by forms: actions are confirmed and logged, and secrets are
+shown only once.
+"""
 
 from __future__ import annotations
 

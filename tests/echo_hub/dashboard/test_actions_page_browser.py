@@ -1,4 +1,4 @@
-"""Every operator action, by its form or button, in a real browser and with the hub's own desk."""
+"""Every operator action works by its form or button in a real browser; the hub's own code carries it out."""
 
 from __future__ import annotations
 

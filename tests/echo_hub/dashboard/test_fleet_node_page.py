@@ -1,4 +1,6 @@
-"""The page of one node: over a scripted run, over a real store, and in Chromium."""
+"""One node's page shows everything that the hub knows of this node: in a scripted run, in a real store, and in
+Chromium.
+"""
 
 from __future__ import annotations
 
@@ -167,7 +169,7 @@ async def test_an_operator_finds_a_node_among_many_and_bans_it_in_a_real_browser
     desk: Any,
     hostile_names: tuple[str, ...],
 ) -> None:
-    """Cover a phone screen and a desktop screen, with node names that contain HTML."""
+    """Test a phone screen and a desktop screen, with node names that contain HTML."""
     from playwright.async_api import expect
 
     source = make_source(names=(*hostile_names, *(f"machine-{i:03}" for i in range(120))), step=37)

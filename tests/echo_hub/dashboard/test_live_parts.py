@@ -88,7 +88,9 @@ def test_a_template_that_is_marked_wrongly_is_found_out(wrong: str, why: str) ->
 
 
 def test_no_template_has_a_bracket_within_a_tag() -> None:
-    """Code that looks for tags takes the first ">" as the end of a tag, except in the parts that Jinja removes."""
+    """Attributes in a template may contain "<" or ">" only in Jinja's own marks, because the search for live parts
+    takes the first ">" after a tag's name as the end of the tag.
+    """
     for path in sorted((Path(live_parts.__file__).parent / "templates").glob("*.html")):
         text = re.sub(r"{%.*?%}|{{.*?}}|{#.*?#}", "x", path.read_text(encoding="utf-8"), flags=re.DOTALL)
         assert not re.search(r'<\w[^<>]*="[^"<>]*[<>]', text), path.name

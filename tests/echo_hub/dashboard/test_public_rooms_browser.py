@@ -1,4 +1,4 @@
-"""Public pages in a real browser, with node names that contain HTML, on a phone and in dark mode."""
+"""In a real browser, on a phone and in dark mode, public pages show node names that contain HTML as plain text."""
 
 from __future__ import annotations
 

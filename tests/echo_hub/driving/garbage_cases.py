@@ -30,8 +30,8 @@ def num_looked_through() -> int:
 
 
 def test_old_objects_are_not_scanned_again() -> None:
-    """Each turn replaces old objects by equally many new ones, so Python's own collector sees no growth and would scan
-    all objects.
+    """Each of 100 turns replaces 1,000 old objects by new ones. The collector may scan only the new objects; Python's
+    own would scan all 100,000 now and then.
     """
     with Garbage() as collector:
         kept = [[number] for number in range(100_000)]
@@ -131,7 +131,7 @@ def test_looking_through_takes_a_share_of_the_work_at_most(memory: Memory, monke
     memory.is_soon_looked_through(True)
     monkeypatch.setattr(garbage, "SHARE", 0.05)
     monkeypatch.setattr(garbage.time, "thread_time", iter([0.0, 0.1, 2.0, 2.2, 2.3, 2.4]).__next__)
-    with Garbage() as collector:  # By the scripted clock, this takes from 0.0 to 0.1 s.
+    with Garbage() as collector:  # A full collection, from 0.0 to 0.1 s of the scripted clock.
         dead = old_knot_of(collector)
         memory.own += SMALL_GROWTH
         collector.handled(EVERY)  # At 2.0 s.

@@ -1,4 +1,6 @@
-"""Trials of a base model before a run, with scripted completions. Problems, prompts and scoring processes are real."""
+"""Figures and warnings of a base model's trial before a run. Completions are scripted; problems, prompts and scoring
+processes are real.
+"""
 
 from __future__ import annotations
 

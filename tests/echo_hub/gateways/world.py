@@ -40,7 +40,7 @@ def rollout(number: int, *, lease_id: int = 1) -> Rollout:
 
 
 class HubEnd:
-    """The hub's port and its end of the gateways, which serve until `kill`."""
+    """The parts of a hub that nodes reach: its own port, and its side of the gateways. They serve until `kill`."""
 
     def __init__(self, config: HubConfig, me: Identity, book: Book) -> None:
         self.book = book

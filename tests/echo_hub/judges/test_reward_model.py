@@ -1,4 +1,4 @@
-"""A reward model, in the separate process that the hub uses for it."""
+"""A reward model in its separate process gives the values of a plain call, even if the process is killed meanwhile."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ async def test_an_unloadable_model_is_awaited_or_reported(tmp_path: Path, model:
             await asyncio.sleep(0.01)
         assert "base model does not exist" in style.absence.reason
         assert not waiting.done()
-        make(directory)  # The broken model is repaired,
-        assert 0 < await waiting < 1  # and the request that waited for it gets its answer.
+        make(directory)  # From here on, the model can be loaded.
+        assert 0 < await waiting < 1  # The request that waited for the model gets its answer.
         assert style.absence.reason == ""
     two = make(tmp_path / "two", labels=2)
     async with asyncio.timeout(120), model(two, is_patient=False).working() as style:

@@ -22,8 +22,8 @@ class _Kept:
 
 
 class LimitedMemory:
-    """Limits the bytes that are kept for the backward pass, and measures them as a `probe.Meter`. Weights that are kept
-    count too, whatever the number of tokens.
+    """Limits the bytes that are kept for the backward pass, and measures them as a `probe.Meter`. Weights that the
+    graph keeps count as well; their bytes do not depend on the number of tokens.
     """
 
     def __init__(self, limit_bytes: float = float("inf")) -> None:

@@ -1,4 +1,6 @@
-"""Real learners of several processes, on one host and on several hosts that share the loopback interface."""
+"""Real learners of several processes, on one host or on several (here all on loopback), train like one process, and a
+killed process costs only time.
+"""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def test_logits_far_apart_stay_finite() -> None:
 
 
 def test_in_bfloat16_a_certain_token_keeps_its_gradient() -> None:
-    """The gradient is p - 1, and bfloat16 cannot represent a p so close to 1."""
+    """Gradients here are p - 1. bfloat16 cannot represent a p so close to 1, so p must not be rounded to bfloat16."""
     head = make_head(torch.bfloat16)
     with torch.no_grad():
         head.weight.zero_()

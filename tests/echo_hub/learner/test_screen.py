@@ -26,10 +26,10 @@ def tokens(
         ([-0.5] * 3, [-0.5] * 3, False),
         ([-19.5, -0.1], [-0.1, -0.1], True),
         ([-10.0] * 3, [-1.0] * 3, True),
-        ([-10.0], [-0.1], False),  # A single draw with a chance of one in 20,000 proves nothing.
-        # Many claims far above the learner's values must not make up for the impossible one.
+        ([-10.0], [-0.1], False),  # A single token of probability 1/20,000 proves nothing.
+        # Thirty claims far above the learner's log-probabilities must not make up for one that is impossibly low.
         ([-19.5, *[0.0] * 30], [-0.1, *[-25.0] * 30], True),
-        # Such claims only lower the tokens' weight in training, and quantised engines may deviate this far.
+        # Claims that are too high only lower the tokens' weight in training, and low-bit engines may deviate this far.
         ([0.0] * 50, [-30.0] * 50, False),
         ([-0.5] * 2000, [-0.46] * 2000, False),  # Within the rounding error that a token may have.
         ([-1.0], [float("nan")], False),

@@ -468,7 +468,7 @@ def run_below_ten(settings: LearnerSettings, *, steps: int) -> list[dict[str, fl
 
 
 def test_steps_raise_the_reward(make_settings: MakeSettings) -> None:
-    """At first, about a quarter of the tokens are below 10."""
+    """Rewards here are the share of tokens below 10: about a quarter before training."""
     curve = run_below_ten(make_settings(training={"learning_rate": 2e-2}), steps=12)
     rewards = [metrics["mean_reward"] for metrics in curve]
     assert np.mean(rewards[:2]) < 0.45

@@ -225,8 +225,8 @@ def test_each_update_has_its_own_sub_batches(make_settings: MakeSettings) -> Non
     assert {number: sum(share.get(number, 0) for share in shares) for number in whole} == pytest.approx(whole)
     assert set(shares[0]) != set(shares[1]) and set(shares[0]) & set(shares[1]), "some pairs are in both"
     assert [sum(share.values()) for share in shares] == [pytest.approx(sum(whole.values()) / 2)] * 2
-    # 16 pairs of 6 tokens are kept, then pairs are drawn again: an update has 2 sub-batches of 4 pairs, so a pair
-    # occurs once or twice.
+    # 16 pairs of rollouts (6 tokens each) are kept. From these, each update draws 2 sub-batches of 4 pairs, so a
+    # pair occurs once or twice in an update.
     assert {round(96 * weight) for share in shares for weight in share.values()} == {1, 2}
 
 

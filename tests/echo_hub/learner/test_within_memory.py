@@ -53,7 +53,7 @@ def trained(
 def test_a_step_too_large_for_memory_is_repeated_in_halves_with_equal_result(
     make_groups: MakeGroups, make_settings: MakeSettings, tmp_path: Path, updates: int
 ) -> None:
-    # With several updates, clipping depends on the weights, which the first update has changed.
+    # With two updates, the second one's clipping depends on weights that the first has changed.
     settings = make_settings(training={"updates_per_step": updates})
     memory = LimitedMemory()
     whole, expected = trained(settings, make_groups(0), cuts_in(tmp_path / "whole"), memory)

@@ -1,4 +1,6 @@
-"""Real learner processes: started, driven by frames through their pipes, killed and restarted."""
+"""A real learner process, driven by frames through its pipes, gives the same bits as an undisturbed one, even if it is
+killed and restarted.
+"""
 
 from __future__ import annotations
 
@@ -242,7 +244,7 @@ def test_a_refused_command_changes_nothing(worker: LearnerWorker, make_groups: M
 
 
 def test_nonfinite_weights_are_never_written(worker: LearnerWorker, make_groups: MakeGroups, tmp_path: Path) -> None:
-    """Steps with such weights count as failed, and a restarted learner resumes from the step before."""
+    """Steps that make a weight NaN or infinite count as failed; a restarted learner resumes from the step before."""
     answers: list[Frame] = []
     for step, rate in ((1, 1e-3), (2, float("inf"))):
         groups = frames.pack_groups(make_groups(step))

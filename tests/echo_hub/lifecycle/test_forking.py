@@ -1,4 +1,4 @@
-"""Forks of a run: version 3 has a checkpoint with optimizer state, version 2 has none."""
+"""Forks of a run from version 3, which has a checkpoint with optimizer state, and from version 2, which has none."""
 
 from __future__ import annotations
 

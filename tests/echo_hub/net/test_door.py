@@ -1,4 +1,6 @@
-"""A node without a proof of its key gets an answer from a real hub, but no websocket."""
+"""A real hub opens a websocket only for a node with a valid proof of its key and the right to join; any other client
+gets an HTTP answer.
+"""
 
 from __future__ import annotations
 

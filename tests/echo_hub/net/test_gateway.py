@@ -1,4 +1,6 @@
-"""A gateway behind a real server, and nodes that misbehave after they have joined."""
+"""A gateway behind a real server delivers messages in order; a node that misbehaves after joining harms only its own
+connection.
+"""
 
 from __future__ import annotations
 
@@ -370,7 +372,7 @@ async def test_pushes_yield_to_messages_and_useless_ones_are_skipped(hub: Hub) -
     assert all(pushes.push(number, (0, number < 60)) for number in range(64))
     await pushes.fill()
     made = pushes.made.copy()
-    assert made[:4] == [60, 61, 62, 63] and len(made) < 60  # Pieces of the lowest rank come first.
+    assert made[:4] == [60, 61, 62, 63] and len(made) < 60  # Pieces with the lowest rank are sent first.
     pushes.useful.clear()
     assert hub.gateway.send(node.me.node_id, revoked(7))
     messages = [await node.hear() for _ in range(len(made) + 1)]

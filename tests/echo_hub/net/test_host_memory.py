@@ -1,4 +1,4 @@
-"""Policy versions that the hub keeps in shared memory, and the nodes that are told of them."""
+"""The hub keeps the newest policy versions in shared memory, and tells only nodes on its own host where."""
 
 from collections.abc import Iterator
 from pathlib import Path

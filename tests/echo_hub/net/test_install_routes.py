@@ -1,4 +1,4 @@
-"""Install files for nodes: which files the hub serves, to which clients, and which files never."""
+"""The hub serves the install script and its archives, and no other file of their directory."""
 
 from __future__ import annotations
 

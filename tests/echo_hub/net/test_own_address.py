@@ -1,4 +1,4 @@
-"""The address under which others reach the hub."""
+"""A hub tells others its public URL, else the host that a client's request names, or its own address on the network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Nodes request the hub's records of their work by HTTP."""
+"""Nodes can read the hub's records of their own work by HTTP, with a proof of their key, but no records of other
+nodes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Publishing into real swarms, and reopening the run after a stop at any point."""
+"""Published versions can be fetched from a real swarm and are readable only with the run's key, also after the hub was
+stopped at any point.
+"""
 
 import asyncio
 import random

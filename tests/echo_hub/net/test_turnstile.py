@@ -13,7 +13,7 @@ SOON = 1e9
 
 
 def queue(items: str) -> FairQueue[str]:
-    """Return a queue of these items. The first character of an item is its place; places get turns in rotation."""
+    """Return a queue of these items. An item's first character is its place (address); places get turns in rotation."""
     made: FairQueue[str] = FairQueue()
     for item in items.split():
         made.put(item[0], item)
@@ -56,7 +56,7 @@ def test_the_newest_of_the_place_with_the_most_makes_room() -> None:
 
 async def order(callers: list[tuple[str, bool]], *, most_waiting: int = 100) -> tuple[list[str], list[str]]:
     """Return the callers that got a turn, in order, and those that were refused. The first letter of a caller's name is
-    its place.
+    its place (address).
     """
     turnstile = Turnstile(rate=SOON, most_waiting=most_waiting)
     had: list[str] = []

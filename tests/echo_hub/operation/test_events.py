@@ -35,8 +35,8 @@ def test_a_level_is_a_severity(level: int, severity: Severity) -> None:
 
 
 def test_strangers_texts_are_safe_to_store_and_show() -> None:
-    """Texts come from other machines: databases reject NUL and unpaired surrogates, JSON has no infinity, and terminals
-    obey control characters.
+    """Texts from other machines must be made safe: databases reject NUL and unpaired surrogates, JSON has no infinity,
+    and terminals obey control characters.
     """
     extra = {
         "subject": "s" * 100,

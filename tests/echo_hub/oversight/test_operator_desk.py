@@ -28,7 +28,7 @@ CLI = Actor(via="cli", who="ada")
 
 
 class Hub:
-    """The parts of a hub that the desk calls."""
+    """Stand-in for the parts of a hub that the desk calls to carry out operators' actions."""
 
     def __init__(self, driven: Any, directory: RunDirectory) -> None:
         credentials = OperatorCredentials(token=directory.operator_token, password=directory.operator_password)

@@ -72,7 +72,9 @@ USER = {"role": "user", "content": "Go on, (echo:reply 0)!"}
 
 
 def tokenizer_of(source: str) -> Tokenizer:
-    """Return a tokenizer of bytes with the template's special tokens. Its only merge crosses the end of a reply."""
+    """Return a tokenizer of bytes with the template's special tokens. Its only merge joins two line breaks, such as a
+    reply's last one and the template's next one.
+    """
     vocabulary = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocab={**vocabulary, "ĊĊ": len(vocabulary)}, merges=[("Ċ", "Ċ")]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -1,4 +1,4 @@
-"""A run's keys on a real disk: those that a restart keeps, and what makes a new key necessary."""
+"""A run's keys on a real disk: a restart keeps all keys that are still needed, and a ban makes a new one."""
 
 from __future__ import annotations
 

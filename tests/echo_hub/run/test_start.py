@@ -1,4 +1,4 @@
-"""Adapters from other sources that a run starts from."""
+"""An adapter that a run starts from is used unchanged if it fits; otherwise it is converted exactly or refused."""
 
 from __future__ import annotations
 

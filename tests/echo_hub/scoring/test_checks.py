@@ -67,7 +67,9 @@ def test_payloads_that_no_honest_backend_sends_are_refused(bad: RolloutPayload, 
 
 
 def test_the_chance_by_hand() -> None:
-    """With a vocabulary of one token, each token's excess is its negative log-probability."""
+    """Excess of a token: how far -logprob exceeds the log of the vocabulary's size. With a vocabulary of one token, the
+    excess is -logprob itself.
+    """
     one = np.array([-30.0], np.float32)
     assert log_chance(one, 1) == pytest.approx(-30 + np.log(2) + np.log(2))
     two = np.array([-30.0, -20.0, 0.0, 0.0], np.float32)
@@ -90,8 +92,8 @@ def test_a_fair_draw_passes_at_any_temperature_vocabulary_and_length(
 
 
 def test_the_worst_honest_model_is_refused_within_the_bound() -> None:
-    """Bounds must hold at every length, even for the worst honest model, whose excesses have an exponential
-    distribution.
+    """Honest completions of any length may have a computed chance below .05 in at most 5 % of cases, even those of the
+    worst honest model, whose negative log-probabilities are exponentially distributed.
     """
     rng = np.random.default_rng(1)
     below = [

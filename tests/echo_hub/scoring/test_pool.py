@@ -150,7 +150,9 @@ async def test_each_failure_is_reported_and_is_that_calls_alone(numbers_pool: Op
 async def test_an_out_of_memory_kill_is_detected_by_the_kernels_counter(
     numbers_pool: Opens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SIGKILL does not tell who sent it. The kernel's count of out-of-memory kills, before and after, does."""
+    """SIGKILL does not tell its sender. If the kernel's count of out-of-memory kills has risen, or if the system has no
+    such count, lack of memory is reported.
+    """
     memory = "The scorer's process was killed, most likely because the machine ran out of memory."
     other = "The scorer's process was killed, and not for its memory."
     counts = iter([0, 1, 7, 7, None, None])

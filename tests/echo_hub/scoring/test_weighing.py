@@ -1,4 +1,4 @@
-"""Rewards that are a weighted sum of several components, from settings and from tasks of every kind."""
+"""A reward is the weighted sum of its components, which come from settings and from tasks of every kind."""
 
 from __future__ import annotations
 

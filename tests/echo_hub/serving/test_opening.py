@@ -1,4 +1,6 @@
-"""Properties of a run that are fixed at its first start."""
+"""What a hub's start does: it fixes some settings at the run's first start, and refuses a run whose database is
+gone.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts of a simulation, from the coordinator's records."""
+"""A simulation's counts, taken from the coordinator's records, equal counts by hand."""
 
 from __future__ import annotations
 

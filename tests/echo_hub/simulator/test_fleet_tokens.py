@@ -1,4 +1,4 @@
-"""Each token of a completion counts once as sampled, however often its place was sampled."""
+"""Each token of a completion counts once as sampled, however often nodes sampled a token at its position."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def test_a_node_that_vanishes_with_nothing_is_no_failure() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 50), st.integers(0, 50)), max_size=8))
 def test_sampled_tokens_are_counted_once_or_as_repeated(begun: list[tuple[int, int, int]]) -> None:
-    """Samplings may begin after known tokens of their index, or repeat some known tokens."""
+    """Samplings may begin after the known tokens of their completion, or sample known tokens again. Each token must be
+    counted once, as new or as repeated.
+    """
     there: dict[int, int] = {}
     samplings = []
     for index, given_tokens, more in begun:

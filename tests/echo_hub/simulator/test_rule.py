@@ -1,4 +1,4 @@
-"""Inputs of the capacity model that a scenario gives."""
+"""The capacity model's inputs (pool and demand) that follow from a scenario."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def test_times_over_delayed_lines_equal_measured_ones(hub_up: float, measured_s:
 
 
 def test_with_a_slow_hub_sixteen_nodes_take_little_longer_than_four() -> None:
-    """The measured factor is 1.13 (docs/results.md)."""
+    """Sixteen real nodes took 1.13 times as long as four (docs/results.md)."""
     few, many = (even(count, 20, 20).all_have(1, MIDDLE) for count in (4, 16))
     assert many / few == pytest.approx(1.13, rel=TOLERANCE)
 

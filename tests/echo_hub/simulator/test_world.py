@@ -46,8 +46,8 @@ def test_one_node_that_waits_for_every_version(simulated: Simulated) -> None:
 
 
 def test_one_node_leased_to_after_it_reports_a_version(simulated: Simulated) -> None:
-    """Compared with sequential mode, it takes 0.05 s until the hub knows that the node has the version, and 0.05 s
-    until the lease arrives.
+    """Each step takes 0.1 s longer than in sequential mode: 0.05 s until the hub knows that the node has the version,
+    and 0.05 s until the lease arrives.
     """
     _, report = simulated(training={"max_staleness": 0})
     assert report.utilisation == pytest.approx(5 / 7.7)

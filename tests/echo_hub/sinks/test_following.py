@@ -1,4 +1,4 @@
-"""Sinks (writers of metrics) that work, fail or hang, with data from a real store."""
+"""A sink (writer of metrics) follows a run in a real store; one that fails or hangs is reported and stops nothing."""
 
 from __future__ import annotations
 

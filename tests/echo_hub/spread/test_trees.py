@@ -65,7 +65,7 @@ def test_copies_are_proportional_to_uplink_rates_over_many_trees() -> None:
         for number, children in grown(root, links, free_at=free_at, copy_s=copy_s).children.items():
             copies[number] += len(children)
             waiting[number] += len(children)
-        # The uplinks together send 625 copies a second, so 99 in the time of one tree.
+        # One tree needs 99 copies, which takes 0.16 s: all uplinks together send 625 copies per second.
         waiting = {number: max(0.0, count - 0.16 / copy_s[number]) for number, count in waiting.items()}
     fast, slow = (sum(copies[number] for number in links if number % 2 == odd) for odd in (1, 0))
     assert 3 < fast / slow < 5

@@ -26,8 +26,8 @@ def join(store: Store, node_id: str, name: str, now: float = 1.0) -> None:
 
 @pytest.fixture
 def books(store: Store, records: Any) -> Store:
-    """Return a store in which node a1 has two steps, the second one last of all; node "idle" has none, each other node
-    one.
+    """Return a store in which node a1 has two steps, including the newest; every other node has one, and node "idle"
+    none.
     """
     for number, (node_id, name) in enumerate(NAMES.items()):
         join(store, node_id, name, now=10.0 - number)

@@ -1,4 +1,6 @@
-"""Searches for rollouts by single and combined conditions, and by pages, in both databases."""
+"""In both databases, a search for rollouts by any conditions finds each match once, page by page, and reads few
+rows.
+"""
 
 from __future__ import annotations
 
@@ -168,7 +170,7 @@ MANY = 12_000
 
 @pytest.fixture
 def many(store: Store) -> Store:
-    """Return a store with many rollouts, few of which are dropped, failed their check, or belong to the node "rare"."""
+    """Return a store with many rollouts; only few are dropped, failed their check, or belong to the node "rare"."""
     rows = [
         {
             "lease_id": number // 2 + 1,

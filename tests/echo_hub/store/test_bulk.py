@@ -1,4 +1,4 @@
-"""Bulk writes, in which SQLAlchemy does its work once per statement instead of once per row."""
+"""Bulk writes, which call SQLAlchemy once per statement and not once per row, must store what SQLAlchemy would."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Connections to a real PostgreSQL server that break in the middle of a commit, so that the hub cannot know if the
-server has committed.
+"""If the connection to a real PostgreSQL server breaks during a commit, the hub cannot know if the server has
+committed. It must nevertheless write everything exactly once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SOCKET = ".s.PGSQL.5432"
 
 @pytest.fixture
 def short_directory() -> Iterator[Path]:
-    # The path of a Unix socket must be short.
+    # The path of a Unix socket must be short, and those of pytest's directories are long.
     with tempfile.TemporaryDirectory(prefix="echo-line-", dir="/tmp") as directory:
         yield Path(directory)
 

@@ -1,4 +1,4 @@
-"""A node's contribution as its certificate states it, from the database."""
+"""The contribution on a node's certificate counts only the node's own rollouts that were used."""
 
 from __future__ import annotations
 

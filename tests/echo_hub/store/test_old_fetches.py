@@ -92,8 +92,8 @@ def test_late_fetches_of_an_old_version_change_nothing(store: Store) -> None:
 
 
 def fill(store: Store, *, nodes: int, forgotten: int) -> None:
-    """Fill the store with fetches that may be forgotten; rows are not in order of time. One fetch in ten came late, and
-    the first few others all came at 2/8 s.
+    """Fill the store with fetches that may be forgotten; rows are not in order of time. One fetch in ten came late; of
+    the others, the first ones all took 2/8 s.
     """
     numbers = range(1, forgotten + KEPT_VERSIONS + 1)
     with store.engine.execution_options(writes=True).begin() as connection:
@@ -160,7 +160,7 @@ def test_postgresql_reads_no_dead_rows(empty_postgresql: str) -> None:
     looked_at: dict[str, int] = {}
 
     def explain(connection: Connection, _cursor: Any, sql: str, given: Any, _context: Any, many: bool) -> None:
-        of_all = "DESC" in sql or "count" in sql  # Reads a whole version, once, before its first row goes.
+        of_all = "DESC" in sql or "count" in sql  # Reads all of a version's rows, once, before the first is deleted.
         if not re.match(r"(SELECT|DELETE)[^;]*\sFROM fetches", sql) or of_all or many:
             return
         with connection.begin_nested() as once:
@@ -174,6 +174,6 @@ def test_postgresql_reads_no_dead_rows(empty_postgresql: str) -> None:
     forget_all(store)
     remove(store.engine, "before_cursor_execute", explain)
     assert len(looked_at) == 4, "one query each: oldest version, late fetches, end of a part, delete"
-    # The plan finds each row twice, by the index and by its place in the table.
+    # A statement finds each row twice: by the index, then by its physical position in the table (ctid).
     assert max(looked_at.values()) < 3 * old_fetches.ROWS_A_STATEMENT, looked_at
     store.close()

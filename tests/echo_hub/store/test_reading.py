@@ -111,15 +111,17 @@ def test_payloads_are_read_back_unchanged(store: Store, records: Any) -> None:
 
 
 def test_more_payloads_than_one_query_may_name_are_read_back(store: Store, records: Any) -> None:
-    """SQLite allows 32,766 parameters per statement (250,000 in some builds), PostgreSQL 65,535."""
+    """Request 66,000 payloads: SQLite allows 32,766 parameters per statement (250,000 in some builds), PostgreSQL
+    65,535.
+    """
     store.apply([*records.opened(0), records.leased(1, 0, 0), *records.received("1-0")], now=1.0)
     asked = ["1-0", *(f"{lease_id}-0" for lease_id in range(2, 66_000))]
     assert [stored.rollout_id for stored in store.read(read_payloads, asked)] == ["1-0"]
 
 
 def test_turns_are_found_by_their_groups() -> None:
-    """SQLite does not know how many rows have a given state, so it might prefer an index that most rows of a long run
-    match.
+    """Queries of turns must use the index of groups. SQLite does not know how many rows have a given state, so it might
+    prefer an index that most rows of a long run match.
     """
     store = Store.open("sqlite://")
     statements: list[tuple[str, Any]] = []

@@ -132,7 +132,7 @@ def test_a_task_that_is_too_small_is_refused_when_the_stream_is_prepared() -> No
 
 
 class Numbered:
-    """Reads problems from a file, some of which cannot be used, and counts how often each is read."""
+    """Reads problems from a file, including some unusable ones, and counts how often each problem is read."""
 
     name = "numbered"
     num_heldout = 0

@@ -395,7 +395,8 @@ async def test_an_evaluation_keeps_its_version_regardless_of_the_learner(
                 os.kill(first_pid, signal.SIGKILL)
 
         hub.at_batch = kill
-        # After a step of zero seconds, the next step waits for at most one part of the evaluation.
+        # A step that is due may start once parts of an evaluation have taken as long as the last step: with 0 s, after
+        # at most one part.
         trainer._train_s = 0.0
         disturbed = asyncio.ensure_future(trainer.generate(heldout(1), adapter=adapter, greedy=False))
         await asyncio.sleep(0)

@@ -1,5 +1,6 @@
-"""A stub of a verifier process, without a model. Certain rollouts and roundings end it, by their names, and some files
-in its directory keep it from starting. The rounding `deadly` ends the first process only, `fatal` every one.
+"""A stub of a verifier process, without a model. It dies when it gets a rollout named `deadly...`, or when it must
+measure the rounding `deadly` (only the first process dies) or `fatal` (every process dies). The files `no_base` and
+`dies_at_once` in its directory keep it from starting.
 """
 
 from __future__ import annotations

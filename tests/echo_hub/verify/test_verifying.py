@@ -1,4 +1,4 @@
-"""Checks of rollouts in a hub, by the stub process `odd_worker`."""
+"""Each check of a rollout, here by the stub process `odd_worker`, becomes an event of the coordinator."""
 
 from __future__ import annotations
 

@@ -70,7 +70,9 @@ def test_honest_samples_pass_in_any_batch(versions: Versions, made: Made) -> Non
 
 
 def test_evidence_equals_its_definition(versions: Versions, made: Made) -> None:
-    """Rollouts with a wrong version and shifted claims, so that their tokens fall into many classes of deviation."""
+    """Evidence must equal its definition. Wrong versions and shifted claims make the tokens deviate by different
+    amounts.
+    """
     rollouts = [
         replace(
             one,

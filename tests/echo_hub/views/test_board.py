@@ -1,4 +1,4 @@
-"""Many clients request the leaderboard at the same time."""
+"""Simultaneous requests of many clients for the leaderboard read the database only once."""
 
 from __future__ import annotations
 

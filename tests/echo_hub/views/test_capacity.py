@@ -94,7 +94,8 @@ def test_without_nodes_the_advice_names_none() -> None:
 
 
 async def test_the_view_of_a_run_with_handmade_records(written: Any) -> None:
-    """Steps are planned every 4 s and train for 2 s. In between come 1.9 s of waiting and 0.1 s of hand-off."""
+    """Steps are planned every 4 s and train for 2 s. In between, the learner waits for
+    1.9 s, and 0.1 s are hand-off (from a step's plan to its start)."""
     views = CapacityViews(store=written.driven.store, started_at=BEGAN)
     view = views.read(written.config, None, waits_for=None)
     assert view is not None

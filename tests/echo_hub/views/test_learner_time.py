@@ -60,7 +60,9 @@ def test_an_evaluation_while_it_waits_anyway_costs_nothing() -> None:
 
 
 def test_a_learner_that_was_down_is_not_a_hand_off() -> None:
-    """One of the steps ends ten seconds late because the learner was down, which must not count as hand-off."""
+    """Hand-off (the time from a step's plan to its start) must not include ten seconds in which the learner was
+    down.
+    """
     steps = [step(k, planned=2.0 * k, trained=2.0 * k + 2, train_s=1.75) for k in range(1, 5)]
     steps.append(step(5, planned=10.0, trained=22.0, train_s=1.75))
     told = learner_time(steps[1:], started_at=0.0)

@@ -64,7 +64,9 @@ def assert_same_as_reference(kit: Any, model: Any, requests: list[GroupRequest],
 
 
 def test_rollouts_equal_the_references(engine: Engine, base: Path, make_adapter: Callable[..., Path], kit: Any) -> None:
-    """Also after a change to an adapter of equal shape, of lower rank or on fewer layers, and to the base and back."""
+    """Rollouts must equal the reference's after every change of policy: to an adapter of equal shape, of lower rank or
+    on fewer layers, and to the base and back.
+    """
     first = make_adapter(base, 1)
     second = make_adapter(base, 2)
     thin = make_adapter(base, 3, r=4)
@@ -348,7 +350,7 @@ def test_an_adapter_for_another_model_is_refused(
 
 
 def test_scores_equal_the_references(engine: Engine, base: Path, make_adapter: Callable[..., Path], kit: Any) -> None:
-    """Scoring, with the base and with an adapter, must not disturb the sampling before and after it."""
+    """Scoring with base and adapter must leave earlier and later sampling unchanged."""
     rng = np.random.default_rng(5)
     for adapter in (None, make_adapter(base, 1)):
         engine.set_policy(None if adapter is None else engine.prepare(adapter))

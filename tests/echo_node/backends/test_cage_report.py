@@ -1,5 +1,5 @@
-"""Reports of the system calls that the cage (the engine's sandbox) refuses to a stub of NVIDIA's driver, for each step
-of the real cage.
+"""For each step of the real cage (the engine's sandbox), a report names the system calls and files that it refuses to a
+stub of NVIDIA's driver.
 """
 
 from __future__ import annotations

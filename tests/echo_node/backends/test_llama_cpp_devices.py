@@ -1,4 +1,6 @@
-"""Devices that llama.cpp finds, compiled in (a build for one machine) or loaded from files (as in wheelhouses)."""
+"""llama.cpp finds its devices compiled in (a build for one machine) or in files (as in wheelhouses), which it loads
+only from its own package.
+"""
 
 from __future__ import annotations
 

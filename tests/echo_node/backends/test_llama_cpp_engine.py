@@ -120,8 +120,8 @@ def test_long_prompts_are_fed_in_pieces(base: Path, kit: Any, tmp_path: Path, mo
 def test_both_arrangements_draw_the_same(
     gain: int, width: int, base: Path, kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cache has one of two arrangements, whichever is faster. Groups of many lengths free and refill its slots out
-    of order.
+    """Rollouts must be equal in both arrangements of the key-value cache (the engine picks the faster one), even when
+    groups of many lengths free and refill the cache's slots out of order.
     """
     monkeypatch.setattr(kv_layout, "_UNIFIED_GAIN", gain)
     monkeypatch.setattr(llama_cpp_engine, "_PREFILL_TOKENS", 7)
@@ -135,7 +135,7 @@ def test_both_arrangements_draw_the_same(
 
 
 def test_the_layout_follows_the_requests(base: Path, kit: Any, tmp_path: Path) -> None:
-    """The cache's memory suffices for four short rollouts or two long ones."""
+    """The cache's memory suffices for four short rollouts or two long ones, so the layout must change in between."""
     shape_bytes = 2 * 4 * 2 * 32 * 4
     engine = open_engine(base, tmp_path, kv_cache_bytes=1_024 * shape_bytes)
     engine._planner = dataclasses.replace(engine._planner, max_positions=512)
@@ -175,7 +175,7 @@ def test_a_group_shares_its_prompt(base: Path, kit: Any, tmp_path: Path, monkeyp
 def test_a_continued_rollout_shares_a_running_ones_prompt(
     base: Path, kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The prompt is fed once, then each rollout's prefix."""
+    """Prompts must be read only once, followed by each rollout's prefix."""
     engine = open_engine(base, tmp_path, width=4)
     fed: list[int] = []
     feed = engine._llama.feed_prompt

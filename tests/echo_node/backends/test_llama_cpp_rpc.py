@@ -1,5 +1,5 @@
 """One model divided among a node and helpers (processes that lend memory and GPUs): rollouts equal those of one
-process, also after changes of policy; and failures of helpers.
+process, also after changes of policy, and a helper's failure is reported.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Measuring an engine's speed: real engines on small models, and a stub with a scripted clock."""
+"""An engine's speed is measured within the time allowed for it: real engines on small models, and a stub with a
+scripted clock.
+"""
 
 from __future__ import annotations
 

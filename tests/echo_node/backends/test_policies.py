@@ -50,7 +50,7 @@ def engine() -> SlowEngine:
 
 @pytest.fixture
 def policies(engine: SlowEngine) -> EnginePolicies:
-    return EnginePolicies(engine)  # type: ignore[arg-type]  # As much of an engine as they use.
+    return EnginePolicies(engine)  # type: ignore[arg-type]  # The stub has all that the policies use of an engine.
 
 
 def test_the_base_is_known_from_the_start(engine: SlowEngine, policies: EnginePolicies) -> None:

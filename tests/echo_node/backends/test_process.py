@@ -145,7 +145,7 @@ class SmallNode:
         self.loop = WorkLoop(capacity_factor=2, unfinished={}, unacked=(), on_disk={})
         self.rollouts: list[Rollout] = []
         self.told: set[tuple[int, int]] = set()
-        """(version, index) of each rollout of which the engine has reported tokens."""
+        """(version, index) of each rollout for which the engine has reported tokens."""
         self._engine = engine
         self._adapters = adapters
 

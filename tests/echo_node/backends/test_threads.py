@@ -53,8 +53,8 @@ def test_all_threads_stay_on_a_free_machine() -> None:
 
 
 def test_a_model_that_is_parallel_in_part_keeps_the_faster_number() -> None:
-    """Its threads sometimes wait for each other, so they use less processor time than their cores offer, as if cores
-    were missing.
+    """Threads of this model sometimes wait for each other, so they use less processor time than their cores offer. This
+    must not be mistaken for a lack of free cores.
     """
     machine = Machine(Threads(2, fixed=False), gain=1.4, parallel=0.5)
     machine.run(60, free=2.0)

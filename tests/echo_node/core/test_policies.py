@@ -123,7 +123,7 @@ def test_a_superseded_fetch_continues_while_it_is_closer() -> None:
     shelf.progressed({1: (60, 100), 2: (0, 50)})
     assert settle(shelf) == []
     shelf.fetched(1, fetched(1))
-    assert settle(shelf) == [AddPolicy(policy_version=1)]  # An older version than the newest is better than none.
+    assert settle(shelf) == [AddPolicy(policy_version=1)]  # Not the newest version, but better than none.
     shelf.fetched(2, fetched(2))
     assert AddPolicy(policy_version=2) in settle(shelf)
 

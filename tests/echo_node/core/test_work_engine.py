@@ -1,4 +1,4 @@
-"""The engine of a work loop: why it ended, its restarts, and pauses for the owner."""
+"""What a work loop does when its engine ends, does not answer, gets new settings, or must pause for the owner."""
 
 from echo_node.core.effects import (
     AddPolicy,

@@ -1,4 +1,4 @@
-"""The leases of a work loop: each lease's version, and the reasons to return a lease."""
+"""Which version a work loop samples each lease with, and for which reasons it returns a lease."""
 
 from echo_node.core.effects import (
     AddPolicy,

@@ -49,7 +49,7 @@ async def test_a_device_that_vanishes_and_comes_back() -> None:
     assert (chooser.is_fallback, machine.has_changed()) == (True, True)
     assert chooser.trouble is not None and chooser.trouble.code is TroubleCode.DEVICE_GONE
     assert "torch on cuda is gone: the node uses llama_cpp on cpu" in chooser.trouble.sentence
-    await chooser.until_another()  # Waits for the GPU: before it, the choice does not change or there is no engine.
+    await chooser.until_another()  # Waits for the GPU; the earlier checks find the old choice or no engine.
     assert chooser.choice == CPU
     assert await chooser.decide() == GPU
     assert (chooser.is_fallback, machine.has_changed()) == (False, True)

@@ -261,7 +261,7 @@ async def test_a_stopped_engine_reports_its_end_once(bench: Bench) -> None:
     await bench.engine.end()
     assert (await lost).cause == "stopped"
     starting = asyncio.create_task(bench.start())
-    await asyncio.sleep(0)  # Its process does not exist yet.
+    await asyncio.sleep(0)  # The engine's process does not exist yet.
     assert bench.engine.pid is None
     await bench.engine.end()
     assert await starting == EngineLost(what="The engine was ended before it was up.", cause="stopped")

@@ -73,7 +73,7 @@ async def test_the_installers_output_is_logged_and_its_error_reported(
 
 
 async def test_the_installer_survives_the_end_of_its_node(tmp_path: Path) -> None:
-    """The installer ends the node in order to replace it."""
+    """Installers end the node in order to replace it, so they must survive the node's end."""
     go_on, done = tmp_path / "go on", tmp_path / "done"
     waits = f"until [ -e '{go_on}' ]; do sleep 0.05; done; touch '{done}'"
     copy = make_copy(tmp_path / "home", f"touch '{tmp_path}/begun'; {waits}")

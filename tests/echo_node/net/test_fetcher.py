@@ -583,7 +583,7 @@ async def test_undeletable_files_are_deleted_at_the_next_start(
 
 
 async def test_after_a_restart_a_version_is_read_again(hub: Any, fetcher: Fetcher) -> None:
-    """A power cut may change checked bytes without changing size or time."""
+    """After a restart all bytes are hashed again, because a power cut may change them without changing size or time."""
     for version in (1, 2):
         await hub.publish(version, announce=False)
         await fetcher.fetch(hub.offers[version], version)

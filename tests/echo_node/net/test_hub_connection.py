@@ -1,4 +1,6 @@
-"""Redirects by a hub, and the servers that get the node's credentials; all servers are real."""
+"""A hub may redirect a node to another path, but only the hub itself gets the node's credentials. All servers are
+real.
+"""
 
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -1,4 +1,4 @@
-"""Floods of websocket frames on the port for other nodes: the node must continue to work."""
+"""A node must continue to work while peers flood its port for other nodes with websocket frames."""
 
 from __future__ import annotations
 

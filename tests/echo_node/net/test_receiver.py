@@ -183,7 +183,7 @@ async def test_a_peer_that_floods_with_present_pieces_is_dropped(
     node.receiver.take(artefact.piece(last), None)
     for index in range(last):
         node.receiver.take(artefact.piece(index), PEER)
-        # A repeated piece is useless; together they stay just below the limit.
+        # A repeated piece is useless, but the peer has sent as many useful bytes, so it keeps its link.
         node.receiver.take(artefact.piece(index), PEER)
     assert dropped == [] and last > 5
     for _ in range(4):

@@ -268,7 +268,7 @@ async def test_the_owner_pauses_resumes_and_finishes_in_a_real_browser(
     assert await page.evaluate("document.cookie") == ""
     (cookie,) = await page.context.cookies(page.url)
     assert (cookie["httpOnly"], cookie["sameSite"], cookie["path"]) == (True, "Strict", site.path)
-    # By keyboard only.
+    # The page's buttons must work by the keyboard alone.
     await page.keyboard.press("Tab")
     await expect(page.get_by_role("button", name="Pause for an hour")).to_be_focused()
     await page.keyboard.press("Enter")

@@ -77,8 +77,8 @@ def hostile_frames() -> dict[str, bytes]:
     bomb = zstandard.ZstdCompressor().compress(bytes(100 << 20))
     streamed = zstandard.ZstdCompressor(write_content_size=False).compressobj()
     plain = zstandard.ZstdCompressor().compress(bytes(16))
-    # Declares a window of 2 GiB (RFC 8878, section 3.1.1.1.2). The frame is cut off, because a complete one would be
-    # decoded in one step, without a window.
+    # Declares a window of 2 GiB (RFC 8878, section 3.1.1.1.2). The frame is cut off: a complete frame would be decoded
+    # in one step, without a window.
     window = bytes.fromhex("28b52ffd 80 a8 10000000 830000")
     return {
         "a bomb": bomb,

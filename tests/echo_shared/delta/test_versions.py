@@ -296,7 +296,7 @@ def test_damage_gives_files_within_the_bound_or_a_codec_error(
     parent = old if against_parent else None
     encode(new, tmp_path / "payload", parent=parent)
     content = bytearray((tmp_path / "payload").read_bytes())
-    # Often near the start, where the content is described.
+    # Half of the damaged bytes are near the start, where the payload describes its content.
     places = st.one_of(st.integers(0, 400), st.integers(0, len(content) - 1))
     for place, value in data.draw(st.lists(st.tuples(places, st.integers(0, 255)), min_size=1, max_size=4)):
         content[place] = value

@@ -1,4 +1,4 @@
-"""Heartbeats, which show that a process still works, are counted and sent through a real pipe."""
+"""Heartbeats through a real pipe show for how long a process with work has made no step."""
 
 from __future__ import annotations
 

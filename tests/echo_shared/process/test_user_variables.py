@@ -1,4 +1,6 @@
-"""Environment variables that give a nameless user, as in a container, a name and a home, also for child processes."""
+"""A user without a name, as in a container, gets a name and a home from environment variables, also in child
+processes.
+"""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_sums_with_rounding_errors_count_as_equal(reward: float, parts: list[int
 def test_returns_are_the_discounted_sums_of_later_rewards(
     turn_rewards: list[float], discount: float, expected: list[float]
 ) -> None:
-    """The episode's reward is 1: what the turn rewards lack of it goes to the last turn."""
+    """Here the episode's reward is 1. The last turn gets the part that the other turns' own rewards do not cover."""
     assert returns(1.0, turn_rewards, discount=discount) == pytest.approx(expected)
 
 

@@ -28,7 +28,7 @@ def test_every_line_has_a_chart_and_every_chart_a_line() -> None:
 
 
 EVIDENCE = {"core/trust/screening.py", "learner/screen.py", "operation/alert.py", "judges/llm.py"}
-"""Files where the same words have another meaning."""
+"""Files in which the figures' names have another meaning."""
 
 
 def test_figure_names_occur_only_in_the_table() -> None:

@@ -1,4 +1,4 @@
-"""Frames that cost far more to decode than their size suggests, and large honest frames."""
+"""The codec refuses frames that would cost far more to decode than their size suggests, and reads large honest ones."""
 
 import tracemalloc
 from collections.abc import Iterator

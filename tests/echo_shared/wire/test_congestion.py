@@ -26,7 +26,7 @@ QUIET, FULL = (0.0601, 0.060), (0.160, 0.060)
 
 
 def looks(shares: list[tuple[float, tuple[float, float]]], seed: int = 1) -> LossTest:
-    """Observe a line with these (share of lost packets, round trips) one after the other."""
+    """Return a test that has observed a line with these (share of lost packets, round trips), one after the other."""
     test, rng, last = LossTest(), Random(seed), FIRST
     for share, (rtt_s, min_rtt_s) in shares:
         sent = replace(more(last, share, rng), rtt_s=rtt_s, min_rtt_s=min_rtt_s)

@@ -1,4 +1,4 @@
-"""Which modules are imported; a failing import is an error."""
+"""Only an optional library may be missing; any other failing import is an error."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The documentation's site: it is built without a warning, and loads nothing from other hosts."""
+"""Building the documentation's site gives no warning, and its pages load nothing from other hosts."""
 
 from __future__ import annotations
 

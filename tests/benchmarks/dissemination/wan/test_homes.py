@@ -1,4 +1,4 @@
-"""Delay, rate and loss of emulated home connections, measured by programs on the emulated hosts."""
+"""Emulated home connections have the given delay, rate and loss, as programs on the emulated hosts measure them."""
 
 import json
 import subprocess

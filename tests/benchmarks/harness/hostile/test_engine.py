@@ -1,4 +1,4 @@
-"""A hostile engine wraps a real one, and changes its requests and results."""
+"""A hostile engine, which wraps a real one, reports additional samples as results of the given lease."""
 
 from __future__ import annotations
 

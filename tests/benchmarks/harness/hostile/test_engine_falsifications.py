@@ -1,4 +1,4 @@
-"""The results of each kind of falsification of the same honest rollout."""
+"""Each kind of falsification, applied to an honest rollout, changes exactly what its name says."""
 
 from __future__ import annotations
 

@@ -50,8 +50,8 @@ def test_a_rollouts_whole_life_is_recorded_and_receipted() -> None:
 
 
 def test_a_trained_step_names_rollouts_sampled_by_several_nodes() -> None:
-    """Credit for a rollout that several nodes sampled is divided by tokens, so the trained step lists it; rollouts of
-    one node are not listed, even with several versions.
+    """Nodes that sampled a rollout together share its credit by tokens, so a trained step lists such rollouts. Rollouts
+    of a single node are not listed, even with several versions.
     """
     books = Books()
     books.open(0)
@@ -327,8 +327,8 @@ def test_with_credit_by_turn_a_group_of_equal_rewards_may_have_an_advantage(
 
 
 def test_a_missing_rollout_may_be_as_long_as_any_completion() -> None:
-    """Overdue rollouts count as long as the longest completions: with the prompt's usual length, their node would seem
-    far too slow.
+    """Overdue rollouts have an unknown length. It is taken as that of the longest completions: with the prompt's usual
+    length, the node would seem far too slow.
     """
     books = Books()
     books.open(0)

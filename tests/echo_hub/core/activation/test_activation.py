@@ -84,7 +84,7 @@ class Fleet:
         self.nodes.mark_late(node_id, self.now)
 
     def go_again(self, node_id: str) -> None:
-        """Stop waiting for the overdue rollout."""
+        """End the hang: the hub stops waiting for the node's overdue rollout."""
         self.nodes.release(node_id, TOKENS, overdue=False, late=True)
 
     def node(self, node_id: str) -> Node:
@@ -284,8 +284,8 @@ def test_paid_nodes_stay_active_until_a_cheaper_one_is_settled(cheap: float) -> 
 
 @pytest.mark.parametrize("cheap", [0.0, 0.01])
 def test_a_node_that_hangs_repeatedly_is_made_active_ever_more_rarely(cheap: float) -> None:
-    """Cheap nodes that hang again and again look fast between hangs, so they would be chosen each time. The learner may
-    wait only a bounded time for them.
+    """Cheap nodes that hang repeatedly look fast between hangs, so they would be chosen again each time. Each hang may
+    leave the learner without the paid nodes only for a bounded time.
     """
     fleet = priced_and_one_cheap(cheap)
     without, begun_at, num_hangs = 0.0, fleet.now, 0
@@ -375,7 +375,9 @@ def test_at_the_runs_end_no_node_is_paid() -> None:
 
 
 def test_an_idle_node_is_told_at_once_that_the_run_is_over() -> None:
-    """Idle nodes keep the reason NO_WORK_NOW; only the explanation sent with the reason changes."""
+    """Idle nodes keep the reason NO_WORK_NOW at the run's end; they are told at once that its explanation has
+    changed.
+    """
     fleet = Fleet()
     fleet.join("idle", per_step=60.0)
     fleet.join("new")

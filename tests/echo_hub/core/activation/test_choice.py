@@ -94,7 +94,7 @@ def test_a_hundred_thousand_nodes_are_one_pass(budget: float) -> None:
         (3.0, 1, 1, 7.0),  # A step of 10 s, less 3 s for the broadcast and one rollout.
         (3.0, 2, 1, 10.0),  # A version is useful at most until the next one, 10 s later.
         (12.0, 1, 1, 0.0),
-        (25.0, 4, 3, 5.0),  # Each version is useful for 15 s, and lasts three steps.
+        (25.0, 4, 3, 5.0),  # A version serves three steps and is useful for 15 s in total: 5 s per step.
     ],
 )
 def test_useful_time_is_when_a_nodes_rollouts_can_be_used(

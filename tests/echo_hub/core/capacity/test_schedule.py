@@ -33,8 +33,8 @@ def pool_of(rate: float, latency: float = 0.0) -> Pool:
 
 
 def test_a_step_of_two_that_has_to_wait() -> None:
-    """ECHO-2's rule is met with two steps per version, and yet the learner waits a quarter of a step at every second
-    step.
+    """With two steps per version the pool meets ECHO-2's rule, and yet the learner waits before every second step, for
+    a quarter of a step's time.
     """
     pool = pool_of(32 * 4 / 3)
     asked = workload(broadcast_s=0.5, publish_every=2)
@@ -96,8 +96,9 @@ def test_a_steps_version_arrives_after_its_broadcast() -> None:
 
 @given(st.floats(0.0, 0.9), st.floats(10.0, 100.0))
 def test_its_rule_is_the_case_without_latency_of_one_step_a_version(broadcast: float, rate: float) -> None:
-    """ECHO-2 requires sum(mu) >= kappa R / (kappa T - T_bcast), here for S = kappa = 1. The model must agree on both
-    sides of this threshold.
+    """ECHO-2 requires sum(mu) >= kappa R / (kappa T - T_bcast) (mu: rollouts per second of each node, R: rollouts per
+    step, T: seconds per step, kappa: steps per version). The model must agree on both sides of this threshold, here
+    for kappa = 1 and a staleness bound of 1.
     """
     asked = workload(max_staleness=1, broadcast_s=broadcast)
     needed = 32 / (1.0 - broadcast)

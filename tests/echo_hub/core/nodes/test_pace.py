@@ -106,7 +106,7 @@ def test_a_clock_that_stands_still_harms_nothing() -> None:
 
 
 def test_an_overdue_answer_limits_the_estimated_pace() -> None:
-    """Overdue rollouts bound a node's speed from above, whether the node has returned results before or not."""
+    """Overdue rollouts set an upper limit on a node's estimated speed, whether the node has returned results or not."""
     unknown, fast = NodePace(), NodePace()
     worked(fast, rounds=20, at_once=1, seconds=1.0)
     for pace in (unknown, fast):

@@ -86,8 +86,8 @@ def test_lost_work_lowers_the_strangers_limit_twice_as_fast() -> None:
 
 
 def test_earned_limits_are_not_saved_up() -> None:
-    """Unknown keys may hold only slightly more rollouts after many successes, or many honest keys would later admit
-    many silent ones at once.
+    """Many successes of unknown keys may raise the number of rollouts that such keys hold together by only 1. Otherwise
+    an attacker could first behave well, and later let many silent keys take rollouts at once.
     """
     made = strangers(base=8)
     for _ in range(1_000):

@@ -1,4 +1,4 @@
-"""Times at which the coordinator prepares and opens groups."""
+"""The coordinator prepares groups as early as the staleness bound allows, and opens them in order."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def test_groups_are_opened_in_order_even_if_prepared_out_of_order(bench: BenchOf
 
 @pytest.mark.parametrize("mode", ["sequential", "colocated"])
 def test_in_lock_step_the_next_steps_groups_are_ready_when_the_version_is(bench: BenchOf, mode: str) -> None:
-    """Lock-step modes prepare the next groups during the step, so that leases go out in the turn that publishes the
-    version. After the last step nothing is prepared.
+    """Lock-step modes prepare the next groups during the step, so that leases go out together with the new version.
+    After the last step nothing is prepared.
     """
     b = bench(mode=mode, groups_per_step=2, steps=2)
     b.node("a" if mode == "sequential" else HUB_NODE_ID)

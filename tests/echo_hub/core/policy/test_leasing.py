@@ -1,4 +1,4 @@
-"""Choice of the node that gets each lease, and the leases' deadlines."""
+"""Which node gets each lease, how many rollouts it may hold, and what happens after a lease's deadline."""
 
 from __future__ import annotations
 
@@ -163,8 +163,8 @@ def test_returned_work_is_leased_again_at_once(bench: BenchOf) -> None:
 
 
 def test_a_node_that_returns_leases_rests_regardless_of_its_reports(bench: BenchOf) -> None:
-    """Nodes that return every lease at once rest (get no new lease) for 1 s, then twice as long each time, up to 60
-    s.
+    """Nodes that hand every lease back unworked get no new lease for 1 s, then twice as long each time, up to 60 s,
+    even if they report free capacity.
     """
     b = bench(groups_per_step=1, steps=1)
     b.node("a")
@@ -210,7 +210,7 @@ def test_a_rollout_that_the_scorer_failed_on_is_sampled_with_a_new_seed(bench: B
 
 
 def test_a_late_draw_of_the_seed_that_failed_is_not_scored_again(bench: BenchOf) -> None:
-    """Scoring failed on the first result of index 0. The second result has the same seed, so scoring it would fail
+    """Nodes a and b sampled index 0 with the same seed. Scoring failed on node a's result, so it would fail on node b's
     too.
     """
     b = bench(groups_per_step=1, steps=1, deadline_s=60.0)
@@ -394,7 +394,7 @@ def test_the_work_of_a_node_that_left_is_leased_to_another_later(bench: BenchOf)
 
 
 def _proven(bench: BenchOf, seconds: dict[str, float], **settings: Any) -> Any:
-    """Return a run whose nodes have all returned rollouts of two tokens; each rollout took `seconds` of its node."""
+    """Return a run whose nodes have all returned rollouts of two tokens. `seconds`: by node, the time of a rollout."""
     b = bench(
         **{"groups_per_step": 4, "group_size": 4, "steps": 99, "max_staleness": 1, "deadline_s": 600.0, **settings}
     )
@@ -443,8 +443,8 @@ def test_a_rollout_that_stalls_is_leased_to_another_node_as_well(bench: BenchOf)
 
 
 def test_work_is_asked_for_as_late_as_keeps_the_learner_busy(bench: BenchOf) -> None:
-    """Steps take 10 s and rollouts 1 s. If leased as early as possible, rollouts would wait 9 s for their step and
-    become stale.
+    """Steps take 10 s and rollouts 1 s. Rollouts leased as early as possible would wait 9 s for their step and become
+    stale, so the hub must lease them later.
     """
     b = bench(steps=99, groups_per_step=1, group_size=4, max_staleness=2, deadline_s=600.0)
     b.learner()
@@ -469,8 +469,8 @@ def test_work_is_asked_for_as_late_as_keeps_the_learner_busy(bench: BenchOf) -> 
 
 
 def test_during_the_first_step_the_base_does_not_sample_the_whole_bound(bench: BenchOf) -> None:
-    """Rollouts take 1 s and the first step 100 s. A node that sampled throughout would fill the whole staleness bound
-    with rollouts of version 0, the base model.
+    """Rollouts take 1 s and the first step 100 s. A node that sampled all the time would fill the whole staleness bound
+    (100 steps) with rollouts of version 0, the base model. Only the next few steps' rollouts may be sampled.
     """
     b = bench(steps=200, groups_per_step=1, group_size=4, max_staleness=100, deadline_s=600.0)
     b.learner()

@@ -1,4 +1,6 @@
-"""Versions that nodes report as unusable, in the rule that withdraws a version and in the coordinator."""
+"""A version is withdrawn (leased to no node any more) once two unlike nodes report it as unusable, unless an
+established node has used it. Tests of the rule alone, and in the coordinator.
+"""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ shopper takes that neighbour whenever it earns more.
 The policy is a table of logits by state; the state follows from all previous tokens. An engine adds to the logits noise
 that is constant for each state. Token `STOP` ends a completion.
 
-Dimensions: K states, V tokens of the vocabulary, R rollouts, T places in a completion.
+Dimensions: K states, V tokens of the vocabulary, R rollouts, T positions in a completion.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NOISES: Final = {"q8_0": 0.03, "q4_k_m": 0.12, "q4_0": 0.25}
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Drawn:
-    """Completions sampled with one version; entries at places beyond `lengths_R` have no meaning."""
+    """Completions sampled with one version; entries at positions beyond `lengths_R` have no meaning."""
 
     below_RT: NDArray[np.float64]
     logprobs_RT: NDArray[np.float64]
@@ -57,7 +57,7 @@ class Drawn:
         return (self.values_R == 0.0).astype(np.float64)
 
     def replaced(self, places_R: NDArray[np.bool_], other: Drawn) -> Drawn:
-        """Return these completions, except at `places_R`, where those of `other` are taken."""
+        """Return these completions with the rollouts marked in `places_R` taken from `other`."""
         chosen = {
             name: np.where(places_R if mine.ndim == 1 else places_R[:, None], getattr(other, name), mine)
             for name in self.__slots__
@@ -96,7 +96,7 @@ class World:
     ) -> tuple[Drawn, NDArray[np.int64], NDArray[np.float64]]:
         """Return the completions, the sampled tokens [R, T], and the edges of all tokens' intervals [R, T, V + 1].
 
-        `changed`: a place, and the token of each rollout there, in place of the token that u selects.
+        `changed`: a position, and each rollout's token there, instead of the token that u selects.
         """
         true_KV = _edges(self.logits(version))
         own_KV = _edges(self.logits(version) + noise_KV)
@@ -190,8 +190,8 @@ def _shopped(
 def _neighbours(
     world: World, version: int, own: Drawn, tokens_RT: NDArray[np.int64], edges_RTV: NDArray[np.float64]
 ) -> Iterator[tuple[NDArray[np.float64], Drawn]]:
-    """Yield for each place and side: the distance of u from the edge on that side, in nats, and the completions that
-    continue from the neighbouring token there.
+    """Yield for each position in the completions, and for both edges of the token's interval: the distance of u from
+    that edge, in nats, and the completions that continue from the neighbouring token there.
     """
     rows = np.arange(len(tokens_RT))
     for place in range(LONGEST):

@@ -1,5 +1,5 @@
-"""Checks of a node's rollouts by other nodes: which nodes are asked, and what follows from their answers; alone and in
-a coordinator.
+"""Nodes check other nodes' rollouts: which nodes are asked, and what follows from their answers. Tested alone and in a
+coordinator.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def test_evidence_adds_up_and_can_be_taken_away_again() -> None:
 
 
 def test_few_large_errors_weigh_no_more_than_the_cut() -> None:
-    """Mean errors cut each error at .5 nats: .02 - .05 + .5 - .5 = -.03."""
+    """`bias` is the sum of the errors, each cut to at most .5 nats either way: .02 - .05 + .5 - .5 = -.03."""
     assert Evidence.of_differences([0.02, -0.05, 3.0, -7.0]).bias == pytest.approx(-0.03)
 
 

@@ -72,7 +72,7 @@ def test_forged_tokens_add_up_for_each_share() -> None:
 
 
 def test_four_forged_tokens_convict_and_three_do_not() -> None:
-    """Four forged tokens reach 4 * 7.6014 / 1.5 = 20.3 nats, three reach 15.2; the alarm is at 16.3."""
+    """Forged tokens weigh 7.6014 / 1.5 nats each: four reach 20.3 nats, three 15.2; the alarm is at 16.3."""
     assert tokens_until(ALARM, F32, [evidence(forged=4)]) == (4, Alternative.DRAWS_FORGED)
     assert tokens_until(ALARM, F32, [evidence(forged=3)]) is None
 
@@ -86,8 +86,9 @@ def test_a_forged_end_after_an_honest_beginning_convicts() -> None:
 
 
 def test_claims_weigh_a_quarter() -> None:
-    """Claims 2 nats off, at scale 1, have the honest density t(2) = .06804 and, if invented, t(1) / 2 = .19245 / 2 (t:
-    Student's, two degrees of freedom). Claims weigh a quarter because errors recur within a group.
+    """Claimed log-probabilities 2 nats off, at rounding scale 1, have density t(2) = .06804 if honest, and t(1) / 2 =
+    .19245 / 2 if invented (t: Student's, two degrees of freedom). Their weight is divided by 4, because rollouts of a
+    group repeat errors.
     """
     honest = Honest(draws=16, claims=16)
     invented = 0.1924501 / 2.0
@@ -104,8 +105,9 @@ def test_claims_that_are_shifted_weigh_for_their_side() -> None:
 
 
 def test_a_claim_error_of_a_coarser_scale_weighs_for_coarseness() -> None:
-    """Errors of eight times the class's scale have density t(8), but t(1) / 8 at the eight times coarser scale. The
-    weight is ln(1.5**-1.5 / 8) - ln(33**-1.5) = 2.557 nats, before the division by `CLAIMS_DISPERSION`.
+    """Claim errors of eight times the rounding scale of the node's class have density t(8) at that scale, but t(1) / 8
+    at the eight times coarser scale. The weight is ln(1.5**-1.5 / 8) - ln(33**-1.5) = 2.557 nats, before the division
+    by `CLAIMS_DISPERSION`.
     """
     honest = Honest(draws=8, claims=8)
     error = 8 * float(SCALES[8])
@@ -114,8 +116,8 @@ def test_a_claim_error_of_a_coarser_scale_weighs_for_coarseness() -> None:
 
 
 def test_without_a_coarser_scale_coarseness_weighs_nothing() -> None:
-    """The alternative "coarser rounding" is `COARSER` steps above the class's scale, which lies beyond the last scale
-    here.
+    """Coarser rounding is tested at the scale `COARSER` steps above that of the node's class. Here this scale does not
+    exist, so even errors of 30 nats give no evidence of coarser rounding.
     """
     honest = Honest(draws=14, claims=NUM_SCALES - COARSER)
     assert weigh(evidence(50, error=30.0), honest)[8] == 0.0
@@ -184,8 +186,9 @@ def test_rounding_explains_neither_low_claims_nor_far_fewer_bits(alternative: Al
 
 
 def test_rounding_explains_claims_too_high_by_its_variance() -> None:
-    """Rounding noise of .8 makes claims .32 nats too high on average, half its variance. For a class of scale .4, twice
-    the scale explains that; an engine with noise of .1 needs more than any tolerance allows.
+    """Rounding noise of .8 nats makes claimed log-probabilities .32 nats too high on average (half its variance). A
+    class of scale .4 may be twice as coarse, which explains that. No tolerated rounding explains .32 nats in a class of
+    scale .1, or .8 nats in a class of scale .4.
     """
     assert is_explained(engine(3, 0.8, 2_000), measured(0.4), Alternative.CLAIMS_TOO_HIGH, ALARM)
     assert not is_explained(engine(3, 0.1, 2_000, shift=0.32), measured(0.1), Alternative.CLAIMS_TOO_HIGH, ALARM)
@@ -218,7 +221,9 @@ def test_rounding_within_the_tolerance_is_explained(alternative: Alternative) ->
 @pytest.mark.parametrize("noise", [*NOISES, 0.4])
 @pytest.mark.parametrize("times", [0.7, 1.0])
 def test_400_honest_nodes_are_never_convicted(noise: float, times: float) -> None:
-    """Nodes round as coarsely as their class, or less. Each shows 300 rollouts of 20 tokens, chosen from 1,000."""
+    """Nodes round as coarsely as their class, or less. Each shows 300 rollouts of 20 tokens, drawn from 1,000 simulated
+    ones.
+    """
     honest = measured(noise)
     weighed_RA = np.array([weigh(one, honest) for one in rollouts(int(1_000 * noise * times), 1_000, noise * times)])
     rng = np.random.default_rng(0)
@@ -231,7 +236,9 @@ def test_400_honest_nodes_are_never_convicted(noise: float, times: float) -> Non
 
 @pytest.mark.parametrize("noise", [*NOISES, 0.4])
 def test_nodes_twice_as_coarse_as_their_class_are_spared(noise: float) -> None:
-    """Such nodes may reach the alarm, but rounding explains their evidence. 30 nodes show 200 rollouts each."""
+    """Sums of such nodes may reach the alarm, but somewhat coarser rounding explains them. 30 nodes show 200 rollouts
+    each.
+    """
     honest, shown = measured(noise), rollouts(11, 1_000, 2.0 * noise)
     rng = np.random.default_rng(0)
     for _ in range(30):
@@ -286,7 +293,9 @@ def test_a_node_that_forges_one_token_in_fifty_is_found(noise: float) -> None:
     ],
 )
 def test_shifted_claims_are_found(noise: float, bound: int, shift: float) -> None:
-    """Shifts can hide in rounding: noise of .8 in a class of scale .4 makes honest claims up to .64 nats too high."""
+    """Claimed log-probabilities are all shifted by .3 nats. Honest rounding in a class of scale .4 makes claims up to
+    .64 nats too high, so there only an upward shift of .8 must be found.
+    """
     shown = rollouts(1, bound // 20, noise, shift=shift)
     assert tokens_until(ALARM, measured(noise), shown) is not None
 
@@ -298,7 +307,7 @@ def test_the_direction_of_shifted_claims_is_reported(shift: float, side: Alterna
 
 
 def test_a_node_with_8_bits_that_declares_32_is_found() -> None:
-    """These nodes round 30 or 10 times as coarsely as the 32 bits that they report."""
+    """Nodes that claim 32 bits but round 30 or 10 times as coarsely must be found."""
     for noise, bound in ((0.1, 300), (0.03, 600)):
         found = tokens_until(ALARM, measured(0.003), rollouts(5, bound // 20, noise))
         assert found is not None and found[1] is Alternative.COARSER_THAN_SAID

@@ -37,7 +37,7 @@ def run(
     staleness: Callable[[str, int], int] = lambda node_id, step: 1,
     first: int = 1,
 ) -> dict[str, int]:
-    """Return the step at which each lagging node is found."""
+    """Return, for each node that is found to lag, the step of that finding."""
     chance = np.random.default_rng(seed)
     found: dict[str, int] = {}
     for step in range(first, first + steps):

@@ -186,8 +186,8 @@ def test_invented_over_honest_claims_has_mean_one(place: int) -> None:
 
 @pytest.mark.parametrize(("bias", "rounded_up"), [(0.0, 1.0), (0.0, sqrt(2.0)), (1.0, sqrt(2.0))])
 def test_honest_noise_does_not_weigh_as_a_shift(bias: float, rounded_up: float) -> None:
-    """Rounding makes honest claims too high by half its variance (`bias` 1), or not at all (0). The class's scale is
-    the measured one or a step above.
+    """Rounding makes honest claims too high by half its variance (`bias` 1), or not at all (0). Neither may count as
+    evidence of shifted claims, whether the class's scale is the true one or a step above.
     """
     curves = claim_curves(CLAIMS)
     for place, scale in enumerate(SCALES / rounded_up):
@@ -197,8 +197,8 @@ def test_honest_noise_does_not_weigh_as_a_shift(bias: float, rounded_up: float) 
 
 
 def test_a_claim_by_hand() -> None:
-    """Claims 2 nats off, at scale 1, have density t(2) = .06804 if honest, and t(1) / 2 = .19245 / 2 if invented (t:
-    Student's, two degrees of freedom).
+    """Claimed log-probabilities 2 nats off, at rounding scale 1, have density t(2) = .06804 if honest, and t(1) / 2 =
+    .19245 / 2 if invented (t: Student's, two degrees of freedom).
     """
     place, invented = at_least(1.0), 0.1924501 / INVENTED
     honest = log((1 - OUTLIERS) * 0.0680414 + OUTLIERS * invented)
@@ -267,8 +267,8 @@ def test_a_scale_is_rounded_up_to_the_next_one() -> None:
 
 
 def edges_of(below: float, width: float, u: np.ndarray) -> np.ndarray:
-    """Return the edge curves [C, N] at the scale of 1/4 nat: near an edge (1 or 0) minus the probability of that, and
-    its variance.
+    """Return two rows [2, N] for the uniforms `u`, at the scale of 1/4 nat: 1 if u is near an edge and else 0, minus
+    the probability of being near; and the variance of that.
     """
     curves = edge_curves(np.full(len(u), below), np.full(len(u), log(width)), u)
     return np.asarray(curves[:, at_least(0.25)])

@@ -53,8 +53,8 @@ def known(numerics: NumericsClass = Q8, *, measured: Evidence | None = None) -> 
 
 
 def most_likely(shown: Evidence) -> tuple[int, int]:
-    """Return the indices in `SCALES` of the most likely scales of draws and of claims; the scale of draws is at most
-    one step finer.
+    """Return the indices in `SCALES` of the most likely scales for draws and claims; the scale for draws is at most one
+    step below that for claims.
     """
     claims = int(shown.claims_CS[0].argmax())
     return max(int(shown.draws_CS[0].argmax()), claims - 1), claims
@@ -111,7 +111,9 @@ def test_where_nothing_was_measured_the_default_is_assumed() -> None:
 
 @pytest.mark.parametrize(("temperature", "steps"), [(1.0, 0), (0.5, 2), (0.25, 4), (2.0, -2)])
 def test_default_scales_grow_as_one_over_the_temperature(temperature: float, steps: int) -> None:
-    """Lower temperatures multiply the logits, noise included. One step between scales is a factor of sqrt(2)."""
+    """Temperature T divides the logits and their noise by T, so rounding scales grow as 1 / T. One step between scales
+    is a factor of sqrt(2).
+    """
     assert Numerics(temperature).honest(TORCH).draws == DEFAULTS["bf16"].draws + steps
     assert default(TORCH, temperature).claims == DEFAULTS["bf16"].claims + steps
 
@@ -156,8 +158,8 @@ def test_a_measurement_holds_for_all_classes_of_its_rounding() -> None:
 
 
 def test_draws_are_no_finer_than_claims_allow() -> None:
-    """Few draws fall outside their intervals, so draws alone can make an engine seem too fine. Here claims show
-    rounding four steps coarser.
+    """Few draws (uniforms behind tokens) fall outside their token's interval, so draws alone can make an engine's
+    rounding seem too fine. Here the claimed log-probabilities show rounding that is four steps coarser.
     """
     shown = replace(FINE, claim_curves=COARSE.claim_curves)
     assert known(measured=shown).honest(Q8).draws == known(measured=COARSE).honest(Q8).claims - 1
@@ -171,7 +173,9 @@ def test_the_coarsest_scale_is_the_last_one() -> None:
     "nothing", [NO_EVIDENCE, replace(FINE, draw_curves=np.full_like(FINE.draws_CS, np.nan).tobytes())]
 )
 def test_a_measurement_without_evidence_is_ignored(nothing: Evidence) -> None:
-    """Without tokens or numbers the finest scale would seem most likely, and honest nodes would be convicted."""
+    """Measurements without tokens or numbers are ignored: the finest scale would seem the most likely one, and honest
+    nodes would be convicted.
+    """
     numerics = known()
     numerics.measured("q8_0", nothing)
     assert numerics.honest(Q8) == DEFAULTS["q8_0"]
@@ -190,7 +194,9 @@ def test_a_class_learns_from_its_nodes() -> None:
 
 
 def test_a_class_is_never_finer_than_measured() -> None:
-    """Exact engines that report q8_0 would otherwise make the class so fine that its honest nodes are convicted."""
+    """Nodes that report q8_0 but compute exactly may not lower the scale of the class q8_0: its honest nodes would be
+    convicted.
+    """
     numerics = known(measured=COARSE)
     numerics.learn(Q8, engine(6, 0.0))
     assert numerics.honest(Q8) == known(measured=COARSE).honest(Q8)
@@ -366,7 +372,9 @@ def test_few_tokens_and_classes_that_were_not_measured_tell_nothing() -> None:
 
 
 def test_an_exact_node_that_declares_four_bits_cannot_shop() -> None:
-    """This node shops: in one of fifty cases it takes the neighbouring token, which the class's scale would excuse."""
+    """This node computes exactly, but chooses tokens as a coarse engine might in a fifth of its rollouts. The scale of
+    its declared class would excuse that; the scale that its exact claims show must not.
+    """
     numerics, enough = known(measured=COARSER), alarm(1e-6)
     of_class = numerics.honest(Q8)
     honest = rollouts(10, 400, 0.0005)

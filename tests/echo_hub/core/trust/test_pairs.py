@@ -29,8 +29,8 @@ def weight(one: PeerFinding, other: PeerFinding, first: str, second: str) -> flo
 
 
 def test_two_findings_differ_by_two_claims_a_token() -> None:
-    """Each token gives two differences in log-odds: where its interval begins (.3 or .4: .4408), and its probability
-    (50 or 60 %: .4055).
+    """Findings are compared in log-odds, with two differences for each token: of the interval's lower end (.3 and .4
+    differ by .4408) and of the probability (50 and 60 % differ by .4055).
     """
     found = apart(finding([0.3], [np.log(0.5)]), finding([0.4], [np.log(0.6)]))
     assert (found.num_tokens, found.num_claims) == (0, 2)
@@ -50,7 +50,9 @@ def test_equal_findings_have_no_distance() -> None:
 
 @pytest.mark.parametrize(("first", "second"), [("f32", "f32"), ("bf16", "q8_0"), ("f32", "q4_k_m")])
 def test_an_invented_finding_contradicts_an_honest_one(first: str, second: str) -> None:
-    """Checkers that compute nothing must invent values: here 40 tokens, each nine nats less likely than it is."""
+    """Checkers that compute nothing must invent their values. Here one calls each of 40 tokens nine nats less likely
+    than the honest checker does.
+    """
     honest, liar = finding([0.2] * 40, [-0.5] * 40), finding([0.7] * 40, [-9.5] * 40)
     assert weight(honest, liar, first, second) > alarm(1e-6)
 
@@ -76,6 +78,6 @@ def test_how_unlikely_an_undrawn_token_is_does_not_matter() -> None:
 
 
 def test_two_engines_are_as_coarse_as_both_together() -> None:
-    """Scales add up: 0.0055 + 0.0055 = 0.011 is twice the scale, and so two steps of sqrt(2) up."""
+    """Rounding scales of two engines add up: 0.0055 + 0.0055 = 0.011. Twice the scale is two steps of sqrt(2) up."""
     both = F32.together(F32)
     assert (both.draws, both.claims) == (F32.draws + 2, F32.claims + 2)

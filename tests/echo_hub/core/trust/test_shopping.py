@@ -51,7 +51,9 @@ def test_edges_are_read_at_the_scale_of_the_class() -> None:
 
 
 def test_a_rollouts_weight_follows_the_inequality() -> None:
-    """Reward excess .5, variance .2 and the second tilt, .4, give x = .4 * .5 / sqrt(.2 + .05) = .4."""
+    """Formula of `trust.shopping`: reward excess R = .5, variance W = .2 and the second tilt λ = .4 give x = .4 * .5 /
+    sqrt(.2 + .05) = .4.
+    """
     x = TILTS[1] * 0.5 / sqrt(0.2 + LEAST_VARIANCE)
     allowed = 0.2 * (exp(x) - 1 - x) + TOLERANCE * x * sqrt(0.2)
     weighed = weigh(ONE, 0.5)

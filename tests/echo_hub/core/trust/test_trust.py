@@ -65,7 +65,7 @@ F32 = NumericsClass("torch", "f32", "cpu")
 HONEST = evidence(40)
 FORGED = evidence(forged=4)
 DOUBTFUL = evidence(forged=1)
-"""One forged token: makes a proven node watched, and twice as much makes it suspect."""
+"""Evidence of one forged token. A proven node becomes watched after showing it once, and suspect after twice."""
 
 
 @pytest.fixture
@@ -173,8 +173,8 @@ def test_nodes_that_check_are_not_asked_for_the_most_likely_ids(world) -> None:
 
 
 def test_a_class_learns_nothing_from_greedy_choices(world) -> None:
-    """Greedy choices deviate only where two tokens are equally likely. If a class learned from them, it would seem so
-    fine that sampled tokens convict its nodes.
+    """Greedy choices deviate only where two tokens are equally likely. If a class's rounding scale were learned from
+    them, it would be so fine that sampled tokens convict honest nodes of the class.
     """
     for shown, learned in ((greedy([0.0] * 40), 0), (HONEST, HONEST.num_tokens)):
         bench = world(replace(proven("a"), num_verified=0), evaluation_problems=1, evaluation_samples=1, run_seed=5)
@@ -370,7 +370,9 @@ def test_of_a_suspect_all_is_checked_that_no_step_has_consumed(world) -> None:
 
 
 def test_a_biased_claim_convicts_in_every_class(world) -> None:
-    """In 8-bit engines, errors of almost half a nat are common, but not always in one direction."""
+    """Honest 8-bit engines often err by almost half a nat, but not always in one direction, so a constant bias must
+    convict.
+    """
     bench = world(groups_per_step=64)
     bench.tell(NumericsMeasured(rounding="q8_0", policy_version=0, evidence=engine(7, 0.1)))
     biased = rollouts(8, 20, 0.1, shift=0.45)
@@ -915,8 +917,8 @@ def test_three_nodes_of_one_address_are_no_class(world) -> None:
 
 
 def test_three_nodes_that_forge_everything_are_no_class(world) -> None:
-    """Three forgers at three addresses agree with each other, but their draws fit no rounding scale, so nothing excuses
-    them.
+    """Three forgers at three addresses agree with each other, but forged tokens fit no rounding scale, so nothing
+    excuses them.
     """
     forgers = {f"coarse {place}": engine(70 + place, 0.0, 400, forged=1.0) for place in range(3)}
     bench, decided = check_each(world, {**{f"fine {place}": HONEST for place in range(4)}, **forgers})
@@ -925,7 +927,9 @@ def test_three_nodes_that_forge_everything_are_no_class(world) -> None:
 
 
 def watched_sums(nats: float) -> tuple[float, ...]:
-    """Return one sum of evidence for each kind of forgery: `nats` for "one token in fifty is forged"."""
+    """Return a sum of evidence for each kind of forgery: `nats` for "one token in fifty is forged", 0 for all
+    others.
+    """
     return (0.0, nats, *NOTHING[2:])
 
 

@@ -15,8 +15,8 @@ BEHAVIOR_LOGPROB = -1.0
 
 @pytest.fixture
 def make_tokens() -> Callable[..., ObjectiveTokens]:
-    """Return a function that makes tokens. `ratios`: learner's over behaviour policy's probability; `proximal`: the
-    proximal policy's, or None for the learner's own.
+    """Return a function that makes tokens. `ratios`: probability under the learner's policy over that under the
+    behaviour policy. `proximal`: the same ratio for the proximal policy; None: the proximal policy is the learner's.
     """
 
     def make(

@@ -25,8 +25,8 @@ def test_loss_and_gradient_by_hand(
 def test_gradient_equals_the_surrogates_by_finite_differences(
     make_tokens: Callable[..., ObjectiveTokens], gradient: Callable[[Objective, ObjectiveTokens], list[float]]
 ) -> None:
-    """Loss -A min(r, cap) log π, with r constant, has the gradient of -A F, where dF / d log r = min(r, cap): F is r
-    below the cap, and cap (1 + log r - log cap) above.
+    """Loss -A min(r, cap) log π, with advantage A and the probability ratio r taken as a constant, has the gradient of
+    -A F with dF / d log r = min(r, cap): F is r below the cap, and cap (1 + log r - log cap) above.
     """
     cap, step = torch.tensor(5.0, dtype=torch.float64), 1e-6
     advantages = torch.tensor(ADVANTAGES, dtype=torch.float64)

@@ -178,7 +178,9 @@ def test_impossible_tokens_leave_loss_gradient_and_statistics_finite(veto: float
 
 @pytest.mark.parametrize(("correction", "third"), [("masked_is", 0.0), ("tis", -2 / 3)])
 def test_a_correction_acts_on_its_own_tokens_gradient(correction: str, third: float) -> None:
-    """This holds even for GSPO, whose ratio belongs to the whole rollout."""
+    """Corrections of the third token may change only that token's gradient, even in GSPO, whose ratio belongs to the
+    whole rollout.
+    """
     rollout = WeightedRollout(
         completion_ids=np.arange(3, dtype=np.int32),
         loss_mask=np.ones(3, dtype=bool),

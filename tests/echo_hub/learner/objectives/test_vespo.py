@@ -22,8 +22,8 @@ def phi(w: float, k: float, rate: float) -> float:
 def test_loss_and_gradient_by_hand(
     make_tokens: Callable[..., ObjectiveTokens], gradient: Callable[[Objective, ObjectiveTokens], list[float]]
 ) -> None:
-    """Weights belong to whole rollouts: the first has two tokens, the second one, and the third one token with ratio
-    1.
+    """Tokens of a rollout share one weight. Rollout 0 has two tokens; rollouts 1 and 2 have one token each, rollout 2
+    with ratio 1.
     """
     tokens = make_tokens([0.5, 1.5, 1.3, 1.0], [1.0, 1.0, -2.0, 3.0], rollouts=[0, 0, 1, 2])
     weights = [phi(0.75, 2, 3), phi(0.75, 2, 3), phi(1.3, 3, 2), 1.0]

@@ -1,4 +1,6 @@
-"""What each version (ABI) of Landlock up to this kernel's restricts; each case runs in a short-lived process."""
+"""Each version (ABI) of Landlock, up to this kernel's, restricts what it knows; each case runs in a short-lived
+process.
+"""
 
 from __future__ import annotations
 

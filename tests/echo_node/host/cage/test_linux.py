@@ -1,5 +1,5 @@
-"""The report on a cage that holds only in part. Each test runs in a short-lived process, because a cage cannot be
-left.
+"""If a cage (sandbox) holds only in part, the missing guards are reported. Each test runs in a short-lived process,
+because a cage cannot be left.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""GPU load by NVIDIA's library, here a stub; and a machine without the library."""
+"""The GPU load of other programs, from a stub of NVIDIA's library; unknown without the library."""
 
 from __future__ import annotations
 
@@ -122,8 +122,8 @@ def test_the_node_and_its_kin_are_not_others(nvml: Nvml) -> None:
 
 
 def test_in_a_container_the_load_of_others_is_unknown(nvml: Nvml) -> None:
-    """The library gives the ids of processes outside the container, where the engine 101 is 4711. So its load cannot be
-    told from that of others.
+    """In a container, NVIDIA's library reports the process ids that are valid outside: 4711 for the engine, whose id
+    inside is 101. So the node cannot tell the engine's load from that of other programs.
     """
     nvml.samples, nvml.listed = [Sample(4_711, 90), Sample(GAME, 30)], [Sample(4_711, 0)]
     assert others(sees_all=False) is None

@@ -1,4 +1,6 @@
-"""Is the owner using the machine? Scripted desktops on a real D-Bus answer."""
+"""What scripted desktops on a real D-Bus tell a node: how long its owner has been idle, if a game fills the screen, and
+if the network is metered.
+"""
 
 import math
 import sys

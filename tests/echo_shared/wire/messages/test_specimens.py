@@ -1,4 +1,4 @@
-"""The messages with which an installation tests its codec; together they contain every array field."""
+"""The specimens, messages with which an installation tests its codec, together contain every array field."""
 
 from typing import get_args
 
