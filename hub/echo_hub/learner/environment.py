@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import os
+from typing import Final
 
 from echo_hub.config.training_sections import LearnerConfig
+
+SPINS: Final = 10_000
+"""Number of loops in which a thread of GNU OpenMP waits for the others before it sleeps.
+
+By default it waits much longer, and keeps a core busy that other programs then lack, and the thread that it waits for,
+too. Measured with layers of 576 by 1536 weights on two cores: 4.1 steps a second in both cases on a calm machine; 1.8
+in place of 0.6 beside two busy programs.
+"""
 
 
 def environment(learner: LearnerConfig) -> dict[str, str]:
     """Return the variables that PyTorch's libraries read when they are loaded."""
-    variables = {
-        # Without it, CUDA matrix products may give other bits at each repetition.
-        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-        # OpenMP's threads wait for each other after every operation. By default they wait in a loop that keeps a core
-        # busy, which other programs on the machine then lack, and the late thread, too.
-        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
-    }
+    # Without CUBLAS_WORKSPACE_CONFIG, CUDA matrix products may give other bits at each repetition.
+    variables = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     if learner.threads:
         variables["OMP_NUM_THREADS"] = str(learner.threads)
+    if "OMP_WAIT_POLICY" not in os.environ:
+        variables["GOMP_SPINCOUNT"] = os.environ.get("GOMP_SPINCOUNT", str(SPINS))
     return variables
