@@ -124,6 +124,11 @@ class Slot:
         return not self.leased or all(rollout.overdue or rollout.late for rollout in self.leased)
 
     @property
+    def held_by(self) -> tuple[str, ...]:
+        """Return the nodes that may still be sampling the current turn: its deadline has not passed."""
+        return tuple([rollout.node_id for rollout in self.leased if not rollout.overdue])
+
+    @property
     def is_won(self) -> bool:
         """True if the current turn needs no further result: a valid rollout is received, or the evaluation episode has
         ended."""
@@ -174,19 +179,20 @@ class RolloutGroup:
     """Oldest version of all leased and received rollouts."""
     is_plain: bool = True
     """True if every index that wants a lease is at its first turn and has failed on no node."""
-    _failures: frozenset[tuple[str, ...]] | None = None
-    """Cached `failures`; None = not computed."""
+    _kept_from: frozenset[tuple[tuple[str, ...], tuple[str, ...]]] | None = None
+    """Cached `kept_from`; None = not computed."""
 
     @property
-    def failures(self) -> frozenset[tuple[str, ...]]:
-        """Return the distinct values of `failed_on` among the indices that want a lease."""
-        if self._failures is None:
-            self._failures = frozenset(self.slots[index].failed_on for index in self.unleased)
-        return self._failures
+    def kept_from(self) -> frozenset[tuple[tuple[str, ...], tuple[str, ...]]]:
+        """Return the distinct pairs (`failed_on`, `held_by`) among the indices that want a lease."""
+        if self._kept_from is None:
+            slots = [self.slots[index] for index in self.unleased]
+            self._kept_from = frozenset((slot.failed_on, slot.held_by) for slot in slots)
+        return self._kept_from
 
     def note_wants(self) -> None:
-        """Discard the cached `failures`. Call this whenever `unleased` or the `failed_on` of an index changes."""
-        self._failures = None
+        """Discard the cached `kept_from`. Call this whenever `unleased`, or a slot of such an index, changes."""
+        self._kept_from = None
 
     @property
     def complete(self) -> bool:

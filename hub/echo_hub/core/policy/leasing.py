@@ -10,7 +10,8 @@ as its oldest rollout, so no node gets a rollout that would be stale on return. 
 no rollout is expected in time and no node is fast enough, any node may take the work.
 
 An index that failed on a node goes to other nodes first, and to unproven ones (strangers) only if no proven node is
-present. The node on which it failed gets the index again only if no other node takes work.
+present. The node on which it failed gets the index again only if no other node takes work. While a node holds an index,
+however late, it never gets the index a second time.
 
 If the hub has tokens of an unfinished completion from a proven node, the next node continues them. The lease then names
 the version that sampled them while it is fresh enough, or any newer version if nodes may switch versions within a
@@ -112,7 +113,7 @@ class Takers:
     def __init__(self, *, ledger: Ledger, nodes: Nodes) -> None:
         self._ledger = ledger
         self._nodes = nodes
-        self._avoided: dict[tuple[tuple[str, ...], int], tuple[str, ...]] = {}
+        self._avoided: dict[tuple[tuple[str, ...], tuple[str, ...], int], tuple[str, ...]] = {}
         self._unfillable: dict[tuple[float, ...], set[_Kind]] = {}
         """Groups for which no node was found, as kinds (`_Kind`), by the terms of the search."""
         self.most_avoided = 0
@@ -124,29 +125,29 @@ class Takers:
         self.most_avoided = 0
 
     def avoided(self, slot: Slot, oldest: int) -> tuple[str, ...]:
-        """Return the nodes that must not get this index: the nodes on which it failed. If no other node takes work,
-        return only the latest of them."""
-        failed = slot.failed_on
+        """Return the nodes that must not get this index: those that still hold it, because they would sample the same
+        tokens twice, and those on which it failed. If no other node takes work, only the latest failure counts."""
+        failed, held = slot.failed_on, slot.held_by
         if not failed:
-            return ()
-        known = self._avoided.get((failed, oldest))
+            return held
+        known = self._avoided.get((failed, held, oldest))
         if known is None:
             candidates = self._nodes.num_candidates(oldest)
             if candidates > self._nodes.num_candidates(oldest, among=failed):
                 known = failed
             else:  # The index failed on all nodes, so only the latest is avoided now.
                 known = failed[-1:] if candidates > 1 else ()
-            self._avoided[failed, oldest] = known
+            known = self._avoided[failed, held, oldest] = tuple(dict.fromkeys((*known, *held)))
         return known
 
     def any_left(self, group: RolloutGroup, terms: LeaseTerms) -> bool:
         """False if an earlier search with these terms found no node for a group of this kind."""
         unfillable = self._unfillable.get(_key(terms))
-        return unfillable is None or _kind(group, terms, group.failures) not in unfillable
+        return unfillable is None or _kind(group, terms, group.kept_from) not in unfillable
 
     def note_nobody(self, group: RolloutGroup, terms: LeaseTerms) -> None:
         """Remember, until the next `begin`, that no node can take any wanted index of a group of this kind."""
-        self._unfillable.setdefault(_key(terms), set()).add(_kind(group, terms, group.failures))
+        self._unfillable.setdefault(_key(terms), set()).add(_kind(group, terms, group.kept_from))
 
     def find(self, group: RolloutGroup, terms: LeaseTerms, avoid: tuple[str, ...] = ()) -> tuple[Node, int] | None:
         """Return the best node for the group, and its maximum number of rollouts; None: no node."""

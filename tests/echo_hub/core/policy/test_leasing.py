@@ -131,6 +131,21 @@ def test_the_only_node_gets_its_own_expired_work_again(bench: BenchOf) -> None:
     assert [lease.node_id for lease in b.of(SendLease)] == ["a"]
 
 
+def test_late_work_goes_to_another_node_and_never_to_the_one_that_holds_it(bench: BenchOf) -> None:
+    b = bench(groups_per_step=3, steps=1)
+    b.node("a", capacity=4)
+    b.now += 1.0
+    b.deliver(b.leases[1])
+    b.deliver(b.leases[2])
+    held = b.leases[3]
+    b.now += 40.0
+    b.tell(Tick())
+    assert b.of(SendLease) == [], "node a has room, but it would sample the same tokens twice"
+    b.node("b", capacity=4)
+    (again,) = b.of(SendLease)
+    assert (again.node_id, again.group_id) == ("b", held.group_id)
+
+
 def test_an_expired_index_waits_for_another_node_that_is_full(bench: BenchOf) -> None:
     b = bench(groups_per_step=2, steps=1)
     b.node("a", capacity=2)
