@@ -68,7 +68,7 @@ async def test_the_guide_goes_through(
             case _:
                 program = (sys.executable, "-u", "-m", MODULES[command.program])
                 said[arguments[0]] = await ran(site, *program, *arguments)
-    assert "135 million weights" in (tmp_path / "run1" / "config.toml").read_text()
+    assert "135 million weights" in (tmp_path / "sums-run" / "config.toml").read_text()
     assert "completions" in said["try-task"] and "groups of 4 have differing rewards" in said["try-task"]
     assert "base " in said["eval"] and "Version 2 solves " in said["eval"] and "Example of version 2" in said["eval"]
     (tmp_path / "elsewhere").mkdir()

@@ -26,17 +26,20 @@ DONE: Final = "The pages stay available until you press Ctrl-C."
 
 
 def line_of(view: RunView) -> str:
+    """Return the status, what matters most first: a narrow terminal cuts off the end."""
     parts = [view.health.state.value, f"step {view.trained_step:,} of {view.steps_total:,}"]
-    if view.mean_reward is not None:
-        parts.append(f"reward {view.mean_reward:.3g}")
-    if view.accuracy_after is not None:
-        parts.append(f"held-out accuracy {view.accuracy_after:.1%}")
+    why = view.health.reasons[0] if view.health.reasons else view.state_detail
+    if why and view.health.state is not HubState.FINISHED:
+        parts.append(why)
     if view.mode != "colocated":
         parts.append("1 node" if view.nodes_connected == 1 else f"{view.nodes_connected:,} nodes")
     if view.rollouts_per_s >= 0.05:
         parts.append(f"{view.rollouts_per_s:,.1f} rollouts/s")
-    why = view.health.reasons[0] if view.health.reasons else view.state_detail
-    return " · ".join([*parts, *([why] if why and view.health.state is not HubState.FINISHED else [])])
+    if view.mean_reward is not None:
+        parts.append(f"reward {view.mean_reward:.3g}")
+    if view.accuracy_after is not None:
+        parts.append(f"held-out accuracy {view.accuracy_after:.1%}")
+    return " · ".join(parts)
 
 
 class ServeLine:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-KNOWN_FROM: Final = 0.05
-"""Finished share from which the remaining time is estimated: an engine that samples in parallel finishes little at
-first."""
+KNOWN_FROM: Final = 256
+"""Number of finished units from which the remaining time is estimated, or a quarter of all units if that is less: an
+engine that samples many completions in parallel finishes none for a while."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -37,10 +37,10 @@ class WorkCount:
             return f"{self.doing}: loading {'the model' if self.total else 'the task'}."
         done, total = self.done, self.total
         known = f"{self.doing}: {done:,} of {total:,} {self.units}"
-        share = (done - self.done_before) / max(1, total - self.done_before)
-        if not KNOWN_FROM <= share < 1:
+        finished, asked = done - self.done_before, total - self.done_before
+        if finished < max(1.0, min(KNOWN_FROM, asked / 4)) or done >= total:
             return f"{known}."
-        return f"{known}, about {_roughly((now - self.begun_at) * (1 - share) / share)} left."
+        return f"{known}, about {_roughly((now - self.begun_at) * (total - done) / finished)} left."
 
 
 def _roughly(seconds: float) -> str:

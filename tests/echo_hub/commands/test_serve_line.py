@@ -70,9 +70,9 @@ async def shown(run: Run, monkeypatch: pytest.MonkeyPatch, *, terminal: bool, ou
 
 
 def test_a_line_shows_the_runs_state() -> None:
-    assert line_of(VIEW) == "ready · step 17 of 1,200 · 3 nodes · 12.3 rollouts/s · training"
+    assert line_of(VIEW) == "ready · step 17 of 1,200 · training · 3 nodes · 12.3 rollouts/s"
     alone = replace(VIEW, nodes_connected=1, health=Health(state=HubState.DEGRADED, reasons=("It died.", "And more.")))
-    assert line_of(alone) == "degraded · step 17 of 1,200 · 1 node · 12.3 rollouts/s · It died."
+    assert line_of(alone) == "degraded · step 17 of 1,200 · It died. · 1 node · 12.3 rollouts/s"
     assert line_of(replace(FINISHED, rollouts_per_s=0.0)) == "finished · step 1,200 of 1,200 · 3 nodes"
     assert line_of(replace(FINISHED, mode="colocated")) == "finished · step 1,200 of 1,200 · 12.3 rollouts/s"
 

@@ -16,16 +16,21 @@ def count(done: int, total: int = 512) -> WorkCount:
     ("done", "after_s", "text"),
     [
         (0, 30.0, "Evaluating: 0 of 512 completions."),
-        (96, 40.0, "Evaluating: 96 of 512 completions, about 3 min left."),
+        (128, 60.0, "Evaluating: 128 of 512 completions, about 3 min left."),
         (256, 30.0, "Evaluating: 256 of 512 completions, about 30 s left."),
         (511, 30.0, "Evaluating: 511 of 512 completions, about 10 s left."),
-        (25, 60.0, "Evaluating: 25 of 512 completions."),
-        (32, 600.0, "Evaluating: 32 of 512 completions, about 2.5 h left."),
+        (127, 60.0, "Evaluating: 127 of 512 completions."),
+        (128, 3_000.0, "Evaluating: 128 of 512 completions, about 2.5 h left."),
         (512, 99.0, "Evaluating: 512 of 512 completions."),
     ],
 )
 def test_the_rest_is_estimated_from_the_finished_work(done: int, after_s: float, text: str) -> None:
     assert count(done).text(100.0 + after_s) == text
+
+
+def test_the_rest_of_much_work_is_estimated_after_256_units() -> None:
+    assert count(255, 100_000).text(160.0) == "Evaluating: 255 of 100,000 completions."
+    assert count(256, 100_000).text(160.0).endswith("about 6.5 h left.")
 
 
 def test_loading_is_named_and_does_not_count_as_work() -> None:
