@@ -277,7 +277,7 @@ def test_a_plan_by_a_runs_books(run: Path) -> None:
     write_books(store)
     store.close()
     assert "torch · RTX 4070" in said("plan", run)
-    assert "The learner waits" in said("plan", run, "--staleness", "0").splitlines()[-1]
+    assert "the learner waits" in said("plan", run, "--staleness", "0").splitlines()[-1]
 
 
 def test_a_plan_is_for_one_thing(run: Path, tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def verdict(
         more = f" The nodes could return {spare:.0%} more than the learner needs." if spare >= 0.01 else ""
         return f"The learner can train {expected.utilisation:.0%} of the time.{rest}{more}"
     why, what = _why(workload, nodes, expected), _what(workload, nodes, advice, target)
-    return f"The learner waits {_waits(workload, expected):.0%} of the time: {why} {what}"
+    return f"At this pace, the learner waits {_waits(workload, expected):.0%} of the time: {why} {what}"
 
 
 def _waits(workload: Workload, expected: Prediction) -> float:

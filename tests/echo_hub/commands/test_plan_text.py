@@ -34,7 +34,7 @@ def test_a_whole_plan_as_text() -> None:
     assert "  cheapest nodes to add   1 x fast, 0.50 an hour" in lines
     assert "  training.max_staleness  - (no value is enough)" in lines
     assert "  nodes of the same mix   6, now 4" in lines, "of three quick ones and a slow one"
-    assert lines[-1].startswith("The learner waits 25% of the time")
+    assert lines[-1].startswith("At this pace, the learner waits 25% of the time")
 
 
 def test_where_the_time_of_a_run_went() -> None:

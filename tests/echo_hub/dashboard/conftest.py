@@ -312,7 +312,7 @@ class ScriptedSource:
             ),
             advised_staleness=None,
             advised_interval=None,
-            verdict="The learner waits 23% of the time: it takes 165 rollouts/s, the nodes return 128. "
+            verdict="At this pace, the learner waits 23% of the time: it takes 165 rollouts/s, the nodes return 128. "
             + " ".join(f"Add 3 nodes like {kind}." for kind in kinds[:1]),
         )
 

@@ -77,7 +77,7 @@ async def test_the_learners_idle_share_and_its_reasons_are_shown(
     open_hub: Any, make_source: Any, hostile_names: tuple[str, ...]
 ) -> None:
     text = await page(await open_hub(make_source(step=37)))
-    assert "The learner waits 23% of the time: it takes 165 rollouts/s, the nodes return 128." in text
+    assert "At this pace, the learner waits 23% of the time: it takes 165 rollouts/s, the nodes return 128." in text
     for words in ("waiting for rollouts", "hand-off to the learner", "evaluation", "start of the run"):
         assert f"</span>{words}</th>" in text
     assert "learner down</th>" not in text, "the learner was not down"

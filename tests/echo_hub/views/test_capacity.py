@@ -40,14 +40,15 @@ def test_a_learner_that_is_fed() -> None:
 
 def test_nodes_that_are_too_few() -> None:
     assert said(WORKLOAD, replace(FAST, count=3)) == (
-        "The learner waits 25% of the time: it needs 16 rollouts/s, the nodes return 12. Add 1 node like torch · RTX."
+        "At this pace, the learner waits 25% of the time: it needs 16 rollouts/s, the nodes return 12. "
+        "Add 1 node like torch · RTX."
     )
     assert "Add 2 nodes like" in said(WORKLOAD, replace(FAST, count=2))
 
 
 def test_nodes_whose_rollouts_are_too_late() -> None:
     text = said(replace(WORKLOAD, max_staleness=0), replace(FAST, count=6))
-    assert text.startswith("The learner waits ")
+    assert text.startswith("At this pace, the learner waits ")
     assert "too old for a staleness of 0: version and slowest rollout take up to 1 s, a step 2 s." in text
     assert text.endswith("Set training.max_staleness = 2.")
 
