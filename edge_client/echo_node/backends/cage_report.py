@@ -50,8 +50,8 @@ class Tried:
 
 
 def report(choice: BackendChoice, starts: Mapping[str, Sequence[str]] = STARTS) -> Iterator[str]:
-    """Yield text lines, a block for each step of the cage (sandbox), from narrow to wide. The last block is that of the
-    first step in which the engine starts.
+    """Yield text lines, a block for each cage (sandbox) tried, from narrow to wide. The last block is that of the first
+    cage in which the engine starts.
     """
     yield f"{choice.name} on {choice.device}:"
     for step in LEEWAYS:
@@ -143,8 +143,8 @@ def _enter(backend: str, device: str, step: Leeway, scratch: str) -> None:
 
 
 def _watched(backend: str, device: str, name: str, scratch: str, code: str) -> None:
-    """Enter the cage: its file rules, and in place of its filter of system calls one that reports refused calls to the
-    parent. Then run the code.
+    """Enter the cage (sandbox): its file rules, and in place of its filter of system calls one that reports refused
+    calls to the parent process. Then run `code`.
     """
     step = BY_NAME[name]
     _enter(backend, device, replace(step, call_filter=False), scratch)

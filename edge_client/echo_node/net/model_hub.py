@@ -25,8 +25,11 @@ def download(manifest: Manifest, directory: Path, on_bytes: Callable[[int], None
     source, _, revision = (manifest.source or "").partition("@")
     try:
         from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # Of the HTTP client that it uses.
-        from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]  # Not among what it says it exports.
+
+        # HTTPError is the error class of the HTTP client that huggingface_hub uses. mypy does not find the two names,
+        # because the modules import them without exporting them.
+        from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
+        from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
     except ImportError as error:
         raise SwarmError(f"{source} cannot be fetched from its model hub.", got=str(error)) from error
 

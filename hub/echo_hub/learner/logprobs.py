@@ -180,8 +180,8 @@ def _parts(count: int, chunk: int) -> Iterator[slice]:
 
 
 def _buffer(hidden_NH: Tensor, weight_VH: Tensor, chunk: int) -> Tensor:
-    """Allocate one buffer for the logits of all chunks: a new buffer for each chunk would cost as many page faults each
-    time.
+    """Allocate one buffer for the logits of all chunks. A new buffer for each chunk would cost page faults for all its
+    memory again.
     """
     exact = torch.promote_types(hidden_NH.dtype, torch.float32)
     return weight_VH.new_empty(min(chunk, len(hidden_NH)), weight_VH.shape[0], dtype=exact)

@@ -106,13 +106,13 @@ class TrainingRollout(RolloutPayload):
 
     @property
     def mean_version(self) -> float:
-        """Mean policy version over the drawn tokens; 0 without spans."""
+        """Mean policy version over the drawn tokens; 0 if the versions are unknown, because `spans` is empty."""
         num_tokens = sum(span.num_tokens for span in self.spans)
         return sum(span.policy_version * span.num_tokens for span in self.spans) / max(1, num_tokens)
 
     @property
     def num_versions(self) -> int:
-        """Number of policy versions that drew tokens; 0 without spans."""
+        """Number of policy versions that drew tokens; 0 if the versions are unknown, because `spans` is empty."""
         return len({span.policy_version for span in self.spans})
 
 

@@ -92,8 +92,8 @@ class Sampling:
         return grown(first(self.before, count), more)
 
     def begin(self, draws_from: float, *, read_token_s: float, s_per_token: float) -> None:
-        """Set `draws_from` and `ends_at`: the node recomputes the existing tokens, beginning at the given time, and
-        then samples the rest.
+        """Set the times at which this rollout's sampling begins and ends. From the argument `draws_from` on, the node
+        first recomputes the existing tokens, and then samples the rest.
         """
         self.draws_from = draws_from + self.had * read_token_s
         self.ends_at = self.draws_from + (self.tokens - self.had) * s_per_token

@@ -62,12 +62,13 @@ _Value = TypeVar("_Value")
 
 
 class Edges(NamedTuple):
-    """How often one node's tokens in a rollout were drawn near an edge of their interval."""
+    """How many of a rollout's tokens of one node were drawn by a uniform number u near an edge. The edges of a token
+    bound the interval of cumulative probability within which u draws this token."""
 
     node_id: str
     near: float
-    """Number of tokens drawn near an edge of their interval, minus the number expected of an exact engine: V in the
-    module's text."""
+    """Number of tokens whose u lies near an edge, minus the number expected of an exact engine: V in the module's
+    text."""
     variance: float
     """Variance of that number under honesty: W in the module's text."""
     counts: Evidence
