@@ -128,7 +128,8 @@ class Engine(Protocol):
         """
 
     def score(self, ids: NDArray[np.int32], first: int, temperature: float) -> Intervals:
-        """Compute the interval of each token of `ids[first:]` in the cumulative distribution, under the current policy.
+        """Compute, for each token of `ids[first:]`, the interval of cumulative probability that draws it under the
+        current policy.
 
         Requires `first` >= 1 and no running `sample`. Raises BackendError; the engine stays usable, whatever the code.
         """

@@ -17,7 +17,8 @@ from echo_shared.errors import SwarmError
 
 
 def download(manifest: Manifest, directory: Path, on_bytes: Callable[[int], None]) -> None:
-    """Download the manifest's files into `directory`. Complete files of an earlier call stay. Blocks.
+    """Download the manifest's files into `directory`. Complete files of an earlier call stay. Blocks the calling
+    thread.
 
     `on_bytes` gets the number of new bytes; an exception from it ends the download. Raises SwarmError if a file is
     unavailable, or if the files differ from what the hub has signed; the files are then deleted.

@@ -143,7 +143,8 @@ def _outside(weights_NV: Tensor, total_N1: Tensor, ids_N1: Tensor, uniforms_N: T
 def intervals(
     hidden_NH: Tensor, head: nn.Linear, ids_N: Tensor, greedy_N: Tensor | None = None, *, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """Return `torch_draws.interval` of `ids_N` under softmax(head(hidden) / temperature): two float64 tensors [N].
+    """Return, for each token of `ids_N`, the lower end of the interval of cumulative probability that draws it, and its
+    log-probability (`torch_draws.interval`) under softmax(head(hidden) / temperature): two float64 tensors [N].
 
     Where `greedy_N` is true, `torch_draws.shortfall` replaces the interval's lower end. Computed on the device of
     `hidden_NH`, or on the CPU if that lacks float64.

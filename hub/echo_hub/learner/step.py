@@ -151,7 +151,8 @@ def smaller(
 
 Keep = Callable[[MicroBatch, Tensor, Tensor], Tensor | None]
 """Selects the tokens of a micro-batch that get a gradient. Arguments: the micro-batch, the learner's logprobs [N], and
-the distances of u from the tokens' intervals [N]. Returns a mask [N]; None means all tokens.
+the distances [N] of u from the intervals of cumulative probability that draw the tokens. Returns a mask [N]; None means
+all tokens.
 """
 
 

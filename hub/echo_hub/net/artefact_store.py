@@ -5,7 +5,7 @@
   CARRIER.torrent, CARRIER.manifest.json
 
 The sealed copy of a base model takes the model's size on disk a second time. The manifest is written last: a carrier
-without a manifest was never published and is deleted. All functions block.
+without a manifest was never published and is deleted. All functions block the calling thread.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ class Moves:
 
 
 class Sampling:
-    """One rollout on one node. `given`: spans of tokens that the hub sent along, sampled earlier by another node or by
-    this one."""
+    """One rollout on one node. `given`: the tokens that the hub sent along, as spans. A span is a part sampled by one
+    node, this or another one, with one version."""
 
     __slots__ = (
         "before",
@@ -60,7 +60,8 @@ class Sampling:
         self.given = num_tokens(given)
         """Number of tokens that the hub sent along."""
         self.before = given
-        """Spans of the tokens that exist when sampling begins or goes on, at `draws_from`."""
+        """Spans (parts sampled by one node with one version) of the tokens that exist when sampling begins or goes on,
+        at `draws_from`."""
         self.had = self.given
         """Number of tokens in `before`."""
         self.policy_version = lease.version
@@ -85,7 +86,7 @@ class Sampling:
         return min(self.tokens, self.had + int((until - self.draws_from) / token_s))
 
     def spans(self, count: int) -> Spans:
-        """Return the spans of the first `count` tokens, which must exist."""
+        """Return which nodes and versions sampled the first `count` tokens, which must exist."""
         more = DrawnSpan(
             node_id=self.lease.node.node_id, policy_version=self.policy_version, num_tokens=max(0, count - self.had)
         )

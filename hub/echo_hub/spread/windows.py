@@ -25,7 +25,7 @@ SAMPLE_S: Final = 0.1
 SAMPLES_KEPT: Final = 20
 """Number of rate samples kept per window."""
 DELAYS_KEPT_S: Final = 60.0
-"""Length of a span in seconds. The least delay is that of the current span and the previous span; older delays are
+"""Length of a period in seconds. The least delay is that of the current and the previous period; older delays are
 forgotten, because routes change."""
 
 
@@ -48,7 +48,7 @@ class Window:
         measured."""
         self._rates: deque[float] = deque(maxlen=SAMPLES_KEPT)
         self._delays = (float("inf"), float("inf"))
-        """Least delay, in seconds, in the current span of DELAYS_KEPT_S seconds and in the span before."""
+        """Least delay, in seconds, in the current period of DELAYS_KEPT_S seconds and in the period before."""
         self._span_began = 0.0
         self._sample_began: float | None = None
         """Start of the rate sample: the first arrival after a silence. None during a silence."""

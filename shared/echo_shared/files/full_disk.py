@@ -60,7 +60,7 @@ class Room:
         self._given_up.set()
 
     def until(self, write: Callable[[], T]) -> T:
-        """Call `write` until it succeeds, and return its result. Blocks.
+        """Call `write` until it succeeds, and return its result. Blocks the calling thread.
 
         Raises every error other than the retried StorageError at once, and that StorageError after `give_up`.
         """

@@ -4,12 +4,12 @@ A rounding engine may pick either of two tokens if u lies near the edge between 
 try both, return the better paid one, and pass as such an engine. The choice leaves a trace: rollouts with u near an
 edge earn more than others. Here u is the uniform number with which the lease's seed fixes the draw of a token.
 
-Fix all tokens that an honest node has sampled, and so its rewards. Then u is uniform in each token's interval,
-independent of everything fixed. V counts the rollout's tokens with u near an edge of the interval, or outside, minus Σ
-m, the count expected of an exact engine. W = Σ m (1 - m) is the variance (`likelihood.edge_curves`). A rounding engine
-moves as many u out of the interval as it keeps out of the rim inside, so its V has a mean near 0. Let R be the
-rollout's rank among the run's latest rewards, within -1 and 1, and x = λ |R| / sqrt(W + `LEAST_VARIANCE`). By Bennett's
-inequality (JASA 57, 1962)
+Fix all tokens that an honest node has sampled, and so its rewards. A token's interval is the range of cumulative
+probability within which u draws this token. Then u is uniform in each token's interval, independent of everything
+fixed. V counts the rollout's tokens with u near an edge of the interval, or outside, minus Σ m, the count expected of
+an exact engine. W = Σ m (1 - m) is the variance (`likelihood.edge_curves`). A rounding engine moves as many u out of
+the interval as it keeps out of the rim inside, so its V has a mean near 0. Let R be the rollout's rank among the run's
+latest rewards, within -1 and 1, and x = λ |R| / sqrt(W + `LEAST_VARIANCE`). By Bennett's inequality (JASA 57, 1962)
 
     E exp(x sign(R) V) <= exp(W (e**x - 1 - x))
 

@@ -375,7 +375,7 @@ class Trust:
                 self._decisions.suspect(self._standings.of(node_id), UNTRAINABLE, now)
 
     def pardon(self, node_id: str, now: float) -> None:
-        """Release a quarantined node at the operator's wish. For other nodes, only log the decision."""
+        """Release a quarantined node at the operator's wish. For other nodes, only log the pardon."""
         standing = self._standings.get(node_id)
         if standing is not None and standing.is_quarantined:
             self._decisions.release(standing, StandingState.NEW, "", now)
