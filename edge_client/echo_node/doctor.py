@@ -182,7 +182,7 @@ def _engine(choice: BackendChoice, failure: str | None, leeway: Leeway, *, confi
 
 
 def _try(choice: BackendChoice, cage: CageMode, cages: GpuCages) -> tuple[str | None, Leeway]:
-    """Load the engine's library for this device. Return the error or None, and the step of the cage (`Leeway`)."""
+    """Load the engine's library for this device. Return the error or None, and the cage (sandbox) used."""
     fit = cages.find(choice, cage)
     if fit.failure:
         return fit.failure, fit.leeway
@@ -280,7 +280,9 @@ def _said(error: EchoError) -> str:
 
 
 def cage_lines() -> Iterator[str]:
-    """Yield, for each engine on a GPU, the working step of its cage and the calls that narrower steps refuse."""
+    """Yield, for each engine on a GPU, the narrowest cage (sandbox) in which it works, and the calls that narrower
+    cages refuse.
+    """
     if sys.platform != "linux":
         yield "Only Linux has a cage with steps."
         return

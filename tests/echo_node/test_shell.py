@@ -75,7 +75,9 @@ class IdleEngine:
 
 
 class Site:
-    """A shell whose events the test handles one by one. The site also acts as the shell's client and engine maker."""
+    """A node's shell (its I/O), whose events the test handles one by one. The site also acts as the shell's client and
+    engine maker.
+    """
 
     def __init__(self, hub: Any, swarm: Swarm, directory: Path) -> None:
         self.hub = hub

@@ -66,7 +66,9 @@ def report(choice: BackendChoice, starts: Mapping[str, Sequence[str]] = STARTS) 
 
 
 def try_step(choice: BackendChoice, step: Leeway, code: str) -> Tried:
-    """Run `code`, which starts an engine, in the cage of this step. Blocks for seconds."""
+    """Run `code`, which starts an engine, in the cage (sandbox) that `step` describes. Blocks the calling thread for
+    seconds.
+    """
     with tempfile.TemporaryDirectory(prefix="echo-cage-", ignore_cleanup_errors=True) as scratch:
         arguments = [choice.name, choice.device, step.name, scratch]
         child = subprocess.Popen(

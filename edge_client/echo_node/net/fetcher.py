@@ -76,7 +76,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """One artefact to fetch: offer, manifest, and layout of the carrier's torrent."""
+    """One artefact to fetch: offer, manifest, and the torrent layout of its carrier (encrypted files)."""
 
     offer: ArtefactOffer
     manifest: Manifest
@@ -350,7 +350,7 @@ class Fetcher:
         await self._carriers.stop_serving()
 
     async def unwanted(self, info_hashes: Iterable[bytes]) -> None:
-        """Stop serving these carriers, which no node fetches any more, and delete them."""
+        """Stop serving these carriers (encrypted files), which no node fetches any more, and delete them."""
         await self._carriers.unwanted(info_hashes)
 
     async def abandon(self, policy_version: int) -> None:

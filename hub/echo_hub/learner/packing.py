@@ -78,7 +78,7 @@ def packed_attention(
     rows: Rows | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention with transformers' interface: inputs [1, heads, T, size], output [1, T, heads, size]."""
+    """Compute attention with transformers' interface: inputs [1, heads, T, size], output [1, T, heads, size]."""
     if rows is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     packed = [states[0].transpose(0, 1) for states in (query, key, value)]

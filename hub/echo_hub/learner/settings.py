@@ -93,8 +93,9 @@ class TrainingRollout(RolloutPayload):
     reward: float
     """Reward of the episode; NaN if not known yet."""
     draws: NDArray[np.uint64] = field(default_factory=no_draws)
-    """[turns, 3], for each turn in order: seed and index of its draws, and its number of drawn tokens
-    (`echo_shared.sampling.draws.uniforms`). With no rows, the draws are unknown and all tokens count as one turn."""
+    """[turns, 3], for each turn in order: seed and index from which the random numbers that drew its tokens follow
+    (`echo_shared.sampling.draws.uniforms`), and the number of its drawn tokens. With no rows, these are unknown and all
+    tokens count as one turn."""
     turn_rewards: NDArray[np.float64] = field(default_factory=no_turn_rewards)
     """[turns - 1]: the part of `reward` earned by each turn except the last, which earned the rest. Empty if they
     earned nothing."""

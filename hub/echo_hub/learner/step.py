@@ -157,7 +157,7 @@ all tokens.
 
 
 def keep_all(_batch: MicroBatch, _logprobs_N: Tensor, _distances_N: Tensor) -> None:
-    """A `Keep` that keeps all tokens, without any screening."""
+    """Keep all tokens, without any screening: a `Keep` that returns None."""
 
 
 def accumulate_gradient(

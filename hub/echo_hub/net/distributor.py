@@ -117,7 +117,7 @@ class Distributor:
         self._told_mesh: dict[str, tuple[MeshPeer, ...]] = {}
         self._told_unwanted: dict[str, frozenset[int]] = {}
         self._hashes: dict[int, tuple[bytes, ...]] = {}
-        """Info-hashes of the carriers of each published version."""
+        """Info-hashes of the carriers (encrypted artefacts) of each published version."""
         self._retired: dict[int, tuple[bytes, ...]] = {}
         self._newest = 0
         self._announced = 0

@@ -79,7 +79,7 @@ class Window:
         return max(least_bytes, known, self._start_bytes if self._starting or not self.rate else 0)
 
     def has_room(self, least_bytes: int) -> bool:
-        """True if more may be sent now: bytes in flight are below the window, whose minimum is `least_bytes`."""
+        """Return True if more may be sent now: bytes in flight are below the window, whose minimum is `least_bytes`."""
         self._is_full = self.bytes_in_flight >= self.size(least_bytes)
         return not self._is_full
 
@@ -164,7 +164,7 @@ class Handing:
         self._sample_bytes = 0
 
     def has_room(self, copy_bytes: int) -> bool:
-        """True if the node would start another copy soon. Two copies are always allowed."""
+        """Return True if the node would start another copy soon. Two copies are always allowed."""
         return self.bytes_in_flight < max(2 * copy_bytes, (self.rate or 0.0) * HANDING_SLACK_S)
 
     def sent(self, num_bytes: int, now: float) -> None:

@@ -81,7 +81,7 @@ class _Checker:
     pool: list[_Checker] | None = None
     """The list, `_proven` or `_new`, that holds this checker; None: the node may not check."""
     place: int = 0
-    """Index in `pool`."""
+    """Index of this checker in `pool`."""
 
 
 @dataclass(slots=True, eq=False)

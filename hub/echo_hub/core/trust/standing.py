@@ -42,13 +42,13 @@ class Decision(StrEnum):
 
     QUARANTINED = "quarantined"
     RELEASED = "released"
-    """By the hub: a cause other than the node explains its failures."""
+    """The hub released the node from quarantine: a cause other than the node explains its failures."""
     PARDONED = "pardoned"
-    """By the operator."""
+    """The operator released the node from quarantine."""
     TRUSTED = "trusted"
-    """By the operator: the node counts as proven."""
+    """The operator declared that the node counts as proven."""
     DISTRUSTED = "distrusted"
-    """By the operator: the node must prove itself again."""
+    """The operator demanded that the node prove itself again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
