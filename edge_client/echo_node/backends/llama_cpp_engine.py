@@ -323,7 +323,9 @@ class LlamaCppEngine:
         return len(piece)
 
     def _start_rows(self, group: _Group, first_logits: NDArray[np.float32], events: list[EngineEvent]) -> None:
-        """Give free slots to the group's pending rollouts, the home first, and draw their first tokens."""
+        """Give free slots to the group's pending rollouts, first the home (the slot that holds the group's prompt), and
+        draw their first tokens.
+        """
         request = group.request
         self._free.sort(key=lambda slot: slot != group.home)
         count = min(len(group.pending), len(self._free))

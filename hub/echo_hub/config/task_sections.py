@@ -120,9 +120,9 @@ class SamplingConfig(Section):
     max_tokens: Annotated[int, Field(ge=1, le=131_072)] = 16
     """Most tokens of a completion, the stop token included."""
     stop: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=256)], ...], Field(max_length=16)] = ()
-    """Texts, also special tokens, that end a completion after the token that completes one of them. The hub cuts
-    received completions: nodes work with token ids and sample up to a stop token or max_tokens. Tokens after the cut
-    count nowhere."""
+    """Texts, also special tokens, that end a completion: its last token is the one that completes one of these texts.
+    Nodes work with token ids, so they sample up to a stop token or max_tokens, and the hub cuts the received
+    completion. Tokens after the cut count nowhere."""
 
 
 class EvaluationSet(Section):

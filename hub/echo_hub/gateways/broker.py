@@ -231,7 +231,7 @@ class Broker:
             inbox = self._client.new_inbox()
 
             async def taken(message: Msg, number: int = self._num_lost) -> None:
-                if number == self._num_lost:  # Messages of a lost connection come again.
+                if number == self._num_lost:  # JetStream sends messages of a lost connection again.
                     await take(StoredMessage(message.data, message))
 
             try:

@@ -31,17 +31,17 @@ class RolloutFilter:
     version: int | None = None
     """Policy version of the lease."""
     state: str = ""
-    """A `ReceiptState` value."""
+    """State of the rollout, a `ReceiptState` value."""
     drop: str = ""
-    """A `DropReason` value."""
+    """Reason why the rollout was dropped, a `DropReason` value."""
     check: str = ""
-    """A `Checked` value."""
+    """Result of the rollout's check, a `Checked` value."""
     reward_min: float | None = None
     reward_max: float | None = None
     tokens_min: int | None = None
     tokens_max: int | None = None
     text: str = ""
-    """Substring of the completion, in any case."""
+    """Text that the completion contains, in upper or lower case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,7 +51,9 @@ LEAST_WIDTH: Final = 1e-9
 MOST_APART: Final = 100.0
 """Limit of the difference between true and claimed log-odds, in nats."""
 SHIFT: Final = 0.25
-"""Assumed shift of claims that are all too low or too high, in nats. The test finds shifts from half of it on."""
+"""Assumed shift of claims that are all too low or too high, in nats. The test detects shifts of at least half this
+size.
+"""
 DRAW_CURVES: Final = 1 + len(WEIGHTS)
 """Number C of draw curves: the log-likelihood under honesty, and one log-ratio for each of `WEIGHTS`."""
 CLAIM_CURVES: Final = 1 + len(WEIGHTS) + 2

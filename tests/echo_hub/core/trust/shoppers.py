@@ -194,8 +194,9 @@ def _shopped(
 def _neighbours(
     world: World, version: int, own: Drawn, tokens_RT: NDArray[np.int64], edges_RTV: NDArray[np.float64]
 ) -> Iterator[tuple[NDArray[np.float64], Drawn]]:
-    """Yield for each position in the completions, and for both edges of the token's interval: the distance of u from
-    that edge, in nats, and the completions that continue from the neighbouring token there.
+    """Yield for each position in the completions, and for both edges of the interval of cumulative probability that
+    draws the token: the distance of u from that edge, in nats, and the completions that continue from the neighbouring
+    token there.
     """
     rows = np.arange(len(tokens_RT))
     for place in range(LONGEST):

@@ -44,7 +44,7 @@ EDGES = np.array([0.0, 0.001, 0.05, 0.3, 0.35, 0.7, 0.95, 0.999, 1.0])
 middle.
 """
 CLAIMS = np.sinh(np.linspace(-np.arcsinh(MOST_APART * 1e3), np.arcsinh(MOST_APART * 1e3), 20_001)) / 1e3
-"""Claim errors in nats, denser near 0, for integrals."""
+"""Grid of claim errors in nats, denser near 0, over which densities are integrated."""
 
 
 def of_all_tokens() -> list[tuple[float, np.ndarray]]:
@@ -125,8 +125,8 @@ def test_under_honesty_forged_over_honest_has_mean_one(place: int) -> None:
 
 
 def test_a_draw_by_hand() -> None:
-    """Interval [0, .5), u = .9, scale 1. With L the bounded log-odds and T the tail of the noise, the honest density is
-    f = (T(L(.9) - L(0)) - T(L(.9) - L(.5))) / .5, where L(.9) = 2.1884.
+    """The token is drawn if u is in [0, .5), but u = .9; the rounding scale is 1. With L the bounded log-odds and T the
+    tail of the noise, the honest density is f = (T(L(.9) - L(0)) - T(L(.9) - L(.5))) / .5, where L(.9) = 2.1884.
     """
     place = at_least(1.0)
     mass = float(_beyond(np.array(2.188384)) - _beyond(np.array(2.188384 + log(1001))))
