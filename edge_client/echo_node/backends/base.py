@@ -40,7 +40,7 @@ class EngineSettings:
     """
     stream_s: float = 0.0
     """Seconds of sampling between two reports of unfinished rollouts' tokens and of prepared versions. 0 = no reports:
-    a cancelled rollout then loses all its tokens. Set by the worker.
+    a cancelled rollout then loses all its tokens. The worker sets this value.
     """
 
 

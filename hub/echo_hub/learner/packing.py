@@ -110,7 +110,7 @@ def packed_states(body: Any, input_ids_T: Tensor, position_ids_T: Tensor, rows: 
 def separate_states(body: Any, input_ids_T: Tensor, rows: Rows) -> Tensor:
     """Return the last hidden states [T, H], each row computed separately.
 
-    For models that mix tokens by more than attention.
+    Models that mix tokens by more than attention need this.
     """
     results = [
         body(input_ids=input_ids_T[positions_RL], use_cache=False).last_hidden_state.flatten(0, 1)

@@ -69,7 +69,8 @@ class LearnerSettings(Section):
 
 
 def no_draws() -> NDArray[np.uint64]:
-    """Return an empty array of draws, which means that the draws are unknown."""
+    """Return an empty array for `TrainingRollout.draws`, which means that the random numbers that drew the tokens are
+    unknown."""
     return np.empty((0, 3), np.uint64)
 
 

@@ -232,7 +232,7 @@ def _screened_gradient(
 
 def _screen(findings: ScreenFindings, batch: MicroBatch, logprobs_N: Tensor, distances_N: Tensor) -> Tensor | None:
     """Screen the micro-batch's rollouts, add the results to `findings`, and keep the tokens of groups not left out.
-    Used as a `Keep`.
+    This function serves as a `Keep`.
     """
     lengths = np.bincount(batch.rollouts_N.numpy(force=True), minlength=batch.num_rollouts)
     tokens = screen.ScreenedTokens(
@@ -252,7 +252,7 @@ def _screen(findings: ScreenFindings, batch: MicroBatch, logprobs_N: Tensor, dis
 def _not_left_out(
     findings: ScreenFindings, batch: MicroBatch, logprobs_N: Tensor, distances_N: Tensor
 ) -> Tensor | None:
-    """Keep the tokens of groups that are not left out. Used as a `Keep`."""
+    """Keep the tokens of groups that are not left out. This function serves as a `Keep`."""
     if findings.left_out.isdisjoint(batch.groups):
         return None
     return _only(set(batch.groups) - findings.left_out, batch, logprobs_N, distances_N)

@@ -109,7 +109,7 @@ class Ledger:
             self._out.record(GroupOpened(group_id=group.group_id, seed=group.seed, prompt=group.prompt))
 
     def ask_for(self, group: RolloutGroup) -> None:
-        """Let the indices of a group that was opened with `asked_for` False want leases from now on."""
+        """Offer the rollouts of a group that was opened with `asked_for` False for leasing from now on."""
         group.asked_for = True
         self.wants.note_all(group)
 

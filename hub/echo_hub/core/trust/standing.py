@@ -113,12 +113,12 @@ class Standing:
     taught: Evidence = NO_EVIDENCE
     """Evidence that the node has contributed to the scale of its numerics class since the hub's start."""
     recent: Evidence = NO_EVIDENCE
-    """Evidence of the node's latest tokens: `WINDOW` to 2 · `WINDOW` of them, whatever the verdicts were. Not
-    stored."""
+    """Evidence of the node's latest tokens: `WINDOW` to 2 · `WINDOW` of them, whatever the verdicts were. The database
+    does not store this."""
     grounds: tuple[Grounds, ...] = (_NO_GROUNDS,) * len(NOTHING)
-    """The checks behind each of `sums`. Not stored."""
+    """The checks behind each of `sums`. The database does not store this."""
     usual_rank: UsualRank = field(default_factory=UsualRank)
-    """Mean rank of the rewards of the node's rollouts (`shopping`). Not stored."""
+    """Mean rank of the rewards of the node's rollouts (`shopping`). The database does not store this."""
     kin: frozenset[str] = frozenset()
     """The node's network address and its invite, if known. Nodes that share one of them count as nodes of one owner."""
 
