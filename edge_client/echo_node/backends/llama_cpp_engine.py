@@ -71,7 +71,7 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class LlamaCppPolicy:
-    """See `base.PreparedPolicy`."""
+    """An adapter prepared for llama.cpp (see `base.PreparedPolicy`)."""
 
     llama: LlamaContext
     adapter: Any
@@ -81,7 +81,7 @@ class LlamaCppPolicy:
 
 
 class LlamaCppEngine:
-    """See `base.Engine`."""
+    """An engine that samples with llama.cpp. `base.Engine` describes its methods."""
 
     scores = True
     converted: Path | None = None
