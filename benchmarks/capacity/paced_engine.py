@@ -19,7 +19,7 @@ from echo_node.backends.base import Engine, EngineEvent
 from echo_shared.sampling.interface import FinishedRollout, GroupRequest
 
 TOKEN_S: Final = "ECHO_BENCH_TOKEN_S"
-"""Environment variable: least seconds of a step of the engine."""
+"""Name of the environment variable with the minimum duration of an engine's step, in seconds."""
 
 
 class PacedEngine(WrappedEngine):

@@ -103,8 +103,8 @@ def headline(sent: Sequence[Row], deltas: Sequence[Row], virtual: Sequence[Row],
 
 
 def _wan(far: Sequence[Row]) -> dict[str, float | None]:
-    """Return figures of the emulated network: the worst ones for usual and for larger losses, and the emulator's
-    largest use of processor cores.
+    """Return figures of the emulated network: the worst ratio to the lower bound up to the usual packet loss and above
+    it, the worst delay of small versions, and the emulator's largest use of processor cores.
     """
     middle, small = (list(_of(far, "echo", size, HEADLINE_NODES)) for size in (MIDDLE, SMALL))
     usual = [row["ratio_to_bound"] for row in middle if row["loss"] <= USUAL_LOSS]

@@ -134,7 +134,7 @@ def write_adapter(directory: Path, size_bytes: int, seed: int) -> None:
 
 
 def digest_of(adapter: Path) -> str:
-    """Hash the names and contents of all files. Blocks."""
+    """Hash the names and contents of all files. Blocks the calling thread."""
     found = hashlib.sha256()
     for path in sorted(adapter.iterdir()):
         found.update(path.name.encode())

@@ -150,7 +150,7 @@ def _answer(run: Run, part: str, shape: str, seed: int, limit_s: float, writing:
     """Run the part and write its figures or its error. Return the exit status."""
     try:
         figures = run(part, shape, seed, limit_s)
-    except BaseException as error:  # noqa: BLE001 - The process ends with it.
+    except BaseException as error:  # noqa: BLE001 - This process ends after reporting it.
         sys.excepthook(type(error), error, error.__traceback__)
         figures = {"error": f"{type(error).__name__}: {error}"[:_MOST_SAID]}
     with os.fdopen(writing, "w") as pipe:

@@ -60,7 +60,7 @@ class Amount:
     groups_per_step: int = 64
     """Groups per step, in a run without steps."""
     under_way: int = 0
-    """Rollouts under way: a third each is leased, received and scored. Only in a run without steps."""
+    """Rollouts under way: a third each is leased, received and scored. Used only for a run without steps."""
 
 
 def fill(engine: Engine, amount: Amount, *, seed: int, now: float) -> None:

@@ -79,7 +79,7 @@ class ShortRun:
         )
 
     def asked(self, what: str, count: int) -> list[Asked]:
-        """Make `count` groups. Each text `what` gives other groups."""
+        """Make `count` groups. Their problems and seeds depend on the text `what`."""
         return [self._asked(draws.derive_seed(self._seed, what, number), number) for number in range(count)]
 
     def _asked(self, seed: int, number: int) -> Asked:

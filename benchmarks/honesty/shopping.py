@@ -1,11 +1,11 @@
 """Neighbour shopping: the gain of a node that draws exactly, claims a rounding engine, and chooses among neighbours.
 
-If a token's uniform u lies near an edge of the token's interval, an engine that rounds may draw the neighbouring token.
-A node can exploit that. For every rollout without the best reward it puts the neighbour in the token's place, continues
-from there as leased, and returns the rollout with the higher reward. One token of a rollout is changed, and all claims
-are true; with `claims_round` they are as rough as the claimed class's. `takes` names the chances that the node uses:
-all, half, or "and equals". The last one is all, plus half of the neighbours with an equal reward, which hide the
-others.
+A token's interval is the range of cumulative probability within which the uniform u draws this token. If u lies near an
+edge of the interval, an engine that rounds may draw the neighbouring token. A node can exploit that. For every rollout
+without the best reward it puts the neighbour in the token's place, continues from there as leased, and returns the
+rollout with the higher reward. One token of a rollout is changed, and all claims are true; with `claims_round` they are
+as rough as the claimed class's. `takes` names the chances that the node uses: all, half, or "and equals". The last one
+is all, plus half of the neighbours with an equal reward, which hide the others.
 
 A row has the mean reward with and without shopping. It also has the number of checked rollouts until conviction by the
 hub's own tests (`core.trust.judging`, `core.trust.shopping`) with the hub's measured rounding: the median of `ORDERS`
@@ -43,8 +43,8 @@ from echo_shared.wire.messages import FinishReason
 CLAIMED: Final = ("f32", "bf16", "q8_0", "q4_k_m", "q4_0")
 """Precisions that the node claims."""
 REACHES: Final = (1.0, 2.0, 4.0)
-"""Largest distances of u from an edge of its token's interval at which the neighbouring token is tried, as multiples of
-the scale by which draws of the claimed class are rounded.
+"""Largest distances of u from the edge between two tokens in cumulative probability at which the neighbouring token is
+tried, as multiples of the scale by which draws of the claimed class are rounded.
 """
 LEAST_PROBABILITY: Final = 1e-6
 """Minimum probability of a neighbouring token that is tried in place of the drawn one."""
@@ -71,8 +71,8 @@ def case(precision: str) -> str:
 
 
 def measure(run: ShortRun, examiner: Examiner, precision: str, groups: int) -> list[dict[str, Any]]:
-    """Return rows for each reach (largest distance of u from an edge of its token's interval), with true claims and
-    with claims as rough as those of the claimed class.
+    """Return rows for each reach (largest distance of u from the edge between two tokens at which the node tries the
+    neighbouring token), with true claims and with claims as rough as those of the claimed class.
     """
     asked = run.asked(case(precision), groups)
     policy = Policy.load(run.settings)

@@ -28,7 +28,7 @@ def untrained_step(
     history: History = NO_HISTORY,
     **__: Any,
 ) -> step.StepOutcome:
-    """Replaces `echo_hub.learner.step.screened_step`, and computes no gradient."""
+    """Take the place of `echo_hub.learner.step.screened_step`, and compute no gradient."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     mean_reward = float(np.mean([rollout.reward for rollout in rollouts]))
     turns = [max(1, len(rollout.draws)) for rollout in rollouts]

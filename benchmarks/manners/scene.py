@@ -66,7 +66,7 @@ class Owner:
         return reading
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, because no sensor is open."""
 
 
 @dataclass(frozen=True, slots=True)

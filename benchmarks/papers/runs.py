@@ -118,7 +118,7 @@ Wanted = tuple[Sequence[Case], int]
 
 
 def runs_of(wanted: Wanted) -> list[tuple[Case, int]]:
-    """Return the runs of a table as pairs of a case and the number of a seed."""
+    """Return the runs of a table as pairs of a case and a seed number, which counts from 0 for each case."""
     cases, seeds = wanted
     return [(case, number) for number in range(seeds) for case in cases if number < case.runs(seeds)]
 

@@ -43,7 +43,9 @@ def measure(progress: Progress, *, seed: int) -> list[dict[str, Any]]:
 
 
 def headline(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the headline figure; empty unless both objectives were run."""
+    """Return the benchmark's headline figure: how much less the default objective learns than `BEFORE`. Empty unless
+    both objectives were run.
+    """
     learned = {
         case.name: [row["learned"] for row in rows if row["objective"] == case.name] for case in (BEFORE, DEFAULT)
     }

@@ -191,7 +191,9 @@ def _row(site: Site, case: str, node: RunningNode, ended_at: float) -> dict[str,
 
 
 def _trained(site: Site, begin: float, end: float) -> int:
-    """Count the rollouts of steps that were planned from `begin` to `end`. A step consumes its whole batch."""
+    """Return the number of rollouts in the batches of all steps planned after `begin` and not after `end`, both in
+    seconds since the epoch. A step trains on its whole batch.
+    """
     query = "SELECT coalesce(sum(num_rollouts), 0) FROM steps WHERE planned_at > ? AND planned_at <= ?"
     return int(site.rows(query, begin, end)[0][0])
 

@@ -85,7 +85,7 @@ class About:
         token_rates: Sequence[float] = (),
     ) -> NodeSnapshot:
         """Return the snapshot for the user. `now`: seconds of the node's monotonic clock (`running_s`); `token_rates`:
-        tokens per second in the last spans of time (`TokenHistory.rates`).
+        tokens per second in each of the last periods of ten seconds (`TokenHistory.rates`).
         """
         about: dict[str, Any] = {
             "pid": os.getpid(),

@@ -91,7 +91,7 @@ class _Patient:
 def examine(paths: NodePaths, url: str | None) -> Diagnosis:
     """Examine a node with these files, for the hub at `url` or the last joined hub.
 
-    Blocks for seconds: it imports engines and asks the hub.
+    Blocks the calling thread for seconds: it imports engines and asks the hub.
     """
     findings: list[Finding] = []
     config, hub = NodeConfig.model_construct(), None
@@ -162,8 +162,8 @@ def _missing(one: Possibility, missing: BackendError, *, level: Level) -> Findin
 
 
 def _engine(choice: BackendChoice, failure: str | None, leeway: Leeway, *, config_file: Path) -> Finding:
-    """Return the finding about an engine that was tried. `failure`: its error, None = it works; `leeway`: the step of
-    the cage (sandbox) that its GPU needs.
+    """Return the finding about an engine that was tried. `failure`: its error, None = it works; `leeway`: the narrowest
+    cage (sandbox) in which its GPU works.
     """
     subject = f"{choice.name} on {choice.device}"
     if failure is not None:
@@ -182,7 +182,7 @@ def _engine(choice: BackendChoice, failure: str | None, leeway: Leeway, *, confi
 
 
 def _try(choice: BackendChoice, cage: CageMode, cages: GpuCages) -> tuple[str | None, Leeway]:
-    """Load the engine's library for this device. Return the error or None, and the step of the cage (`Leeway`)."""
+    """Load the engine's library for this device. Return the error or None, and the cage (sandbox) used."""
     fit = cages.find(choice, cage)
     if fit.failure:
         return fit.failure, fit.leeway
@@ -280,7 +280,9 @@ def _said(error: EchoError) -> str:
 
 
 def cage_lines() -> Iterator[str]:
-    """Yield, for each engine on a GPU, the working step of its cage and the calls that narrower steps refuse."""
+    """Yield, for each engine on a GPU, the narrowest cage (sandbox) in which it works, and the calls that narrower
+    cages refuse.
+    """
     if sys.platform != "linux":
         yield "Only Linux has a cage with steps."
         return

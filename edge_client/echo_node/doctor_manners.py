@@ -23,7 +23,9 @@ from echo_shared.errors import ConnectError
 def examine_manners(
     paths: NodePaths, config: NodeConfig, *, on_gpu: bool, sensors: Sensors | None = None
 ) -> Iterator[Finding]:
-    """Yield findings. `on_gpu`: the engine would use a GPU. `sensors`: None = this machine's. Blocks for a second."""
+    """Yield findings. `on_gpu`: the engine would use a GPU. `sensors`: None = this machine's. Blocks the calling thread
+    for a second.
+    """
     found = sensors or MachineSensors(paths.data_dir)
     try:
         yield from _sensors(found.read(_with_every_sensor(config.manners), engines=(), on_gpu=True))

@@ -82,7 +82,9 @@ class MachineWatch:
 
 
 def own_addresses() -> frozenset[str]:
-    """Return the addresses of all interfaces, including loopback. Blocks for a fraction of a millisecond."""
+    """Return the addresses of all interfaces, including loopback. Blocks the calling thread for a fraction of a
+    millisecond.
+    """
     return frozenset(
         address.address.partition("%")[0]
         for addresses in psutil.net_if_addrs().values()

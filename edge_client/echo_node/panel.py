@@ -72,7 +72,7 @@ class NodeSnapshot:
     """Rollouts finished since the start. `drawn_tokens` counts the tokens of all rollouts."""
     drawn_tokens: int = 0
     token_rates: Sequence[float] = ()
-    """Tokens per second in each of the last ten-second spans, oldest first."""
+    """Tokens per second in each of the last periods of ten seconds, oldest first."""
     arrived_by: str = ""
     """Transport by which `policy_version` came, in words."""
     since_start: Mapping[str, int] = field(default_factory=dict)

@@ -205,7 +205,7 @@ def _table(annotation: Any) -> type[BaseModel] | None:
 
 
 def _check_engine(config: NodeConfig) -> None:
-    """Raise BackendError for an engine that cannot run here. Blocks for some tenths of a second."""
+    """Raise BackendError for an engine that cannot run here. Blocks the calling thread for some tenths of a second."""
     from echo_node.backends import registry  # Import here: the registry imports the engines' libraries.
     from echo_node.host import hardware
 

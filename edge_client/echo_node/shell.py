@@ -74,7 +74,9 @@ class RunParts:
 
 
 class RunShell:
-    """The shell of the current run. Call `open`, then `handle` for each event, then `close`."""
+    """The shell (I/O) around the node's core, for the current run. Call `open`, then `handle` for each event, then
+    `close`.
+    """
 
     def __init__(self, parts: RunParts) -> None:
         self._parts = parts

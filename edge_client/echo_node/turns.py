@@ -35,7 +35,7 @@ _IDLE: Final = ("connecting", "waiting")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paces:
-    """Intervals of the turns, in seconds."""
+    """Lengths of turns and waits, in seconds."""
 
     turn_s: float = TURN_S
     idle_s: float = IDLE_S

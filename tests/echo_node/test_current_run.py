@@ -41,7 +41,9 @@ class Run(CurrentRun):
 
 
 class Place:
-    """A directory in which shells are opened; opening fails once for each entry of `failures`."""
+    """A node's directory in which its shell (the node's I/O) is opened for a run. Opening fails once for each entry of
+    `failures`.
+    """
 
     def __init__(self, hub: Any, swarm: Swarm, directory: Path) -> None:
         self.hub = hub

@@ -86,7 +86,7 @@ async def test_only_the_code_opens(site: Any) -> None:
 
 
 class Elsewhere:
-    """The same site with another directory, and so with another code."""
+    """The test's site, but with another data directory, so that a helper here makes another pairing code."""
 
     def __init__(self, site: Any) -> None:
         self.root = site.root / "elsewhere"

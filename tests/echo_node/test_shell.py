@@ -75,7 +75,9 @@ class IdleEngine:
 
 
 class Site:
-    """A shell whose events the test handles one by one. The site also acts as the shell's client and engine maker."""
+    """A node's shell (its I/O), whose events the test handles one by one. The site also acts as the shell's client and
+    engine maker.
+    """
 
     def __init__(self, hub: Any, swarm: Swarm, directory: Path) -> None:
         self.hub = hub
@@ -138,7 +140,9 @@ class Site:
 
 @pytest.fixture
 async def site(hub: Any, tmp_path: Path) -> AsyncIterator[Site]:
-    """Yield a shell that has been welcomed and has the base."""
+    """Yield a site whose shell (the part of the node that does its I/O) has handled the hub's Welcome message and
+    fetched the base model.
+    """
     swarm = await open_swarm(SwarmSettings(listen_host="127.0.0.1"))
     site = Site(hub, swarm, tmp_path)
     await site.shell.open(0)

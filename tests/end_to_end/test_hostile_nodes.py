@@ -120,12 +120,16 @@ NO_SPANS: Final = (
     *(spans((-1, 4)), spans((2**31, 4)), spans(("x", 4)), spans((None, 4))),
     *(spans((0, 1)) * 65, spans((0, 1)) * 50_000, {}, 4, [[0, 4]]),
 )
-"""Version spans that make a message invalid, so that the hub closes the connection."""
+"""Values of a rollout's version spans (version, number of tokens) that make the message invalid, so that the hub closes
+the connection.
+"""
 FALSE_SPANS: Final = (
     *(spans((0, 3)), spans((0, 5)), spans((0, 2), (0, 2)), spans((1, 2), (0, 2)), spans((0, 2), (1, 2))),
     *(spans((1, 4)), spans((2**31 - 1, 4)), spans((0, 131_072)) * 64),
 )
-"""Well-formed version spans that cannot be true: the rollout has four tokens, and there is only version 0."""
+"""Well-formed version spans (version, number of tokens) that cannot be true: the rollout has four tokens, and there is
+only version 0.
+"""
 
 
 async def test_false_claims_cost_their_own_rollouts_alone(tmp_path: Path) -> None:

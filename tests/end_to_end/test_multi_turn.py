@@ -54,8 +54,8 @@ def consumed(database: sqlite3.Connection) -> list[tuple[Any, ...]]:
 
 
 def check_trained_tokens(run: Path) -> None:
-    """Check of step 1: the base gives sampled tokens the log-probabilities that the node claimed, and all other tokens
-    are masked.
+    """Check the batch of step 1: the base gives sampled tokens the log-probabilities that the node claimed, and all
+    other tokens are masked.
     """
     import torch
     from transformers import AutoModelForCausalLM

@@ -55,7 +55,8 @@ def check_books(view: dict[str, Any], database: sqlite3.Connection) -> None:
 
 
 async def check_figures(run: Path, *versions: int) -> None:
-    """Check that the figures equal those of `echo-hub eval`, for which the learner samples."""
+    """Check that accuracy, mean reward and the other figures of evaluations by nodes equal those of `echo-hub eval`, in
+    which the learner samples the completions of the same versions."""
     config = load_config(run / "config.toml", {})
     found = measured(run)
     by_nodes = [one for version in versions for one in found[version]]

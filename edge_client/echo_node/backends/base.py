@@ -40,7 +40,7 @@ class EngineSettings:
     """
     stream_s: float = 0.0
     """Seconds of sampling between two reports of unfinished rollouts' tokens and of prepared versions. 0 = no reports:
-    a cancelled rollout then loses all its tokens. Set by the worker.
+    a cancelled rollout then loses all its tokens. The worker sets this value.
     """
 
 
@@ -128,7 +128,8 @@ class Engine(Protocol):
         """
 
     def score(self, ids: NDArray[np.int32], first: int, temperature: float) -> Intervals:
-        """Compute the interval of each token of `ids[first:]` in the cumulative distribution, under the current policy.
+        """Compute, for each token of `ids[first:]`, the interval of cumulative probability that draws it under the
+        current policy.
 
         Requires `first` >= 1 and no running `sample`. Raises BackendError; the engine stays usable, whatever the code.
         """

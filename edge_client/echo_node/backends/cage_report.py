@@ -50,8 +50,8 @@ class Tried:
 
 
 def report(choice: BackendChoice, starts: Mapping[str, Sequence[str]] = STARTS) -> Iterator[str]:
-    """Yield text lines, a block for each step of the cage (sandbox), from narrow to wide. The last block is that of the
-    first step in which the engine starts.
+    """Yield text lines, a block for each cage (sandbox) tried, from narrow to wide. The last block is that of the first
+    cage in which the engine starts.
     """
     yield f"{choice.name} on {choice.device}:"
     for step in LEEWAYS:
@@ -66,7 +66,9 @@ def report(choice: BackendChoice, starts: Mapping[str, Sequence[str]] = STARTS) 
 
 
 def try_step(choice: BackendChoice, step: Leeway, code: str) -> Tried:
-    """Run `code`, which starts an engine, in the cage of this step. Blocks for seconds."""
+    """Run `code`, which starts an engine, in the cage (sandbox) that `step` describes. Blocks the calling thread for
+    seconds.
+    """
     with tempfile.TemporaryDirectory(prefix="echo-cage-", ignore_cleanup_errors=True) as scratch:
         arguments = [choice.name, choice.device, step.name, scratch]
         child = subprocess.Popen(
@@ -143,8 +145,8 @@ def _enter(backend: str, device: str, step: Leeway, scratch: str) -> None:
 
 
 def _watched(backend: str, device: str, name: str, scratch: str, code: str) -> None:
-    """Enter the cage: its file rules, and in place of its filter of system calls one that reports refused calls to the
-    parent. Then run the code.
+    """Enter the cage (sandbox): its file rules, and in place of its filter of system calls one that reports refused
+    calls to the parent process. Then run `code`.
     """
     step = BY_NAME[name]
     _enter(backend, device, replace(step, call_filter=False), scratch)

@@ -54,7 +54,7 @@ class CageTerms:
     directory.
     """
     leeway: Leeway = SEALED
-    """Step of the cage that this machine's GPU driver needs, found by `gpu_cage`."""
+    """The narrowest cage (sandbox) in which this machine's GPU driver works, found by `gpu_cage`."""
 
     def to_frame(self) -> dict[str, Any]:
         policies = None if self.policies is None else str(self.policies)

@@ -34,10 +34,11 @@ log = logging.getLogger(__name__)
 GPU_UNUSABLE: Final = "gpu_unusable"
 """Code of the BackendError for a GPU that does not start."""
 RULES: Final = 1
-"""Version of the cage's rules, part of the cache key. A new version invalidates all cached steps."""
+"""Version of the rules of all cages (sandboxes), part of the cache key. A new version invalidates all cached results.
+"""
 KEPT_S: Final = 7 * 86_400.0
-"""Seconds for which a cached step of the cage (sandbox) is valid if the step lacks a protection. A later search may
-find a narrower step.
+"""Seconds for which a cached sandbox (`Leeway`) is valid if it lacks a protection. A later search may find a narrower
+one.
 """
 STARTS: Final[Mapping[str, Sequence[str]]] = {
     "torch": (
@@ -60,7 +61,7 @@ Probe = Callable[[str], str | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """Step of the cage (sandbox) that an engine needs to start on this machine's GPU."""
+    """Narrowest sandbox in which an engine starts on this machine's GPU."""
 
     leeway: Leeway
     failure: str = ""
@@ -82,8 +83,8 @@ def _probe(code: str) -> str | None:
 
 
 class GpuCages:
-    """Cache, in a file of the data directory, of the step of the cage (sandbox) that each engine needs. Calls block.
-    Disk errors are only logged.
+    """Finds, and caches in a file of the data directory, the narrowest sandbox (`Leeway`) in which each engine starts
+    on this machine's GPU. All methods block the calling thread. Disk errors are only logged.
     """
 
     def __init__(self, file: Path, *, starts: Mapping[str, Sequence[str]] = STARTS, probe: Probe = _probe) -> None:
@@ -104,8 +105,8 @@ class GpuCages:
         return CageTerms(mode=mode, policies=policies, leeway=fit.leeway)
 
     def find(self, choice: BackendChoice, mode: CageMode) -> Fit:
-        """Return the narrowest step of the cage at which the engine starts. Without a cached result this takes seconds
-        per step.
+        """Return the narrowest cage (sandbox) of `LEEWAYS` in which the engine starts. Without a cached result this
+        takes seconds for each cage tried.
         """
         has_steps = sys.platform == "linux" and choice.device != "cpu" and choice.name in self._starts
         if mode == "off" or not has_steps or choice.name in UNCAGED:
@@ -126,8 +127,8 @@ class GpuCages:
         return Fit(leeway=step)
 
     def _first(self, choice: BackendChoice, code: str, place: int) -> int | str:
-        """Return the index of the first step of the cage, from index `place` on, at which the engine starts; or the
-        error text if the GPU fails even without a cage.
+        """Return the index in `LEEWAYS` of the first cage (sandbox), from index `place` on, in which the engine starts;
+        or the error text if the GPU fails even without a cage.
         """
         if self._try(choice, code, LEEWAYS[place]) is None:
             return place
@@ -137,7 +138,7 @@ class GpuCages:
         return next((at for at in range(place + 1, last) if self._try(choice, code, LEEWAYS[at]) is None), last)
 
     def _try(self, choice: BackendChoice, code: str, step: Leeway) -> str | None:
-        """Run the code in the cage of this step. Return its error, or None."""
+        """Run `code` in the cage (sandbox) that `step` describes. Return the error text, or None if it succeeds."""
         with tempfile.TemporaryDirectory(prefix="echo-gpu-cage-", ignore_cleanup_errors=True) as scratch:
             arguments = f"{choice.name!r}, {choice.device!r}, {scratch!r}, 'auto', {step.name!r}"
             enter = f"from echo_node.backends.caging import cage_trial; cage_trial({arguments})"

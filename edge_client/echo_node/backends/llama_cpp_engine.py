@@ -71,7 +71,7 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class LlamaCppPolicy:
-    """See `base.PreparedPolicy`."""
+    """An adapter prepared for llama.cpp (see `base.PreparedPolicy`)."""
 
     llama: LlamaContext
     adapter: Any
@@ -81,7 +81,7 @@ class LlamaCppPolicy:
 
 
 class LlamaCppEngine:
-    """See `base.Engine`."""
+    """An engine that samples with llama.cpp. `base.Engine` describes its methods."""
 
     scores = True
     converted: Path | None = None
@@ -323,7 +323,9 @@ class LlamaCppEngine:
         return len(piece)
 
     def _start_rows(self, group: _Group, first_logits: NDArray[np.float32], events: list[EngineEvent]) -> None:
-        """Give free slots to the group's pending rollouts, the home first, and draw their first tokens."""
+        """Give free slots to the group's pending rollouts, first the home (the slot that holds the group's prompt), and
+        draw their first tokens.
+        """
         request = group.request
         self._free.sort(key=lambda slot: slot != group.home)
         count = min(len(group.pending), len(self._free))

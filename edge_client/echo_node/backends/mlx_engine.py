@@ -56,7 +56,7 @@ class _Group:
 
 
 class MlxEngine:
-    """See `base.Engine`."""
+    """An engine that samples with MLX. `base.Engine` describes its methods."""
 
     scores = True
     converted: Path | None = None

@@ -100,7 +100,7 @@ class EngineChild:
         self.scores = False
         """True if the engine can recompute completions (`score`)."""
         self.converted: Path | None = None
-        """See `base.Engine`."""
+        """File with converted weights that the engine reads; None: it reads the base model's own files."""
         self.held = Held(by=())
         """Protections of the engine's cage (sandbox) that are in force."""
         self._child = child

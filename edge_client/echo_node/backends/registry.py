@@ -274,7 +274,7 @@ def packages(name: str) -> tuple[str, ...]:
 
 
 def reinstall(name: str) -> str:
-    """Return the command that reinstalls the backend's packages. Blocks for some tenths of a second."""
+    """Return the command that reinstalls the backend's packages. Blocks the calling thread for tenths of a second."""
     distributions = [found for package in packages(name) for found in _distributions().get(package, [package])]
     return f"{sys.executable} -m pip install --force-reinstall --no-deps {' '.join(sorted(set(distributions)))}"
 

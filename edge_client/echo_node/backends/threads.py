@@ -102,9 +102,9 @@ class Threads:
     def _try_another(self, now: _Window) -> None:
         """Start a trial of fewer threads if some threads wait for a core, else of more threads."""
         lacks = now.cores < now.threads - _SLACK
-        if (
-            lacks and self._rejected_at
-        ):  # Fewer threads were slower although the cores were not all used: the model is parallel only in part.
+        # An earlier trial of fewer threads was slower although some cores were unused, because this model's computation
+        # is only partly parallel. So try fewer again only if the threads use even fewer cores than before that trial.
+        if lacks and self._rejected_at:
             lacks = now.cores < self._rejected_at - _SLACK
         if lacks and now.threads > 1:
             self._before, self.count = now, max(1, int(now.cores + _SLACK))

@@ -61,7 +61,7 @@ class TorchPolicy:
 
 
 class TorchEngine:
-    """See `base.Engine`."""
+    """An engine that samples with PyTorch. `base.Engine` describes its methods."""
 
     scores = True
     converted: Path | None = None

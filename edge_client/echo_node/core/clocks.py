@@ -1,7 +1,7 @@
 """Detects from clocks that the machine slept or stood still, or that its time of day is wrong.
 
-Intervals use a clock that nobody sets and that counts sleep. Only the owner's pauses and working hours use the time of
-day, which is therefore compared with the hub's.
+Elapsed time is measured by a clock that nobody sets and that counts sleep. Only the owner's pauses and working hours
+use the time of day, which is therefore compared with the hub's.
 """
 
 from __future__ import annotations

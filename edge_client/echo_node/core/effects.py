@@ -13,7 +13,9 @@ from echo_shared.wire.messages import ArtefactOffer, FromNode, Receipt, Rollout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchArtefact:
-    """Start a fetch. The shell answers with ArtefactReady or FetchFailed. `policy_version` None = the base model."""
+    """Start a fetch. The shell (the node's I/O) answers with ArtefactReady or FetchFailed. `policy_version` None = the
+    base model.
+    """
 
     policy_version: int | None
     offer: ArtefactOffer
@@ -21,7 +23,7 @@ class FetchArtefact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbandonFetch:
-    """Stop the fetch of this version and delete its files. The shell does not answer."""
+    """Stop the fetch of this version and delete its files. The shell (the node's I/O) does not answer."""
 
     policy_version: int
 
@@ -35,7 +37,7 @@ class RemoveArtefact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartEngine:
-    """Start the engine's process after a wait. The shell answers with EngineReady or EngineLost."""
+    """Start the engine's process after a wait. The shell (the node's I/O) answers with EngineReady or EngineLost."""
 
     after_s: float
     max_width: int = 0
@@ -54,7 +56,9 @@ class ResumeEngine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndEngine:
-    """End the engine's process at once, in any state. The shell answers with EngineLost, whose cause is `stopped`."""
+    """End the engine's process at once, in any state. The shell (the node's I/O) answers with EngineLost, whose cause
+    is `stopped`.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,15 +79,15 @@ class DropPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitGroup:
-    """Sample a group. The shell answers with RolloutsFinished for each index, or with GroupFailed."""
+    """Sample a group. The shell (the node's I/O) answers with RolloutsFinished for each index, or with GroupFailed."""
 
     request: GroupRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelLease:
-    """Stop sampling for this lease. The shell answers with LeaseCancelled after all tokens of the lease. The lease may
-    be submitted again.
+    """Stop sampling for this lease. The shell (the node's I/O) answers with LeaseCancelled after all tokens of the
+    lease. The lease may be submitted again.
     """
 
     lease_id: int
@@ -91,7 +95,9 @@ class CancelLease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreCompletion:
-    """Recompute a completion of another node when the engine has time. The shell answers with CompletionScored."""
+    """Recompute a completion of another node when the engine has time. The shell (the node's I/O) answers with
+    CompletionScored.
+    """
 
     request: ScoreRequest
 
@@ -113,7 +119,7 @@ class ForgetLease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpoolRollout:
-    """Store a finished rollout on disk. The shell answers with Spooled."""
+    """Store a finished rollout on disk. The shell (the node's I/O) answers with Spooled."""
 
     rollout: Rollout
 

@@ -153,7 +153,9 @@ class Spooled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpoolFailed:
-    """Writing to the spool (the node's store of rollouts) failed. The shell keeps the data and retries."""
+    """Writing to the spool (the node's store of rollouts) failed. The shell (the node's I/O) keeps the data and
+    retries.
+    """
 
     what: str
 
@@ -164,7 +166,7 @@ class Holding:
 
     holds: tuple[Hold, ...]
     keep_memory_s: float
-    """See `MannersConfig`."""
+    """Seconds for which a paused engine keeps its model in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

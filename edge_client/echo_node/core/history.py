@@ -8,15 +8,13 @@ from typing import Final
 
 SPAN_S: Final = 10.0
 LATELY: Final = 6
-"""Number of spans of `SPAN_S` seconds in one minute."""
+"""Number of periods of `SPAN_S` seconds in one minute."""
 KEPT: Final = 30
-"""Number of spans of `SPAN_S` seconds in five minutes."""
+"""Number of periods of `SPAN_S` seconds in five minutes."""
 
 
 def lately(rates: Sequence[float]) -> float | None:
-    """Return the mean of `TokenHistory.rates` over the last minute, in tokens per second; None before the first full
-    span.
-    """
+    """Return the mean of `TokenHistory.rates` over the last minute, in tokens per second; None without rates."""
     newest = rates[-LATELY:]
     return sum(newest) / len(newest) if newest else None
 
@@ -27,17 +25,19 @@ class TokenHistory:
     def __init__(self) -> None:
         self._done: deque[float] = deque(maxlen=KEPT)
         self._began: float | None = None
-        """Start of the current span; None before the first `note`."""
+        """Start of the current period of `SPAN_S` seconds; None before the first `note`."""
         self._count = 0
-        """Token count at the start of the current span."""
+        """Token count at the start of the current period."""
 
     @property
     def rates(self) -> tuple[float, ...]:
-        """Tokens per second in each of the last `KEPT` full spans, oldest first."""
+        """Tokens per second in each of the last `KEPT` complete periods of `SPAN_S` seconds, oldest first."""
         return tuple(self._done)
 
     def note(self, count: int, now: float) -> None:
-        """Record the token count at `now`, which must never decrease. Spans without a call share one average rate."""
+        """Record the token count at `now`, which must never decrease. Periods of `SPAN_S` seconds without a call share
+        one average rate.
+        """
         if self._began is None:
             self._began, self._count = now, count
             return

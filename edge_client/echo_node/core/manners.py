@@ -42,7 +42,9 @@ class MannersConfig(BaseModel):
     times.
     """
     cpu: Literal["idle", "always"] = "always"
-    """The same for the processor, if the engine runs on it."""
+    """For an engine on the processor. idle: use the processor only while its owner is away; always: use it at all
+    times.
+    """
     idle_after_s: Annotated[float, Field(ge=0, le=86_400)] = 180.0
     """Seconds without keyboard and mouse after which the owner counts as away."""
     on_battery: bool = False
@@ -56,8 +58,8 @@ class MannersConfig(BaseModel):
     others_gpu: Share = 0.25
     """Share of the GPU that other programs may use before the node stops using it; 1 = all of it."""
     others_cpu: Share = 1.0
-    """The same for the processor, without counting programs of low priority. 1 = no limit: the node's own low priority
-    suffices.
+    """Share of the processor that other programs, except those of low priority, may use before the node stops using it.
+    1 = no limit: the node's own low priority suffices.
     """
     priority: Literal["lowest", "low", "normal"] = "lowest"
     """Priority of the engine among this machine's programs, for processor and disk."""

@@ -1,7 +1,7 @@
 """Weekly working hours, such as "mon-fri 22:00-07:00". Several texts form a union.
 
-A span belongs to the day on which it begins: fri 22:00-07:00 ends on Saturday morning. Without days it applies every
-day; without hours it is the whole day.
+Working hours belong to the day on which they begin: fri 22:00-07:00 ends on Saturday morning. A text without days
+applies every day; a text without hours applies all day.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SPAN: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Spans as (start, length) in minutes; the start counts from Monday 00:00 local time. No spans = at all times."""
+    """Working hours as (start, length) in minutes; the start counts from Monday 00:00 local time. Empty: always."""
 
     spans: tuple[tuple[int, int], ...] = ()
 
@@ -40,7 +40,7 @@ class Schedule:
         return not self.spans or any(_since(begin, local) < length for begin, length in self.spans)
 
     def next_begin(self, local: datetime) -> str:
-        """Return the start of the next span, such as "tue 22:00"; empty without spans."""
+        """Return when working hours begin next, such as "tue 22:00"; empty if the node may work at all times."""
         if not self.spans:
             return ""
         waits = [(WEEK_MIN - _since(begin, local), begin) for begin, _ in self.spans]
@@ -49,7 +49,9 @@ class Schedule:
 
 
 def _since(begin: int, local: datetime) -> int:
-    """Return the whole minutes since the last start of the span, in [0, WEEK_MIN)."""
+    """Return the whole minutes since working hours that begin at minute `begin` of the week last began, in [0,
+    WEEK_MIN).
+    """
     minute = local.weekday() * DAY_MIN + local.hour * 60 + local.minute
     return (minute - begin) % WEEK_MIN
 

@@ -70,7 +70,7 @@ class Known:
     is_held: bool = False
     """True while the node pauses for its owner."""
     now: float
-    """Time of the decision, in seconds since the epoch."""
+    """Present time, in seconds since the epoch."""
 
 
 class Why(StrEnum):

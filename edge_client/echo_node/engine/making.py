@@ -35,7 +35,9 @@ class EngineMaker:
         self._inbox = inbox
 
     def look(self) -> tuple[Hardware, BackendChoice]:
-        """Return the hardware and the best engine for it. Blocks. Raises BackendError if no engine is usable."""
+        """Return the hardware and the best engine for it. Blocks the calling thread. Raises BackendError if no engine
+        is usable.
+        """
         found, config, run_id = hardware.detect(), self.config, self.run_id
         content = None if run_id is None else content_here(self._paths.base(run_id))
         book = SpeedBook(self._paths.speeds)

@@ -108,7 +108,9 @@ _Entries = TypeAdapter(dict[str, Speeds])
 
 
 class SpeedBook:
-    """Measured speeds of engines, in a file of one data directory. Calls block. Write errors are only logged."""
+    """Measured speeds of engines, in a file of one data directory. All methods block the calling thread. Write errors
+    are only logged.
+    """
 
     def __init__(self, file: Path) -> None:
         self._file = file

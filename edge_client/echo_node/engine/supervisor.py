@@ -119,7 +119,9 @@ def place_of(choice: BackendChoice, hardware: Hardware, base_content: str) -> En
 def measured(
     book: SpeedBook, hardware: Hardware, base_content: str, settings: EngineSettings
 ) -> dict[tuple[str, str], Speeds]:
-    """Return the measured speeds of each usable engine on this base model, by backend and device. Blocks."""
+    """Return the measured speeds of each usable engine on this base model, by backend and device. Blocks the calling
+    thread.
+    """
     usable = [possible.choice for possible in registry.survey(hardware) if possible.missing is None]
     found = [(choice, book.find(place_of(choice, hardware, base_content), settings)) for choice in usable]
     return {(choice.name, choice.device): speeds for choice, speeds in found if speeds is not None}
@@ -128,7 +130,8 @@ def measured(
 def chosen(
     book: SpeedBook, hardware: Hardware, base_content: str | None, settings: EngineSettings, wanted: str
 ) -> BackendChoice:
-    """Return the best engine for this machine, by measurements on the base model if there are any. Blocks.
+    """Return the best engine for this machine, by measurements on the base model if there are any. Blocks the calling
+    thread.
 
     Raises BackendError if no engine is usable.
     """

@@ -54,8 +54,8 @@ class _Marker(BaseModel):
 
 
 def read_marker(directory: Path, *, hash_again: bool = False) -> OnDisk | None:
-    """Return the artefact if it is verified and unchanged, else None. `hash_again`: hash all its files
-    again. Blocks.
+    """Return the artefact if it is verified and unchanged, else None. `hash_again`: hash all its files again. Blocks
+    the calling thread.
     """
     marker = _read(directory)
     if marker is None:

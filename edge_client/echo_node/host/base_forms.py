@@ -37,7 +37,7 @@ _EXACT_BYTES: Final = 128 * 2**20
 
 
 def keep_one_form(base_dir: Path, derived_dir: Path, converted: Path | None) -> None:
-    """Delete all files of the base model that the running engine does not read. Blocks.
+    """Delete all files of the base model that the running engine does not read. Blocks the calling thread.
 
     `converted`: file in `derived_dir` that replaces the weights for this engine, or None. A base model without a marker
     keeps its weights. Raises StorageError; even then, the files that the engine reads are complete.
@@ -58,7 +58,7 @@ def keep_one_form(base_dir: Path, derived_dir: Path, converted: Path | None) -> 
 def drop_replaced(base_dir: Path) -> bool:
     """Return True if a converted file replaces the weights. Weights that a killed node left are then deleted.
 
-    Blocks. Raises StorageError.
+    Blocks the calling thread. Raises StorageError.
     """
     if not stands_in(base_dir):
         return False
@@ -72,7 +72,7 @@ def want_weights(base_dir: Path) -> bool:
     """Return True if a converted file replaces the weights. The base model's marker is then deleted, so that the next
     fetch downloads the whole base model.
 
-    Blocks. Raises StorageError.
+    Blocks the calling thread. Raises StorageError.
     """
     if not stands_in(base_dir):
         return False

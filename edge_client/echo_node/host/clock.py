@@ -1,4 +1,4 @@
-"""The node's clock for intervals."""
+"""The node's clock for measuring how much time has passed."""
 
 from __future__ import annotations
 

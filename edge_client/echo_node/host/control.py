@@ -50,13 +50,13 @@ class Page(Protocol):
         """Tell the page its own address."""
 
     def owns(self, request: Request) -> bool:
-        """Return True if the request is for the page."""
+        """Return True if the request is for the status page."""
 
     def respond(self, request: Request) -> Response | None:
-        """Answer a request for the page; None turns it into a websocket."""
+        """Answer a request for the status page; None turns it into a websocket."""
 
     async def converse(self, connection: ServerConnection) -> None:
-        """Serve the page's websocket until it is closed."""
+        """Serve the status page's websocket until it is closed."""
 
 
 @asynccontextmanager

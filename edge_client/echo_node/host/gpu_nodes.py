@@ -24,7 +24,9 @@ _PATIENCE_S: Final = 30.0
 
 
 def make_nodes() -> None:
-    """Create the files. Blocks for seconds. A failure is only logged; CUDA then reports the missing file itself."""
+    """Create the files. Blocks the calling thread for seconds. A failure is only logged; CUDA then reports the missing
+    file itself.
+    """
     program = shutil.which(_PROGRAM, path=_PATH)
     if not _DRIVER.exists() or _NODE.exists() or program is None:
         return

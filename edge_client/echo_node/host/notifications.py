@@ -21,7 +21,7 @@ MOST_SHOWN: Final = 500
 
 
 def notify(notice: Notice) -> bool:
-    """Show a notification. Return False if no service shows it. Blocks for at most two seconds."""
+    """Show a notification. Return False if no service shows it. Blocks the calling thread for at most two seconds."""
     if sys.platform != "linux":
         return False
     bus = Bus("SESSION")

@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 
 class TroubleLog:
-    """Log of troubles: each is logged when it begins and when it ends. For the event loop's thread only."""
+    """Log of troubles: each is logged when it begins and when it ends. Use it only on the event loop's thread."""
 
     def __init__(self) -> None:
         self._troubles = Troubles()

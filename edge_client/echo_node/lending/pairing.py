@@ -53,7 +53,7 @@ class Code:
         return base64.urlsafe_b64encode(self.fingerprint + self.secret).decode().rstrip("=")
 
     def is_of(self, certificate: bytes) -> bool:
-        """Return True if the code belongs to this DER certificate."""
+        """Return True if this pairing code holds the fingerprint of this DER certificate."""
         return hmac.compare_digest(_fingerprint(certificate), self.fingerprint)
 
 

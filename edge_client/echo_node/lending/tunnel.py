@@ -69,7 +69,7 @@ class TunnelAnswer(_Line):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lent:
-    """A device server on loopback."""
+    """A helper's device server (llama.cpp's RPC server), which listens at a loopback port."""
 
     port: int
     release: str

@@ -1,7 +1,7 @@
 """Asks a hub over HTTP for its records of this node's work, even while the node is not connected.
 
 The node proves its identity as for a websocket (`echo_shared.wire.credentials`), and the hub proves that it holds its
-pinned key. Calls block.
+pinned key. All functions block the calling thread.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class Carriers:
         self._info_hashes: dict[str, bytes] = {}
         """Info-hashes of the carriers that arrive or are served."""
         self._served: dict[str, int] = {}
-        """Policy versions of the carriers that this node has used (`settle`) and keeps for other nodes."""
+        """Policy versions of the carriers that this node no longer needs (see `settle`) and keeps for other nodes."""
         self._unwanted: frozenset[bytes] = frozenset()
         """Info-hashes of carriers that no other node needs, as the hub said last. A carrier whose fetch has begun since
         is left out.
@@ -99,7 +99,7 @@ class Carriers:
 
     def delete_leftovers(self, of_run: re.Pattern[str], keep: Iterable[str]) -> None:
         """Delete carriers (encrypted files) that an earlier process left, except those of the artefacts in `keep`.
-        Blocks.
+        Blocks the calling thread.
         """
         kept = set(keep)
         for path in self.directory.glob("*"):

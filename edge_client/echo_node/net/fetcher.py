@@ -76,7 +76,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
-    """One artefact to fetch: offer, manifest, and layout of the carrier's torrent."""
+    """One artefact to fetch: offer, manifest, and the torrent layout of its carrier (encrypted files)."""
 
     offer: ArtefactOffer
     manifest: Manifest
@@ -350,7 +350,7 @@ class Fetcher:
         await self._carriers.stop_serving()
 
     async def unwanted(self, info_hashes: Iterable[bytes]) -> None:
-        """Stop serving these carriers, which no node fetches any more, and delete them."""
+        """Stop serving these carriers (encrypted files), which no node fetches any more, and delete them."""
         await self._carriers.unwanted(info_hashes)
 
     async def abandon(self, policy_version: int) -> None:
@@ -365,7 +365,7 @@ class Fetcher:
         await asyncio.to_thread(try_to_delete, self.directory(policy_version))
 
     def take_up(self, newest_version: int) -> dict[int, OnDisk]:
-        """Return this run's newest verified versions from before a restart. Blocks.
+        """Return this run's newest verified versions from before a restart. Blocks the calling thread.
 
         All other versions are deleted, as far as the disk allows. So are all carriers except those of the newest
         version and of an incomplete base model, whose fetch can resume.
@@ -419,7 +419,7 @@ def _make(
     manifest: Manifest, source: Path | ArrivingFile, directory: Path, key: bytes, parent: Path | None
 ) -> Mapping[str, str]:
     """Write the artefact's files, and return their hashes, computed while writing. `source`: see `Fetcher._unpack`.
-    Blocks.
+    Blocks the calling thread.
     """
     if not isinstance(source, Path):
         return _decode(manifest, source, directory, key, parent)
@@ -433,7 +433,7 @@ def _make(
 def _make_verified(
     manifest: Manifest, source: Path | ArrivingFile, directory: Path, key: bytes, parent: Path | None
 ) -> None:
-    """Write the artefact's files and verify their hashes. Blocks.
+    """Write the artefact's files and verify their hashes. Blocks the calling thread.
 
     Raises SwarmError with the code `UNREADABLE`, or StorageError; `directory` is then deleted.
     """
@@ -457,7 +457,9 @@ def _unreadable(manifest: Manifest, got: str) -> SwarmError:
 
 
 def _read_from_memory(address: SharedMemory, manifest: Manifest, directory: Path) -> bool:
-    """Read the artefact into `directory`. Return True if it is complete and has the signed hashes. Blocks."""
+    """Read the artefact into `directory`. Return True if it is complete and has the signed hashes. Blocks the calling
+    thread.
+    """
     try:
         shared_memory.read(address, manifest, directory)
         hashed_files.verify_files(manifest, directory)

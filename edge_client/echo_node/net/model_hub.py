@@ -17,7 +17,8 @@ from echo_shared.errors import SwarmError
 
 
 def download(manifest: Manifest, directory: Path, on_bytes: Callable[[int], None]) -> None:
-    """Download the manifest's files into `directory`. Complete files of an earlier call stay. Blocks.
+    """Download the manifest's files into `directory`. Complete files of an earlier call stay. Blocks the calling
+    thread.
 
     `on_bytes` gets the number of new bytes; an exception from it ends the download. Raises SwarmError if a file is
     unavailable, or if the files differ from what the hub has signed; the files are then deleted.
@@ -25,8 +26,11 @@ def download(manifest: Manifest, directory: Path, on_bytes: Callable[[int], None
     source, _, revision = (manifest.source or "").partition("@")
     try:
         from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # Of the HTTP client that it uses.
-        from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]  # Not among what it says it exports.
+
+        # HTTPError is the error class of the HTTP client that huggingface_hub uses. mypy does not find the two names,
+        # because the modules import them without exporting them.
+        from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
+        from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
     except ImportError as error:
         raise SwarmError(f"{source} cannot be fetched from its model hub.", got=str(error)) from error
 

@@ -19,8 +19,8 @@ _PAGE: Final = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Ec
 def open_in_browser(url: str, file: Path) -> bool:
     """Start a browser. Return False if none starts.
 
-    The browser gets a private file that leads to `url`, because all users can read a program's arguments, and the first
-    one to show the code gets in.
+    `url` contains a one-time code that opens the status page. The browser gets the path of a private file that forwards
+    to `url`: all users of the machine can read a program's arguments, so another user could use the code first.
     """
     try:
         write_private(file, _PAGE.format(url=html.escape(url)).encode())

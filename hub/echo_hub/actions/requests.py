@@ -75,16 +75,16 @@ class SetMaxStaleness(Request):
 
     action: Literal["max_staleness"] = "max_staleness"
     value: Annotated[int, Field(ge=0, le=1000)]
-    """Steps."""
+    """Maximum age of a rollout at training, in steps."""
 
 
 class SetPublishEvery(Request):
-    """Set the steps between published versions. The next version that the learner has not begun is published; the
-    interval counts from there."""
+    """Set the number of steps from one published version to the next. The next version that the learner has not begun
+    is published; the steps count from there."""
 
     action: Literal["publish_every"] = "publish_every"
     value: Annotated[int, Field(ge=1, le=1001)]
-    """Steps."""
+    """Number of steps from one published version to the next."""
 
 
 class SetLearningRate(Request):
@@ -92,7 +92,7 @@ class SetLearningRate(Request):
 
     action: Literal["learning_rate"] = "learning_rate"
     value: Annotated[float, Field(gt=0, le=1)]
-    """As training.learning_rate."""
+    """Adam's learning rate, as in training.learning_rate."""
 
 
 class SetObjective(Request):
@@ -114,7 +114,8 @@ class SetSpendCap(Request):
 
 
 class PublishNow(Request):
-    """Publish the next version that the learner has not begun, regardless of the interval, which restarts there."""
+    """Publish the next version that the learner has not begun, even if it is not due yet. The steps until the following
+    publication count from there."""
 
     action: Literal["publish"] = "publish"
 
@@ -132,7 +133,7 @@ class Export(Request):
 
     action: Literal["export"] = "export"
     version: Annotated[int, Field(ge=1, le=2**53)] | None = None
-    """Default: the newest."""
+    """The published version to copy; default: the newest."""
 
 
 class Ban(Request):
@@ -142,7 +143,7 @@ class Ban(Request):
     IN_BOOKS = True
     ASKS = True
     node: NodeId
-    """As printed by `echo-hub nodes`."""
+    """Id of the node, as printed by `echo-hub nodes`."""
 
 
 class Unban(Request):
@@ -152,7 +153,7 @@ class Unban(Request):
     IN_BOOKS = True
     ASKS = True
     node: NodeId
-    """As printed by `echo-hub nodes`."""
+    """Id of the node, as printed by `echo-hub nodes`."""
 
 
 class Pardon(Request):
@@ -162,7 +163,7 @@ class Pardon(Request):
     IN_BOOKS = True
     ASKS = True
     node: NodeId
-    """As printed by `echo-hub nodes`."""
+    """Id of the node, as printed by `echo-hub nodes`."""
 
 
 class TrustNode(Request):
@@ -172,7 +173,7 @@ class TrustNode(Request):
     action: Literal["trust"] = "trust"
     ASKS = True
     node: NodeId
-    """As printed by `echo-hub nodes`."""
+    """Id of the node, as printed by `echo-hub nodes`."""
 
 
 class DistrustNode(Request):
@@ -180,7 +181,7 @@ class DistrustNode(Request):
 
     action: Literal["distrust"] = "distrust"
     node: NodeId
-    """As printed by `echo-hub nodes`."""
+    """Id of the node, as printed by `echo-hub nodes`."""
 
 
 class MakeInvite(Request):
@@ -193,9 +194,9 @@ class MakeInvite(Request):
     name: PersonName
     """The invited person."""
     keys: Annotated[int, Field(ge=1, le=10_000)] = 3
-    """Nodes that may join with it, each with its own key."""
+    """Number of nodes that may join with the invite, each with its own key."""
     days: Days = 30.0
-    """Days until new nodes can no longer join with it."""
+    """Days until new nodes can no longer join with the invite."""
 
 
 class RevokeInvite(Request):
@@ -208,7 +209,7 @@ class RevokeInvite(Request):
     name: PersonName
     """The invited person."""
     ban: bool = False
-    """Also ban all nodes that joined with it."""
+    """Also ban all nodes that joined with the invite."""
 
 
 class MakeToken(Request):
@@ -222,7 +223,7 @@ class MakeToken(Request):
     scope: Scope = "read"
     """read: every page and figure; operate: also control of the run and its nodes; admin: everything."""
     days: Days = 90.0
-    """Days until it expires."""
+    """Days until the token expires."""
 
 
 class RevokeToken(Request):

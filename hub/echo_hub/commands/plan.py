@@ -96,13 +96,13 @@ class PlannedFleet:
     nodes: tuple[NodeClass, ...]
     kinds: tuple[NodeClass, ...]
     scoring: str = ""
-    """Where scoring runs, in words; "" for a fleet from a file."""
+    """Where scoring runs, in words; "" if the fleet was read from a file, which does not state it."""
     verifying: str = ""
-    """Where verifying runs, in words; "" for a fleet from a file."""
+    """Where verifying runs, in words; "" if the fleet was read from a file, which does not state it."""
     evaluating: str = ""
-    """Where evaluation runs, in words; "" for a fleet from a file."""
+    """Where evaluation runs, in words; "" if the fleet was read from a file, which does not state it."""
     spent: LearnerTime | None = None
-    """How the learner spent its recent time; None for a fleet from a file."""
+    """How the learner spent its recent time; None if the fleet was read from a file, not from a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,9 +20,9 @@ class ObjectiveConfig(Section):
     """Loss of a token, given its importance ratio and its advantage. With grpo, dr_grpo, dapo and gspo, one token may
     outweigh a whole step if the node that sampled it claims a tiny probability."""
     clip_low: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Lower clip of the ratio, 1 - clip_low. Not for cispo, aipo, sapo and vespo."""
+    """Lower clip of the ratio, 1 - clip_low. The objectives cispo, aipo, sapo and vespo do not use it."""
     clip_high: Annotated[float, Field(ge=0)] = 0.0
-    """Upper clip of the ratio, 1 + clip_high. Not for cispo, aipo, sapo and vespo."""
+    """Upper clip of the ratio, 1 + clip_high. The objectives cispo, aipo, sapo and vespo do not use it."""
     cap: Annotated[float, Field(ge=0)] = 0.0
     """Largest ratio, at least 1. cispo and aipo: a token's weight. decoupled_ppo: largest ratio of proximal to
     behaviour policy, above 1; tokens beyond it are left out. two_sided: delta, more than 1 + clip_high."""

@@ -45,7 +45,7 @@ class AlertsConfig(Section):
     """Each alert is posted there as JSON (docs/operator/operation.md). The address may hold a secret: it is in no
     log."""
     webhook_secret: Annotated[SecretText, Field(pattern=r"^(.{16,256})?$")] = ""
-    """Signs each post, by HMAC-SHA256 in the header Echo-Signature. At least 16 characters."""
+    """Signs each post, by HMAC-SHA256 in the header Echo-Signature. It needs at least 16 characters."""
     kinds: tuple[AlertKind, ...] = ()
     """Kinds of problems that the webhook gets, by their names in docs/operator/operation.md; empty = all. The page, the
     events and /metrics always have all problems."""

@@ -54,8 +54,9 @@ class LeaseConfig(Section):
     """Age in seconds at which a lease also goes to another node; the first valid result wins. If the hub knows the
     node's speed, it may lease the work to another node sooner."""
     first_window: Annotated[int, Field(ge=1, le=MAX_BATCHED)] = 4
-    """Rollouts that a node without results may hold while no other node has results; otherwise it may hold one. Each
-    result in time raises the number by one, each missed deadline lowers it by one."""
+    """Rollouts that a new node (none of its rollouts was scored yet) may hold at once while all nodes are new. Once any
+    node is no longer new, a new node may hold only one. Each rollout that a node returns in time raises its number by
+    one; each missed deadline lowers it by one."""
 
 
 class CostConfig(Section):

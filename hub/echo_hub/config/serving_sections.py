@@ -40,7 +40,7 @@ class ServerConfig(Section):
     invite_tokens: Annotated[
         tuple[Annotated[str, Field(min_length=8, max_length=256)], ...], Field(repr=False), SECRET
     ] = ()
-    """With join = "invite": tokens that each admit any number of nodes. At least 8 characters each."""
+    """With join = "invite": tokens that each admit any number of nodes. Each needs at least 8 characters."""
     heartbeat_s: Annotated[float, Field(gt=0, le=600)] = 5.0
     """Seconds between nodes' reports."""
     joins_per_s: Annotated[float, Field(ge=0.01, le=10_000)] = 50.0

@@ -30,15 +30,15 @@ class MixtureTask(Section):
     """One of several tasks of a run."""
 
     name: Annotated[str, AfterValidator(check_name)]
-    """Like task.name."""
+    """Name of the task, as in task.name."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Like task.options."""
+    """Options of the task, as in task.options."""
     weight: Weight = 1.0
     """Share of the groups, relative to the sum of all weights; 0 = evaluated, never trained on."""
     system_prompt: str | None = None
-    """Like task.system_prompt, which is the default."""
+    """System prompt of this task; default: task.system_prompt."""
     prompt_suffix: str | None = None
-    """Like task.prompt_suffix, which is the default."""
+    """Text appended to this task's problems; default: task.prompt_suffix."""
 
 
 class TaskConfig(Section):
@@ -120,9 +120,9 @@ class SamplingConfig(Section):
     max_tokens: Annotated[int, Field(ge=1, le=131_072)] = 16
     """Most tokens of a completion, the stop token included."""
     stop: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=256)], ...], Field(max_length=16)] = ()
-    """Texts, also special tokens, that end a completion after the token that completes one of them. The hub cuts
-    received completions: nodes work with token ids and sample up to a stop token or max_tokens. Tokens after the cut
-    count nowhere."""
+    """Texts, also special tokens, that end a completion: its last token is the one that completes one of these texts.
+    Nodes work with token ids, so they sample up to a stop token or max_tokens, and the hub cuts the received
+    completion. Tokens after the cut count nowhere."""
 
 
 class EvaluationSet(Section):
@@ -134,7 +134,8 @@ class EvaluationSet(Section):
     problems: Annotated[int, Field(ge=0, le=MAX_HELDOUT)] = 0
     """Number of the task's first held-out problems; 0 = evaluation.problems."""
     samples: Annotated[int, Field(ge=-1, le=1024)] = -1
-    """Like evaluation.samples, which applies at -1."""
+    """Completions of each problem at the run's temperature, in addition to the greedy one; 0 = none, -1 =
+    evaluation.samples."""
     weight: Weight = 1.0
     """Weight of this set in the run's accuracy, the weighted mean of all sets."""
 

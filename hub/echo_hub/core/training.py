@@ -193,7 +193,7 @@ class Training:
         return self._settings.groups_per_step
 
     def _first_are_complete(self, count: int) -> bool:
-        """True if the oldest `count` waiting groups are all complete."""
+        """Return True if the oldest `count` waiting groups are all complete."""
         waiting, complete = self._ledger.waiting, self._ledger.complete
         return min(len(waiting), len(complete)) >= count and waiting[count - 1] == complete[count - 1]
 

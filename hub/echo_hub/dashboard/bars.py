@@ -12,7 +12,7 @@ from echo_shared.records.node import NodeMismatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BarSegment:
-    """One part of a bar, in thousandths of its length."""
+    """One part of a bar. `start` and `length` are in thousandths of the bar's length."""
 
     label: str
     kind: str
@@ -32,11 +32,11 @@ class LengthsBar:
     median: int
     longest: int
     start: float
-    """Position of the completions' 10th percentile in length."""
+    """Position on the axis, in thousandths of the bar, of the 10th percentile of the completions' lengths."""
     length: float
-    """Distance from the 10th to the 90th percentile."""
+    """Distance from the 10th to the 90th percentile, in thousandths of the bar."""
     middle: float
-    """Position of the completions' median length."""
+    """Position on the axis, in thousandths of the bar, of the completions' median length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

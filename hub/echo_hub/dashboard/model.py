@@ -241,8 +241,8 @@ class CurriculumView:
     solved: int
     hopeless: int
     between: int
-    """Number with a pass rate above 0 and below 1: the rollouts of their groups have different rewards, which give a
-    training signal."""
+    """Number of problems (or tasks) with a pass rate above 0 and below 1: the rollouts of their groups have different
+    rewards, which give a training signal."""
     passed_over: int
     """Problems that the curriculum left out since the hub's start."""
 

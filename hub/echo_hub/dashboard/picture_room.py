@@ -45,7 +45,7 @@ class Pictures:
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Inside the block, the caller alone may draw. Raises HTTPServiceUnavailable if too many callers wait."""
+        """Let only the caller draw inside the block. Raises HTTPServiceUnavailable if too many callers wait."""
         if self._waiting >= MOST_WAITING:
             later = {hdrs.RETRY_AFTER: "5"}
             raise web.HTTPServiceUnavailable(text="Too many pictures at once. Try again.\n", headers=later)

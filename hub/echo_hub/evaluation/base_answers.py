@@ -48,8 +48,8 @@ class BaseAnswer:
     """True if the completion was cut off at sampling.max_tokens."""
     error: str = ""
     paid_as: str = ""
-    """The same answer in a form that would count as solved; "" if the completion itself is solved or none of the tried
-    forms is."""
+    """This answer, rewritten in a form that would count as solved; "" if the completion itself is solved or none of the
+    tried forms is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,7 +49,7 @@ _FULL: Final = frozenset({10077, 10023, 10047, 10028})
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """A message that JetStream keeps until it is settled."""
+    """A message that JetStream keeps until `settle` is called."""
 
     data: bytes
     _message: Msg
@@ -221,8 +221,8 @@ class Broker:
     async def consume(self, stream: str, take: Callable[[StoredMessage], Awaitable[None]]) -> None:
         """Pass stored messages to `take` forever, oldest first, one at a time.
 
-        After a lost connection, delivery resumes with the oldest message that is not settled. If several processes call
-        this, only the newest caller receives messages.
+        After a lost connection, delivery resumes with the oldest message for which `StoredMessage.settle` was not
+        called. If several processes call this, only the newest caller receives messages.
         """
         from nats.errors import Error
 
@@ -231,7 +231,7 @@ class Broker:
             inbox = self._client.new_inbox()
 
             async def taken(message: Msg, number: int = self._num_lost) -> None:
-                if number == self._num_lost:  # Messages of a lost connection come again.
+                if number == self._num_lost:  # JetStream sends messages of a lost connection again.
                     await take(StoredMessage(message.data, message))
 
             try:
@@ -265,7 +265,9 @@ class Broker:
         await self._streams.add_consumer(stream, consumer)
 
     async def waiting(self, stream: str) -> int:
-        """Return the number of stored messages that the hub has not settled yet. Raises ConnectError."""
+        """Return the number of messages in JetStream with effects that the hub has not committed yet. Raises
+        ConnectError.
+        """
         from nats.errors import Error
 
         try:

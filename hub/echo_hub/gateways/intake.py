@@ -92,7 +92,7 @@ class Intake:
             raise CodecError("A gateway has stored an item of an unexpected kind.", got=str(kind))
 
     async def settle(self) -> None:
-        """Settle messages whose effects are committed, forever."""
+        """Run an endless loop that deletes messages from JetStream once the hub has committed their effects."""
         while True:
             await self._there_are.wait()
             self._there_are.clear()

@@ -41,9 +41,9 @@ class GatewayLine:
     heard_at: float
     """Monotonic time of the last message from the gateway."""
     heard: int = 0
-    """Number of the gateway's last request."""
+    """Sequence number of the gateway's last request."""
     sent: int = 0
-    """Number of the last message sent to the gateway."""
+    """Sequence number of the last message sent to the gateway."""
     sessions: dict[int, GatewaySession] = field(default_factory=dict)
     outbox: ItemQueue = field(default_factory=ItemQueue)
     pushes: list[tuple[Rank, int, int, DeferredMessage]] = field(default_factory=list)

@@ -143,7 +143,8 @@ def _outside(weights_NV: Tensor, total_N1: Tensor, ids_N1: Tensor, uniforms_N: T
 def intervals(
     hidden_NH: Tensor, head: nn.Linear, ids_N: Tensor, greedy_N: Tensor | None = None, *, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """Return `torch_draws.interval` of `ids_N` under softmax(head(hidden) / temperature): two float64 tensors [N].
+    """Return, for each token of `ids_N`, the lower end of the interval of cumulative probability that draws it, and its
+    log-probability (`torch_draws.interval`) under softmax(head(hidden) / temperature): two float64 tensors [N].
 
     Where `greedy_N` is true, `torch_draws.shortfall` replaces the interval's lower end. Computed on the device of
     `hidden_NH`, or on the CPU if that lacks float64.
@@ -180,8 +181,8 @@ def _parts(count: int, chunk: int) -> Iterator[slice]:
 
 
 def _buffer(hidden_NH: Tensor, weight_VH: Tensor, chunk: int) -> Tensor:
-    """Allocate one buffer for the logits of all chunks: a new buffer for each chunk would cost as many page faults each
-    time.
+    """Allocate one buffer for the logits of all chunks. A new buffer for each chunk would cost page faults for all its
+    memory again.
     """
     exact = torch.promote_types(hidden_NH.dtype, torch.float32)
     return weight_VH.new_empty(min(chunk, len(hidden_NH)), weight_VH.shape[0], dtype=exact)

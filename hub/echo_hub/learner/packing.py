@@ -78,7 +78,7 @@ def packed_attention(
     rows: Rows | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention with transformers' interface: inputs [1, heads, T, size], output [1, T, heads, size]."""
+    """Compute attention with transformers' interface: inputs [1, heads, T, size], output [1, T, heads, size]."""
     if rows is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     packed = [states[0].transpose(0, 1) for states in (query, key, value)]
@@ -110,7 +110,7 @@ def packed_states(body: Any, input_ids_T: Tensor, position_ids_T: Tensor, rows: 
 def separate_states(body: Any, input_ids_T: Tensor, rows: Rows) -> Tensor:
     """Return the last hidden states [T, H], each row computed separately.
 
-    For models that mix tokens by more than attention.
+    Models that mix tokens by more than attention need this.
     """
     results = [
         body(input_ids=input_ids_T[positions_RL], use_cache=False).last_hidden_state.flatten(0, 1)

@@ -180,8 +180,8 @@ class Policy:
         greedy_N: Tensor | None = None,
         adapters: Sequence[tuple[Mapping[str, Tensor], int]],
     ) -> tuple[Tensor, Tensor]:
-        """Return the lower end of each token's interval and its true log-probability, float64 [N]: see
-        `logprobs.intervals`.
+        """Return the lower end of the interval of cumulative probability that draws each token, and the token's true
+        log-probability, float64 [N]: see `logprobs.intervals`.
 
         `adapters` holds weights of `read_adapter` or `published` and the number of consecutive positions T computed
         with each. Pass several adapters only if `takes_several` returns True.

@@ -69,7 +69,8 @@ class LearnerSettings(Section):
 
 
 def no_draws() -> NDArray[np.uint64]:
-    """Return an empty array of draws, which means that the draws are unknown."""
+    """Return an empty array for `TrainingRollout.draws`, which means that the random numbers that drew the tokens are
+    unknown."""
     return np.empty((0, 3), np.uint64)
 
 
@@ -93,8 +94,9 @@ class TrainingRollout(RolloutPayload):
     reward: float
     """Reward of the episode; NaN if not known yet."""
     draws: NDArray[np.uint64] = field(default_factory=no_draws)
-    """[turns, 3], for each turn in order: seed and index of its draws, and its number of drawn tokens
-    (`echo_shared.sampling.draws.uniforms`). With no rows, the draws are unknown and all tokens count as one turn."""
+    """[turns, 3], for each turn in order: seed and index from which the random numbers that drew its tokens follow
+    (`echo_shared.sampling.draws.uniforms`), and the number of its drawn tokens. With no rows, these are unknown and all
+    tokens count as one turn."""
     turn_rewards: NDArray[np.float64] = field(default_factory=no_turn_rewards)
     """[turns - 1]: the part of `reward` earned by each turn except the last, which earned the rest. Empty if they
     earned nothing."""
@@ -106,13 +108,13 @@ class TrainingRollout(RolloutPayload):
 
     @property
     def mean_version(self) -> float:
-        """Mean policy version over the drawn tokens; 0 without spans."""
+        """Mean policy version over the drawn tokens; 0 if the versions are unknown, because `spans` is empty."""
         num_tokens = sum(span.num_tokens for span in self.spans)
         return sum(span.policy_version * span.num_tokens for span in self.spans) / max(1, num_tokens)
 
     @property
     def num_versions(self) -> int:
-        """Number of policy versions that drew tokens; 0 without spans."""
+        """Number of policy versions that drew tokens; 0 if the versions are unknown, because `spans` is empty."""
         return len({span.policy_version for span in self.spans})
 
 

@@ -151,12 +151,13 @@ def smaller(
 
 Keep = Callable[[MicroBatch, Tensor, Tensor], Tensor | None]
 """Selects the tokens of a micro-batch that get a gradient. Arguments: the micro-batch, the learner's logprobs [N], and
-the distances of u from the tokens' intervals [N]. Returns a mask [N]; None means all tokens.
+the distances [N] of u from the intervals of cumulative probability that draw the tokens. Returns a mask [N]; None means
+all tokens.
 """
 
 
 def keep_all(_batch: MicroBatch, _logprobs_N: Tensor, _distances_N: Tensor) -> None:
-    """A `Keep` that keeps all tokens, without any screening."""
+    """Keep all tokens, without any screening: a `Keep` that returns None."""
 
 
 def accumulate_gradient(
@@ -231,7 +232,7 @@ def _screened_gradient(
 
 def _screen(findings: ScreenFindings, batch: MicroBatch, logprobs_N: Tensor, distances_N: Tensor) -> Tensor | None:
     """Screen the micro-batch's rollouts, add the results to `findings`, and keep the tokens of groups not left out.
-    Used as a `Keep`.
+    This function serves as a `Keep`.
     """
     lengths = np.bincount(batch.rollouts_N.numpy(force=True), minlength=batch.num_rollouts)
     tokens = screen.ScreenedTokens(
@@ -251,7 +252,7 @@ def _screen(findings: ScreenFindings, batch: MicroBatch, logprobs_N: Tensor, dis
 def _not_left_out(
     findings: ScreenFindings, batch: MicroBatch, logprobs_N: Tensor, distances_N: Tensor
 ) -> Tensor | None:
-    """Keep the tokens of groups that are not left out. Used as a `Keep`."""
+    """Keep the tokens of groups that are not left out. This function serves as a `Keep`."""
     if findings.left_out.isdisjoint(batch.groups):
         return None
     return _only(set(batch.groups) - findings.left_out, batch, logprobs_N, distances_N)

@@ -5,7 +5,7 @@
   CARRIER.torrent, CARRIER.manifest.json
 
 The sealed copy of a base model takes the model's size on disk a second time. The manifest is written last: a carrier
-without a manifest was never published and is deleted. All functions block.
+without a manifest was never published and is deleted. All functions block the calling thread.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class ArtefactStore:
         self._run_id = run_id
 
     def read_all(self, key_ids: Collection[int]) -> list[Carrier]:
-        """Return all complete carriers that are sealed with a key in `key_ids`, deltas before keyframes. Delete all
-        other files."""
+        """Return all complete carriers (encrypted files of artefacts) that are sealed with a key in `key_ids`, deltas
+        before keyframes. Delete all other files."""
         self._root.mkdir(parents=True, exist_ok=True)
         prefix = artefact_name("base", self._run_id, 0).removesuffix("base")
         found: list[Carrier] = []
@@ -164,7 +164,8 @@ class ArtefactStore:
             return self._seal_smallest([manifest.model_copy(update=change)], key)
 
     def say_source(self, carrier: Carrier, source: str | None) -> Carrier:
-        """Return the same carrier with another `source` in its manifest: the base model's id on a model hub."""
+        """Return this carrier (encrypted artefact) with another `source` in its manifest: the base model's id on a
+        model hub."""
         manifest = carrier.manifest.model_copy(update={"source": source})
         with self._disk_errors(manifest.name):
             write_private(_beside(carrier.directory, _MANIFEST_SUFFIX), manifest.encode())
@@ -174,8 +175,8 @@ class ArtefactStore:
         return self._root / manifest.name
 
     def delete(self, carriers: Collection[Carrier]) -> None:
-        """Delete all files of these carriers and their versions. Manifests go first: if the hub stops meanwhile, the
-        next `read_all` removes the rest."""
+        """Delete all files of these carriers (encrypted artefacts) and their versions. Manifests go first: if the hub
+        stops meanwhile, the next `read_all` removes the rest."""
         for carrier in carriers:
             _remove(_beside(carrier.directory, _MANIFEST_SUFFIX))
         for carrier in carriers:
@@ -241,7 +242,8 @@ class ArtefactStore:
         delta.encode(self.files_of(draft), payload, parent=against)
 
     def _seal(self, draft: Manifest, sources: Mapping[str, Path], key: RunKey) -> Carrier:
-        """Seal the files and return the carrier. `sources` maps names in the carrier to source files."""
+        """Seal (encrypt) the files, and return the carrier that holds them. `sources` maps names in the carrier to
+        source files."""
         directory = self._root / draft.carrier_name
         try:
             for name, source in sources.items():

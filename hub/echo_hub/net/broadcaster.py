@@ -49,7 +49,7 @@ class _Push:
     layout: TorrentLayout
     piece: Callable[[int], bytes]
     forget: Callable[[], None]
-    """Free the cached pieces."""
+    """Function that frees the cached pieces."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

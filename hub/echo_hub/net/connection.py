@@ -253,7 +253,8 @@ class Connection(asyncio.BufferedProtocol):
             self._inner.connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Report the number of buffered bytes: aiohttp puts a whole response into the buffer, whatever its size."""
+        """Report the bytes that wait in the write buffer to the keeper of all connections, which limits them. They may
+        be many, because aiohttp puts a whole response into the buffer, whatever its size."""
         self._keeper.holds(self, self.transport.get_write_buffer_size())
         if self._inner is not None:
             self._inner.pause_writing()

@@ -117,7 +117,7 @@ class Distributor:
         self._told_mesh: dict[str, tuple[MeshPeer, ...]] = {}
         self._told_unwanted: dict[str, frozenset[int]] = {}
         self._hashes: dict[int, tuple[bytes, ...]] = {}
-        """Info-hashes of the carriers of each published version."""
+        """Info-hashes of the carriers (encrypted artefacts) of each published version."""
         self._retired: dict[int, tuple[bytes, ...]] = {}
         self._newest = 0
         self._announced = 0
@@ -225,8 +225,8 @@ class Distributor:
         return way if any(offer.shared_memory is None for offer in offers.values()) else None
 
     def offer(self, version: int, node: NodeInfo, *, keyframe: bool = False) -> ArtefactOffer:
-        """Return the offer of a version (0: the base) for a node that fetches independently, from swarm or web seed:
-        after joining, or for a lease."""
+        """Return the offer with which a node fetches a version (0: the base model) by itself, without pushed pieces:
+        from the swarm, or from the hub's web seed if dissemination.way is "web_seed"."""
         way = Way.WEB_SEED if self._settings.way == "web_seed" else Way.SWARM
         return self._publisher.offer_for(
             version, node_id=node.node_id, node_ip=node.host, hub_host=node.hub_host, way=way, keyframe=keyframe

@@ -214,7 +214,7 @@ class ConnectionLimits:
 
     @web.middleware
     async def answering(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Outermost middleware: applies the limits to every request, also to unknown URLs."""
+        """Apply the limits to every request, also to unknown URLs. This middleware is the outermost one."""
         connection = _connection_of(request)
         if connection is None or connection not in self._all:
             return await handler(request)

@@ -123,16 +123,18 @@ class Publisher:
         return version in self._published
 
     def info_hashes(self, version: int) -> tuple[bytes, ...]:
-        """Return the info-hashes of all carriers of this version; empty if it is not published."""
+        """Return the info-hashes of all carriers (encrypted artefacts) of this version; empty if not published."""
         return tuple(published.carrier.info_hash for published in self._published.get(version, ()))
 
     def knows(self, info_hash: bytes, policy_version: int | None) -> bool:
-        """Return True if this info-hash is a published carrier of that version; `policy_version` None stands for the
-        base."""
+        """Return True if a published carrier (encrypted artefact) of that version has this info-hash; `policy_version`
+        None stands for the base."""
         return policy_version != 0 and info_hash in self.info_hashes(policy_version or 0)
 
     def carrier(self, version: int, *, keyframe: bool = False) -> Carrier:
-        """Return the first published carrier of this version, or its keyframe. Raises SwarmError if there is none."""
+        """Return the first published carrier (encrypted artefact) of this version, or with `keyframe` its keyframe.
+        Raises SwarmError if there is none.
+        """
         return self._find(version, keyframe=keyframe).carrier
 
     def offer_for(
@@ -157,7 +159,9 @@ class Publisher:
         )
 
     def file(self, carrier_name: str, path: str) -> Path | None:
-        """Return the path of this file of a published carrier; None if no published carrier has it."""
+        """Return the path of this file of a published carrier (encrypted artefact); None if no published carrier has
+        it.
+        """
         for of_version in self._published.values():
             for published in of_version:
                 carrier = published.carrier

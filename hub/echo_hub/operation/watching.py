@@ -37,7 +37,7 @@ class WatchedRun(Protocol):
 
 
 def free_bytes(directory: Path) -> int | None:
-    """Return the free bytes on the directory's disk; None if the system does not tell. Blocks."""
+    """Return the free bytes on the directory's disk; None if the system does not tell. Blocks the calling thread."""
     try:
         return shutil.disk_usage(directory).free
     except OSError:

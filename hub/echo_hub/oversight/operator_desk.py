@@ -4,7 +4,7 @@
     echo-hub act ──> store ──┴─> coordinator, or a part of the hub ──> store: done, or refused
 
 Actions are stored before the hub carries them out. A result is committed together with the changed data. After a crash,
-the next start carries out unsettled actions; settled actions are never repeated.
+the next start carries out the actions without a result; actions with a result are never repeated.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ class ScoringPool:
                 for worker in workers:
                     worker.cancel()
                 await asyncio.wait(workers)
-                for child in pool._children.values():  # Left by workers that were cancelled during cleanup.
+                for child in pool._children.values():  # A worker cancelled during cleanup leaves its child.
                     await child.stop()
 
     @property

@@ -174,8 +174,8 @@ class TaskProblems:
         return self.weighing.cut(response.reward_if_cut, replies, len(completions[-1]))
 
     def score(self, problem: Problem, text: str) -> float:
-        """Return the task's own score of `text`, without other components. Only for single-turn tasks. Raises the
-        errors of `respond`."""
+        """Return the task's own score of `text`, without other components. The task must be a single-turn task. Raises
+        the errors of `respond`."""
         assert self._scored is not None, "an environment plays, it does not score"
         return self.weighing.of_score.read(self._scored.score(problem, text))
 

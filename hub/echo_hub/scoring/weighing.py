@@ -44,7 +44,9 @@ class Weighing:
     beside: Mapping[str, TextComponent]
     """Components from the settings that the hub computes from a completion's text."""
     judged: frozenset[str]
-    """Names of the components that judges give, after all others."""
+    """Names of the reward components that judges (models or services that rate a completion) compute, after all other
+    components.
+    """
     is_plain: bool
     """True if the reward is the score alone: no other component has a weight, and the settings add none."""
     explained: Callable[[Problem, str], Mapping[str, float]] | None

@@ -30,7 +30,7 @@ class Accounts:
         self.dropped: Counter[DropReason] = Counter()
         self.lease_sizes: Counter[int] = Counter()
         self.leased_late = 0
-        """Rollouts leased from `liars_from_s` on."""
+        """Number of rollouts leased at or after the virtual time `liars_from_s`."""
         self.leased_to_liars = 0
         """Number of `leased_late` rollouts that were leased to liars."""
         self.planned = 0

@@ -125,8 +125,8 @@ class SimulatedFleet:
             self._agenda.at(self._agenda.now + self._delay_s, self._lease_came, (node, node.session, effect, given))
 
     def _given(self, lease: SendLease) -> Mapping[int, Spans]:
-        """Return, by index, the spans of the earlier attempts that the lease continues, as far as the hub has their
-        tokens."""
+        """Return, by rollout index, the parts (which node sampled how many tokens with which version) of the earlier
+        attempts that the lease continues, as far as the hub has their tokens."""
         earlier = set(lease.goes_on)
         return {
             sampling.index: sampling.spans(known)

@@ -35,8 +35,8 @@ class Moves:
 
 
 class Sampling:
-    """One rollout on one node. `given`: spans of tokens that the hub sent along, sampled earlier by another node or by
-    this one."""
+    """One rollout on one node. `given`: the tokens that the hub sent along, as spans. A span is a part sampled by one
+    node, this or another one, with one version."""
 
     __slots__ = (
         "before",
@@ -60,7 +60,8 @@ class Sampling:
         self.given = num_tokens(given)
         """Number of tokens that the hub sent along."""
         self.before = given
-        """Spans of the tokens that exist when sampling begins or goes on, at `draws_from`."""
+        """Spans (parts sampled by one node with one version) of the tokens that exist when sampling begins or goes on,
+        at `draws_from`."""
         self.had = self.given
         """Number of tokens in `before`."""
         self.policy_version = lease.version
@@ -85,15 +86,15 @@ class Sampling:
         return min(self.tokens, self.had + int((until - self.draws_from) / token_s))
 
     def spans(self, count: int) -> Spans:
-        """Return the spans of the first `count` tokens, which must exist."""
+        """Return which nodes and versions sampled the first `count` tokens, which must exist."""
         more = DrawnSpan(
             node_id=self.lease.node.node_id, policy_version=self.policy_version, num_tokens=max(0, count - self.had)
         )
         return grown(first(self.before, count), more)
 
     def begin(self, draws_from: float, *, read_token_s: float, s_per_token: float) -> None:
-        """Set `draws_from` and `ends_at`: the node recomputes the existing tokens, beginning at the given time, and
-        then samples the rest.
+        """Set the times at which this rollout's sampling begins and ends. From the argument `draws_from` on, the node
+        first recomputes the existing tokens, and then samples the rest.
         """
         self.draws_from = draws_from + self.had * read_token_s
         self.ends_at = self.draws_from + (self.tokens - self.had) * s_per_token

@@ -1,4 +1,4 @@
-"""Spans of a completion: which node sampled how many tokens with which version, in token order."""
+"""Spans of a completion: a span is a part that one node sampled with one version; spans are in token order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ Spans = tuple[DrawnSpan, ...]
 
 
 def grown(spans: Spans, more: DrawnSpan) -> Spans:
-    """Append `more`, which may be empty, to `spans`."""
+    """Append the part `more`, which may be empty, to `spans`. It is joined with the last span if both have the same
+    node and version.
+    """
     if not more.num_tokens:
         return spans
     if spans and (spans[-1].node_id, spans[-1].policy_version) == (more.node_id, more.policy_version):

@@ -78,7 +78,7 @@ class VersionTakers(Protocol):
         """Handle a version that a node has completely."""
 
     def fetch(self, node: SimulatedNode) -> None:
-        """Let a node fetch the rest of its version elsewhere."""
+        """Let a node fetch the rest of its version by itself, because pushing pieces to it failed."""
 
 
 class Spreading:

@@ -85,8 +85,8 @@ LIARS_FROM_S: Final = 60.0
 """Virtual seconds from which rollouts leased to liars are counted: before, the coordinator cannot know which nodes
 return nothing."""
 UNTOLD: Final = 500
-"""Number of consecutive agenda entries without a coordinator event after which new objects are frozen, so that garbage
-collection skips them."""
+"""After this many agenda entries in a row that send the coordinator no event, `gc.freeze` is called, so that garbage
+collection during the coordinator's events does not scan the simulated nodes' objects."""
 _TICK: Final = Tick()
 
 

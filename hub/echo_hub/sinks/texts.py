@@ -33,7 +33,7 @@ class SampleText:
 
 
 class SampleTexts:
-    """Reads the sample texts of a step. Blocks."""
+    """Reads the sample texts of a step. Blocks the calling thread."""
 
     def __init__(self, settings: MetricsConfig, *, store: Store, codec: PromptCodec, problems: Problems) -> None:
         self._settings = settings

@@ -64,7 +64,7 @@ MOST_SPARE_S: Final = 1.0
 MOST_TAKEN_OVER: Final = 64
 """Maximum number of pieces without a source that are offered to neighbours in one call of `plan`."""
 MOST_PROMISED: Final = 16
-"""Maximum number of missing pieces of one node that its neighbours have been told to send to it."""
+"""Maximum number of pieces that one node lacks and that the hub has told its neighbours to send to it."""
 TAKEN_OVER_S: Final = 1.5
 """Seconds within which a neighbour must deliver a piece that the hub told it to hand on. After a failure, the receiving
 node gets its missing pieces from the hub."""

@@ -91,7 +91,7 @@ class Forest:
         self._most_copies = max(1.0, copies_s * (RELAY_SLACK_S + log(len(self._members), FAN_OUT) * hop_s))
 
     def has_room(self, num_copies: int) -> bool:
-        """True if the nodes' uplinks have capacity beyond the `num_copies` assigned copies.
+        """Return True if the nodes' uplinks have capacity beyond the `num_copies` assigned copies.
 
         The limit is the number of copies that keeps all uplinks busy while one piece passes through a tree.
         """

@@ -50,7 +50,7 @@ class Tree:
     takes_s: float = 0.0
     """Planned seconds until all nodes have a piece that the root has; 0 = not planned (a star)."""
     kids: dict[int, int] = field(default_factory=dict)
-    """The same children as in `children`, as a bit mask for each node."""
+    """The children of each node, as in `children`, but as a bit mask."""
     _packed: bytes | None = None
 
     def below(self, number: int) -> int:

@@ -25,7 +25,7 @@ SAMPLE_S: Final = 0.1
 SAMPLES_KEPT: Final = 20
 """Number of rate samples kept per window."""
 DELAYS_KEPT_S: Final = 60.0
-"""Length of a span in seconds. The least delay is that of the current span and the previous span; older delays are
+"""Length of a period in seconds. The least delay is that of the current and the previous period; older delays are
 forgotten, because routes change."""
 
 
@@ -48,7 +48,7 @@ class Window:
         measured."""
         self._rates: deque[float] = deque(maxlen=SAMPLES_KEPT)
         self._delays = (float("inf"), float("inf"))
-        """Least delay, in seconds, in the current span of DELAYS_KEPT_S seconds and in the span before."""
+        """Least delay, in seconds, in the current period of DELAYS_KEPT_S seconds and in the period before."""
         self._span_began = 0.0
         self._sample_began: float | None = None
         """Start of the rate sample: the first arrival after a silence. None during a silence."""
@@ -79,7 +79,7 @@ class Window:
         return max(least_bytes, known, self._start_bytes if self._starting or not self.rate else 0)
 
     def has_room(self, least_bytes: int) -> bool:
-        """True if more may be sent now: bytes in flight are below the window, whose minimum is `least_bytes`."""
+        """Return True if more may be sent now: bytes in flight are below the window, whose minimum is `least_bytes`."""
         self._is_full = self.bytes_in_flight >= self.size(least_bytes)
         return not self._is_full
 
@@ -164,7 +164,7 @@ class Handing:
         self._sample_bytes = 0
 
     def has_room(self, copy_bytes: int) -> bool:
-        """True if the node would start another copy soon. Two copies are always allowed."""
+        """Return True if the node would start another copy soon. Two copies are always allowed."""
         return self.bytes_in_flight < max(2 * copy_bytes, (self.rate or 0.0) * HANDING_SLACK_S)
 
     def sent(self, num_bytes: int, now: float) -> None:

@@ -212,7 +212,7 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 def holds_run(url: str) -> bool:
-    """Return True if a hub has served a run with this database. Never creates a file. Raises ConfigError,
+    """Return True if a hub has served a run with this database. This never creates a file. Raises ConfigError,
     StorageError.
     """
     engine = connect(url)

@@ -15,7 +15,7 @@ from echo_shared.wire.messages import DropReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredDraw:
-    """A rollout with stored tokens, and the facts that determine its random draws."""
+    """A rollout with stored tokens, and the facts that determine the random numbers that drew these tokens."""
 
     stored: StoredPayload
     index: int
@@ -27,7 +27,9 @@ class StoredDraw:
 
 
 def read_draws(connection: Connection, rollout_ids: Sequence[str]) -> list[StoredDraw]:
-    """Return the draws of these rollouts in the given order. Rollouts whose tokens were deleted are left out."""
+    """Return, for each of these rollouts in the given order, its stored tokens and the facts that determine the random
+    numbers that drew them. Rollouts whose tokens were deleted are left out.
+    """
     found = read_payloads(connection, rollout_ids)
     group_ids = {stored.group_id for stored in found}
     seeds = _seeds(connection, group_ids)

@@ -95,8 +95,8 @@ def row_of(payload: RolloutPayload) -> dict[str, Any]:
 def payload_of(row: Any, *, is_attributed: bool = False) -> RolloutPayload:
     """Return the payload in a row that has all columns of `NAMES`.
 
-    With `is_attributed`, the row also has its lease's `node_id` and `policy_version`. If no spans are stored, this node
-    and version then become one span over all tokens.
+    With `is_attributed`, the row also has its lease's `node_id` and `policy_version`. If the row does not store which
+    node and version drew which tokens, all tokens are attributed to this node and version.
     """
     values = {name: read(stored) for name, get, read in _READERS if (stored := get(row)) is not None}
     if is_attributed and "spans" not in values:

@@ -34,9 +34,9 @@ class StepSpan:
 
 
 def read_last(connection: Connection) -> StepSpan | None:
-    """Return the span of steps that was retired last; None if none ever was.
+    """Return the range of steps that was retired last (its rollouts deleted); None if none ever was.
 
-    All rollouts before the span are deleted. Those in the span are deleted or being deleted.
+    All rollouts of earlier steps are deleted. Those of the returned steps are deleted or being deleted.
     """
     found = connection.scalar(select(run_meta.c.value).where(run_meta.c.key == _RETIRED))
     if found is None:
@@ -46,9 +46,9 @@ def read_last(connection: Connection) -> StepSpan | None:
 
 
 def note_last(connection: Connection, span: StepSpan) -> bool:
-    """Record that the span is being retired. Return False if this span or a later one was recorded before.
+    """Record that these steps are being retired. Return False if they or later steps were recorded before.
 
-    The row's lock makes other processes that record a span wait for this transaction.
+    The row's lock makes other processes that call this wait for this transaction.
     """
     connection.execute(select(run_meta.c.key).where(run_meta.c.key == _RETIRED).with_for_update())
     last = read_last(connection)

@@ -106,7 +106,7 @@ def read_final_keys(connection: Connection, span: StepSpan) -> list[Key]:
 
 
 def retire(store: Store, keys: Sequence[Key], span: StepSpan, copies: Copies | None = None) -> int:
-    """Delete up to `ROWS_AT_ONCE` rollouts of the span; return the number of deleted rows.
+    """Delete up to `ROWS_AT_ONCE` rollouts of these steps; return the number of deleted rows.
 
     Each attempt is one transaction; it is repeated while another process has locked the rows. Raises StorageError, and
     deletes nothing, if `copies` differ from the rows.

@@ -3,10 +3,10 @@
 A query or command is a function whose first argument is a connection (`reports.read_costs`, `standings.want_pardon`).
 Each call is one transaction. `Store` itself has methods only for operations with state that lasts between transactions.
 
-All methods block. The hub writes from one thread. Another process may write too (`echo-hub ban`); the database lets one
-of them write at a time. Reads may run on other threads at the same time: SQLite in WAL mode and PostgreSQL both give
-each read the state of one commit. StorageError is raised if the database fails: locked, damaged, disk full or server
-unreachable.
+All methods block the calling thread. The hub writes from one thread. Another process may write too (`echo-hub ban`);
+the database lets one of them write at a time. Reads may run on other threads at the same time: SQLite in WAL mode and
+PostgreSQL both give each read the state of one commit. StorageError is raised if the database fails: locked, damaged,
+disk full or server unreachable.
 """
 
 from __future__ import annotations

@@ -29,13 +29,15 @@ class Form(StrEnum):
     """
 
     NUMBER = "number"
-    """Written out: no operation is left to compute."""
+    """The answer must be a number written out: no operation is left to compute."""
     SIMPLIFIED = "simplified"
-    """Reduced fractions, no square factor under a root, like terms collected, no operation left to compute."""
+    """The answer must have reduced fractions, no square factor under a root, like terms collected, and no operation
+    left to compute.
+    """
     FACTORED = "factored"
-    """A product with at least the reference answer's number of factors."""
+    """The answer must be a product with at least the reference answer's number of factors."""
     EXPANDED = "expanded"
-    """A sum without products of sums."""
+    """The answer must be a sum without products of sums."""
     UNIT = "unit"
     """The answer must name the unit."""
 

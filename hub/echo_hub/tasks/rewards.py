@@ -20,8 +20,8 @@ from echo_shared.records.rewards import components_of
 MAX_REWARD: Final = 1e6
 """Largest absolute reward of any task, because the learner squares differences of rewards in float32."""
 ROUNDING: Final = 1e-6
-"""Tolerance, as a share of the span between the bounds. A reward beyond a bound by less than this counts as the bound.
-A reward less than this below the highest one counts as solved."""
+"""Tolerance, as a share of the difference between the bounds. A reward beyond a bound by less than this counts as the
+bound. A reward less than this below the highest one counts as solved."""
 
 
 SCORE: Final = "score"
@@ -62,8 +62,8 @@ class RewardBounds:
         return min(max(reward, self.lowest), self.highest)
 
     def read_turn(self, given: object) -> float:
-        """Convert the reward of a turn. Raises ScorerError unless its size is finite and at most the span between the
-        bounds.
+        """Convert the reward of a turn. Raises ScorerError unless its absolute value is finite and at most the
+        difference between the bounds.
         """
         reward = float(given) if isinstance(given, float | int | SupportsFloat) else math.nan
         most = self.highest - self.lowest

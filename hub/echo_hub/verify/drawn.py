@@ -18,7 +18,8 @@ NodeEvidence = tuple[str, Evidence]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnRollout(RolloutPayload):
-    """A completion with all inputs needed to recompute its draws. Its spans cover all tokens."""
+    """A completion with all inputs needed to recompute its draws. Its `spans` (which node and version drew which
+    tokens) cover all tokens."""
 
     rollout_id: str
     prompt_ids: NDArray[np.int32]
@@ -41,7 +42,7 @@ def unpack_evidence(frame: Frame) -> Evidence:
 
 
 def unpack_spans(frames: list[Frame]) -> tuple[NodeEvidence, ...]:
-    """Return each span's node and evidence from an answer of the verifier process."""
+    """Return, from an answer of the verifier process, each part's node and the evidence about the part."""
     return tuple(
         (frame["node_id"], unpack_evidence({name: frame[name] for name in Evidence.__slots__})) for frame in frames
     )

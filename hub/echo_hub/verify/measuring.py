@@ -42,8 +42,8 @@ checks wait for it."""
 EXACT_ELEMENTS: Final = 2**22
 """Maximum number of logits held in float64 at a time. Several such tensors exist, of 32 MiB each."""
 DRAWS: Final = 32
-"""Number of tokens drawn at each position. More draws show better how far rounding has moved the edges of a token's
-interval."""
+"""Number of tokens drawn at each position. More draws show better how far rounding has moved the edges between tokens
+in cumulative probability."""
 
 
 def contexts(
@@ -110,8 +110,8 @@ def measured(
 
 
 _Drawn = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
-"""For each drawn token: lower end of its interval, true log-probability, uniform (random number), and claimed
-log-probability."""
+"""For each drawn token: lower end of the interval of cumulative probability that draws it, true log-probability,
+uniform (random number), and claimed log-probability."""
 
 
 def _examined(

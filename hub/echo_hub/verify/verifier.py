@@ -82,7 +82,7 @@ class CheckedRollouts(Protocol):
         are left out."""
 
     def prompts(self) -> list[NDArray[np.int32]]:
-        """Return some of the run's prompts as token ids. Blocks."""
+        """Return some of the run's prompts as token ids. Blocks the calling thread."""
 
 
 class Findings(Protocol):

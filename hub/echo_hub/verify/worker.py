@@ -57,9 +57,9 @@ _STORED: Final = {"BF16": torch.bfloat16, "F16": torch.float16}
 """PyTorch's 16-bit types, by their names in safetensors files."""
 
 _Found = NDArray[np.float64]
-"""Array of shape [2, N] for N tokens: the lower end of each token's interval in cumulative probability, and its true
-log-probability in nats. For a greedy token, the first value is how far its log-probability is below that of the most
-likely token, in nats."""
+"""Array of shape [2, N] for N tokens: the lower end of the interval of cumulative probability that draws each token,
+and its true log-probability in nats. For a greedy token, the first value is how far its log-probability is below that
+of the most likely token, in nats."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -369,7 +369,8 @@ def _refused(pieces: Sequence[_Piece], why: str) -> Iterator[Frame]:
 
 
 def _answers(cases: Sequence[_Case]) -> list[Frame]:
-    """Return the answers of complete rollouts, with the evidence for each span in order.
+    """Return the answers of complete rollouts, each with the evidence about every part that one node drew, in token
+    order.
 
     All rollouts are examined together, because most are short.
     """

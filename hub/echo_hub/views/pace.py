@@ -274,7 +274,7 @@ def _kind(node_id: str, said: Mapping[str, NodeKind]) -> str:
 
 
 def busy_seconds(spans: Iterable[tuple[float, float]]) -> float:
-    """Return how long at least one of the spans lasts."""
+    """Return the seconds covered by at least one of the periods, given as (begin, end)."""
     total, until = 0.0, float("-inf")
     for begin, end in sorted(spans):
         if end > until:

@@ -73,12 +73,12 @@ class Manifest(BaseModel):
     carrier: Literal["files", "keyframe", "delta"]
     """files: each file is encrypted separately. keyframe, delta: all files are in one payload (`echo_shared.delta`)."""
     delta_parent: Annotated[int, Field(ge=0)] | None = None
-    """Version that a delta is encoded against, its parent; None for carriers that are no delta."""
+    """Version that a delta is encoded against, its parent; None if this carrier (encrypted files) holds no delta."""
     key_id: Annotated[int, Field(ge=0)]
     """Id of the run key with which the carrier's files are encrypted."""
     info_hash: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
     files: Annotated[tuple[ManifestFile, ...], Field(min_length=1, max_length=4_096)]
-    """Files of the artefact itself, not of its carrier."""
+    """Files of the artefact itself, not of its carrier (the encrypted files that nodes fetch)."""
     source: Annotated[str, Field(pattern=r"^[\w.-]+(/[\w.-]+)?@[0-9a-f]{40}$", max_length=256)] | None = None
     """Id and revision of the base model on the model hub, which serves identical files."""
 

@@ -40,7 +40,8 @@ def new_key() -> bytes:
 def seal(source: Path, target: Path, key: bytes) -> None:
     """Encrypt `source`, of any size, to `target`, readable only with `key`. Each call gives different bytes.
 
-    `target` is complete or missing, even after a power failure. Blocks. Raises StorageError for file errors.
+    `target` is complete or missing, even after a power failure. Blocks the calling thread. Raises StorageError for file
+    errors.
     """
     salt = os.urandom(SALT_BYTES)
     cipher = _cipher(key, salt)
@@ -57,8 +58,8 @@ def seal(source: Path, target: Path, key: bytes) -> None:
 def unseal(source: Path, target: Path, key: bytes) -> str:
     """Decrypt `source` to `target`, and return the content's SHA-256 (hexadecimal).
 
-    `target` is complete or missing. Blocks. Raises CodecError if the file was sealed with another key, or was cut,
-    reordered or changed; StorageError for file errors.
+    `target` is complete or missing. Blocks the calling thread. Raises CodecError if the file was sealed with another
+    key, or was cut, reordered or changed; StorageError for file errors.
     """
     digest = hashlib.sha256()
 

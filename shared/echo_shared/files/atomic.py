@@ -72,7 +72,9 @@ def atomic_directory(final: Path) -> Iterator[Path]:
 
 
 def sync(path: Path) -> None:
-    """Flush a file's content or a directory's entries to the disk, so that they survive a power failure. Blocks."""
+    """Flush a file's content or a directory's entries to the disk, so that they survive a power failure. Blocks the
+    calling thread.
+    """
     if path.is_dir() and os.name == "nt":
         return  # Windows has no call that syncs a directory.
     handle = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)

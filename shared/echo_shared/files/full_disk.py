@@ -60,7 +60,7 @@ class Room:
         self._given_up.set()
 
     def until(self, write: Callable[[], T]) -> T:
-        """Call `write` until it succeeds, and return its result. Blocks.
+        """Call `write` until it succeeds, and return its result. Blocks the calling thread.
 
         Raises every error other than the retried StorageError at once, and that StorageError after `give_up`.
         """
@@ -77,7 +77,9 @@ class Room:
             self._done(turn)
 
     async def until_done(self, write: Callable[[], Awaitable[T]]) -> T:
-        """Like `until`, but waits on the event loop instead of blocking."""
+        """Await `write` until it succeeds, and return its result. Unlike `until`, wait between two attempts on the
+        event loop, without blocking it.
+        """
         turn = object()
         try:
             while True:

@@ -143,10 +143,10 @@ class PublicReceipt:
 
     rollout_id: str
     state: str
-    """A `ReceiptState` value."""
+    """State of the rollout, a `ReceiptState` value."""
     drop_reason: str | None
     checked: str
-    """A `Checked` value."""
+    """Result of the rollout's check, a `Checked` value."""
     node: str
     """Start of the id of the node that held the lease."""
     name: str

@@ -41,8 +41,8 @@ class CheckEvidence:
     """Results of recomputing a node's tokens; `echo_hub.core.trust.evidence` defines what is counted."""
 
     draws: tuple[TokenClass, ...]
-    """Histogram of tokens by the distance of the draw from the claimed token's interval, in log-odds. An honest node's
-    tokens are in the first bins.
+    """Histogram of tokens by the distance, in nats of log-odds, of the draw's random number from the interval of
+    cumulative probability that draws the token. An honest node's tokens are in the first bins.
     """
     claims: tuple[TokenClass, ...]
     """Histogram of tokens by the error of the claimed log-odds."""

@@ -31,17 +31,17 @@ class RolloutFilter:
     version: int | None = None
     """Policy version of the lease."""
     state: str = ""
-    """A `ReceiptState` value."""
+    """State of the rollout, a `ReceiptState` value."""
     drop: str = ""
-    """A `DropReason` value."""
+    """Reason why the rollout was dropped, a `DropReason` value."""
     check: str = ""
-    """A `Checked` value."""
+    """Result of the rollout's check, a `Checked` value."""
     reward_min: float | None = None
     reward_max: float | None = None
     tokens_min: int | None = None
     tokens_max: int | None = None
     text: str = ""
-    """Substring of the completion, in any case."""
+    """Text that the completion contains, in upper or lower case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +129,8 @@ class TextPiece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnSpan:
+    """Part of a completion: consecutive tokens that one node drew with one policy version."""
+
     node_id: str
     policy_version: int
     num_tokens: int
@@ -144,7 +146,9 @@ class RolloutPayload(Completion):
     observation_ids: TokenIds = field(default_factory=lambda: _NO_IDS)
     """Tokens of the environment's answer, between this turn and the next; empty after the last turn."""
     spans: tuple[DrawnSpan, ...] = ()
-    """Spans in token order. Empty: the node that holds the lease drew all tokens, with the lease's version."""
+    """Parts of the completion, each drawn by one node with one version, in token order. Empty: the node that holds the
+    lease drew all tokens, with the lease's version.
+    """
 
     @classmethod
     def of(cls, completion: Completion, spans: tuple[DrawnSpan, ...] = ()) -> RolloutPayload:
@@ -152,7 +156,9 @@ class RolloutPayload(Completion):
         return cls(*content_of(completion), spans=spans)
 
     def attributed(self, node_id: str, policy_version: int) -> RolloutPayload:
-        """Return the payload with spans that cover all tokens. Node and version are those of the lease."""
+        """Return the payload with `spans` that cover all tokens. If it has none, all tokens are attributed to this node
+        and version, those of the lease.
+        """
         if self.spans:
             return self
         own = DrawnSpan(node_id=node_id, policy_version=policy_version, num_tokens=len(self.completion_ids))
@@ -191,7 +197,7 @@ class RolloutText:
     text: str
     pieces: tuple[TextPiece, ...]
     payload: RolloutPayload = field(metadata=FLAT)
-    """The completion; its spans cover all tokens."""
+    """The completion; its `spans` (which node and version drew which tokens) cover all tokens."""
     observation: str
     """The environment's answer, which the loss excludes; empty after the last turn."""
 

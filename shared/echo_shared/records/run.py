@@ -55,7 +55,7 @@ class RunEvent:
     """Assigned by the store; later events have higher numbers."""
     at: float
     kind: str = "log"
-    """Kind of event, such as `node_joined`; `log`: only a log line. At most 32 characters."""
+    """Kind of event, such as `node_joined`; `log`: only a log line. It has at most 32 characters."""
     severity: Severity = Severity.INFO
     subject: str = ""
     """The node or component concerned, such as a node id; at most 64 characters."""
@@ -167,7 +167,7 @@ class NodeTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveNode:
-    """A connected node: its last report, and what the hub told it last. Not stored.
+    """A connected node: its last report, and what the hub told it last. The database does not store this.
 
     A report is a claim, only for display: no node is credited for it.
     """

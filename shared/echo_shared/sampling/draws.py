@@ -81,8 +81,8 @@ def draw(
 def interval(
     logits_RV: NDArray[np.float32], tokens_R: NDArray[np.integer], temperature: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the start of each token's interval in cumulative probability, and the token's log-probability, both
-    [rows].
+    """Return the lower end of each token's interval (the range of cumulative probability within which u draws the
+    token), and the token's log-probability, which is the logarithm of the interval's width; both [rows].
 
     Log-probabilities are in nats, -inf for probability 0. Both are NaN where logits are not finite.
     """
@@ -98,8 +98,8 @@ def interval(
 def nats_outside(
     below_R: NDArray[np.floating], logprobs_R: NDArray[np.floating], u_R: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the distance of each u from its token's interval, which starts at `below_R` and is exp(`logprobs_R`) wide,
-    [rows].
+    """Return the distance [rows] of each u from the interval of cumulative probability that draws its token. The
+    interval starts at `below_R` and is exp(`logprobs_R`) wide.
 
     The unit is nats of log-odds, ln(x / (1 - x)); 0 inside the interval. Rounding of logits by n nats moves an edge by
     about n nats of log-odds, wherever the edge is. In cumulative probability, an edge near 0 or 1 would hardly move,

@@ -1,7 +1,8 @@
 """Request to recompute another node's completion, and the result for each token.
 
 The request omits the claimed log-probabilities and the seed, so that the checking node cannot copy the claims. It
-reports each token's interval in the cumulative distribution; the hub checks that the draw lies in the interval.
+reports each token's interval: the range of cumulative probability within which the random number draws this token. The
+hub checks that the random number, which follows from the seed, lies in the interval.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Intervals = tuple[NDArray[np.float64], NDArray[np.float64]]
-"""(start of each token's interval in cumulative probability, log-probability in nats), both [T]."""
+"""(lower end of the interval of cumulative probability that draws each token, log-probability of the token in nats),
+both [T].
+"""
 
 LEAST_LOGPROB: Final = -1e4
 """Log-probability that is reported for a token of probability 0, because messages hold only finite numbers."""
@@ -42,7 +45,9 @@ class ScoreRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """Recomputed intervals of a completion, one per token; both arrays are empty if the engine cannot compute them."""
+    """Result of recomputing a completion: for each token, the interval of cumulative probability that draws it. Both
+    arrays are empty if the engine cannot compute them.
+    """
 
     rollout_id: str
     below: NDArray[np.float32]
@@ -50,7 +55,9 @@ class Scored:
 
     @classmethod
     def of(cls, rollout_id: str, found: list[Intervals]) -> Scored:
-        """Join the intervals of consecutive version spans. A NaN makes the result empty."""
+        """Join the results for consecutive parts of a completion, each computed with the version that drew the part. A
+        NaN makes the result empty.
+        """
         below = np.concatenate([one for one, _ in found] or [np.zeros(0)])
         logprobs = np.concatenate([one for _, one in found] or [np.zeros(0)])
         if np.isnan(below).any() or np.isnan(logprobs).any():

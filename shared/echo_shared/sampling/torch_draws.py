@@ -33,8 +33,8 @@ def draw(logits_RV: Tensor, u_R: Tensor, temperature_R: Tensor) -> tuple[Tensor,
 
 
 def interval(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the start of each token's interval in cumulative probability and the log-probabilities of `tokens_R`
-    (int64).
+    """Return the lower end of each token's interval (the range of cumulative probability within which u draws the
+    token), and the log-probabilities of `tokens_R` (int64).
 
     Both are [R], float64, on the device of `temperature_R`, the required device of `tokens_R`. NaN where logits are not
     finite.

@@ -26,7 +26,7 @@ def grown(spans: Spans, policy_version: int, more_tokens: int) -> Spans:
 
 
 def between(spans: Spans, start: int, stop: int) -> Spans:
-    """Return the spans of tokens `start` up to `stop`, as far as they exist."""
+    """Return the version spans of the tokens from `start` up to `stop` (exclusive), as far as `spans` reach."""
     found: list[VersionSpan] = []
     begin = 0
     for span in spans:
@@ -39,7 +39,7 @@ def between(spans: Spans, start: int, stop: int) -> Spans:
 
 
 def problem(spans: Sequence[VersionSpan], completion_tokens: int) -> str:
-    """Return the reason why `spans` cannot describe a completion of this length; "" if they can."""
+    """Return the reason why these version spans cannot describe a completion of this length; "" if they can."""
     if num_tokens(spans) != completion_tokens:
         return f"versions that cover {num_tokens(spans)} tokens instead of {completion_tokens}"
     versions = [span.policy_version for span in spans]

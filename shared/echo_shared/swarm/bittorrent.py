@@ -386,8 +386,8 @@ def _info_hash_of(alert: lt.torrent_alert) -> bytes:
 
 
 def _received(transfer: Transfer) -> tuple[int, int]:
-    """Return (all payload bytes, payload bytes from the currently connected web seeds). Blocks. Raises SwarmError if
-    the torrent has been removed.
+    """Return (all payload bytes, payload bytes from the currently connected web seeds). Blocks the calling thread.
+    Raises SwarmError if the torrent has been removed.
     """
     try:
         peers, status = transfer.handle.get_peer_info(), transfer.handle.status()

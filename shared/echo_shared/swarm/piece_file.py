@@ -47,8 +47,8 @@ class PieceFile:
         return not self.missing
 
     def open(self) -> None:
-        """Give every file its full size, and find the pieces on disk that match their hash. Blocks. Raises
-        StorageError.
+        """Give every file its full size, and find the pieces on disk that match their hash. Blocks the calling thread.
+        Raises StorageError.
         """
         with on_disk(self.directory):
             found = [self._make_room(path, size) for path, size in self.layout.files]

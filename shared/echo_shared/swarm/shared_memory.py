@@ -35,7 +35,7 @@ class MemorySegment:
 
     @classmethod
     def of(cls, manifest: Manifest, directory: Path) -> MemorySegment:
-        """Copy the artefact in `directory` into memory. Blocks. Raises OSError if memory runs out."""
+        """Copy the artefact in `directory` to memory. Blocks the calling thread. Raises OSError if memory is full."""
         assert sys.platform == "linux", "the caller must check AVAILABLE"
         name = f"echo-{secrets.token_hex(16)}"
         descriptor = os.memfd_create(name)
@@ -53,7 +53,7 @@ class MemorySegment:
 
 
 def read(address: SharedMemory, manifest: Manifest, directory: Path) -> None:
-    """Copy the artefact at `address` into `directory`. Blocks. The caller must verify the files.
+    """Copy the artefact at `address` into `directory`. Blocks the calling thread. The caller must verify the files.
 
     Raises OSError if the hub has closed the memory, or if this process cannot see the hub's process: on another host,
     as another user, or in a container.

@@ -150,7 +150,9 @@ def token_classes(*counts: int) -> tuple[TokenClass, ...]:
 
 
 def node_record(node: NodeView) -> NodeRecord:
-    """Return the node's record; that of a quarantined node contains the decision."""
+    """Return the node's record. If the node is quarantined, the record contains the hub's decision to quarantine it,
+    with the evidence.
+    """
     evidence = CheckEvidence(
         draws=token_classes(900, 41, 3, 0, 0, 7),
         claims=token_classes(880, 60, 4, 0, 0, 7),

@@ -259,7 +259,9 @@ def test_intervals_equal_the_whole_softmaxs(monkeypatch: pytest.MonkeyPatch, chu
 
 @pytest.mark.parametrize("chunk_elements", [1, V * 7])
 def test_greedy_choices_return_their_shortfall(monkeypatch: pytest.MonkeyPatch, chunk_elements: int) -> None:
-    """Greedy choices have no interval; their result is the shortfall in nats from the most likely token."""
+    """Greedy choices draw no random number. So their result is not an interval of cumulative probability, but the
+    shortfall in nats from the most likely token.
+    """
     monkeypatch.setitem(logprobs.CHUNK_ELEMENTS, "cpu", chunk_elements)
     head, greedy = make_head(), torch.arange(N) % 2 == 0
     below, found = intervals(HIDDEN, head, IDS, greedy, temperature=0.7)

@@ -1,4 +1,6 @@
-"""Neighbouring spans of one node and version are joined; they are cut if fewer tokens are wanted."""
+"""Neighbouring spans (parts of a completion) of the same node and version are joined; they are cut if fewer tokens are
+wanted.
+"""
 
 from __future__ import annotations
 

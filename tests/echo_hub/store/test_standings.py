@@ -66,7 +66,7 @@ def test_the_newest_list_of_coarse_classes_is_read_back(store: Store) -> None:
 
 
 OLD = {"draws": [9, 0, 0, 0, 0, 0], "claims": [9, 0, 0, 0, 0, 0], "mismatch_kl": 0.5, "bias": 0.1, "squares": 0.2}
-"""Evidence as an earlier release stored it, whose trust test had other sums."""
+"""Evidence in the form in which an earlier release stored it. That release's trust test kept other sums."""
 
 
 @pytest.mark.parametrize(

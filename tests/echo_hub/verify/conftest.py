@@ -79,8 +79,8 @@ class Versions:
 
 
 def as_drawn(rollout: FinishedRollout, request: GroupRequest, *spans: DrawnSpan) -> DrawnRollout:
-    """Return the rollout as sampled by these spans (node, version, number of tokens); the last span gets all remaining
-    tokens.
+    """Return the rollout as if each of `spans` (node, version, number of tokens) had sampled that many of its tokens,
+    in order; the last one gets all remaining tokens.
     """
     *first, last = spans
     left = len(rollout.completion_ids) - sum(span.num_tokens for span in first)

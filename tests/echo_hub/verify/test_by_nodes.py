@@ -49,9 +49,9 @@ def result(below: list[float], logprobs: list[float], rollout_id: str = "1-0") -
 
 
 def test_each_sampler_gets_the_evidence_of_its_tokens() -> None:
-    """Token 1's interval contains its u. Token 2's interval ends at 0.7, below u by 0.024, or .12 in log-odds. Token
-    3's begins 0.25 above u, or 2.1 in log-odds. Token 3's claim is one nat off: its odds go from ln(.607 / .393) to
-    ln(.223 / .777).
+    """The interval of cumulative probability that draws token 1 contains the token's u. Token 2's interval ends at 0.7,
+    below u by 0.024, or .12 in log-odds. Token 3's begins 0.25 above u, or 2.1 in log-odds. Token 3's claim is one nat
+    off: its odds go from ln(.607 / .393) to ln(.223 / .777).
     """
     found = finding_of(DRAWN, result([0.4, 0.7 - np.exp(-0.5), 0.3], [-0.5, -0.5, -0.5]))
     assert found.below == pytest.approx([0.4, 0.7 - np.exp(-0.5), 0.3], abs=1e-6)

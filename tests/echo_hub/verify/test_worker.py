@@ -56,7 +56,9 @@ def all_logits(versions: Versions, drawn: DrawnRollout, version: int) -> NDArray
 
 
 def by_hand(versions: Versions, drawn: DrawnRollout, version: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the lower ends of intervals and the log-probabilities [T], computed for this sequence alone."""
+    """Return the tokens' log-probabilities and the lower ends of the intervals of cumulative probability that draw
+    them, both [T], computed for this sequence alone.
+    """
     logits_TV = all_logits(versions, drawn, version)
     return draws.interval(logits_TV, drawn.completion_ids, temperature=versions.settings.temperature)
 

@@ -129,8 +129,9 @@ def assert_same_as_undisturbed(
 
 
 def on_an_edge(kit: Any, model: Any) -> Parts:
-    """Return a check that u is within `EDGE_NATS` of an edge between both tokens' intervals. So close to an edge, the
-    drawn token may depend on the processor, because another batch shape rounds differently.
+    """Return a check that u is within `EDGE_NATS` of the cumulative probability at which one token ends and the other
+    begins. So close to this edge, the drawn token may depend on the processor, because another batch shape rounds
+    differently.
     """
 
     def check(request: GroupRequest, index: int, one: list[int], other: list[int], given: int) -> None:

@@ -66,7 +66,9 @@ def test_logits_that_are_not_numbers_give_no_number() -> None:
 def test_draw_rows_equals_the_reference(
     vocabulary: int, scale: float, temperature: float, u: float, impossible: float, ties: bool, seed: int
 ) -> None:
-    """If u is within rounding of an edge between two tokens' intervals, both tokens are accepted."""
+    """If u is within rounding of the cumulative probability at which one token ends and the next begins, both tokens
+    are accepted.
+    """
     rng = np.random.default_rng(seed)
     logits = (rng.standard_normal((2, vocabulary)) * scale).astype(np.float32)
     if ties:

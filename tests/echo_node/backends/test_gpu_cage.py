@@ -1,5 +1,5 @@
-"""Which step of the cage for GPUs (from strict to loose) a node chooses for a driver, here a stub in real cages; and
-how the choice is stored.
+"""Which cage (sandbox) a node chooses for a GPU's driver, from narrow to wide, and how the choice is stored. The driver
+is a stub; the cages are real.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""How many rollouts a node asks for: no more than it can finish before their deadline. Computed by hand."""
+"""How many rollouts a node asks for: no more than it can finish before their deadline. The expected numbers are
+computed by hand.
+"""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def carriers(swarm: Swarm, tmp_path: Path) -> Carriers:
 
 
 def put(carriers: Carriers, version: int, content: bytes = b"sealed") -> tuple[Manifest, TorrentLayout]:
-    """Write a complete carrier to the disk; version 0 is the base."""
+    """Write a complete carrier (encrypted files of an artefact) to the disk; version 0 is the base."""
     manifest = Manifest(
         kind="policy" if version else "base",
         run_id="run",

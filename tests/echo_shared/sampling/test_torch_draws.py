@@ -88,7 +88,9 @@ def test_ties_and_impossible_ids_are_exact(weights: list[bool], repeats: int, u:
 def test_the_tokens_interval_contains_the_uniform(
     logits: list[float], repeats: int, u: float, temperature: float
 ) -> None:
-    """The interval has a tolerance, because exp differs between libraries in the last bits."""
+    """The bounds of the token's interval of cumulative probability have a tolerance, because exp differs between
+    libraries in the last bits.
+    """
     row = np.repeat(np.array(logits, dtype=np.float32), repeats)
     (token,), (logprob,) = drawn(row[None], np.array([u]), np.array([temperature]))
     scaled = row.astype(np.float64) / temperature

@@ -1,4 +1,4 @@
-"""Spans of versions behave like a plain list with one version per token."""
+"""Version spans (consecutive tokens drawn with one version) behave like a plain list with one version per token."""
 
 from __future__ import annotations
 

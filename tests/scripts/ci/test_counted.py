@@ -14,7 +14,9 @@ from scripts.ci.counted import REFUSED, count
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the file for the record; the codec is restored after the test."""
+    """Return the file into which `count` writes its counts. The functions that `count` replaces in the codec are
+    restored after the test.
+    """
     for name in ("decode_from_hub", "decode_from_node"):
         monkeypatch.setattr(codec, name, getattr(codec, name))
     return tmp_path / "counts.json"

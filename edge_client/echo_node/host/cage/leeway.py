@@ -1,4 +1,4 @@
-"""Steps of the cage (sandbox) for a GPU's driver, from narrow to wide.
+"""Cages (sandboxes) for a GPU's driver, called steps, from narrow to wide.
 
 Example: NVIDIA's driver creates a Unix socket when CUDA starts. The first step refuses that, and CUDA answers with
 error 304; the second step allows it, and CUDA starts. `backends.gpu_cage` finds the first step that works on a machine.
@@ -30,7 +30,7 @@ neither connect nor accept; any: all kinds, which may connect to other programs 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leeway:
-    """One step of the cage: what a GPU's driver may do beyond the narrowest cage."""
+    """One of the cages (sandboxes) that are tried for a GPU: what its driver may do beyond the narrowest cage."""
 
     name: str
     what: str
@@ -89,7 +89,7 @@ LEEWAYS: Final = (
     ),
     NO_CAGE,
 )
-"""All steps, from narrow to wide."""
+"""All cages (sandboxes), from narrow to wide."""
 
 
 BY_NAME: Final = {step.name: step for step in LEEWAYS}

@@ -79,7 +79,9 @@ def _refuses(step: tuple[int, ...]) -> bool:
 
 
 class Supervisor:
-    """Supervisor of one child. `refused` counts described calls; `opened` has each file once, in order."""
+    """Supervisor of one child process. `refused` counts refused system calls by their description; `opened` has each
+    file that the child tried to open once, in order.
+    """
 
     def __init__(self, pid: int, listener: int) -> None:
         """`listener`: the descriptor that `watch` returned in the child. Raises OSError if tracing is forbidden."""

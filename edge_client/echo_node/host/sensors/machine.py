@@ -33,7 +33,8 @@ class Sensors(Protocol):
     """Sensors that are read once a second. A missing value never raises an error."""
 
     def read(self, settings: MannersConfig, *, engines: Collection[int], on_gpu: bool) -> SensorReading:
-        """Read the sensors that the settings need. Blocks for milliseconds, or for half a second if a desktop hangs.
+        """Read the sensors that the settings need. Blocks the calling thread for milliseconds, or for half a second if
+        a desktop hangs.
 
         `engines`: processes of this node besides this one.
         """

@@ -86,8 +86,9 @@ class RolloutReceived:
 
 @_effect
 class ScoreRecorded:
-    """Record: received → scored. If the rollout ended its episode, the record has the episode's `reward`; otherwise the
-    environment's answer (`observation_ids`). Both are None if the scorer failed in an evaluation."""
+    """Record that a received rollout is scored. If the rollout ended its episode, the record has the episode's
+    `reward`; otherwise the environment's answer (`observation_ids`). Both are None if the scorer failed in an
+    evaluation."""
 
     rollout_id: str
     reward: float | None

@@ -191,7 +191,7 @@ class LeaseGivenBack:
     indices: tuple[int, ...]
     reason: str
     unusable_version: int | None = None
-    """Version that the node's engine cannot use, if that is the reason."""
+    """Version that the node's engine cannot use, if that is why the node gives the lease back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

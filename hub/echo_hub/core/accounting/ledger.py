@@ -109,7 +109,7 @@ class Ledger:
             self._out.record(GroupOpened(group_id=group.group_id, seed=group.seed, prompt=group.prompt))
 
     def ask_for(self, group: RolloutGroup) -> None:
-        """Let the indices of a group that was opened with `asked_for` False want leases from now on."""
+        """Offer the rollouts of a group that was opened with `asked_for` False for leasing from now on."""
         group.asked_for = True
         self.wants.note_all(group)
 
@@ -262,8 +262,8 @@ class Ledger:
             self._hand_over(group)
 
     def score(self, rollout: LeasedRollout, reward: float) -> None:
-        """Move received → scored for a rollout that ended its episode. The last episode completes the group, and all
-        remaining leases of the group are revoked."""
+        """Move a received rollout that ended its episode to the state scored. The last episode completes the group, and
+        all remaining leases of the group are revoked."""
         self._record_score(rollout, reward)
         rollout.reward = reward
         self._nodes.trust(rollout.node_id, in_time=not rollout.overdue)
@@ -285,7 +285,7 @@ class Ledger:
             self.scoring_s += (now - rollout.received_at - self.scoring_s) / SCORINGS
 
     def evaluate(self, rollout: LeasedRollout, reward: float | None) -> None:
-        """Move an ended evaluation episode, with its earlier turns, received → scored → evaluated."""
+        """Move an ended evaluation episode, with its earlier turns, from received to scored, and then to evaluated."""
         self._record_score(rollout, reward)
         if reward is not None:
             self._nodes.trust(rollout.node_id, in_time=not rollout.overdue)
@@ -304,7 +304,8 @@ class Ledger:
             self._forget(group.group_id)
 
     def go_on(self, rollout: LeasedRollout, observation_ids: NDArray[np.int32], *, turn_reward: float = 0.0) -> None:
-        """Move received → scored after the environment answered this turn. The episode's next turn wants a lease."""
+        """Move a received rollout to the state scored after the environment answered this turn. The episode's next turn
+        wants a lease."""
         self._out.record(
             ScoreRecorded(
                 rollout_id=rollout.rollout_id, reward=None, observation_ids=observation_ids, turn_reward=turn_reward

@@ -386,8 +386,8 @@ class Activation:
         return demand.useful(self._rate(node), self._late_s(node))
 
     def _is_too_slow(self, node: Node, demand: Demand | None) -> bool:
-        """True if this node takes so long for a rollout that it arrives too stale for every step. Speeds measured by
-        turns (single-rollout leases) count as well."""
+        """Return True if this node takes so long for a rollout that it arrives too stale for every step. Speeds
+        measured by turns (single-rollout leases) count as well."""
         measured = node.pace.tokens_per_s > 0 and self._lengths.mean_tokens > 0
         return demand is not None and measured and not demand.useful(1.0, self._late_s(node))
 

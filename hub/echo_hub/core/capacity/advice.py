@@ -70,7 +70,7 @@ class Advice:
 
 
 def reaches(workload: Workload, pool: Pool, target: float) -> bool:
-    """True if the pool lets the learner reach the share `target` of its best possible utilisation."""
+    """Return True if the pool lets the learner reach the share `target` of its best possible utilisation."""
     if pool.rollouts_per_s * workload.step_s * (1 + 2 * SAME) < workload.rollouts_per_step * target:
         return False  # Most candidates of a search fail this cheap test.
     return period_s(workload, pool) * target <= workload.step_s * (1 + SAME)

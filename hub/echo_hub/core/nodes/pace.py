@@ -103,8 +103,8 @@ class NodePace:
     def finish_s(self, queued_tokens: float, num_tokens: float) -> float:
         """Return the seconds until a new completion of `num_tokens` is back, if the node already holds `queued_tokens`.
 
-        The result is the time of one completion, plus the same for each round of completions queued before it, plus
-        transit.
+        The result is the time of one completion for each round of completions queued before it and for its own round,
+        plus transit.
         """
         rounds = ceil((queued_tokens / num_tokens + 1.0) / self._at_once - _NEARLY) if num_tokens else 1
         return self.token_s * num_tokens * max(1, rounds) + self.way_s

@@ -80,7 +80,7 @@ class ReadyQueues:
         return slow_enough, slowest
 
     def is_found(self, node: Node) -> bool:
-        """True if searches may return the node, because it is near the front of its queue."""
+        """Return True if searches may return the node, because it is near the front of its queue."""
         return node.place is not None and self._is_first(self._queues[node.place], node.node_id)
 
     def to_the_end(self, node: Node) -> bool:
@@ -128,7 +128,7 @@ class ReadyQueues:
         return node_id in islice(queue, self.most_avoided + 1)
 
     def _hides_another(self, queue: OrderedDict[str, tuple[int, Node]], node_id: str) -> bool:
-        """True if removing this node would let searches find another node of this queue."""
+        """Return True if removing this node would let searches find another node of this queue."""
         return next(reversed(queue)) != node_id and self._is_first(queue, node_id)
 
     def _heeds(self, place: Place) -> bool:

@@ -155,7 +155,8 @@ class Nodes:
         return node is not None and node.connected
 
     def is_proven(self, node_id: str) -> bool:
-        """True if the node is not quarantined and a rollout of it was scored, as far as this hub process remembers."""
+        """Return True if the node is not quarantined and a rollout of it was scored, as far as this hub process
+        remembers."""
         node = self._nodes.get(node_id) or self._left.get(node_id)
         return node is not None and node.proven and node_id not in self._quarantined
 
@@ -362,7 +363,7 @@ class Nodes:
         return sum(self._by_version[version] for version in range(oldest_version, self._newest + 1))
 
     def any_proven(self, beside: Collection[str]) -> bool:
-        """True if any proven node that is not in `beside` takes work, with or without free capacity."""
+        """Return True if any proven node that is not in `beside` takes work, with or without free capacity."""
         nodes = [node for node_id in beside if (node := self._nodes.get(node_id)) is not None]
         return self._num_proven > sum(node.candidate is not None and node.proven for node in nodes)
 

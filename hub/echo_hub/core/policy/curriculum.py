@@ -74,7 +74,7 @@ class CurriculumStatus:
 
 
 class Curriculum:
-    """Newest pass rates by prompt and by task, and the decision which group ids are skipped."""
+    """Keeps the newest pass rate of each prompt and each task, and decides which group ids are skipped."""
 
     def __init__(
         self,

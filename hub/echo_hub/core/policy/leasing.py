@@ -141,7 +141,7 @@ class Takers:
         return known
 
     def any_left(self, group: RolloutGroup, terms: LeaseTerms) -> bool:
-        """False if an earlier search with these terms found no node for a group of this kind."""
+        """Return False if an earlier search with these terms found no node for a group of this kind."""
         unfillable = self._unfillable.get(_key(terms))
         return unfillable is None or _kind(group, terms, group.kept_from) not in unfillable
 
@@ -323,8 +323,8 @@ class Leasing:
         return min(end, len(waiting)) - num_complete
 
     def _any_slow(self, group_ids: Iterable[int], terms: LeaseTerms, now: float) -> bool:
-        """True if some node with free capacity is so slow, or of unknown speed, that it must begin with these groups
-        now, before faster nodes.
+        """Return True if some node with free capacity is so slow, or of unknown speed, that it must begin with these
+        groups now, before faster nodes.
 
         Also set `_release_at` to the time at which the next faster node must begin.
         """

@@ -118,11 +118,11 @@ class StepWork(NamedTuple):
 
     step: int
     num_wanting: int
-    """Groups of the step with a rollout to lease (first or repeated lease)."""
+    """Number of the step's groups with a rollout to lease (first or repeated lease)."""
     num_missing: int
-    """Incomplete groups of this step and the steps before it."""
+    """Number of incomplete groups of this step and the steps before it."""
     num_leased: int
-    """Waiting groups, of all steps, with no rollout to lease at present."""
+    """Number of waiting groups, of all steps, that have no rollout to lease at present."""
 
 
 class LeaseTerms(NamedTuple):

@@ -8,10 +8,10 @@
                                                    otherwise, or without a checker ──> given up
 
 A checker learns neither the claimed log-probabilities nor the seed, so it cannot invent a finding that acquits. Only a
-node that computed the rollout, or conspires with its sampler, knows where the draw's uniform number falls in the
-token's interval. An accusation can be invented, so it counts only after a second, dissimilar node confirms it. One in
-ten settled rollouts is checked by one more node, which cannot tell that it is an audit. This exposes checkers that lie,
-and nodes that acquit each other.
+node that computed the rollout, or conspires with its sampler, knows where the draw's uniform number falls within the
+interval of cumulative probability that draws the token. An accusation can be invented, so it counts only after a
+second, dissimilar node confirms it. One in ten settled rollouts (rollouts whose check has a verdict) is checked by one
+more node, which cannot tell that it is an audit. This exposes checkers that lie, and nodes that acquit each other.
 
 Checkers are proven nodes, or new ones if no proven node may check the rollout, as in a run's first minutes. Samplers of
 a rollout may not check it. Nor may nodes sharing an address or invite with a sampler or earlier checker. Nodes of
@@ -39,7 +39,7 @@ from echo_hub.core.trust.rate import is_drawn
 from echo_hub.core.trust.standing import Standing, Standings, StandingState
 
 AUDITED: Final = 0.1
-"""Share of rollouts with a settled check that one more node checks, as an audit of the checkers."""
+"""Share of rollouts with a verdict that one more node checks, as an audit of the checkers."""
 LOOKED_AT: Final = 64
 """Maximum number of nodes that are compared to choose one checker."""
 IN_VAIN: Final = 4
@@ -48,8 +48,8 @@ MOST_ASKED: Final = 64
 """Maximum number of checks requested, and of timers handled, in one turn. The rest waits for the next turn."""
 
 Span = tuple[str, Evidence, Honest]
-"""Node that sampled the span, evidence about its tokens, and the rounding scales to judge it by: those of this node and
-of the checker together."""
+"""Node that sampled a part of the rollout, evidence about the part's tokens, and the rounding scales to judge it by:
+those of this node and of the checker together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class CheckOutcome:
     is_doubtful: bool = False
     """True if the check was given up although a checker had accused the rollout."""
     is_known: bool = False
-    """True if this check was an audit of a settled rollout."""
+    """True if this check was an audit: the rollout already had a verdict."""
     agreed: tuple[tuple[str, int], ...] = ()
     """Checkers whose finding was accepted, each with the number of tokens that it computed."""
     outvoted: tuple[str, ...] = ()
@@ -81,7 +81,7 @@ class _Checker:
     pool: list[_Checker] | None = None
     """The list, `_proven` or `_new`, that holds this checker; None: the node may not check."""
     place: int = 0
-    """Index in `pool`."""
+    """Index of this checker in `pool`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -132,8 +132,8 @@ class Checking:
         self._out = out
         self._checkers: dict[str, _Checker] = {}
         self._proven: list[_Checker] = []
-        """Connected proven nodes that offer checks and are trusted to check. `_new` has the same for new nodes, which
-        serve only if no proven node may check."""
+        """Connected proven nodes that offer checks and are trusted to check. `_new` holds such nodes that are new,
+        which check only if no proven node may."""
         self._new: list[_Checker] = []
         self._cases: dict[str, _Case] = {}
         self._waiting: OrderedDict[str, None] = OrderedDict()
@@ -362,10 +362,11 @@ class Checking:
         return self._settled(case, earlier) if self._agree(*earlier) else self._given_up(case)
 
     def _settled(self, case: _Case, standing_by: list[_Opinion]) -> CheckOutcome:
-        """Settle the check by the agreeing findings in `standing_by`; the one that weighs least against the samplers
+        """Decide the check by the agreeing findings in `standing_by`; the one that weighs least against the samplers
         counts.
 
-        Checkers with other findings are outvoted. One in ten settled rollouts is checked by one more node, as an audit.
+        Checkers with other findings are outvoted. One in ten rollouts with a verdict is checked by one more node, as an
+        audit.
         """
         mildest = min(standing_by, key=lambda opinion: self._weight(case, opinion))
         outvoted = [one for one in case.opinions if one not in standing_by]

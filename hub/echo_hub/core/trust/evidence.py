@@ -37,8 +37,8 @@ from echo_hub.core.trust.likelihood import (
 from echo_shared.sampling.draws import nats_outside
 
 DRAW_EDGES: Final = (0.001, 0.05, 0.2, 0.5, 1.0)
-"""Upper edges of the error classes of draws: distance of u from the token's interval, in nats of log-odds. The last
-class has no upper edge."""
+"""Upper edges of the error classes of draws: distance of u from the interval of cumulative probability that draws the
+token, in nats of log-odds. The last class has no upper edge."""
 PROBABILITY_EDGES: Final = (1e-4, 0.005, 0.02, 0.05, 0.2)
 """Upper edges of the error classes of draws in the learner's comparison of a step's nodes: distance in cumulative
 probability, under the learner's newer policy."""
@@ -118,12 +118,13 @@ class Evidence:
         *,
         greedy_N: NDArray[np.bool_] | None = None,
     ) -> list[Evidence]:
-        """Return the evidence of each of several consecutive spans.
+        """Return the evidence of each of several consecutive spans, which are parts of a completion drawn by one node
+        each.
 
-        `below_N` [N]: beginning of each token's interval in cumulative probability; for greedy choices, the
-        log-probability gap to the likeliest token, in nats. `logprobs_N` [N]: true log-probabilities; `claims_N` [N]:
-        claimed ones, nats. `uniforms_N` [N]: uniforms of the draws. `num_tokens`: tokens of each span. `greedy_N` [N]:
-        True for greedy choices, whose claims and uniforms are ignored. No value may be NaN.
+        `below_N` [N]: lower end of the interval of cumulative probability that draws each token; for greedy choices,
+        the log-probability gap to the likeliest token, in nats. `logprobs_N` [N]: true log-probabilities; `claims_N`
+        [N]: claimed ones, nats. `uniforms_N` [N]: uniforms of the draws. `num_tokens`: tokens of each span. `greedy_N`
+        [N]: True for greedy choices, whose claims and uniforms are ignored. No value may be NaN.
         """
         ends = np.cumsum(num_tokens)
         starts = ends - np.asarray(num_tokens, np.int64)
@@ -179,7 +180,7 @@ class Evidence:
 
     @classmethod
     def of(cls, below: ArrayLike, logprobs: ArrayLike, uniforms: ArrayLike, claims: ArrayLike) -> Evidence:
-        """Return the evidence of a single span of draws: see `of_spans`."""
+        """Return the evidence of one part of a completion, drawn by one node. The arguments are those of `of_spans`."""
         arrays = [np.asarray(values, np.float64) for values in (below, logprobs, uniforms, claims)]
         (found,) = cls.of_spans(arrays[0], arrays[1], arrays[2], arrays[3], [len(arrays[0])])
         return found
@@ -249,8 +250,9 @@ def log_odds(logprobs_N: NDArray[np.floating]) -> NDArray[np.float64]:
 
 
 def _summed(values_CSN: NDArray[np.float64], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the sums over each of K spans, [K, C * S]. `values_CSN` has only N of all tokens: those tokens of a span
-    that lie outside count 0. `starts` and `ends` [K] are relative to the first of the N tokens."""
+    """Return the sums over each of K spans (parts drawn by one node each), [K, C * S]. `values_CSN` has only N of all
+    tokens: those tokens of a span that lie outside count 0. `starts` and `ends` [K] are relative to the first of the N
+    tokens."""
     count = values_CSN.shape[-1]
     until_CSN = np.concatenate([np.zeros((*values_CSN.shape[:2], 1)), values_CSN.cumsum(axis=-1)], axis=-1)
     sums_CSK = until_CSN[..., ends.clip(0, count)] - until_CSN[..., starts.clip(0, count)]
@@ -266,7 +268,8 @@ def _counted(
     *,
     weights_N: NDArray[np.bool_] | None = None,
 ) -> list[list[int]]:
-    """Return each span's number of values in each class of `edges`. `weights_N`: False for values that do not count."""
+    """Return, for each span (part drawn by one node), the number of values in each class of `edges`. `weights_N`: False
+    for values that do not count."""
     classes = len(edges) + 1
     places_N = (spans_N * classes + np.searchsorted(edges, values_N))[slice(None) if weights_N is None else weights_N]
     counts: list[list[int]] = np.bincount(places_N, minlength=num_spans * classes).reshape(-1, classes).tolist()

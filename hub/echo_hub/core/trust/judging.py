@@ -48,8 +48,8 @@ COARSER: Final = 6
 """An engine of the alternative `COARSER_THAN_SAID` rounds more coarsely than its class by this many steps of
 `likelihood.SCALES`: by a factor of 8."""
 TILTS: Final = (0.2, 0.4, 0.8)
-"""Assumed strengths λ with which a node that chooses tokens by reward prefers tokens near an interval's edge
-(`shopping`)."""
+"""Assumed strengths λ with which a node that chooses tokens by reward prefers tokens whose random number u lies near an
+edge between two tokens (`shopping`)."""
 
 
 class Alternative(IntEnum):

@@ -63,7 +63,7 @@ class Lag:
 
     node_id: str
     mismatch: float
-    """Recent mismatch in nats per token."""
+    """Recent mismatch in nats per token: the KL divergence between the node's claims and the learner's policy."""
     usual: float
     """Mismatch in nats per token to expect of an honest node at present."""
     since: int

@@ -1,8 +1,9 @@
 """Likelihood of a node's results, if the node is honest and rounds with a given scale.
 
-An honest node computes the same logits as the verifier, up to rounding. Rounding moves each edge of a token's interval
-of the cumulative distribution, and the token's own probability, by noise in log-odds. The noise follows Student's t
-with a scale s in nats. Two densities follow, for a token with interval [b, b + p) under the verifier:
+An honest node computes the same logits as the verifier, up to rounding. A token's interval is the range of cumulative
+probability within which the uniform number u draws this token. Rounding moves each edge of the interval, and the
+token's own probability, by noise in log-odds. The noise follows Student's t with a scale s in nats. Two densities
+follow, for a token with interval [b, b + p) under the verifier:
 
     draw    f(u) = (T((L(u) - L(b)) / s) - T((L(u) - L(b + p)) / s)) / p      u: the token's uniform, 1 if it is forged
     claim   g(x) = t(x / s) / s                                              x: the true less the claimed log-odds
@@ -46,11 +47,13 @@ weighs at most ln(w / OUTLIERS) = 7.6 nats."""
 INVENTED: Final = 2.0
 """Scale in nats of the density of invented claims, which lie far from the true log-odds."""
 LEAST_WIDTH: Final = 1e-9
-"""Minimum width of a token's interval, as a probability, so that no division overflows."""
+"""Minimum width of the interval of cumulative probability that draws a token, so that no division overflows."""
 MOST_APART: Final = 100.0
 """Limit of the difference between true and claimed log-odds, in nats."""
 SHIFT: Final = 0.25
-"""Assumed shift of claims that are all too low or too high, in nats. The test finds shifts from half of it on."""
+"""Assumed shift of claims that are all too low or too high, in nats. The test detects shifts of at least half this
+size.
+"""
 DRAW_CURVES: Final = 1 + len(WEIGHTS)
 """Number C of draw curves: the log-likelihood under honesty, and one log-ratio for each of `WEIGHTS`."""
 CLAIM_CURVES: Final = 1 + len(WEIGHTS) + 2
@@ -58,13 +61,13 @@ CLAIM_CURVES: Final = 1 + len(WEIGHTS) + 2
 EDGE_CURVES: Final = 2
 """Number C of edge curves: tokens near an edge minus their expected number, and the variance of that number."""
 NEAR: Final = 0.75
-"""Distance from an edge of the token's interval, in log-odds divided by the scale, within which u counts as near the
-edge."""
+"""Distance from an edge of the interval of cumulative probability that draws the token, in log-odds divided by the
+scale, within which u counts as near the edge."""
 _LEAST_BESIDE: Final = 1e-6
 """Probability outside of an edge below which there is no neighbouring token that a node could choose instead."""
 _ALL_NEAR: Final = 0.98
-"""If more than this share of a token's interval is near its edges, u is near an edge in any case, so the token counts
-for nothing."""
+"""If more than this share of the interval that draws a token is near its edges, u is near an edge in any case, so the
+token counts for nothing."""
 
 
 def draw_curves(
@@ -73,7 +76,7 @@ def draw_curves(
     """Return draw curves [C, S, N]: ln f, and ln(1 - w + w / f) for each of `WEIGHTS`. f is the density of the uniform
     u if the node is honest (see the module).
 
-    The tokens' intervals begin at `below_N` and are exp(`logprobs_N`) wide.
+    The interval of cumulative probability that draws a token begins at `below_N` and is exp(`logprobs_N`) wide.
     """
     width_N = np.maximum(np.exp(logprobs_N), LEAST_WIDTH)
     drawn_N = bounded_log_odds(u_N)
@@ -127,8 +130,8 @@ def edge_curves(
     """Return edge curves [C, S, N]: 1 if the draw's uniform u is near an edge of the token's interval, minus the share
     m of the interval near edges; and the variance m (1 - m).
 
-    The tokens' intervals begin at `below_N` and are exp(`logprobs_N`) wide. u is near an edge if it is outside of the
-    interval, or inside within `NEAR` scales of an edge.
+    The interval of cumulative probability that draws a token begins at `below_N` and is exp(`logprobs_N`) wide. u is
+    near an edge if it is outside of the interval, or inside within `NEAR` scales of an edge.
     """
     width_N = np.maximum(np.exp(logprobs_N), LEAST_WIDTH)
     above_N = np.minimum(below_N + width_N, 1.0)

@@ -38,7 +38,8 @@ MOST_APART: Final = 4
 """Maximum number of steps of `SCALES` by which an engine's draws may be coarser than its claims. At most two were
 measured."""
 BOTH_EDGES: Final = 1
-"""Steps of `SCALES` by which claims are coarser than draws: a claim errs by the rounding of both interval edges."""
+"""Steps of `SCALES` by which claims are coarser than draws: a claimed probability is the difference of two cumulative
+probabilities, and errs by the rounding of both."""
 LEARNED: Final = 2
 """Maximum number of steps of `SCALES` by which tokens of a class's own nodes may raise its scale above the measured
 one: up to twice the scale."""
@@ -301,8 +302,9 @@ class Numerics:
 def _most_likely(shown: Evidence) -> tuple[int, int]:
     """Return the most likely scales of draws and of claims, as indices.
 
-    The scale of draws is at least that of claims minus `BOTH_EDGES`: a claim errs by the rounding of both edges of its
-    interval. Draws alone may show less, because few of them miss their interval.
+    The scale of draws is at least that of claims minus `BOTH_EDGES`: a claim errs by the rounding of both edges of the
+    interval of cumulative probability that draws the token. Draws alone may show less, because few random numbers fall
+    outside this interval.
     """
     claims = int(np.argmax(shown.claims_CS[0]))
     return max(int(np.argmax(shown.draws_CS[0])), claims - BOTH_EDGES), claims
@@ -312,8 +314,8 @@ def _draws_shown(shown: Evidence, measured: Evidence) -> int | None:
     """Return the finer scale of draws that a node's fine claims prove, as an index; None: they prove none.
 
     Claims prove it if far fewer of them than measured for the class lie beyond an edge of `CLAIM_EDGES`. This edge is
-    then the scale: a generous one, because claims err by the rounding of both interval edges, and mostly by far less
-    than the edge.
+    then the scale. It is a generous one, because claims err by the rounding of both edges of a token's interval of
+    cumulative probability, and mostly by far less than the edge of `CLAIM_EDGES`.
     """
     if not measured.num_claims:
         return None

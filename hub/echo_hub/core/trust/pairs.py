@@ -1,8 +1,9 @@
 """Comparison of two nodes' findings about one rollout, for runs in which nodes check each other.
 
 Neither node is exact: both round as engines of their numerics classes do. For each token, two honest nodes report the
-same beginning of its interval and the same log-probability, up to noise. The noise in log-odds has the sum of both
-nodes' scales. So `likelihood.claim_curves` takes one finding as claim, the other as truth.
+same log-probability and the same lower end of the interval of cumulative probability that draws the token, up to noise.
+The noise in log-odds has the sum of both nodes' scales. So `likelihood.claim_curves` takes one finding as claim, the
+other as truth.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class PeerFinding:
     spans: tuple[tuple[str, Evidence], ...]
     """Pairs of node and evidence: one for each node that sampled a part of the rollout, in token order."""
     below: NDArray[np.float64]
-    """[T] beginnings of the tokens' intervals, in cumulative probability."""
+    """[T] lower ends of the intervals of cumulative probability that draw the tokens."""
     logprobs: NDArray[np.float64]
     """[T] log-probabilities, in nats."""
     num_tokens: int

@@ -1,9 +1,10 @@
 """What the learner finds about a step's rollouts, and hints from that: nodes whose rollouts differ from those of all
 other nodes. The learner computes every token's logits in training anyway.
 
-The learner's policy is newer than the one that sampled, so even honest draws lie outside their intervals. Therefore a
-node is compared with the other nodes of the same step, never with the sampling policy's distribution. A node that
-stands out is suspect, not convicted: its next rollouts are checked.
+The learner's policy is newer than the one that sampled. So even an honest draw's random number often lies outside the
+interval of cumulative probability that draws the token under the learner's policy. Therefore a node is compared with
+the other nodes of the same step, never with the sampling policy's distribution. A node that stands out is suspect, not
+convicted: its next rollouts are checked.
 
 The *mismatch* between a node's claims and the learner's log-probabilities, as KL divergence per token over the newest
 trained steps, is shown to people and decides nothing: low-bit engines and stale rollouts deviate more even when honest.

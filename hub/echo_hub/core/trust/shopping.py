@@ -4,12 +4,12 @@ A rounding engine may pick either of two tokens if u lies near the edge between 
 try both, return the better paid one, and pass as such an engine. The choice leaves a trace: rollouts with u near an
 edge earn more than others. Here u is the uniform number with which the lease's seed fixes the draw of a token.
 
-Fix all tokens that an honest node has sampled, and so its rewards. Then u is uniform in each token's interval,
-independent of everything fixed. V counts the rollout's tokens with u near an edge of the interval, or outside, minus Σ
-m, the count expected of an exact engine. W = Σ m (1 - m) is the variance (`likelihood.edge_curves`). A rounding engine
-moves as many u out of the interval as it keeps out of the rim inside, so its V has a mean near 0. Let R be the
-rollout's rank among the run's latest rewards, within -1 and 1, and x = λ |R| / sqrt(W + `LEAST_VARIANCE`). By Bennett's
-inequality (JASA 57, 1962)
+Fix all tokens that an honest node has sampled, and so its rewards. A token's interval is the range of cumulative
+probability within which u draws this token. Then u is uniform in each token's interval, independent of everything
+fixed. V counts the rollout's tokens with u near an edge of the interval, or outside, minus Σ m, the count expected of
+an exact engine. W = Σ m (1 - m) is the variance (`likelihood.edge_curves`). A rounding engine moves as many u out of
+the interval as it keeps out of the rim inside, so its V has a mean near 0. Let R be the rollout's rank among the run's
+latest rewards, within -1 and 1, and x = λ |R| / sqrt(W + `LEAST_VARIANCE`). By Bennett's inequality (JASA 57, 1962)
 
     E exp(x sign(R) V) <= exp(W (e**x - 1 - x))
 
@@ -62,12 +62,13 @@ _Value = TypeVar("_Value")
 
 
 class Edges(NamedTuple):
-    """How often one node's tokens in a rollout were drawn near an edge of their interval."""
+    """How many of a rollout's tokens of one node were drawn by a uniform number u near an edge. The edges of a token
+    bound the interval of cumulative probability within which u draws this token."""
 
     node_id: str
     near: float
-    """Number of tokens drawn near an edge of their interval, minus the number expected of an exact engine: V in the
-    module's text."""
+    """Number of tokens whose u lies near an edge, minus the number expected of an exact engine: V in the module's
+    text."""
     variance: float
     """Variance of that number under honesty: W in the module's text."""
     counts: Evidence

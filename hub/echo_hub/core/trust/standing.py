@@ -42,13 +42,13 @@ class Decision(StrEnum):
 
     QUARANTINED = "quarantined"
     RELEASED = "released"
-    """By the hub: a cause other than the node explains its failures."""
+    """The hub released the node from quarantine: a cause other than the node explains its failures."""
     PARDONED = "pardoned"
-    """By the operator."""
+    """The operator released the node from quarantine."""
     TRUSTED = "trusted"
-    """By the operator: the node counts as proven."""
+    """The operator declared that the node counts as proven."""
     DISTRUSTED = "distrusted"
-    """By the operator: the node must prove itself again."""
+    """The operator demanded that the node prove itself again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,14 +113,14 @@ class Standing:
     taught: Evidence = NO_EVIDENCE
     """Evidence that the node has contributed to the scale of its numerics class since the hub's start."""
     recent: Evidence = NO_EVIDENCE
-    """Evidence of the node's latest tokens: `WINDOW` to 2 · `WINDOW` of them, whatever the verdicts were. Not
-    stored."""
+    """Evidence of the node's latest tokens: `WINDOW` to 2 · `WINDOW` of them, whatever the verdicts were. The database
+    does not store this."""
     grounds: tuple[Grounds, ...] = (_NO_GROUNDS,) * len(NOTHING)
-    """The checks behind each of `sums`. Not stored."""
+    """The checks behind each of `sums`. The database does not store this."""
     usual_rank: UsualRank = field(default_factory=UsualRank)
-    """Mean rank of the rewards of the node's rollouts (`shopping`). Not stored."""
+    """Mean rank of the rewards of the node's rollouts (`shopping`). The database does not store this."""
     kin: frozenset[str] = frozenset()
-    """Marks that nodes of one owner share: an address, an invite."""
+    """The node's network address and its invite, if known. Nodes that share one of them count as nodes of one owner."""
 
     @classmethod
     def of(cls, row: StandingRow) -> Standing:
@@ -215,8 +215,8 @@ class Standings:
         return standing
 
     def connected(self, node_id: str, kin: Iterable[str]) -> Standing:
-        """Note that a node has connected. `kin`: marks shared with other nodes of its owner, such as an address or
-        invite."""
+        """Note that a node has connected. `kin`: its network address and its invite; nodes that share one of them count
+        as nodes of one owner."""
         self._left.pop(node_id, None)
         standing = self.of(node_id)
         standing.kin = frozenset(filter(None, kin))

@@ -174,8 +174,9 @@ class Trust:
         return self._checking.due_at
 
     def connected(self, node_id: str, numerics: NumericsClass, now: float, *, kin: Iterable[str] = ()) -> None:
-        """Note that a node connected. Call this after `Nodes.connect`. `kin`: marks shared by all nodes of one owner.
-        If the node reports no precision, the last reported one stays valid."""
+        """Note that a node connected. Call this after `Nodes.connect`. `kin`: its network address and its invite; nodes
+        that share one of them count as nodes of one owner. If the node reports no precision, the last reported one
+        stays valid."""
         standing = self._standings.connected(node_id, kin)
         self._lagging.forget(node_id)
         if self._settings.by_nodes:
@@ -374,7 +375,7 @@ class Trust:
                 self._decisions.suspect(self._standings.of(node_id), UNTRAINABLE, now)
 
     def pardon(self, node_id: str, now: float) -> None:
-        """Release a quarantined node at the operator's wish. For other nodes, only log the decision."""
+        """Release a quarantined node at the operator's wish. For other nodes, only log the pardon."""
         standing = self._standings.get(node_id)
         if standing is not None and standing.is_quarantined:
             self._decisions.release(standing, StandingState.NEW, "", now)

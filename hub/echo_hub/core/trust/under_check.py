@@ -30,7 +30,7 @@ class Check:
     policy_version: int
     is_blocking: bool
     held: Held | None = None
-    """Score that arrived during the check."""
+    """Score, or the environment's answer, that arrived during the check and waits for its result."""
 
 
 class UnderCheck:

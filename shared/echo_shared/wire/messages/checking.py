@@ -39,14 +39,16 @@ class CheckLease(WireMessage):
 
 
 class CheckResult(WireMessage):
-    """Token intervals that the checking node computed. Both arrays are empty if its engine cannot check."""
+    """For each token of the completion, the range of cumulative probability within which the random number draws this
+    token, as the checking node computed it. Both arrays are empty if its engine cannot check.
+    """
 
     type: Literal["check_result"] = "check_result"
     rollout_id: RolloutId
     below: Shares
-    """Start of each token's interval in the cumulative distribution, in token-id order, at the lease's temperature."""
+    """Lower end of each token's range: the summed probability of all smaller token ids, at the lease's temperature."""
     logprobs: Logprobs
-    """Width of each token's interval as a log-probability in nats, one value per token."""
+    """Natural logarithm of the width of each token's range, which is the token's log-probability."""
 
     @model_validator(mode="after")
     def _is_whole(self) -> CheckResult:

@@ -15,7 +15,9 @@ from echo_shared.wire.messages.fields import MAX_TOKENS, Count, Lax, Logprobs, P
 MAX_PARTS_TOKENS: Final = 65_536
 """Maximum tokens in all parts of one message: half a megabyte, so that it does not block a slow uplink for long."""
 MAX_VERSION_SPANS: Final = 64
-"""Maximum version spans of one completion. At the limit, the node finishes the completion with its last version."""
+"""Maximum number of version spans (parts drawn with one policy version) of one completion. At the limit, the node
+finishes the completion with its last version.
+"""
 
 
 class FinishReason(StrEnum):

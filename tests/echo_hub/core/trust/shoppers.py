@@ -1,7 +1,8 @@
 """Simulated rollouts with rewards: of honest engines, and of a node that "shops".
 
-Where the uniform u is close to an edge of its token's interval, rounding could have selected the neighbouring token. A
-shopper takes that neighbour whenever it earns more.
+A token's interval is the range of cumulative probability within which the uniform u draws this token. Where u is close
+to an edge of the interval, rounding could have selected the neighbouring token. A shopper takes that neighbour whenever
+it earns more.
 
 The policy is a table of logits by state; the state follows from all previous tokens. An engine adds to the logits noise
 that is constant for each state. Token `STOP` ends a completion.
@@ -94,7 +95,8 @@ class World:
         *,
         changed: tuple[int, NDArray[np.int64]] | None = None,
     ) -> tuple[Drawn, NDArray[np.int64], NDArray[np.float64]]:
-        """Return the completions, the sampled tokens [R, T], and the edges of all tokens' intervals [R, T, V + 1].
+        """Return the completions, the sampled tokens [R, T], and the edges between all tokens in cumulative probability
+        [R, T, V + 1].
 
         `changed`: a position, and each rollout's token there, instead of the token that u selects.
         """
@@ -129,7 +131,9 @@ class World:
 
 
 def _edges(logits_KV: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return each state's cumulative probabilities [K, V + 1], from 0 to 1: the edges of its tokens' intervals."""
+    """Return each state's cumulative probabilities [K, V + 1], from 0 to 1. A u between edges v and v + 1 of a state
+    draws token v.
+    """
     weights = np.exp(logits_KV - logits_KV.max(axis=1, keepdims=True))
     cumulative = np.cumsum(weights / weights.sum(axis=1, keepdims=True), axis=1)
     cumulative[:, -1] = 1.0
@@ -190,8 +194,9 @@ def _shopped(
 def _neighbours(
     world: World, version: int, own: Drawn, tokens_RT: NDArray[np.int64], edges_RTV: NDArray[np.float64]
 ) -> Iterator[tuple[NDArray[np.float64], Drawn]]:
-    """Yield for each position in the completions, and for both edges of the token's interval: the distance of u from
-    that edge, in nats, and the completions that continue from the neighbouring token there.
+    """Yield for each position in the completions, and for both edges of the interval of cumulative probability that
+    draws the token: the distance of u from that edge, in nats, and the completions that continue from the neighbouring
+    token there.
     """
     rows = np.arange(len(tokens_RT))
     for place in range(LONGEST):

@@ -24,8 +24,8 @@ HALF: Final = -np.log(2.0)
 
 
 def evidence(right: int = 0, *, forged: int = 0, error: float = 0.0) -> Evidence:
-    """Return the evidence of tokens with probability 0.5, so each has the interval [0, .5). `right` tokens have u =
-    .25, inside it; `forged` ones u = .9999. Claimed log-odds are `error` below the true ones.
+    """Return the evidence of tokens with probability 0.5, each drawn if u is in [0, .5). `right` tokens have u = .25,
+    inside it; `forged` ones u = .9999. Claimed log-odds are `error` below the true ones.
     """
     count = right + forged
     claims = -np.logaddexp(0.0, np.full(count, error))  # Claimed log-odds of -error, as a log-probability.
@@ -50,7 +50,9 @@ def logits(rng: np.random.Generator, count: int, noise: float) -> tuple[NDArray[
 
 
 Tokens = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
-"""Lower ends of intervals, true log-probabilities, uniforms and claims, each [N]."""
+"""For each of N tokens: lower end of the interval of cumulative probability that draws it, true log-probability,
+uniform u, and claimed log-probability.
+"""
 
 
 def tokens(rng: np.random.Generator, count: int, noise: float, *, forged: float = 0.0, shift: float = 0.0) -> Tokens:

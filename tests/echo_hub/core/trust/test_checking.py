@@ -51,8 +51,8 @@ DEADLINE_S = 10.0
 
 def finding(below: float = 0.0, logprob: float = HALF, *, right: int = 0, tokens: int = 16) -> PeerFinding:
     """Return a checker's finding on tokens that node `d` sampled with u = .25 and claimed as 50 % likely. The checker
-    agrees on the first `right` tokens; for the other tokens it finds the lower end of the interval `below` and the
-    log-probability `logprob`.
+    agrees on the first `right` tokens. For the others it finds that they have the log-probability `logprob`, and that
+    the interval of cumulative probability that draws them begins at `below`.
     """
     below_T, logprobs_T = np.full(tokens, below), np.full(tokens, logprob)
     below_T[:right], logprobs_T[:right] = 0.0, HALF
@@ -116,8 +116,8 @@ class Nodes:
 
 @pytest.fixture(autouse=True)
 def lots(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Switch off audits, in which further nodes repeat a settled check; the returned function sets another share of
-    checks to audit.
+    """Switch off audits, in which further nodes repeat a check that has a verdict; the returned function sets another
+    share of checks to audit.
     """
     monkeypatch.setattr(checking, "AUDITED", 0.0)
     return lambda share: monkeypatch.setattr(checking, "AUDITED", share)
@@ -330,8 +330,8 @@ def test_a_low_bit_colluder_is_outvoted_as_well(lots: Callable[[float], None], n
 
 @pytest.mark.parametrize("numerics", [Q8, Q4])
 def test_a_low_bit_checker_accuses_a_node_that_forges_everything(numerics: NumericsClass) -> None:
-    """Low-bit checkers allow for much rounding, which must not excuse 200 tokens that all lie outside their
-    intervals.
+    """Low-bit checkers allow for much rounding. This must not excuse 200 tokens whose random numbers all lie outside
+    the intervals of cumulative probability that draw them.
     """
     nodes = Nodes()
     nodes.join("a", state=StandingState.PROVEN, numerics=numerics)

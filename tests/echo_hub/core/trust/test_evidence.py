@@ -21,7 +21,9 @@ def assert_same(one: Evidence, other: Evidence) -> None:
 
 
 def test_draws_are_counted_by_how_far_outside_they_are() -> None:
-    """Tokens have the interval [0, .5). Uniforms beyond the edge .5 (log-odds 0) count by their distance in nats."""
+    """Each token is drawn if u is in [0, .5). A u beyond the edge .5 (log-odds 0) counts by its distance from the edge,
+    in nats of log-odds.
+    """
     uniforms = [0.1, *(place(nats) for nats in (0.0005, 0.03, 0.1, 0.4, 0.9, 1.5))]
     found = Evidence.of([0.0] * 7, [HALF] * 7, uniforms, [HALF] * 7)
     assert found.draws == (2, 1, 1, 1, 1, 1)

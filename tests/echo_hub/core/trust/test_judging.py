@@ -53,8 +53,9 @@ def test_the_alarm_bounds_all_alternatives_together() -> None:
 
 
 def test_an_honest_token_lowers_its_nodes_sums() -> None:
-    """Honest density of u for a token of 50 %, with u far from the interval's edges, is f = 2 (1 - 1e-4) + 1e-4. For
-    the alternative "a share w = .2 is forged", the token weighs ln(.8 + .2 / f) / 1.5 = -.07024 nats.
+    """Honest density of u for a token of 50 %, with u inside the interval that draws the token and far from its edges,
+    is f = 2 (1 - 1e-4) + 1e-4. For the alternative "a share w = .2 is forged", the token weighs ln(.8 + .2 / f) / 1.5 =
+    -.07024 nats.
     """
     expected = [log(1 - w + w / (2 - OUTLIERS)) / DRAWS_DISPERSION for w in WEIGHTS]
     assert weigh(evidence(1), F32)[:3] == pytest.approx(expected, rel=1e-6)
@@ -151,8 +152,8 @@ def test_each_sum_has_its_alternative(row: int, alternative: Alternative) -> Non
 
 
 def test_sixty_six_sure_tokens_prove_a_node() -> None:
-    """Nodes are proven at a sum of ln(1e-3). Each token of 50 % with u inside its interval weighs -.10536 nats, so 65.6
-    tokens are needed.
+    """Nodes are proven at a sum of ln(1e-3). Each token of 50 % with u inside the interval that draws the token weighs
+    -.10536 nats, so 65.6 tokens are needed.
     """
     assert proof_added(0.0, evidence(65), F32) > log(1e-3) > proof_added(0.0, evidence(66), F32)
     assert proof_added(-3.0, evidence(10), F32) == pytest.approx(-3.0 - 10 * 0.10536, abs=1e-4)

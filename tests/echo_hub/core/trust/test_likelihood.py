@@ -40,9 +40,11 @@ from tests.echo_hub.core.trust.simulated import HALF, VOCABULARY
 U = (np.arange(4_000) + 0.5) / 4_000
 """Evenly spaced uniforms, for integrals."""
 EDGES = np.array([0.0, 0.001, 0.05, 0.3, 0.35, 0.7, 0.95, 0.999, 1.0])
-"""Edges of all tokens' intervals in one distribution: likely and unlikely tokens, at both ends and in the middle."""
+"""Cumulative probabilities of all tokens of one distribution: likely and unlikely tokens, at both ends and in the
+middle.
+"""
 CLAIMS = np.sinh(np.linspace(-np.arcsinh(MOST_APART * 1e3), np.arcsinh(MOST_APART * 1e3), 20_001)) / 1e3
-"""Claim errors in nats, denser near 0, for integrals."""
+"""Grid of claim errors in nats, denser near 0, over which densities are integrated."""
 
 
 def of_all_tokens() -> list[tuple[float, np.ndarray]]:
@@ -123,8 +125,8 @@ def test_under_honesty_forged_over_honest_has_mean_one(place: int) -> None:
 
 
 def test_a_draw_by_hand() -> None:
-    """Interval [0, .5), u = .9, scale 1. With L the bounded log-odds and T the tail of the noise, the honest density is
-    f = (T(L(.9) - L(0)) - T(L(.9) - L(.5))) / .5, where L(.9) = 2.1884.
+    """The token is drawn if u is in [0, .5), but u = .9; the rounding scale is 1. With L the bounded log-odds and T the
+    tail of the noise, the honest density is f = (T(L(.9) - L(0)) - T(L(.9) - L(.5))) / .5, where L(.9) = 2.1884.
     """
     place = at_least(1.0)
     mass = float(_beyond(np.array(2.188384)) - _beyond(np.array(2.188384 + log(1001))))
@@ -142,8 +144,8 @@ def test_one_forged_token_weighs_at_most_its_outlier_share() -> None:
 
 
 def test_a_narrow_interval_shows_little_at_coarse_scales() -> None:
-    """Scales of 2 nats make the density nearly flat: a token of probability 1e-4 weighs about the same for u next to
-    its interval and u a nat away.
+    """Rounding scales of 2 nats make the density nearly flat: a token of probability 1e-4 weighs about the same for a u
+    just outside the interval that draws the token and for a u that is a nat away.
     """
     near, off = (
         draw_curves(np.full(1, 0.4), np.full(1, log(1e-4)), np.full(1, u))[0, at_least(2.0), 0] for u in (0.4, 0.64)
@@ -232,8 +234,8 @@ def test_the_scale_of_noisy_draws_is_recovered(scale: float) -> None:
 
 
 def test_every_token_gives_finite_numbers() -> None:
-    """Extreme values must not give NaN or inf: tokens of probability 0, intervals that are too narrow or beyond the
-    end, and claims out of bounds.
+    """Extreme values must not give NaN or inf: tokens of probability 0, intervals of cumulative probability that are
+    too narrow or end beyond 1, and claims out of bounds.
     """
     below = [0.2, 1.0 - 1e-12, 1.0, 0.0, 0.999999, 0.5]
     logprobs = [-np.inf, -30.0, log(0.5), -1e4, 0.0, -0.1]

@@ -158,8 +158,9 @@ def test_a_measurement_holds_for_all_classes_of_its_rounding() -> None:
 
 
 def test_draws_are_no_finer_than_claims_allow() -> None:
-    """Few draws (uniforms behind tokens) fall outside their token's interval, so draws alone can make an engine's
-    rounding seem too fine. Here the claimed log-probabilities show rounding that is four steps coarser.
+    """Few draws have a uniform u outside the interval of cumulative probability that draws the token, so draws alone
+    can make an engine's rounding seem too fine. Here the claimed log-probabilities show rounding that is four steps
+    coarser.
     """
     shown = replace(FINE, claim_curves=COARSE.claim_curves)
     assert known(measured=shown).honest(Q8).draws == known(measured=COARSE).honest(Q8).claims - 1

@@ -29,8 +29,8 @@ def weight(one: PeerFinding, other: PeerFinding, first: str, second: str) -> flo
 
 
 def test_two_findings_differ_by_two_claims_a_token() -> None:
-    """Findings are compared in log-odds, with two differences for each token: of the interval's lower end (.3 and .4
-    differ by .4408) and of the probability (50 and 60 % differ by .4055).
+    """Two nodes' findings are compared in log-odds, with two differences for each token: of the cumulative probability
+    at which the token begins (.3 and .4 differ by .4408) and of the token's probability (50 and 60 % differ by .4055).
     """
     found = apart(finding([0.3], [np.log(0.5)]), finding([0.4], [np.log(0.6)]))
     assert (found.num_tokens, found.num_claims) == (0, 2)

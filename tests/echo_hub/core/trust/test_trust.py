@@ -859,7 +859,9 @@ def check_each(world, shown: dict[str, Evidence], *, origin: str = ""):
 
 
 def coarse_class(world, number: int, *, origin: str = ""):
-    """Check four honest nodes of a class, and `number` nodes that round seventy times as coarsely."""
+    """Let the hub check four honest nodes of a numerics class, and `number` nodes of it that round seventy times as
+    coarsely.
+    """
     fine = {f"fine {place}": HONEST for place in range(4)}
     coarse = {f"coarse {place}": engine(60 + place, 0.4, 400) for place in range(number)}
     return check_each(world, {**fine, **coarse}, origin=origin)

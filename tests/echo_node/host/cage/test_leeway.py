@@ -1,5 +1,5 @@
-"""Some GPUs work only in a looser cage, so the cage has steps from strict to loose. A stub of NVIDIA's driver makes the
-driver's system calls in the real cage.
+"""Some GPUs work only in a wider cage (sandbox), so there are several, from narrow to wide. A stub of NVIDIA's driver
+makes the driver's system calls in the real cages.
 """
 
 from __future__ import annotations

@@ -32,7 +32,9 @@ def computed_s(pid: int) -> float:
 
 
 def counted(pid: int) -> tuple[float, float]:
-    """Return the process's measured load as another program, and its true load."""
+    """Return two shares of all cores: the process's load that `OthersLoad` counts as another program's, and its true
+    load.
+    """
     while computed_s(pid) < 0.1:  # After this time the process has its final priority.
         time.sleep(0.01)
     as_other, as_own = OthersLoad(), OthersLoad()
