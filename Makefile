@@ -42,8 +42,9 @@ demo: $(VENV)/.stamp-demo
 
 env: $(VENV)/.stamp-dev
 
+# Three workers for two cores: a third of the time, these tests wait.
 test: $(VENV)/.stamp-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow" $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.stamp-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m slow $(PYTEST_ARGS)
