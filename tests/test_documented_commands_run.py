@@ -66,9 +66,9 @@ def elsewhere(command: Command) -> str | None:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make two trained runs with the names that the documentation uses."""
+    """Make trained runs with the names that the documentation uses."""
     folder = tmp_path_factory.mktemp("documented")
-    for name in ("RUN", "OTHER_RUN", "run1", "run2"):
+    for name in ("RUN", "OTHER_RUN", "run1", "run2", "sums-run"):
         directory = RunDirectory(folder / name)
         make_run(directory, load_config(None, {"run": {"name": name}}))
         store = Store.open(directory.database_url)
