@@ -226,7 +226,12 @@ class Child:
                 env={**os.environ, **user_variables(), **(env or {})},
                 start_new_session=True,  # The parent handles Ctrl-C, and `kill` needs a process group.
             )
-            stdin = process.stdin if open_our_end is None else await open_our_end()
+            try:
+                stdin = process.stdin if open_our_end is None else await open_our_end()
+            except BaseException:
+                process.kill()
+                await process.communicate()
+                raise
         assert stdin is not None
         stdin.transport.set_write_buffer_limits(high=UNSENT_BYTES)
         return cls(process, stdin, name=name, log=log, log_begin=log_begin, ending_s=ending_s)

@@ -310,6 +310,26 @@ async def test_a_childs_end_is_reported_while_another_process_holds_its_pipes(st
             await child.receive()
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="there, asyncio opens both ends")
+async def test_a_start_that_is_cancelled_leaves_no_process(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    opening = asyncio.Event()
+
+    async def never(*_: object) -> None:
+        opening.set()
+        await asyncio.Future()
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "connect_write_pipe", never)
+    others = set(psutil.Process().children())
+    starting = asyncio.create_task(start(STUBBORN))
+    async with asyncio.timeout(60):
+        await opening.wait()
+        (process,) = set(psutil.Process().children()) - others
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+    assert not process.is_running()
+
+
 async def test_a_reader_that_is_cancelled_in_mid_frame_loses_nothing(start: Starter) -> None:
     child = await start(
         "from echo_shared.process.child import ParentPipe, pack_frame\n"
