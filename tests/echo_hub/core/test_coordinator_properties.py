@@ -492,15 +492,18 @@ class World(RuleBasedStateMachine):
                 self.closed |= kept
 
     def _model_lease(self, record: RolloutsLeased) -> None:
-        held = sum(
-            row.node_id == record.node_id and not row.received and not row.end and row.deadline > self.ticked_at
+        held = [
+            (row.group_id, row.index)
             for row in self.rows.values()
-        )
+            if row.node_id == record.node_id and not row.received and not row.end and row.deadline > self.ticked_at
+        ]
         node = self.nodes[record.node_id]
         assert node.connected and node.version is not None
         assert not self._is_quarantined(record.node_id), "a quarantined node gets no lease"
         assert self.settings.leasing != "paused"
-        assert held + len(record.indices) <= node.capacity, "more leased than the node can hold"
+        assert len(held) + len(record.indices) <= node.capacity, "more leased than the node can hold"
+        again = set(held) & {(record.group_id, index) for index in record.indices}
+        assert not again, "a node is never leased what it still holds"
         about = EvaluationGroup.of(record.group_id)
         newest = self.trained_steps if self.settings.mode == "colocated" else self.coordinator.published_version
         if about is not None:
