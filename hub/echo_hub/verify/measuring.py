@@ -37,7 +37,7 @@ POSITIONS: Final = 256
 
 Rounding errors differ strongly between prompts, so variety of prompts matters more than the number of completions per
 prompt. With 128 positions of 16 prompts or more, the scales of eight random selections lay within one step of
-`likelihood.SCALES` (SmolLM2-135M-Instruct; emulated bf16, q8_0, q4_k_m). A hub on two cores computes for 10 s, and
+`likelihood.SCALES` (SmolLM2-135M-Instruct; emulated bf16, q8_0, q4_k_m). A hub on two cores computes for 14 s, and
 checks wait for it."""
 EXACT_ELEMENTS: Final = 2**22
 """Maximum number of logits held in float64 at a time. Several such tensors exist, of 32 MiB each."""
