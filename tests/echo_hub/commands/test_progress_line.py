@@ -33,11 +33,15 @@ def test_a_pipe_gets_a_line_for_each_change(
     count: WorkCount, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(progress_line_module, "PLAIN_S", 0.001)
+    said = ""
     with progress_line(count):
-        time.sleep(0.1)
-        count.done = 4
-        time.sleep(0.1)
-    assert capsys.readouterr() == ("", "Evaluating: 0 of 4 completions.\nEvaluating: 4 of 4 completions.\n")
+        for count.done in (0, 4):
+            while f"{count.done} of 4" not in said:
+                time.sleep(0.01)
+                printed = capsys.readouterr()
+                said += printed.err
+                assert printed.out == ""
+    assert said == "Evaluating: 0 of 4 completions.\nEvaluating: 4 of 4 completions.\n"
 
 
 def test_short_work_prints_nothing_into_a_pipe(count: WorkCount, capsys: pytest.CaptureFixture[str]) -> None:
