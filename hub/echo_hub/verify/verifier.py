@@ -34,6 +34,7 @@ from echo_hub.cluster.model_processes import ModelProcess, Program
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.trust.evidence import Evidence
 from echo_hub.learner import unquantized
+from echo_hub.learner.environment import environment
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.run.directory import RunDirectory
 from echo_hub.verify.drawn import DrawnRollout, NodeEvidence, unpack_evidence, unpack_spans
@@ -105,7 +106,7 @@ def program(settings: LearnerSettings, *, worker: str = "echo_hub.verify.worker"
         name="verifying",
         module=unquantized.command(worker),
         counted="asked",
-        env={"OMP_NUM_THREADS": str(settings.learner.threads)},
+        env=environment(settings.learner),
     )
 
 
