@@ -32,7 +32,8 @@ CONDITIONS: Final = {
     "learner": "a step of the co-located learner on prepared rollouts, cut by what the learner measured; matmul_share: "
     "operations of its matrix products, forward and backward to the inputs (recomputed layers not counted), over what "
     "a product of 8,192 x 8,192 in bfloat16 reaches on the spot",
-    "sampler": "the learner's own sampling: prompts of 32 tokens, completions of 64, groups of 8",
+    "sampler": "the learner's own sampling: prompts of 32 tokens, completions of 64, groups of 8; "
+    "the second time, when the steps are captured as CUDA graphs",
     "agreement": "share of drawn tokens that the same weights in float32 draw from the same prefixes and numbers",
     "peak_gib": "most memory that PyTorch allocated, in the process that did the work (beside TRL: on Echo's side)",
     "end to end": "hub and node with default settings on this machine; seconds_to_first_step: from the node's start to "

@@ -94,6 +94,8 @@ class TorchEngine:
             1, (settings.kv_cache_bytes or spare_bytes(self._device)) // kv_bytes_per_token(self._model)
         )
         self._batch: Batch | None = None
+        self._idle: Batch | None = None
+        """An empty batch on CUDA, whose memory and captured steps the next `sample` uses."""
         return self._width
 
     def prepare(self, adapter_dir: Path) -> TorchPolicy:
@@ -116,18 +118,22 @@ class TorchEngine:
     def set_policy(self, policy: PreparedPolicy | None) -> None:
         assert policy is None or isinstance(policy, TorchPolicy)
         updates = policy.updates if policy is not None else {}
-        for path, layer in self._layers.items():
-            layer.update = updates.get(path)
+        in_place = self._device.type == "cuda"
+        kept = [layer.set_update(updates.get(path), in_place=in_place) for path, layer in self._layers.items()]
+        if self._idle is not None and not all(kept):
+            self._idle.forget_steps()
 
     def sample(self, groups: Iterator[GroupRequest]) -> Iterator[list[EngineEvent]]:
         checked = _Checked(groups, vocab_size=self._vocab_size, max_positions=self._max_positions)
-        batch = self._batch = Batch(self._model, width=self._width, max_cells=self._max_cells)
+        batch = self._batch = self._idle or Batch(self._model, width=self._width, max_cells=self._max_cells)
+        self._idle = None
         try:
             with _memory_errors():
                 for finished in self._timed(batch.sample(checked)):
                     yield [*checked.take_failed(), *finished]
             if failed := checked.take_failed():
                 yield [*failed]
+            self._idle = batch if self._device.type == "cuda" else None
         finally:
             if self._batch is batch:
                 self._batch = None
@@ -177,7 +183,7 @@ class TorchEngine:
         return below_R.numpy(force=True), logprobs_R.numpy(force=True)
 
     def close(self) -> None:
-        self._model = None
+        self._model = self._idle = None
         self._layers = {}
 
 

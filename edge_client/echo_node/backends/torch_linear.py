@@ -27,26 +27,41 @@ Update = tuple[Tensor, Tensor]
 
 
 class SamplerLinear(nn.Module):
-    """`linear` with frozen weights. If `update` is set, B·A·x is added."""
+    """`linear` with frozen weights. If it has an update, B·A·x is added."""
 
     def __init__(self, linear: nn.Linear, *, rows: int) -> None:
         super().__init__()
         self.shape: Final = (linear.out_features, linear.in_features)
-        self.update: Update | None = None
+        self._update: Update | None = None
         self._bias = None if linear.bias is None else linear.bias.detach()
         self._weight = linear.weight.detach()
         self._is_packed = self._weight.numel() * max(rows, 16) >= _PACKED_PRODUCTS and _can_pack(self._weight)
         if self._is_packed:
             self._weight = torch.ops.mkldnn._reorder_linear_weight(self._weight, rows)
 
+    def set_update(self, update: Update | None, *, in_place: bool) -> bool:
+        """Add `update` from now on. With `in_place`, its values are copied into the previous update's tensors, which
+        CUDA graphs read. Return False if graphs that were captured before would still compute with the previous update.
+        """
+        previous = self._update
+        if not in_place:
+            self._update = update
+            return False
+        if update is not None and previous is not None and all(map(_same_shape, previous, update)):
+            for mine, new in zip(previous, update, strict=True):
+                mine.copy_(new)
+            return True
+        self._update = None if update is None else (update[0].clone(), update[1].clone())
+        return previous is None and update is None
+
     def forward(self, x: Tensor) -> Tensor:
         if self._is_packed:
             y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
         else:
             y = functional.linear(x, self._weight, self._bias)
-        if self.update is None:
+        if self._update is None:
             return y
-        a, b = self.update
+        a, b = self._update
         return y + functional.linear(functional.linear(x, a), b)
 
 
@@ -66,6 +81,10 @@ def replace_linears(model: Any, *, rows: int) -> Mapping[str, SamplerLinear]:
         if name in PROJECTIONS:
             projections[path] = replaced
     return projections
+
+
+def _same_shape(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape
 
 
 def _can_pack(weight: Tensor) -> bool:

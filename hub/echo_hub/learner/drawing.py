@@ -25,8 +25,9 @@ from echo_hub.learner.policy import Policy
 from echo_shared.process.out_of_memory import ran_out
 from echo_shared.sampling.interface import FinishedRollout, GroupRequest
 from echo_shared.sampling.torch_cache import kv_bytes_per_token, spare_bytes
+from echo_shared.sampling.torch_draws import Choose
 from echo_shared.sampling.torch_prefix_cache import PrefixCache
-from echo_shared.sampling.torch_sampler import Choose, sample_groups
+from echo_shared.sampling.torch_sampler import sample_groups
 
 log = logging.getLogger(__name__)
 

@@ -46,8 +46,7 @@ from echo_shared.process.child import Frame
 from echo_shared.process.heartbeat import Heartbeat
 from echo_shared.records.step_figures import EVAL_S, GAP_S, LEARNING_RATE
 from echo_shared.sampling.interface import GroupRequest
-from echo_shared.sampling.torch_draws import draw, most_likely
-from echo_shared.sampling.torch_sampler import Choose
+from echo_shared.sampling.torch_draws import Choose, draw, most_likely
 
 Answer = Callable[[Frame], None]
 """Called with each answer to a command, from any thread."""

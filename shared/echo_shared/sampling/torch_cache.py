@@ -10,8 +10,9 @@ Rows are 0..n-1 without gaps. Layers with a recurrent state have no columns: the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import numpy as np
@@ -71,7 +72,7 @@ class SlotCache:
     def __init__(self, device: torch.device) -> None:
         self.cache: Any = None
         self.rows, self.columns = 0, 0
-        self._device = device
+        self.device = device
         self._window = _Window()
         self._starts = np.zeros(0, dtype=np.int64)
         self._mask = torch.zeros((0, 0), dtype=torch.bool)
@@ -80,6 +81,27 @@ class SlotCache:
     def count(self) -> int:
         """Number of rows in use."""
         return self._window.count
+
+    @property
+    def high(self) -> int:
+        """The column that the next step writes."""
+        return self._window.high
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """First column of each row in use."""
+        return self._starts[: self._window.count]
+
+    @property
+    def memory(self) -> Any:
+        """An object that stays the same while all keys and values stay at their addresses."""
+        return self._mask
+
+    @property
+    def holds_every_token(self) -> bool:
+        """True if all layers hold every token's keys and values. Call this after the first `join`."""
+        layers = self._slot_layers()
+        return len(layers) == len(self.cache.layers) and not any(layer.is_sliding for layer in layers)
 
     def reserve(self, rows: int, columns: int) -> None:
         """Resize the memory. The rows in use must fit."""
@@ -91,7 +113,7 @@ class SlotCache:
             layer.resize(rows, columns)
         starts, mask = self._starts, self._mask
         self._starts = np.zeros(rows, dtype=np.int64)
-        self._mask = torch.ones((rows, columns), dtype=torch.bool, device=self._device)
+        self._mask = torch.ones((rows, columns), dtype=torch.bool, device=self.device)
         self._starts[: window.count] = starts[: window.count] - window.low
         self._mask[: window.count, :length] = mask[: window.count, window.low : window.high]
         self.rows, self.columns = rows, columns
@@ -123,7 +145,7 @@ class SlotCache:
         self._starts[rows] = window.high - np.asarray(lengths)
         # Update now: `reserve` uses this window if more rows join before the next step.
         window.low = int(self._starts[:count].min())
-        columns = torch.arange(self.columns, device=self._device)
+        columns = torch.arange(self.columns, device=self.device)
         self._mask[rows_J] = columns >= self._index(self._starts[rows])[:, None]
 
     def move(self, sources: Sequence[int], rows: Sequence[int], count: int) -> None:
@@ -145,19 +167,34 @@ class SlotCache:
 
         Return None if some layers do not hold every token's keys and values.
         """
-        layers = self._slot_layers()
-        if len(layers) < len(self.cache.layers) or any(layer.is_sliding for layer in layers):
+        if not self.holds_every_token:
             return None
+        layers = self._slot_layers()
         used = slice(int(self._starts[row]), self._window.high)
         return [(layer.held[0][row, :, used].clone(), layer.held[1][row, :, used].clone()) for layer in layers]
+
+    def make_space(self) -> None:
+        """Make space for one token per row."""
+        window = self._window
+        window.low = int(self.starts.min())
+        if window.high == self.columns:
+            self._move_columns(window.high - window.low)
+
+    @contextmanager
+    def fixed(self, rows: int, columns: int, at: Tensor) -> Iterator[None]:
+        """Within the block, the model reads the first `rows` and `columns`, and writes column `at` [1]. Shapes and
+        addresses do not depend on the rows and columns in use.
+        """
+        self._window.fixed = _Fixed(rows, columns, at)
+        try:
+            yield
+        finally:
+            self._window.fixed = None
 
     def before_step(self) -> Tensor | None:
         """Make space for one token per row. Return the attention mask [rows, tokens], or None if no token is masked."""
         window = self._window
-        starts = self._starts[: window.count]
-        window.low = int(starts.min())
-        if window.high == self.columns:
-            self._move_columns(window.high - window.low)
+        self.make_space()
         if int(self._starts[: window.count].max()) == window.low:
             return None
         return self._mask[: window.count, window.low : window.high + 1]
@@ -183,7 +220,7 @@ class SlotCache:
         return [layer for layer in layers if isinstance(layer, _SlotLayer)]
 
     def _index(self, values: Sequence[int] | NDArray[np.int64]) -> Tensor:
-        return torch.as_tensor(np.asarray(values, dtype=np.int64)).to(self._device)
+        return torch.as_tensor(np.asarray(values, dtype=np.int64)).to(self.device)
 
 
 class _Window:
@@ -191,6 +228,16 @@ class _Window:
 
     def __init__(self) -> None:
         self.count = self.low = self.high = 0
+        self.fixed: _Fixed | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Fixed:
+    """See `SlotCache.fixed`."""
+
+    rows: int
+    columns: int
+    at: Tensor
 
 
 class _SlotLayer(DynamicLayer):
@@ -206,6 +253,12 @@ class _SlotLayer(DynamicLayer):
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Append one token's keys and values per row, both [rows, heads, 1, head size]. Return those of all tokens."""
         count, low, high = self._window.count, self._window.low, self._window.high
+        fixed = self._window.fixed
+        if fixed is not None:
+            keys, values = (held[: fixed.rows, :, : fixed.columns] for held in self.held)
+            keys.index_copy_(2, fixed.at, key_states)
+            values.index_copy_(2, fixed.at, value_states)
+            return keys, values
         for held, new in zip(self.held, (key_states, value_states), strict=True):
             held[:count, :, high] = new[:, :, 0]
         keys, values = (held[:count, :, low : high + 1] for held in self.held)

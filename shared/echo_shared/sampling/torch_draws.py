@@ -9,11 +9,14 @@ Dimensions: R rows, V vocabulary, B tokens in a block.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 import torch
 from torch import Tensor
+
+Choose = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Function from (logits [R, V], uniforms [R], temperatures [R]) to token ids [R] and their log-probabilities [R]."""
 
 _BLOCK: Final = 1_024
 _CHUNK_VALUES: Final = {"cpu": 2**17}

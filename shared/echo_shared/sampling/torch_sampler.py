@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
@@ -34,14 +34,12 @@ from echo_shared.sampling import draws
 from echo_shared.sampling.interface import DrawnPart, FinishedRollout, GroupRequest
 from echo_shared.sampling.rollout_table import ActiveRollout, RolloutTable
 from echo_shared.sampling.torch_cache import SlotCache, cache_argument, cache_of, columns_for
-from echo_shared.sampling.torch_draws import draw, most_likely
+from echo_shared.sampling.torch_draws import Choose, draw, most_likely
 from echo_shared.sampling.torch_prefix_cache import PrefixCache, as_past, length_of
+from echo_shared.sampling.torch_step import FixedSteps
 
 PREFILL_TOKENS: Final = 2_048
 """Maximum tokens of one prefill, padding included. A longer prompt is prefilled alone."""
-
-Choose = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Function from (logits [R, V], uniforms [R], temperatures [R]) to token ids [R] and their log-probabilities [R]."""
 
 
 def sample_groups(
@@ -144,9 +142,10 @@ class Batch:
         max_cells: int | None = None,
         choose: Choose = draw,
         prefixes: PrefixCache | None = None,
+        fixed: bool | None = None,
     ) -> None:
         """`width`: maximum unfinished rollouts at a time; `max_cells`: maximum tokens whose keys and values are held;
-        `prefixes`: see `sample_groups`.
+        `prefixes`: see `sample_groups`; `fixed`: compute steps at fixed shapes (`torch_step`), None = on CUDA.
         """
         self._model = model
         self._prefixes = prefixes
@@ -155,6 +154,8 @@ class Batch:
         self._choose = choose
         self._draw_device = torch.device("cpu") if model.device.type == "mps" else model.device  # mps has no float64.
         self._slots = SlotCache(model.device)
+        self._fixed = model.device.type == "cuda" if fixed is None else fixed
+        self._steps = FixedSteps(model, self._slots, choose)
         self._table = RolloutTable()
         self._waiting: deque[_Waiting] = deque()
 
@@ -177,6 +178,10 @@ class Batch:
         """Drop the lease's rollouts. Call this between two steps of `sample`."""
         self._waiting = deque(waiting for waiting in self._waiting if waiting.group.lease_id != lease_id)
         self._table.drop(self._table.rows_of(lease_id))
+
+    def forget_steps(self) -> None:
+        """Drop captured steps, because tensors that the model computes with have been replaced by others."""
+        self._steps.forget()
 
     def news(self) -> list[DrawnPart]:
         """Return the tokens of unfinished rollouts drawn since the last call. Call this between two steps
@@ -356,10 +361,14 @@ class Batch:
     def _step(self) -> list[FinishedRollout]:
         rows = np.arange(len(self._table))
         inputs = np.stack(self._table.next_inputs(rows), dtype=np.int64)
-        mask = self._slots.before_step()
-        logits, _ = self._forward(inputs[:, :, None], mask, self._slots.cache)
-        self._slots.after_step()
-        tokens, logprobs = self._draw(logits, np.stack(self._table.next_draws(rows)))
+        drawing = np.stack(self._table.next_draws(rows))
+        if self._fixed and self._slots.holds_every_token:
+            tokens, logprobs = _checked(self._steps.step(inputs, drawing))
+        else:
+            mask = self._slots.before_step()
+            logits, _ = self._forward(inputs[:, :, None], mask, self._slots.cache)
+            self._slots.after_step()
+            tokens, logprobs = self._draw(logits, drawing)
         running = list(self._table.rollouts) if self._prefixes is not None else []
         finished = self._table.record(rows, tokens, logprobs, time.perf_counter())
         if self._prefixes is not None:
@@ -388,14 +397,18 @@ class Batch:
         """Draw with uniforms and temperatures [2, R]: one transfer to the device and one back."""
         u_R, temperature_R = _on(self._draw_device, drawing)
         tokens_R, logprobs_R = self._choose(logits, u_R, temperature_R)
-        drawn = torch.stack([tokens_R.double(), logprobs_R.double()]).numpy(force=True)
-        if not np.isfinite(drawn[1]).all():
-            raise BackendError(
-                "The model produced logits that are not finite.",
-                do="Check the model's weights.",
-                code=POLICY_UNUSABLE,
-            )
-        return drawn[0].astype(np.int64), drawn[1]
+        return _checked(torch.stack([tokens_R.double(), logprobs_R.double()]).numpy(force=True))
+
+
+def _checked(drawn: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the token ids and log-probabilities of `drawn` [2, R]."""
+    if not np.isfinite(drawn[1]).all():
+        raise BackendError(
+            "The model produced logits that are not finite.",
+            do="Check the model's weights.",
+            code=POLICY_UNUSABLE,
+        )
+    return drawn[0].astype(np.int64), drawn[1]
 
 
 def _on(device: torch.device, array: NDArray[Any]) -> Tensor:

@@ -103,7 +103,7 @@ def test_swaps_keep_nothing(opened: Opened, base: Path, make_adapter: Callable[.
     for _ in range(3):
         policy = engine.prepare(directory)
         engine.set_policy(policy)
-    held = {id(tensor) for layer in engine._layers.values() for tensor in layer.update or ()}
+    held = {id(tensor) for layer in engine._layers.values() for tensor in layer._update or ()}
     assert held == {id(tensor) for update in policy.updates.values() for tensor in update}
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -30,11 +30,37 @@ def test_the_fast_layer_equals_the_plain_one(dtype: torch.dtype, atol: float, bi
     with torch.inference_mode():
         for shape in ((1, 1, 48), (rows, 1, 48), (3, 17, 48)):
             x = torch.randn(shape).to(dtype)
-            layer.update = None
+            layer.set_update(None, in_place=False)
             torch.testing.assert_close(layer(x), linear(x), rtol=0, atol=atol)
-            layer.update = (a, b)
+            layer.set_update((a, b), in_place=False)
             expected = linear(x) + functional.linear(functional.linear(x, a), b)
             torch.testing.assert_close(layer(x), expected, rtol=0, atol=atol)
+
+
+def test_an_update_in_place_keeps_its_tensors_and_leaves_the_given_ones_alone() -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(48, 80)
+    layer = SamplerLinear(linear, rows=8)
+    x = torch.randn(3, 48)
+
+    def update(rank: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(rank, 48), torch.randn(80, rank)
+
+    def computes(a: Tensor, b: Tensor) -> None:
+        torch.testing.assert_close(layer(x), linear(x) + x @ a.T @ b.T, rtol=0, atol=1e-4)
+
+    first, second, wider = update(4), update(4), update(6)
+    given = [tensor.clone() for tensor in first]
+    assert layer.set_update(None, in_place=True), "as it was"
+    assert not layer.set_update(first, in_place=True)
+    computes(*first)
+    assert layer.set_update(second, in_place=True)
+    computes(*second)
+    assert all(map(torch.equal, first, given)), "another policy's tensors are not overwritten"
+    assert not layer.set_update(wider, in_place=True)
+    computes(*wider)
+    assert not layer.set_update(None, in_place=True)
+    torch.testing.assert_close(layer(x), linear(x), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("tied", [True, False])

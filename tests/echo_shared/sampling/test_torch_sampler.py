@@ -130,15 +130,17 @@ def by_place(rollouts: Iterator[FinishedRollout]) -> dict[tuple[int, int], Finis
     return {(rollout.group_id, rollout.index): rollout for rollout in rollouts}
 
 
-def continuous(model: Any, groups: list[GroupRequest], width: int, max_cells: int | None = None) -> Any:
-    batch = torch_sampler.Batch(model, width=width, max_cells=max_cells)
+def continuous(
+    model: Any, groups: list[GroupRequest], width: int, max_cells: int | None = None, *, fixed: bool = False
+) -> Any:
+    batch = torch_sampler.Batch(model, width=width, max_cells=max_cells, fixed=fixed)
     return by_place(chain.from_iterable(batch.sample(iter(groups))))
 
 
-@pytest.mark.parametrize("width", [1, 5, 1_000])
-def test_a_batch_of_mixed_groups_equals_the_reference(any_model: Any, width: int) -> None:
+@pytest.mark.parametrize(("width", "fixed"), [(1, False), (5, False), (1_000, False), (5, True)])
+def test_a_batch_of_mixed_groups_equals_the_reference(any_model: Any, width: int, fixed: bool) -> None:
     groups = [group(number) for number in range(14)]
-    found = continuous(any_model, groups, width)
+    found = continuous(any_model, groups, width, fixed=fixed)
     # A prefill computes the recurrent state in chunks, a step token by token, which rounds differently.
     tolerance = 2e-4 if isinstance(any_model, Qwen3NextForCausalLM) else 2e-5
     assert set(found) == {(g.group_id, index) for g in groups for index in g.indices}
@@ -172,13 +174,13 @@ def cut(one: GroupRequest, found: dict[tuple[int, int], FinishedRollout]) -> Gro
     return dataclasses.replace(one, prefixes=prefixes)
 
 
-@pytest.mark.parametrize("width", [2, 1_000])
-def test_rollouts_continued_from_prefixes_equal_uninterrupted_ones(any_model: Any, width: int) -> None:
+@pytest.mark.parametrize(("width", "fixed"), [(2, False), (1_000, False), (5, True)])
+def test_rollouts_continued_from_prefixes_equal_uninterrupted_ones(any_model: Any, width: int, fixed: bool) -> None:
     groups = [group(number) for number in range(14)]
     undisturbed = continuous(any_model, groups, 1_000)
     begun = [cut(one, undisturbed) for one in groups]
     assert sum(len(one.prefixes) for one in begun) > 8
-    found = continuous(any_model, begun, width)
+    found = continuous(any_model, begun, width, fixed=fixed)
     tolerance = 2e-4 if isinstance(any_model, Qwen3NextForCausalLM) else 2e-5
     assert set(found) == set(undisturbed)
     for one in begun:

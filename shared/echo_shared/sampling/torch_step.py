@@ -1,0 +1,176 @@
+"""Decoding steps at fixed shapes, each captured once as a CUDA graph and then replayed.
+
+Launching the kernels of one step from Python takes about 30 ms for a model of 0.6 B; computing them takes 5 to 9 ms
+(H200, 8 to 256 rows). A graph launches all of them at once, but only with the shapes and addresses of its capture.
+Therefore a step here computes a bucket, which is the batch with rows and columns rounded up:
+
+- Each step's numbers (ids, positions, first columns, written column, uniforms, temperatures) go to one tensor of the
+  bucket, in one transfer.
+- Attention reads all columns of the bucket; a mask hides those outside the row's sequence.
+- Rows past the batch draw tokens that nobody reads.
+
+An adapter's tensors may change between steps if the new values are copied into them.
+
+Dimensions: R rows and C columns of a bucket, N rows in use, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from echo_shared.sampling.torch_cache import SlotCache, cache_argument
+from echo_shared.sampling.torch_draws import Choose
+
+log = logging.getLogger(__name__)
+
+CAPTURED_AFTER: Final = 8
+"""Steps of a bucket after which it is captured. A capture takes about as long as ten uncaptured steps."""
+MOST_GRAPHS: Final = 24
+"""Maximum number of graphs. The oldest one is dropped for a new one."""
+_LEAST_COLUMNS: Final = 128
+
+
+class FixedSteps:
+    """Steps of one model on one SlotCache, by bucket. All layers must hold every token's keys and values."""
+
+    def __init__(self, model: Any, slots: SlotCache, choose: Choose) -> None:
+        self._model = model
+        self._slots = slots
+        self._choose = choose
+        self._steps: dict[tuple[int, int], _Step] = {}
+        self._memory: Any = None
+        """Allocations of `slots` that the steps refer to."""
+        self._captures = slots.device.type == "cuda"
+        self._pool: Any = torch.cuda.graph_pool_handle() if self._captures else None
+        """Memory for what steps compute in between; all graphs share it, because only one runs at a time."""
+
+    def step(self, inputs: NDArray[np.int64], drawing: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Compute a step for all rows in use: `inputs` holds token ids and positions, [2, N]; `drawing` uniforms and
+        temperatures, [2, N]. Return the drawn token ids and their log-probabilities in nats, [2, N].
+        """
+        slots = self._slots
+        slots.make_space()
+        if self._memory is not slots.memory:
+            self.forget()
+            self._memory = slots.memory
+        count, high = inputs.shape[1], slots.high
+        step = self._step_of(count, high)
+        host = step.host
+        host[:, count:] = 0
+        host[:2, :count] = inputs
+        host[2, :count], host[2, count:] = slots.starts, high  # A row that is not in use sees its own token only.
+        host[3] = high
+        host[4:, :count].view(np.float64)[:] = drawing
+        host[5, count:] = np.ones(1).view(np.int64)  # Any temperature above 0 will do.
+        drawn = self._run(step)[:, :count].numpy(force=True)
+        slots.after_step()
+        return drawn
+
+    def forget(self) -> None:
+        """Drop all graphs. Call this if a tensor that the model computes with has been replaced."""
+        self._steps.clear()
+
+    def _step_of(self, count: int, high: int) -> _Step:
+        rows = min(self._slots.rows, 1 << (count - 1).bit_length())
+        quantum = max(_LEAST_COLUMNS, self._slots.columns // 4)
+        columns = min(self._slots.columns, (high // quantum + 1) * quantum)
+        step = self._steps.get((rows, columns))
+        if step is None:
+            if len(self._steps) >= MOST_GRAPHS:
+                del self._steps[next(iter(self._steps))]
+            step = self._steps[rows, columns] = _Step(self._slots.device, rows, columns)
+        return step
+
+    def _run(self, step: _Step) -> Tensor:
+        step.send()
+        if step.graph is not None:
+            step.graph.replay()
+            return step.drawn
+        drawn = self._compute(step)
+        step.computed += 1
+        if self._captures and step.computed == CAPTURED_AFTER:
+            self._capture(step, drawn)
+        return drawn
+
+    def _compute(self, step: _Step) -> Tensor:
+        """Return token ids and log-probabilities [2, R]. Does not wait for the device."""
+        ids_R, positions_R, starts_R, at_R = step.inputs[:4]
+        u_R, temperature_R = step.inputs[4:].view(torch.float64)
+        mask_RC = (step.columns_C >= starts_R[:, None]) & (step.columns_C <= at_R[:, None])
+        device = self._slots.device.type
+        autocast = torch.autocast(
+            device,
+            dtype=torch.get_autocast_dtype(device),
+            enabled=torch.is_autocast_enabled(device),
+            cache_enabled=False,  # A graph must not read weights that were converted outside of it.
+        )
+        with autocast, self._slots.fixed(len(ids_R), len(step.columns_C), at_R[:1]):
+            output = self._model(
+                input_ids=ids_R[:, None],
+                position_ids=positions_R[:, None],
+                attention_mask=mask_RC[:, None, None],
+                use_cache=True,
+                logits_to_keep=1,
+                **cache_argument(self._slots.cache),
+            )
+        tokens_R, logprobs_R = self._choose(output.logits[:, -1], u_R, temperature_R)
+        return torch.stack([tokens_R.double(), logprobs_R.double()])
+
+    def _capture(self, step: _Step, computed: Tensor) -> None:
+        """Capture a step. A step writes the same keys and values however often it is repeated, so a replay must return
+        what was `computed`. If capturing fails, or a replay differs, no step is captured from then on.
+        """
+        try:
+            graph, drawn = _captured(lambda: self._compute(step), self._pool)
+            graph.replay()
+            same = torch.equal(drawn, computed)
+            reason = "a replayed step draws other tokens than the computed one"
+        except RuntimeError as error:
+            same, reason = False, str(error)
+        if not same:
+            self._captures = False
+            self.forget()
+            log.warning("steps are computed without CUDA graphs, which is slower: %s", reason)
+            return
+        step.graph, step.drawn = graph, drawn
+
+
+class _Step:
+    """The tensors of one bucket, at fixed addresses."""
+
+    def __init__(self, device: torch.device, rows: int, columns: int) -> None:
+        host = torch.zeros((6, rows), dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._sent = host
+        self.host: NDArray[np.int64] = host.numpy()
+        """Numbers of the next step, [6, R]: ids, positions, first columns, written column, and, as the bits of float64,
+        uniforms and temperatures."""
+        self.inputs = torch.zeros((6, rows), dtype=torch.int64, device=device)
+        self.columns_C = torch.arange(columns, device=device)
+        self.computed = 0
+        """Number of uncaptured steps."""
+        self.graph: Any = None
+        self.drawn: Tensor = self.inputs
+        """What the graph returns, after it was captured."""
+
+    def send(self) -> None:
+        self.inputs.copy_(self._sent, non_blocking=True)
+
+
+def _captured(compute: Callable[[], Tensor], pool: Any) -> tuple[Any, Tensor]:
+    """Return a CUDA graph of `compute`, and the tensor that each replay fills."""
+    stream: Any = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        compute()  # Libraries allocate their workspaces for this stream.
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool, stream=stream):
+        drawn = compute()
+    return graph, drawn

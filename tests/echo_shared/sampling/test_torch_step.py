@@ -1,0 +1,187 @@
+"""`test_torch_sampler` compares fixed steps with the reference; here are their buckets, and captures.
+
+A CPU has no CUDA graphs, so a function that computes into the same tensor again stands for a replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers.cache_utils import DynamicCache
+
+from echo_shared.sampling import draws, torch_step
+from echo_shared.sampling.interface import GroupRequest
+from echo_shared.sampling.torch_cache import SlotCache
+from echo_shared.sampling.torch_draws import draw
+from echo_shared.sampling.torch_sampler import Batch
+from echo_shared.sampling.torch_step import CAPTURED_AFTER, FixedSteps
+
+VOCABULARY = 30
+PROMPT = 4
+
+
+def make_model() -> Any:
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        intermediate_size=64,
+        initializer_range=0.2,
+    )
+    return Qwen3ForCausalLM(config).eval().requires_grad_(False)
+
+
+def groups(count: int, max_tokens: int) -> list[GroupRequest]:
+    return [
+        GroupRequest(
+            lease_id=number,
+            group_id=number,
+            indices=(0,),
+            prompt_ids=np.random.default_rng(number).integers(0, VOCABULARY, PROMPT).astype(np.int32),
+            seed=draws.derive_seed(number),
+            policy_version=1,
+            temperature=1.0,
+            max_tokens=max_tokens + number % 3,
+            stop_ids=(),
+        )
+        for number in range(count)
+    ]
+
+
+def tokens_of(batch: Batch, asked: list[GroupRequest]) -> dict[int, list[int]]:
+    return {one.group_id: one.completion_ids.tolist() for step in batch.sample(iter(asked)) for one in step}
+
+
+class Replays:
+    """Stands for CUDA graphs: a replay computes again, into the same tensor."""
+
+    def __init__(self) -> None:
+        self.captured = self.replayed = 0
+        self.offset = 0.0
+        """What a replay's figures differ by from the computed ones."""
+
+    def capture(self, compute: Callable[[], Tensor], _pool: Any) -> tuple[Any, Tensor]:
+        self.captured += 1
+        drawn = compute()
+
+        class Graph:
+            def replay(_) -> None:
+                self.replayed += 1
+                drawn.copy_(compute() + self.offset)
+
+        return Graph(), drawn
+
+
+@pytest.fixture
+def replays(monkeypatch: pytest.MonkeyPatch) -> Replays:
+    found = Replays()
+    monkeypatch.setattr(torch_step, "_captured", found.capture)
+    return found
+
+
+def capturing(model: Any) -> Batch:
+    batch = Batch(model, width=8, fixed=True)
+    batch._steps._captures = True
+    return batch
+
+
+def test_few_shapes_serve_all_rows_and_columns() -> None:
+    model, shapes = make_model(), set[tuple[int, int]]()
+
+    def watch(_: Any, __: Any, given: Any) -> None:
+        if given["input_ids"].shape[1] == 1:
+            shapes.add((len(given["input_ids"]), given["attention_mask"].shape[-1]))
+
+    model.register_forward_pre_hook(watch, with_kwargs=True)
+    asked = groups(13, 200)
+    expected = tokens_of(Batch(make_model(), width=8, fixed=False), asked)
+    assert tokens_of(Batch(model, width=8, fixed=True), asked) == expected
+    assert {rows for rows, _ in shapes} <= {1, 2, 4, 8}
+    assert {columns for _, columns in shapes} == {128, 256}
+
+
+def test_a_captured_step_serves_later_calls_and_new_weights(replays: Replays) -> None:
+    model, asked = make_model(), groups(8, 40)
+    batch = capturing(model)
+    expected = tokens_of(Batch(model, width=8, fixed=False), asked)
+    assert tokens_of(batch, asked) == expected
+    captured, replayed = replays.captured, replays.replayed
+    assert captured
+    assert replayed > 30 - CAPTURED_AFTER
+    assert tokens_of(batch, asked) == expected
+    model.lm_head.weight.neg_()
+    changed = tokens_of(batch, asked)
+    assert changed == tokens_of(Batch(model, width=8, fixed=False), asked)
+    assert changed != expected
+    assert replays.captured == captured
+
+
+def test_nothing_captured_is_replayed_after_tensors_were_replaced(replays: Replays) -> None:
+    batch, asked = capturing(make_model()), groups(8, 40)
+    tokens_of(batch, asked)
+    captured = replays.captured
+    batch.forget_steps()
+    tokens_of(batch, asked)
+    assert replays.captured == 2 * captured
+
+
+def test_nothing_captured_is_replayed_on_memory_that_was_replaced(replays: Replays) -> None:
+    model = make_model()
+    batch = capturing(model)
+    tokens_of(batch, groups(2, 40))
+    assert replays.captured
+    longer = groups(8, 90)
+    assert tokens_of(batch, longer) == tokens_of(Batch(model, width=8, fixed=False), longer)
+
+
+def test_a_graph_that_differs_is_never_used(replays: Replays, caplog: pytest.LogCaptureFixture) -> None:
+    replays.offset = 1.0
+    model, asked = make_model(), groups(8, 40)
+    assert tokens_of(capturing(model), asked) == tokens_of(Batch(model, width=8, fixed=False), asked)
+    assert (replays.captured, replays.replayed) == (1, 1)
+    assert "without CUDA graphs" in caplog.text
+
+
+def test_a_failed_capture_costs_speed_only(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(torch_step, "_captured", fails)
+    model, asked = make_model(), groups(8, 40)
+    assert tokens_of(capturing(model), asked) == tokens_of(Batch(model, width=8, fixed=False), asked)
+    assert "stream is capturing" in caplog.text
+
+
+@pytest.fixture
+def steps() -> Iterator[tuple[FixedSteps, torch_step._Step]]:
+    """Fixed steps on fake tensors, which raise an error for any value that the host reads."""
+    step = torch_step._Step(torch.device("cpu"), 4, 32)
+    with FakeTensorMode(), torch.inference_mode():
+        step.inputs, step.columns_C = torch.zeros((6, 4), dtype=torch.int64), torch.arange(32)
+        model = make_model()
+        slots = SlotCache(torch.device("cpu"))
+        slots.reserve(4, 32)
+        prompts = DynamicCache()
+        model(input_ids=torch.zeros((1, PROMPT), dtype=torch.int64), past_key_values=prompts)
+        slots.join(prompts, [0, 0, 0, 0], [0, 1, 2, 3], [PROMPT] * 4)
+        yield FixedSteps(model, slots, draw), step
+
+
+def test_a_step_reads_no_value_on_the_host(steps: tuple[FixedSteps, torch_step._Step]) -> None:
+    """A captured function must not wait for the device."""
+    fixed, step = steps
+    drawn = fixed._compute(step)
+    assert drawn.shape == (2, 4)
+    with pytest.raises(DataDependentOutputException):
+        drawn[0, 0].item()
