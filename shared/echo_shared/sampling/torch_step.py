@@ -33,7 +33,9 @@ log = logging.getLogger(__name__)
 CAPTURED_AFTER: Final = 8
 """Steps of a bucket after which it is captured. A capture takes about as long as ten uncaptured steps."""
 MOST_GRAPHS: Final = 24
-"""Maximum number of graphs. The oldest one is dropped for a new one."""
+"""Maximum number of graphs. The one that was not used for longest is dropped for a new one."""
+MOST_FAILURES: Final = 3
+"""Failed captures after which no step is captured any more."""
 _LEAST_COLUMNS: Final = 128
 
 
@@ -50,6 +52,7 @@ class FixedSteps:
         self._captures = slots.device.type == "cuda"
         self._pool: Any = torch.cuda.graph_pool_handle() if self._captures else None
         """Memory for what steps compute in between; all graphs share it, because only one runs at a time."""
+        self._failures = 0
 
     def step(self, inputs: NDArray[np.int64], drawing: NDArray[np.float64]) -> NDArray[np.float64]:
         """Compute a step for all rows in use: `inputs` holds token ids and positions, [2, N]; `drawing` uniforms and
@@ -81,11 +84,10 @@ class FixedSteps:
         rows = min(self._slots.rows, 1 << (count - 1).bit_length())
         quantum = max(_LEAST_COLUMNS, self._slots.columns // 4)
         columns = min(self._slots.columns, (high // quantum + 1) * quantum)
-        step = self._steps.get((rows, columns))
-        if step is None:
-            if len(self._steps) >= MOST_GRAPHS:
-                del self._steps[next(iter(self._steps))]
-            step = self._steps[rows, columns] = _Step(self._slots.device, rows, columns)
+        step = self._steps.pop((rows, columns), None) or _Step(self._slots.device, rows, columns)
+        if len(self._steps) >= MOST_GRAPHS:
+            del self._steps[next(iter(self._steps))]
+        self._steps[rows, columns] = step
         return step
 
     def _run(self, step: _Step) -> Tensor:
@@ -125,21 +127,26 @@ class FixedSteps:
 
     def _capture(self, step: _Step, computed: Tensor) -> None:
         """Capture a step. A step writes the same keys and values however often it is repeated, so a replay must return
-        what was `computed`. If capturing fails, or a replay differs, no step is captured from then on.
+        what was `computed`; otherwise no step is captured from then on.
         """
         try:
-            graph, drawn = _captured(lambda: self._compute(step), self._pool)
+            graph, drawn = _captured(lambda: self._compute(step), self._pool, self._slots.device)
             graph.replay()
             same = torch.equal(drawn, computed)
-            reason = "a replayed step draws other tokens than the computed one"
-        except RuntimeError as error:
-            same, reason = False, str(error)
-        if not same:
-            self._captures = False
-            self.forget()
-            log.warning("steps are computed without CUDA graphs, which is slower: %s", reason)
+        except RuntimeError as error:  # Work of another thread can fail a capture, so it may be repeated.
+            step.computed = 0
+            self._failures += 1
+            self._captures = self._failures < MOST_FAILURES
+            log.warning("A sampling step could not be captured as a CUDA graph, and is slower without: %s", error)
             return
-        step.graph, step.drawn = graph, drawn
+        if same:
+            step.graph, step.drawn = graph, drawn
+            return
+        self._captures = False
+        self.forget()
+        log.warning(
+            "A CUDA graph draws other tokens than the step that it captured. Sampling continues without graphs."
+        )
 
 
 class _Step:
@@ -163,14 +170,16 @@ class _Step:
         self.inputs.copy_(self._sent, non_blocking=True)
 
 
-def _captured(compute: Callable[[], Tensor], pool: Any) -> tuple[Any, Tensor]:
+def _captured(compute: Callable[[], Tensor], pool: Any, device: torch.device) -> tuple[Any, Tensor]:
     """Return a CUDA graph of `compute`, and the tensor that each replay fills."""
-    stream: Any = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        compute()  # Libraries allocate their workspaces for this stream.
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool, stream=stream):
-        drawn = compute()
+    with torch.cuda.device(device):
+        stream: Any = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            compute()  # Libraries allocate their workspaces for this stream.
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        # Another thread may copy an adapter to the device meanwhile.
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            drawn = compute()
     return graph, drawn
