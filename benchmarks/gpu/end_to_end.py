@@ -75,7 +75,7 @@ def measure(seed: int, budget: Budget, *, device: str) -> dict[str, Any]:
             raise RunFailed("; ".join([str(error), *words])) from error
         steps = _steps(run)
         return {
-            "seconds_to_first_step": steps[0]["trained_at"] - joined_at,
+            "first_step_s": steps[0]["trained_at"] - joined_at,
             "hub_start_s": joined_at - began_at,
             "steps": len(steps),
             **_figures(steps),

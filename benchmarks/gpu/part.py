@@ -21,7 +21,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks import gpu
-from benchmarks.gpu import end_to_end, running
+from benchmarks.gpu import end_to_end, probe, running
 from benchmarks.gpu.budget import Budget
 from benchmarks.gpu.shapes import SHAPES, Shape, device_type
 from benchmarks.harness.engine import group_request
@@ -116,8 +116,11 @@ def sampler(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
             budget.say(f"width {width}")
             again_s, rollouts = timed(lambda batch=batch, asked=asked: drawn(batch, asked))  # type: ignore[misc]
             took_s += again_s
-            row[f"tokens_per_s_at_{width}"] = sum(len(rollout.completion_ids) for rollout in rollouts) / again_s
+            row[f"sampler_tokens_per_s_at_{width}"] = tokens_of(rollouts) / again_s
             del batch
+        if not row["left_out"]:
+            budget.say(f"width {width}: a plain step as a CUDA graph")
+            row["share_of_graph_probe"] = tokens_of(rollouts) / again_s / probe.tokens_per_s(policy, width)
     budget.say("the adapter is swapped")
     other = {name: weight.detach().clone() for name, weight in policy.parameters.items()}
     row["swap_ms"] = 1e3 * statistics.median(timed(lambda: policy.set_adapter(other))[0] for _ in range(5))
@@ -128,6 +131,10 @@ def sampler(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
 
 def drawn(batch: Batch, asked: list[GroupRequest]) -> list[FinishedRollout]:
     return [rollout for finished in batch.sample(iter(asked)) for rollout in finished]
+
+
+def tokens_of(rollouts: list[FinishedRollout]) -> int:
+    return sum(len(rollout.completion_ids) for rollout in rollouts)
 
 
 @torch.inference_mode()
@@ -171,7 +178,8 @@ def beside_trl(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
     )
     budget.say("the model is written, both sides load it, then they make a step in turns")
     with tempfile.TemporaryDirectory() as directory:
-        return compare(case, Path(directory), seed, Progress([Planned(name=case.name, seconds=case.seconds)]))
+        row = compare(case, Path(directory), seed, Progress([Planned(name=case.name, seconds=case.seconds)]))
+    return {**row, "time_over_trl": row["time_ratio"]}
 
 
 PARTS: Final[dict[str, Callable[[Shape, int, Budget], dict[str, Any]]]] = {

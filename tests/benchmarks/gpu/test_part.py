@@ -39,7 +39,8 @@ def test_every_part_returns_its_figures(tmp_path: Path) -> None:
     learner, sampler = rows["learner, tiny"], rows["sampler, tiny"]
     assert learner["learns"] and learner["out_of_memory"] == 0 and learner["tokens_per_s"] > 0
     assert learner["fitted_tokens"] == 16_384 and learner["matmul_share"] > 0
-    assert sampler["tokens_per_s_at_16"] > 0 and sampler["swap_ms"] > 0
+    assert sampler["sampler_tokens_per_s_at_16"] > 0 and sampler["swap_ms"] > 0
+    assert sampler["share_of_graph_probe"] > 0
     assert sampler["agreement"] == 1.0, "on a CPU both are float32"
     assert sampler["left_out"] == [] and "learner, tiny, 0 of 60 s: step 3 of 3" in said
     whole = rows["end to end, builtin:tiny"]
