@@ -1,4 +1,4 @@
-"""Comparison of all sampling engines: speed and its ceiling, agreement, adapter swaps, shared prompts, RPC.
+"""Comparison of all sampling engines: speed and its ceiling, agreement, adapter swaps, shared prompts, RPC, draws.
 
 Each engine runs in a process of its own. For each width (rollouts at the same time) the engines take turns within
 seconds of each other, because the machine may be slower a minute later. Tokens are completion tokens; times include the
@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.backends import parts, speed
+from benchmarks.backends import drawing, parts, speed
 from benchmarks.harness.models import LORA_RANK, QWEN3_06B, random_model
 from benchmarks.harness.progress import Measurement, Planned, Progress
 from echo_hub.run.base_model import resolve_base
@@ -23,7 +23,7 @@ DESCRIPTION: Final = "Sampling engines on a tiny trained and a mid-size random m
 
 
 def plan() -> list[Planned]:
-    return [*speed.plan(), *parts.plan()]
+    return [*speed.plan(), *parts.plan(), *drawing.plan()]
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
@@ -37,8 +37,9 @@ def measure(seed: int, progress: Progress) -> Measurement:
         fast += speed.measure(speed.MID, mid, scratch, progress, seed=seed)
         bench = parts.Bench(scratch, mid, progress, seed)
         others: list[dict[str, Any]] = [row for part in parts.ALL for row in part(bench)]
+    drawn = drawing.measure(progress, seed)
     return Measurement(
-        headline={**speed.headline(fast), **parts.headline(others)},
-        rows=[*fast, *others],
+        headline={**speed.headline(fast), **parts.headline(others), **drawing.headline(drawn)},
+        rows=[*fast, *others, *drawn],
         conditions={"threads": hardware.sensible_threads(), "mid": asdict(QWEN3_06B), "lora_rank": LORA_RANK},
     )

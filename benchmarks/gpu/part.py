@@ -156,7 +156,7 @@ def agreement(
         fed = torch.from_numpy(ids)[None].to(policy.device)
         logits = policy.model(input_ids=fed, use_cache=False, logits_to_keep=count).logits[0]
         u_R = torch.from_numpy(draws.uniforms(request.seed, rollout.index, count)).to(policy.device)
-        tokens_R, _ = torch_draws.draw(logits, u_R, torch.full_like(u_R, request.temperature))
+        tokens_R, _ = torch_draws.draw_float64(logits, u_R, torch.full_like(u_R, request.temperature))
         same.append(tokens_R.numpy(force=True) == rollout.completion_ids)
     return {"agreement": float(np.concatenate(same).mean()), "compared_rollouts": len(same)}
 

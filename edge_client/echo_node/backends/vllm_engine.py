@@ -36,7 +36,7 @@ from echo_shared.errors import POLICY_UNUSABLE, BackendError
 from echo_shared.sampling import draws
 from echo_shared.sampling.interface import DrawnPart, FinishedRollout, GroupRequest, Prefix
 from echo_shared.sampling.scoring import Intervals
-from echo_shared.sampling.torch_draws import draw
+from echo_shared.sampling.torch_draws import draw_float64
 from echo_shared.wire.messages import FinishReason
 
 DEFAULT_WIDTH: Final = 256
@@ -275,7 +275,7 @@ class DrawTable:
         position = np.clip(lengths_R - self._prompt_tokens[slots_R], 0, self._u.shape[1] - 1)
         u_R = torch.from_numpy(self._u[slots_R, position]).to(logits_RV.device)
         temperature_R = torch.from_numpy(self._temperature[slots_R]).to(logits_RV.device)
-        tokens_R, logprobs_R = draw(logits_RV, u_R, temperature_R)
+        tokens_R, logprobs_R = draw_float64(logits_RV, u_R, temperature_R)
         logits_RV.fill_(-torch.inf)
         return logits_RV.scatter_(1, tokens_R[:, None], logprobs_R[:, None].to(logits_RV.dtype))
 

@@ -34,7 +34,7 @@ from echo_shared.sampling import draws
 from echo_shared.sampling.interface import DrawnPart, FinishedRollout, GroupRequest
 from echo_shared.sampling.rollout_table import ActiveRollout, RolloutTable
 from echo_shared.sampling.torch_cache import SlotCache, cache_argument, cache_of, columns_for
-from echo_shared.sampling.torch_draws import Choose, draw, most_likely
+from echo_shared.sampling.torch_draws import Choose, draw, most_likely, redraw_undecided
 from echo_shared.sampling.torch_prefix_cache import PrefixCache, as_past, length_of
 from echo_shared.sampling.torch_step import FixedSteps
 
@@ -397,7 +397,9 @@ class Batch:
         """Draw with uniforms and temperatures [2, R]: one transfer to the device and one back."""
         u_R, temperature_R = _on(self._draw_device, drawing)
         tokens_R, logprobs_R = self._choose(logits, u_R, temperature_R)
-        return _checked(torch.stack([tokens_R.double(), logprobs_R.double()]).numpy(force=True))
+        drawn = torch.stack([tokens_R.double(), logprobs_R.double()]).numpy(force=True)
+        redraw_undecided(drawn, logits, u_R, temperature_R)
+        return _checked(drawn)
 
 
 def _checked(drawn: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

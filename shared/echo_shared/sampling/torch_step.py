@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from echo_shared.sampling.torch_cache import SlotCache, cache_argument
-from echo_shared.sampling.torch_draws import Choose
+from echo_shared.sampling.torch_draws import UNDECIDED, Choose, redraw_undecided
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +73,9 @@ class FixedSteps:
         host[4:, :count].view(np.float64)[:] = drawing
         host[5, count:] = np.ones(1).view(np.int64)  # Any temperature above 0 will do.
         drawn = self._run(step)[:, :count].numpy(force=True)
+        if UNDECIDED in drawn[0]:
+            u_R, temperature_R = step.drawing
+            redraw_undecided(drawn, self._logits(step), u_R, temperature_R)
         slots.after_step()
         return drawn
 
@@ -103,8 +106,12 @@ class FixedSteps:
 
     def _compute(self, step: _Step) -> Tensor:
         """Return token ids and log-probabilities [2, R]. Does not wait for the device."""
+        u_R, temperature_R = step.drawing
+        tokens_R, logprobs_R = self._choose(self._logits(step), u_R, temperature_R)
+        return torch.stack([tokens_R.double(), logprobs_R.double()])
+
+    def _logits(self, step: _Step) -> Tensor:
         ids_R, positions_R, starts_R, at_R = step.inputs[:4]
-        u_R, temperature_R = step.inputs[4:].view(torch.float64)
         mask_RC = (step.columns_C >= starts_R[:, None]) & (step.columns_C <= at_R[:, None])
         device = self._slots.device.type
         autocast = torch.autocast(
@@ -122,8 +129,8 @@ class FixedSteps:
                 logits_to_keep=1,
                 **cache_argument(self._slots.cache),
             )
-        tokens_R, logprobs_R = self._choose(output.logits[:, -1], u_R, temperature_R)
-        return torch.stack([tokens_R.double(), logprobs_R.double()])
+        logits_RV: Tensor = output.logits[:, -1]
+        return logits_RV
 
     def _capture(self, step: _Step, computed: Tensor) -> None:
         """Capture a step. A step writes the same keys and values however often it is repeated, so a replay must return
@@ -165,6 +172,11 @@ class _Step:
         self.graph: Any = None
         self.drawn: Tensor = self.inputs
         """What the graph returns, after it was captured."""
+
+    @property
+    def drawing(self) -> Tensor:
+        """Uniforms and temperatures [2, R]."""
+        return self.inputs[4:].view(torch.float64)
 
     def send(self) -> None:
         self.inputs.copy_(self._sent, non_blocking=True)

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.cache_utils import DynamicCache
 
-from echo_shared.sampling import draws, torch_step
+from echo_shared.sampling import draws, torch_draws, torch_step
 from echo_shared.sampling.interface import GroupRequest
 from echo_shared.sampling.torch_cache import SlotCache
 from echo_shared.sampling.torch_draws import draw
@@ -165,6 +165,18 @@ def test_a_failed_capture_costs_speed_only(monkeypatch: pytest.MonkeyPatch, capl
     assert tokens_of(capturing(model), asked) == tokens_of(Batch(model, width=8, fixed=False), asked)
     assert "stream is capturing" in caplog.text
     assert len(attempts) == MOST_FAILURES
+
+
+def test_what_float32_does_not_decide_is_drawn_again() -> None:
+    model, asked = make_model(), groups(8, 20)
+
+    def undecided(logits_RV: Tensor, u_R: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor]:
+        tokens_R, logprobs_R = draw(logits_RV, u_R, temperature_R)
+        tokens_R[::2] = torch_draws.UNDECIDED
+        return tokens_R, logprobs_R + 1.0
+
+    expected = tokens_of(Batch(model, width=8, fixed=False), asked)
+    assert tokens_of(Batch(model, width=8, fixed=True, choose=undecided), asked) == expected
 
 
 @pytest.fixture
