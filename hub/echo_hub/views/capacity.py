@@ -45,6 +45,9 @@ USUAL_STALENESS: Final = TrainingConfig.model_fields["max_staleness"].default
 KINDS_ADVISED: Final = 4
 """Number of the most numerous kinds of nodes (engine and device) for which advice is given."""
 
+BATCHES_TRIED: Final = (2, 4, 8, 16, 32)
+"""Factors by which larger batches are tried. With them a step takes longer, so that rollouts age by fewer steps."""
+
 KINDS_TRIED: Final = 2
 """Number of kinds for which the reachable utilisation is computed if no number of nodes suffices. Each computation
 takes long."""
@@ -123,7 +126,11 @@ def _waits(workload: Workload, expected: Prediction) -> float:
 
 def _why(workload: Workload, nodes: Sequence[NodeClass], expected: Prediction) -> str:
     if expected.missing_per_s > 0.005 * expected.needed_per_s:
-        return f"it needs {expected.needed_per_s:.3g} rollouts/s, the nodes return {expected.rollouts_per_s:.3g}."
+        slow = expected.needed_per_s / expected.rollouts_per_s
+        times = f": {slow:.2g} times too slow" if slow >= 1.5 else ""
+        return (
+            f"it needs {expected.needed_per_s:.3g} rollouts/s, the nodes return {expected.rollouts_per_s:.3g}{times}."
+        )
     if workload.mode != "async":
         return f"in {workload.mode} mode the learner always waits for rollouts of its newest version."
     if workload.publish_every * workload.step_s < workload.broadcast_s:
@@ -148,14 +155,16 @@ def _what(workload: Workload, nodes: Sequence[NodeClass], advice: Advice, target
     said = ", or ".join(ways or _both(workload, nodes, target))
     if said:
         return f"{said[0].upper()}{said[1:]}."
-    if workload.mode == "sequential":
-        freed = replace(workload, mode="async", max_staleness=USUAL_STALENESS)
-        could = predict(freed, Pool.of(nodes)).utilisation
-        return f"With a staleness of {USUAL_STALENESS}, in async mode, it could train {could:.0%} of the time."
-    if workload.mode == "colocated":
-        return "In async mode, nodes would sample while it trains."
     names = [name for name, _ in advice.added]
     kinds = [kind for kind in kinds_of(nodes) if kind.name in names][:KINDS_TRIED]
+    if workload.mode == "sequential":
+        freed, pool = replace(workload, mode="async", max_staleness=USUAL_STALENESS), Pool.of(nodes)
+        could = f"it could train {predict(freed, pool).utilisation:.0%} of the time"
+        number = nodes_to_add(freed, pool, kinds[0], target) if kinds else None
+        more = f", and with {_more(number)} like {kinds[0].name} {target:.0%}" if number else ""
+        return f"With a staleness of {USUAL_STALENESS}, in async mode, {could}{more}."
+    if workload.mode == "colocated":
+        return "In async mode, nodes would sample while it trains."
     return f"{_how_far(workload, nodes, kinds)}{_together(workload, nodes, kinds, target)}"
 
 
@@ -178,16 +187,25 @@ def _how_far(workload: Workload, nodes: Sequence[NodeClass], kinds: Sequence[Nod
 
 
 def _together(workload: Workload, nodes: Sequence[NodeClass], kinds: Sequence[NodeClass], target: float) -> str:
-    """Suggest more nodes together with a larger staleness bound, if neither is sufficient alone."""
+    """Suggest more nodes together with a larger staleness bound or larger batches, if no change is sufficient alone."""
     if workload.mode != "async" or not kinds:
         return ""
-    for bound in range(workload.max_staleness + 1, STABLE_STALENESS + 1):
-        older, pool = replace(workload, max_staleness=bound), Pool.of(nodes)
-        if not reaches(older, pool.plus(replace(kinds[0], count=NODES_TRIED[-1])), target):
-            continue
-        number = nodes_to_add(older, pool, kinds[0], target)
-        if number is not None:
-            return f" {_more(number)} like {kinds[0].name} and training.max_staleness = {bound} together are enough."
+    pool = Pool.of(nodes)
+    changes = [
+        (replace(workload, max_staleness=bound), f"training.max_staleness = {bound}")
+        for bound in range(workload.max_staleness + 1, STABLE_STALENESS + 1)
+    ]
+    for times in BATCHES_TRIED:
+        rollouts, train_s = times * workload.rollouts_per_step, times * workload.train_s
+        what = f"batches {times} times as large (training.group_size or training.groups_per_step)"
+        changes.append((replace(workload, rollouts_per_step=rollouts, train_s=train_s), what))
+    for changed, what in changes:
+        if reaches(changed, pool.plus(replace(kinds[0], count=NODES_TRIED[-1])), target):
+            number = nodes_to_add(changed, pool, kinds[0], target)
+            if number:
+                return f" {_more(number)} like {kinds[0].name} and {what} together are enough."
+            if number == 0:
+                return f" {what[0].upper()}{what[1:]} are enough."
     return ""
 
 

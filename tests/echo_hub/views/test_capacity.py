@@ -76,6 +76,25 @@ def test_if_nothing_is_enough_the_advice_says_how_far_each_change_gets() -> None
     assert "llama_cpp" not in late, "more of these nodes would not help"
 
 
+def test_a_fleet_that_is_far_too_slow_is_told_how_much_helps() -> None:
+    gpu = NodeClass(name="torch · H200", count=2, rollouts_per_s=10.5, latency_s=0.5)
+    workload = Workload(
+        mode="async", rollouts_per_step=256, train_s=0.6, hand_off_s=0.01, broadcast_s=0.5, max_staleness=2
+    )
+    slow = "At this pace, the learner waits 95% of the time: it needs 420 rollouts/s, the nodes return 21: "
+    slow += "20 times too slow. "
+    assert said(workload, gpu) == f"{slow}Add 47 nodes like torch · H200."
+    assert said(workload, replace(gpu, latency_s=4.0)) == (
+        f"{slow}No single change keeps it busy all of the time. From 5%, it could reach: 38 more nodes like "
+        "torch · H200 to 36%. 38 more nodes like torch · H200 and batches 4 times as large (training.group_size or "
+        "training.groups_per_step) together are enough."
+    )
+    assert said(replace(workload, mode="sequential"), gpu).endswith(
+        "With a staleness of 2, in async mode, it could train 5% of the time, "
+        "and with 47 more nodes like torch · H200 98%."
+    )
+
+
 def test_the_advice_reports_that_nothing_helps() -> None:
     text = said(replace(HOME, broadcast_s=3_000.0), replace(SLOW, count=99, latency_s=1.0))
     assert text.endswith("Neither more such nodes nor shorter leases get it beyond 2%: versions must arrive sooner.")
