@@ -60,7 +60,7 @@ def _sensors(reading: SensorReading) -> Iterator[Finding]:
         "the owner's keyboard and mouse": _idle(reading.idle_s),
         "battery": None if reading.on_battery is None else ("in use" if reading.on_battery else "not in use"),
         "full screen": None if reading.full_screen is None else ("yes" if reading.full_screen else "no"),
-        "the GPU's load": None if reading.others_gpu is None else f"{reading.others_gpu:.0%} by others",
+        "the GPU's load": _gpu_load(reading),
         "the GPU's temperature": _celsius(reading.gpu_celsius),
         "the processor's temperature": _celsius(reading.cpu_celsius),
         "metered network": None if reading.metered is None else ("yes" if reading.metered else "no"),
@@ -78,6 +78,13 @@ def _idle(idle_s: float | None) -> str | None:
     if idle_s is None:
         return None
     return "no desktop is in use here" if math.isinf(idle_s) else f"last used {in_words(idle_s)} ago"
+
+
+def _gpu_load(reading: SensorReading) -> str | None:
+    if reading.others_gpu is None:
+        return None
+    hub = f", {reading.hub_gpu:.0%} by your own hub, which pauses nothing" if reading.hub_gpu else ""
+    return f"{reading.others_gpu:.0%} by others{hub}"
 
 
 def _celsius(value: float | None) -> str | None:

@@ -154,7 +154,8 @@ class JoinedNode:
             now=running_s(),
             token_rates=self._run.token_rates,
         )
-        return replace(snapshot, update=(self._updater and self._updater.said) or self._newer_release)
+        update = (self._updater and self._updater.said) or self._newer_release
+        return replace(snapshot, update=update, hub_gpu=self._watch.hub_gpu)
 
     def request_stop(self, reason: str) -> None:
         """Stop the node. The first call makes the node return its leases to the hub; the second call cancels the node

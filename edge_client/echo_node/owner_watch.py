@@ -50,6 +50,8 @@ class OwnerWatch:
         look_s: float = LOOK_S,
     ) -> None:
         self.holds: tuple[Hold, ...] = ()
+        self.hub_gpu: float | None = None
+        """See `SensorReading.hub_gpu`."""
         self._manners = manners
         self._sensors = sensors
         self._pause_file = pause_file
@@ -84,6 +86,7 @@ class OwnerWatch:
                     self._save()
             on_gpu = self._chooser.choice.device != "cpu"
             reading = await asyncio.to_thread(self._read, self._run.engine_pid, on_gpu)
+            self.hub_gpu = reading.hub_gpu
             self.holds = self._manners.holds(
                 replace(reading, traffic=self._meter.now()),
                 pause=self._pause,

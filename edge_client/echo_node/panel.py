@@ -54,6 +54,8 @@ class NodeSnapshot:
     """Notice of a newer release, with the way to get it; empty = none known."""
     holds: Mapping[str, str] = field(default_factory=dict)
     """Reasons for which the node pauses, as sentences by `HoldReason`; empty = it does not pause."""
+    hub_gpu: float | None = None
+    """Share of the GPU that this user's own hub uses, with its learner; it pauses nothing. None = unknown."""
     cage: Mapping[str, Any] = field(default_factory=dict)
     """Protections of the running engine's cage, from `Held.as_json`; empty = no engine runs."""
     problems: Mapping[str, str] = field(default_factory=dict)
@@ -159,6 +161,8 @@ def rows(snapshot: NodeSnapshot) -> list[tuple[str, str]]:
         result.append(("hub's key", snapshot.hub_fingerprint))
     if snapshot.cage:
         result.append(("engine's cage", Held.of(snapshot.cage).sentence))
+    if snapshot.hub_gpu:
+        result.append(("GPU", f"shared with your own hub, which uses {snapshot.hub_gpu:.0%} of it"))
     if snapshot.update:
         result.append(("update", snapshot.update))
     result += [("problem", sentence) for sentence in snapshot.problems.values()]

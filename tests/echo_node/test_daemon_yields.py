@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
+from echo_node.core.manners import SensorReading
 from echo_node.host import control
 from echo_shared.errors import ConfigError
 from echo_shared.wire.messages import Fetched, Goodbye, LeaseReturned, NodeStatus, Rollout
@@ -75,10 +76,13 @@ async def test_a_paused_node_stops_returns_its_leases_and_resumes(hub: Any, node
 async def test_a_node_that_was_paused_starts_paused_and_loads_nothing(hub: Any, node: Node) -> None:
     node.paths.data_dir.mkdir(parents=True)
     node.paths.pause_file.write_text('{"until": null}')
-    async with node.running(hub.url, sensors=FakeSensors()):
+    sensors = FakeSensors()
+    sensors.reading = SensorReading(hub_gpu=0.9)
+    async with node.running(hub.url, sensors=sensors) as daemon:
         await hub.until(lambda: None in fetched(hub))
         await hub.until(lambda: (status := newest_status(hub)) is not None and status.activity == "paused")
         assert node.engine_pids() == []
+        assert daemon.snapshot().hub_gpu == 0.9
         with pytest.raises(ConfigError, match="not a length of time"):
             await control.ask(node.paths.control_file, "pause", {"length": "soon"})
         await control.ask(node.paths.control_file, "resume")

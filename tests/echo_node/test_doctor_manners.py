@@ -43,6 +43,13 @@ def test_available_and_missing_sensors_are_listed(tmp_path: Path) -> None:
     assert (held.subject, held.level, held.what) == ("held back", "ok", "by nothing at this moment")
 
 
+def test_a_hub_on_the_same_gpu_is_named_and_pauses_nothing(tmp_path: Path) -> None:
+    reading = SensorReading(others_gpu=0.02, hub_gpu=0.85)
+    told, _, held = found(NodePaths.find(tmp_path), reading)
+    assert told.what == "the GPU's load: 2% by others, 85% by your own hub, which pauses nothing"
+    assert (held.subject, held.level) == ("held back", "ok")
+
+
 def test_current_reasons_to_hold_a_node_are_shown(tmp_path: Path) -> None:
     paths = NodePaths.find(tmp_path)
     PauseFile(paths.pause_file).save(OwnerPause())

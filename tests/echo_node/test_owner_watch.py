@@ -83,6 +83,12 @@ async def test_changes_are_reported_once(watched: Watched) -> None:
         assert await watched.next() == []
 
 
+async def test_the_load_of_the_owner_s_hub_is_known_and_pauses_nothing(watched: Watched) -> None:
+    watched.sensors.reading = SensorReading(others_gpu=0.1, hub_gpu=0.9)
+    await watched.watch.look()
+    assert (watched.watch.hub_gpu, watched.watch.holds) == (0.9, ())
+
+
 async def test_the_owner_s_word_counts_at_once_and_after_a_restart(watched: Watched) -> None:
     watched.again(look_s=1_000.0)
     async with watched.running():

@@ -123,6 +123,9 @@ class SensorReading:
     others_cpu: float | None = None
     """Share of all cores that other programs use, except programs of low priority."""
     others_gpu: float | None = None
+    """Share of the GPU that programs besides this user's Echo processes use."""
+    hub_gpu: float | None = None
+    """Share of the GPU that this user's own hub uses, with its learner. It pauses nothing."""
     cpu_celsius: float | None = None
     gpu_celsius: float | None = None
     gpu_watts: float | None = None

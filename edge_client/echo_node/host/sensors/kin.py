@@ -17,8 +17,9 @@ import psutil
 
 LOOK_S: Final = 10.0
 """Seconds for which a scan of all processes is reused."""
-_PACKAGES: Final = ("echo_hub", "echo_node")
-_COMMANDS: Final = ("echo-hub", "echo-node")
+HUB: Final = "echo_hub"
+_PACKAGES: Final = {"echo-hub": HUB, "echo-node": "echo_node"}
+"""Package of each program."""
 _NAMESPACE: Final = Path("/proc/self/ns/pid")
 _FIRST_NAMESPACE: Final = 0xEFFFFFFC
 """PROC_PID_INIT_INO of the kernel: the inode of the process namespace with which the machine started."""
@@ -28,43 +29,44 @@ class Kin:
     """Recognises Echo's processes. A result is cached as long as its process runs."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[float, bool]] = {}
-        """(start time, True if the process is Echo's), by process id."""
+        self._known: dict[int, tuple[float, str]] = {}
+        """(start time, result of `package_of`), by process id."""
         self._pids: frozenset[int] = frozenset()
         self._looked_at = -LOOK_S
 
-    def includes(self, pid: int) -> bool:
-        """Return True if the process is Echo's and this user's. False if the system does not tell."""
+    def package_of(self, pid: int) -> str:
+        """Return Echo's package that the process runs, `HUB` or echo_node. "" = the process is not Echo's or not this
+        user's, or the system does not tell."""
         try:
             process = psutil.Process(pid)
             started_at = process.create_time()
             known = self._known.get(pid)
             if known is None or known[0] != started_at:
-                known = (started_at, process.username() == _user() and is_echo(process.cmdline()))
+                is_ours = process.username() == _user()
+                known = (started_at, package_of(process.cmdline()) if is_ours else "")
                 self._known[pid] = known
             return known[1]
         except psutil.Error:
             self._known.pop(pid, None)
-            return False
+            return ""
 
     def pids(self) -> frozenset[int]:
         """Return the ids of Echo's processes, at most LOOK_S seconds old."""
         if time.monotonic() - self._looked_at >= LOOK_S:
             everybody = frozenset(psutil.pids())
             self._known = {pid: known for pid, known in self._known.items() if pid in everybody}
-            self._pids = frozenset(pid for pid in everybody if self.includes(pid))
+            self._pids = frozenset(pid for pid in everybody if self.package_of(pid))
             self._looked_at = time.monotonic()
         return self._pids
 
 
-def is_echo(command: Sequence[str]) -> bool:
-    """Return True for the command lines `python -m echo_hub...`, `python -m echo_node...`, and the programs echo-hub
-    and echo-node.
+def package_of(command: Sequence[str]) -> str:
+    """Return Echo's package for the command lines `python -m echo_hub...`, `python -m echo_node...`, and the programs
+    echo-hub and echo-node; "" for others.
     """
-    modules = [name for option, name in pairwise(command) if option == "-m"]
-    if any(name.partition(".")[0] in _PACKAGES for name in modules):
-        return True
-    return any(PurePath(word).name.removesuffix(".exe") in _COMMANDS for word in command[:2])
+    modules = [name.partition(".")[0] for option, name in pairwise(command) if option == "-m"]
+    programs = [_PACKAGES.get(PurePath(word).name.removesuffix(".exe"), "") for word in command[:2]]
+    return next((name for name in (*modules, *programs) if name in _PACKAGES.values()), "")
 
 
 def _user() -> str:

@@ -64,6 +64,7 @@ class MachineSensors:
             full_screen=None if settings.full_screen else self._owner.full_screen(),
             others_cpu=self._load.share(self._ours(engines)) if settings.others_cpu < 1 else None,
             others_gpu=gpu.others,
+            hub_gpu=gpu.hub,
             cpu_celsius=cpu_celsius(self._sys_root) if settings.max_cpu_celsius else None,
             gpu_celsius=gpu.celsius,
             gpu_watts=gpu.watts,

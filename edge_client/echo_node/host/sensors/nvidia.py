@@ -11,7 +11,7 @@ from collections.abc import Collection
 from typing import Any, Final
 
 from echo_node.host.sensors.gpu_reading import GpuReading
-from echo_node.host.sensors.kin import Kin, sees_the_machines_pids
+from echo_node.host.sensors.kin import HUB, Kin, sees_the_machines_pids
 
 log = logging.getLogger(__name__)
 
@@ -66,12 +66,15 @@ class NvidiaSensors:
         samples = self._ask(self._nvml.nvmlDeviceGetProcessUtilization, device, self._seen.get(number, 0))
         if samples:
             self._seen[number] = max(sample.timeStamp for sample in samples)
-        others = None
+        others = hub = None
         if knows and samples is not None:
-            ours = {*own, *(one.pid for one in samples if self._kin.includes(one.pid))}
-            others = share_of_others([(one.pid, one.smUtil, one.timeStamp) for one in samples], ours)
+            used = [(one.pid, one.smUtil, one.timeStamp) for one in samples]
+            packages = {one.pid: self._kin.package_of(one.pid) for one in samples}
+            others = share_of({pid for pid, package in packages.items() if not package}.difference(own), used)
+            hub = share_of({pid for pid, package in packages.items() if package == HUB}, used)
         return GpuReading(
             others=others,
+            hub=hub,
             celsius=None if celsius is None else float(celsius),
             watts=None if milliwatts is None else milliwatts / 1000,
         )
@@ -86,11 +89,11 @@ class NvidiaSensors:
             return None
 
 
-def share_of_others(samples: Collection[tuple[int, int, int]], own: Collection[int]) -> float:
-    """Return the share of other processes in the newest second of the samples (process id, percent, microseconds)."""
+def share_of(pids: Collection[int], samples: Collection[tuple[int, int, int]]) -> float:
+    """Return the share of the processes in the newest second of the samples (process id, percent, microseconds)."""
     newest = max((at for _, _, at in samples), default=0)
     percents: dict[int, int] = {}
     for pid, percent, at in samples:
-        if pid not in own and newest - at <= _MICROSECONDS:
+        if pid in pids and newest - at <= _MICROSECONDS:
             percents[pid] = max(percents.get(pid, 0), percent)
     return min(1.0, sum(percents.values()) / 100)

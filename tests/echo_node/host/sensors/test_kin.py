@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from echo_node.host.sensors import kin
-from echo_node.host.sensors.kin import LOOK_S, Kin, is_echo, sees_the_machines_pids
+from echo_node.host.sensors.kin import HUB, LOOK_S, Kin, package_of, sees_the_machines_pids
 
 
 @pytest.fixture
@@ -33,25 +33,25 @@ def processes() -> Iterator[tuple[int, int]]:
 def test_a_learner_is_kin_and_a_game_is_not(processes: tuple[int, int]) -> None:
     learner, game = processes
     found = Kin()
-    assert found.includes(learner) and not found.includes(game)
+    assert found.package_of(learner) == HUB and found.package_of(game) == ""
     assert learner in found.pids() and game not in found.pids()
 
 
 def test_a_process_that_has_ended_is_no_kin() -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    assert not Kin().includes(ended.pid)
+    assert not Kin().package_of(ended.pid)
 
 
 def test_a_process_of_another_user_is_no_kin(processes: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kin, "_user", lambda: "somebody else")
-    assert not Kin().includes(processes[0])
+    assert not Kin().package_of(processes[0])
 
 
 def test_a_number_that_another_process_has_now_is_looked_at_again(processes: tuple[int, int]) -> None:
     found = Kin()
-    found._known[processes[1]] = (0.0, True)  # As remembered from an earlier process with the same id.
-    assert not found.includes(processes[1])
+    found._known[processes[1]] = (0.0, HUB)  # As remembered from an earlier process with the same id.
+    assert not found.package_of(processes[1])
 
 
 def test_all_processes_are_looked_at_now_and_then(processes: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,20 +66,20 @@ def test_all_processes_are_looked_at_now_and_then(processes: tuple[int, int], mo
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
-        (["python", "-m", "echo_hub.learner.serve", "12"], True),
-        (["python", "-X", "utf8", "-m", "echo_node.backends.worker"], True),
-        (["python", "-m", "echo_node", "join", "http://hub"], True),
-        (["/home/me/.local/bin/echo-node", "run"], True),
-        (["/usr/bin/python", "/home/me/.local/bin/echo-hub", "serve", "run"], True),
-        (["echo-node.exe", "run"], True),
-        (["python", "-m", "echo_nodes"], False),
-        (["vim", "notes", "echo-node"], False),
-        (["blender"], False),
-        ([], False),
+        (["python", "-m", "echo_hub.learner.serve", "12"], "echo_hub"),
+        (["python", "-X", "utf8", "-m", "echo_node.backends.worker"], "echo_node"),
+        (["python", "-m", "echo_node", "join", "http://hub"], "echo_node"),
+        (["/home/me/.local/bin/echo-node", "run"], "echo_node"),
+        (["/usr/bin/python", "/home/me/.local/bin/echo-hub", "serve", "run"], "echo_hub"),
+        (["echo-node.exe", "run"], "echo_node"),
+        (["python", "-m", "echo_nodes"], ""),
+        (["vim", "notes", "echo-node"], ""),
+        (["blender"], ""),
+        ([], ""),
     ],
 )
 def test_a_command_is_known_by_its_module_or_program(command: list[str], expected: bool) -> None:
-    assert is_echo(command) is expected
+    assert package_of(command) == expected
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux's namespaces")

@@ -11,8 +11,9 @@ from unittest.mock import patch
 import pytest
 
 from echo_node.host.sensors import nvidia
-from echo_node.host.sensors.kin import Kin
-from echo_node.host.sensors.nvidia import NvidiaSensors, share_of_others
+from echo_node.host.sensors.gpu_reading import GpuReading
+from echo_node.host.sensors.kin import HUB, Kin
+from echo_node.host.sensors.nvidia import NvidiaSensors, share_of
 
 SECOND = 1_000_000
 ENGINE, LEARNER, GAME = 101, 102, 103
@@ -25,8 +26,8 @@ class Sample(NamedTuple):
 
 
 class KnownKin(Kin):
-    def includes(self, pid: int) -> bool:
-        return pid == LEARNER
+    def package_of(self, pid: int) -> str:
+        return HUB if pid == LEARNER else ""
 
 
 class Nvml(ModuleType):
@@ -83,13 +84,17 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
     return library
 
 
-def others(*, sees_all: bool = True, own: tuple[int, ...] = (ENGINE,)) -> float | None:
+def used(*, sees_all: bool = True, own: tuple[int, ...] = (ENGINE,)) -> GpuReading:
     sensors = NvidiaSensors(KnownKin())
     with patch.object(nvidia, "sees_the_machines_pids", return_value=sees_all):
         (reading,) = sensors.read(own)
     assert (reading.celsius, reading.watts) == (61.0, None)
     sensors.close()
-    return reading.others
+    return reading
+
+
+def others(*, sees_all: bool = True, own: tuple[int, ...] = (ENGINE,)) -> float | None:
+    return used(sees_all=sees_all, own=own).others
 
 
 def test_a_machine_without_a_driver_tells_nothing_each_time() -> None:
@@ -118,7 +123,7 @@ def test_the_node_and_its_kin_are_not_others(nvml: Nvml) -> None:
     nvml.samples = [Sample(ENGINE, 40), Sample(LEARNER, 50)]
     assert others() == 0.0
     nvml.samples = [Sample(ENGINE, 40), Sample(LEARNER, 50), Sample(GAME, 30)]
-    assert others() == 0.3
+    assert used() == GpuReading(others=0.3, hub=0.5, celsius=61.0)
 
 
 def test_in_a_container_the_load_of_others_is_unknown(nvml: Nvml) -> None:
@@ -149,9 +154,9 @@ def test_a_driver_that_is_gone_at_the_end_is_no_error(nvml: Nvml) -> None:
     assert others() == 0.0
 
 
-def test_the_load_of_others_is_their_maximum_in_the_last_second() -> None:
+def test_a_load_is_the_maximum_of_each_process_in_the_last_second() -> None:
     samples = [(7, 90, 10 * SECOND), (8, 30, 10 * SECOND), (8, 50, 9 * SECOND), (9, 99, 8 * SECOND)]
-    assert share_of_others(samples, own=(7,)) == 0.5
-    assert share_of_others(samples, own=(7, 8)) == 0.0
-    assert share_of_others(samples, own=()) == 1.0
-    assert share_of_others([], own=()) == 0.0
+    assert share_of((8, 9), samples) == 0.5
+    assert share_of((9,), samples) == 0.0
+    assert share_of((7, 8, 9), samples) == 1.0
+    assert share_of((7,), []) == 0.0
