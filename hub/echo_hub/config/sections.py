@@ -55,8 +55,9 @@ class LeaseConfig(Section):
     node's speed, it may lease the work to another node sooner."""
     first_window: Annotated[int, Field(ge=1, le=MAX_BATCHED)] = 4
     """Rollouts that a new node (none of its rollouts was scored yet) may hold at once while all nodes are new. Once any
-    node is no longer new, a new node may hold only one. Each rollout that a node returns in time raises its number by
-    one; each missed deadline lowers it by one."""
+    node is no longer new, a new node may hold only one. A node that claims a high speed gets more at once. Each rollout
+    that a node returns in time raises its number by one, or by three while results come back as soon as claimed; each
+    missed deadline lowers it by one."""
 
 
 class CostConfig(Section):

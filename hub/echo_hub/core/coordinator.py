@@ -299,7 +299,7 @@ class Coordinator:
             version = min(version, self.published_version)  # A node may claim a version that does not exist.
         self._trust.reported(event.node_id, event.precision, now, checks=event.checks, policy_version=version)
         self._activation.reported(event.node_id, event.capacity, event.policy_version, now)
-        self._nodes.report(event.node_id, event.capacity, event.policy_version)
+        self._nodes.report(event.node_id, event.capacity, event.policy_version, tokens_per_s=event.tokens_per_s)
         self._outstanding.send_again(event.node_id, now)
 
     def _arrived(self, event: RolloutArrived, now: float) -> None:

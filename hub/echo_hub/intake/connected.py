@@ -183,12 +183,13 @@ class ConnectedNodes:
                 assert_never(message)
 
     async def _status(self, node_id: str, said: NodeStatus) -> None:
+        tokens_per_s = min(said.tokens_per_s, SHOWN_TOKENS_PER_S)
         self._live[node_id] = replace(
             self._live[node_id],
             activity=said.activity,
             capacity=said.capacity,
             policy_version=said.policy_version,
-            tokens_per_s=min(said.tokens_per_s, SHOWN_TOKENS_PER_S),
+            tokens_per_s=tokens_per_s,
             precision=said.precision,
         )
         await self._queue.put(
@@ -196,6 +197,7 @@ class ConnectedNodes:
                 node_id=node_id,
                 capacity=said.capacity,
                 policy_version=said.policy_version,
+                tokens_per_s=tokens_per_s,
                 precision=said.precision,
                 checks=said.checks,
             )

@@ -268,7 +268,15 @@ class SimulatedFleet:
     def _reported(self, subject: tuple[SimulatedNode, int, int]) -> None:
         node, session, policy_version = subject
         if session == node.session:
-            self._hub.tell(NodeReported(node_id=node.node_id, capacity=node.capacity, policy_version=policy_version))
+            self._hub.tell(self._report_of(node, policy_version))
+
+    def _report_of(self, node: SimulatedNode, policy_version: int) -> NodeReported:
+        return NodeReported(
+            node_id=node.node_id,
+            capacity=node.capacity,
+            policy_version=policy_version,
+            tokens_per_s=node.traits.tokens_per_s,
+        )
 
     # --- nodes that come and go
 
@@ -300,7 +308,7 @@ class SimulatedFleet:
         node.connected, node.connected_at, node.gone_at, node.paused = True, self._agenda.now, inf, False
         self._hours.connect(node.traits.width > 0, self._agenda.now)
         self._hub.tell(NodeConnected(node_id=node.node_id, cost_per_hour=asked_of_hub(self._scenario, node.traits)))
-        self._hub.tell(NodeReported(node_id=node.node_id, capacity=node.capacity, policy_version=node.policy_version))
+        self._hub.tell(self._report_of(node, node.policy_version))
 
     def _disconnect(self, node: SimulatedNode) -> None:
         self._tell_begun(sampling for lease in node.held.values() for sampling in lease.unfinished.values())

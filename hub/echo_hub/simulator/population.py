@@ -35,6 +35,11 @@ class Traits:
     The node's rollouts use these values in turn, starting over at the end. Empty: all use `s_per_token`.
     """
 
+    @property
+    def tokens_per_s(self) -> float:
+        """Speed that the node claims: that of all slots, which are half of its capacity."""
+        return self.capacity / (2 * self.s_per_token)
+
 
 def draw_nodes(scenario: Scenario) -> list[Traits]:
     nodes, publication = scenario.nodes, scenario.publication
@@ -84,10 +89,16 @@ def prices_per_hour(
 
 
 def liar(scenario: Scenario) -> Traits:
-    """Return a node that claims capacity and never finishes anything."""
+    """Return a node that claims capacity, with slots as fast as the median node's, and never finishes anything."""
     capacity = scenario.false_claims.capacity
     return Traits(
-        width=0, capacity=capacity, s_per_token=0.0, prefill_s=0.0, fetch_s=0.0, phase=0.0, price_per_hour=0.0
+        width=0,
+        capacity=capacity,
+        s_per_token=scenario.nodes.s_per_token,
+        prefill_s=0.0,
+        fetch_s=0.0,
+        phase=0.0,
+        price_per_hour=0.0,
     )
 
 

@@ -204,7 +204,7 @@ class SimulatedFailures(ScenarioSection):
 
 
 class SimulatedFalseClaims(ScenarioSection):
-    """Nodes that claim a large capacity and every version, and never return anything."""
+    """Nodes that claim a large capacity, a high speed and every version, and never return anything."""
 
     count: Annotated[int, Field(ge=0, le=100_000)] = 0
     """Number of nodes with false claims at any moment."""

@@ -888,7 +888,15 @@ class World(RuleBasedStateMachine):
         if node.connected:  # The hub may have died in this turn.
             node.capacity, node.version = capacity, version
             checks = 2 if self.settings.trust.by_nodes and node_id != HUB_NODE_ID else 0
-            self._turn(NodeReported(node_id=node_id, capacity=capacity, policy_version=version, checks=checks))
+            self._turn(
+                NodeReported(
+                    node_id=node_id,
+                    capacity=capacity,
+                    policy_version=version,
+                    tokens_per_s=(0.0, 1.0, 1e9)[capacity % 3],
+                    checks=checks,
+                )
+            )
 
     def _finish(self, node_id: str, name: str) -> None:
         """Finish one rollout, and store it on the node's disk before sending it. With `interrupts`, the rollout begins

@@ -236,7 +236,7 @@ async def test_a_nodes_status_is_shown_and_reported(hub: Hub) -> None:
     await hub.nodes.node_said("a", STATUS)
     live = hub.live["a"]
     assert (live.activity, live.capacity, live.policy_version, live.tokens_per_s) == ("sampling", 5, 3, 9.5)
-    assert hub.calls[-1] == ("report", NodeReported(node_id="a", capacity=5, policy_version=3))
+    assert hub.calls[-1] == ("report", NodeReported(node_id="a", capacity=5, policy_version=3, tokens_per_s=9.5))
     await hub.nodes.node_said("a", STATUS.model_copy(update={"tokens_per_s": 1e308, "precision": "bf16"}))
     assert hub.live["a"].precision == "bf16"
     assert hub.live["a"].tokens_per_s == 1e9, "sums of such claims stay finite"

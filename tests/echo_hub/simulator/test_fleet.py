@@ -71,7 +71,7 @@ def heard(scenario_of: Callable[..., Scenario]) -> Callable[..., Heard]:
 def test_a_node_comes_with_twice_its_width_and_the_base(heard: Callable[..., Heard]) -> None:
     assert [event for _, event in heard().events] == [
         NodeConnected(node_id="node-0"),
-        NodeReported(node_id="node-0", capacity=4, policy_version=0),
+        NodeReported(node_id="node-0", capacity=4, policy_version=0, tokens_per_s=2 / 0.02),
     ]
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from echo_hub.core.accounting.effects import Effect
+from echo_hub.simulator.node import SimulatedNode
+from echo_hub.simulator.population import Traits
 from echo_hub.simulator.report import SimulationReport, report_of
 from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.world import CARRY_OUT, World
@@ -160,3 +162,33 @@ def test_the_next_steps_rollouts_are_leased_before_the_learner_waits(seed: int) 
     world.run()
     waits = [begin - end for (_, end), (begin, _) in pairwise(world.steps)]
     assert max(waits[WARM_UP:]) < 0.2
+
+
+@pytest.mark.parametrize(("beside", "ratio"), [(0, 1.0), (8, 8.0)])
+def test_a_fast_new_node_is_soon_busy(beside: int, ratio: float) -> None:
+    """A node of 25,000 tokens/s at width 256 joins an empty run, or 8 slow nodes after 30 s. One rollout takes it 1 s.
+    Without its claim, it is busy after 10 and 24 s."""
+    joins_s = 30.0 if beside else 0.0
+    slow = Traits(width=8, capacity=16, s_per_token=0.02, prefill_s=0.0, fetch_s=0.3, phase=0.0, price_per_hour=0.0)
+    fast = replace(slow, width=256, capacity=512, s_per_token=256 / 25_000, phase=(1 - joins_s / 1_000) % 1)
+    scenario = Scenario.model_validate(
+        {
+            "training": {"steps": 100, "groups_per_step": 16, "group_size": 16},
+            "learner": {"step_s": 0.6},
+            "publication": {"planned_nodes": 0},
+            "nodes": {"count": 1 + beside},
+            "lengths": {"ratio": ratio},
+            "availability": {"on_share": 0.5, "day_s": 1_000.0},
+            "measuring": {"limit_s": joins_s + 6.0},
+        }
+    )
+    world = World(scenario, nodes=[fast] + [slow] * beside)
+    busy: list[int] = []
+
+    def look(node: SimulatedNode) -> None:
+        busy.append(256 - node.free)
+        world.agenda.at(world.agenda.now + 0.1, look, node)
+
+    look(world.fleet.honest[0])
+    world.run()
+    assert max(busy) == 256

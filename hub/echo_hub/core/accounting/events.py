@@ -44,13 +44,14 @@ class NodeReported:
     """A node's report of the work it accepts.
 
     `capacity`: rollouts the node is willing to hold. `policy_version`: newest version the node can sample from; None =
-    none. `precision`: precision of the engine's weights; empty = not reported. `checks`: number of other nodes'
-    rollouts that the node is willing to recompute at the same time.
+    none. `tokens_per_s`: speed that the node claims; 0 = unknown. `precision`: precision of the engine's weights; empty
+    = not reported. `checks`: number of other nodes' rollouts that the node is willing to recompute at the same time.
     """
 
     node_id: str
     capacity: int
     policy_version: int | None
+    tokens_per_s: float = 0.0
     precision: str = ""
     checks: int = 0
 

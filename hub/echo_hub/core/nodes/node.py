@@ -36,7 +36,7 @@ class NodeSettings:
     deadline_s: float
     first_window: int
     """Rollouts that an unproven node (without any scored rollout) may hold while no node is proven. Once one is proven,
-    an unproven node may hold one rollout."""
+    an unproven node may hold one rollout. A first lease may be larger, see `Nodes.room`."""
     unproven_most: int
     """Rollouts that all unproven nodes together may hold while proven ones are present; the base that `strangers`
     adjusts."""

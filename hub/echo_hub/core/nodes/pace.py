@@ -1,6 +1,8 @@
-"""Measured sampling speed of one node, derived from arrival times and counts. Claims of the node count only as bounds.
+"""Measured sampling speed of one node, derived from arrival times and counts.
 
-All figures are running averages or maxima over about the last `MEMORY` completions.
+All figures are running averages or maxima over about the last `MEMORY` completions. A claimed speed only lets them
+grow faster: until a result comes later than it promises, the node is expected to reach it, up to `RAMP` times the
+measured speed.
 
     token_s         seconds per token within one completion; determines how soon the next completion can be back
     tokens_per_s    tokens per second over all parallel completions, while the node is busy. An underused node samples
@@ -38,6 +40,12 @@ _AHEAD: Final = 1.25
 for its next lease. Set by hand."""
 _AHEAD_S: Final = 0.4
 """Seconds of additional work that a node may always hold, because hub or node may stall for a moment. Set by hand."""
+RAMP: Final = 4
+"""Factor by which a node's work may exceed what it has shown so far, while its results come back as soon as it
+promised. Set by hand: 4 rollouts become 256 in three rounds."""
+_BELIEVED: Final = 0.8
+"""Part of a claimed speed that a node is expected to reach. The rest must be measured: `_AHEAD` allows for it. Set by
+hand."""
 _NEARLY: Final = 0.1
 """Tolerance of `finish_s` and `fits`, in rounds (a round: all parallel slots sample one completion each). Smaller
 excesses add no round. Set by hand."""
@@ -52,16 +60,35 @@ class NodePace:
     token_s: float = 0.0
     tokens_per_s: float = 0.0
     takes: int = 0
+    promised_per_s: float = 0.0
+    """Tokens per second that the node claims; 0 = no claim, or its results came back later than the claim implies."""
+    _promised_token_s: float = 0.0
+    """Seconds per token within which the claim promises a completion."""
+    _is_broken: bool = False
+    """True if a promise was broken since the node's last connection. Until the next one, claims count as none."""
     _counted_from: float = 0.0
     _num: float = 0.0
     _tokens: float = 0.0
     _drawn_s: float = 0.0
     _worked_s: float = 0.0
+    _latency_s: float = 0.0
     _way_s: float = inf
     _most_at_once: float = 0.0
     """Recent maximum of the average number of completions sampled in parallel."""
     _most_per_s: float = 0.0
     """Recent maximum of the average tokens per second."""
+
+    def connect(self) -> None:
+        """Forget the claim of the last connection, broken or not."""
+        self.promised_per_s, self._is_broken = 0.0, False
+
+    def promise(self, tokens_per_s: float, capacity: int) -> None:
+        """Store the node's claim to sample `tokens_per_s`. It promises that a completion is back within the time in
+        which the node samples `capacity` completions of that length. An honest one is back sooner, because a node asks
+        for more rollouts than it samples in parallel."""
+        if not self._is_broken and capacity > 0:
+            self.promised_per_s = tokens_per_s
+            self._promised_token_s = capacity / tokens_per_s if tokens_per_s else 0.0
 
     def begin(self, now: float) -> None:
         """Start measuring throughput when an idle node gets work."""
@@ -76,6 +103,7 @@ class NodePace:
         self._tokens = tokens = self._tokens * _KEPT + num_tokens
         self._drawn_s = drawn_s = self._drawn_s * _KEPT + (spent_s if spent_s > 0.0 else 0.0)
         self._worked_s = worked_s = self._worked_s * _KEPT + (since_s if since_s > 0.0 else 0.0)
+        self._latency_s = self._latency_s * _KEPT + latency_s
         if not tokens or not worked_s:
             return
         token_s = drawn_s / tokens
@@ -87,10 +115,12 @@ class NodePace:
         at_once_per_s = most_at_once / token_s if token_s else inf
         per_s = at_once_per_s if at_once_per_s < most_per_s else most_per_s
         way_s = min(_WAY_GROWS * self._way_s, max(0.0, latency_s - sampling_s))
-        on_their_way = (way_s if way_s > _AHEAD_S else _AHEAD_S) * per_s * num / tokens
+        if self.promised_per_s and self._latency_s > tokens * self._promised_token_s + num * (way_s + _AHEAD_S):
+            self.break_promise()
         self.token_s, self.tokens_per_s, self._way_s = token_s, per_s, way_s
         self._most_at_once, self._most_per_s = most_at_once, most_per_s
-        self.takes = 1 + ceil(_AHEAD * (per_s * token_s + on_their_way))
+        on_their_way_s = (way_s if way_s > _AHEAD_S else _AHEAD_S) * num / tokens
+        self.takes = 1 + ceil(_AHEAD * self._expected_per_s * (token_s + on_their_way_s))
 
     def missed(self, num_tokens: float, waited_s: float) -> None:
         """Raise token_s because a completion of about `num_tokens` is still missing `waited_s` seconds after its lease.
@@ -99,6 +129,9 @@ class NodePace:
         """
         if num_tokens:
             self.token_s = max(self.token_s, 2.0 * waited_s / num_tokens)
+
+    def break_promise(self) -> None:
+        self.promised_per_s, self._is_broken = 0.0, True
 
     def finish_s(self, queued_tokens: float, num_tokens: float) -> float:
         """Return the seconds until a new completion of `num_tokens` is back, if the node already holds `queued_tokens`.
@@ -122,7 +155,13 @@ class NodePace:
     def _at_once(self) -> int:
         """Return how many completions the node samples in parallel. Fractions round up: an underused node would
         otherwise never show more parallelism."""
-        return max(1, ceil(self.tokens_per_s * self.token_s - _PLACE))
+        return max(1, ceil(self._expected_per_s * self.token_s - _PLACE))
+
+    @property
+    def _expected_per_s(self) -> float:
+        """Return the tokens per second that the node will reach with enough work: most of its claim, as far as it is
+        kept, up to `RAMP` times the measured rate."""
+        return max(self.tokens_per_s, min(_BELIEVED * self.promised_per_s, RAMP * self.tokens_per_s))
 
     @property
     def way_s(self) -> float:

@@ -1,9 +1,10 @@
 """All nodes, their free capacity, and the choice of the next node for a lease.
 
 A node earns its *window*, the number of rollouts it may hold. The window starts small. Each rollout that is returned in
-time and scored adds one; each rollout that passes its deadline takes one away. A node's claimed capacity is only an
-upper bound. A node is *proven* once a rollout of it was scored. While any proven node is present, an unproven node gets
-one rollout. `strangers` limits the rollouts of all unproven nodes together.
+time and scored adds one, or `RAMP` - 1 while the node's results come back as soon as it promised (see `pace`); each
+rollout that passes its deadline takes one away. A node's claimed capacity is only an upper bound. A node is *proven*
+once a rollout of it was scored. While any proven node is present, an unproven node gets one lease: of one rollout, or
+of more if it claims to be fast. `strangers` limits the rollouts of all unproven nodes together.
 
 A node is *ready* if a quarter of the rollouts that it may hold are free, or a whole lease fits. If a lease were made
 for each single free rollout, every lease would be one rollout long. Multi-turn runs mostly have such leases anyway, so
@@ -17,12 +18,13 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator, Mapping
-from math import exp, floor, log
+from math import exp, floor, inf, log
 from types import MappingProxyType
 from typing import Final, assert_never
 
 from echo_hub.core.nodes.conduct import Conduct
 from echo_hub.core.nodes.node import UNPROVEN, Node, NodeSettings, Place
+from echo_hub.core.nodes.pace import RAMP
 from echo_hub.core.nodes.queues import ReadyQueues
 from echo_hub.core.nodes.strangers import Origins, Strangers
 from echo_shared.wire.messages import MAX_BATCHED
@@ -126,7 +128,13 @@ class Nodes:
 
     def room(self, node: Node) -> int:
         """Return how many rollouts the node's next lease may have."""
-        return min(1, node.free) if self._is_on_trial(node) else node.free
+        unclaimed = min(1, node.free) if self._is_on_trial(node) else node.free
+        if node.proven or node.in_flight or node.unchecked or not node.pace.promised_per_s:
+            return unclaimed
+        # As many as the node claims to sample in a typical node's time for one. It asks for more than it samples at
+        # once, so half of its capacity is enough.
+        in_time = node.pace.promised_per_s * self.typical_token_s or inf
+        return max(unclaimed, int(min(in_time, node.capacity // 2, self._strangers.most_for_one)))
 
     def _is_on_trial(self, node: Node) -> bool:
         return not node.proven and self._num_proven > 0
@@ -205,6 +213,7 @@ class Nodes:
             self._leave_origin(node)
         node.origin = origin
         node.per_hour, node.active, node.told = per_hour, per_hour == 0, None
+        node.pace.connect()
         self.num_connected += not node.connected
         node.connected, node.capacity, node.policy_version = True, 0, None
         self._update(node)
@@ -216,11 +225,12 @@ class Nodes:
             node.connected = False
             self._update(node)
 
-    def report(self, node_id: str, capacity: int, policy_version: int | None) -> None:
-        """Store the node's reported capacity and version. Reports of disconnected nodes are ignored."""
+    def report(self, node_id: str, capacity: int, policy_version: int | None, *, tokens_per_s: float = 0.0) -> None:
+        """Store the node's reported capacity, version and speed. Reports of disconnected nodes are ignored."""
         node = self._nodes.get(node_id)
         if node is not None and node.connected:
             node.capacity, node.policy_version = capacity, policy_version
+            node.pace.promise(tokens_per_s, capacity)
             self._update(node)
 
     def fail(self, node_id: str, now: float) -> None:
@@ -249,8 +259,8 @@ class Nodes:
             return
         self._conduct.trust(node)
         if self._is_on_trial(node):
-            # Until now the node was allowed one rollout at a time. Let its window grow from the rollouts that it holds:
-            # one honest rollout must not unlock a whole first window.
+            # Until now the node was allowed one lease. Let its window grow from the rollouts that it still holds: one
+            # honest rollout must not unlock a whole first window.
             node.window = min(node.window, max(1, node.in_flight))
         if not node.proven:
             self._count_in_flight(node, -node.in_flight)
@@ -259,8 +269,8 @@ class Nodes:
             self._count_in_flight(node, node.in_flight)
             if in_time:
                 self._strangers.returned()
-        if in_time and node.window < MAX_BATCHED:
-            node.window += 1
+        if in_time:
+            node.window = min(MAX_BATCHED, node.window + (RAMP - 1 if node.pace.promised_per_s else 1))
         self._update(node)
 
     def wake(self, now: float) -> None:
@@ -289,6 +299,7 @@ class Nodes:
         if not node.proven and not was_late:
             self._strangers.lost()
         node.overdue += 1
+        node.pace.break_promise()
         self._count_in_flight(node, -1)
         if not node.is_hub:
             node.window = max(1, node.window - 1) if node.in_flight else 1

@@ -1,7 +1,7 @@
 """Limits on the rollouts held by unproven nodes: all together (a slow start), and those of one origin.
 
 Nothing is known about an unproven node (a *stranger*: no rollout of it was scored), and keys cost nothing. So each
-stranger gets one rollout until it has returned one. Together, strangers hold at most base + earned rollouts:
+stranger gets one small lease until it has returned a rollout. Together, strangers hold at most base + earned rollouts:
 
     base      1/16 of a step's rollouts, or of the rollouts held by all nodes if that is more
     earned    credit: plus one for each stranger whose first rollout was scored, minus two for each lost rollout
@@ -38,6 +38,9 @@ LUMP: Final = 16
 after every single return would cost too much time. Set by hand."""
 ORIGIN_SHARE: Final = 4
 """Divisor that gives one origin's places: a quarter of the strangers' limit (`may_hold`), minimum one. Set by hand."""
+FIRST_SHARE: Final = 4
+"""Divisor that gives the largest first lease of one stranger: a quarter of what strangers may hold in addition. Set by
+hand."""
 
 
 class Strangers:
@@ -58,6 +61,11 @@ class Strangers:
         """Return how many rollouts all strangers together may hold while proven nodes are present."""
         base = self._share
         return max(1, base // LEAST, base + self._earned)
+
+    @property
+    def most_for_one(self) -> int:
+        """Return how many rollouts a stranger's first lease may have, whatever the stranger claims."""
+        return max(0, self.may_hold - self.in_flight) // FIRST_SHARE
 
     def count(self, num_rollouts: int, *, is_stranger: bool = True) -> bool:
         """Add `num_rollouts` (negative: remove) to the rollouts held by strangers or, otherwise, by proven nodes.

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from echo_hub.core.nodes.pace import UNBOUNDED, NodePace
+from echo_hub.core.nodes.pace import RAMP, UNBOUNDED, NodePace
 
 
 def worked(
@@ -117,3 +117,30 @@ def test_an_overdue_answer_limits_the_estimated_pace() -> None:
         assert pace.fits(0.0, 100.0, 10.0) == 0 < pace.fits(0.0, 100.0, 21.0)
     worked(fast, rounds=1, at_once=1, seconds=1.0, start=40.0)
     assert fast.token_s == pytest.approx(0.01), "results that arrive outweigh the estimate"
+
+
+def test_a_node_that_keeps_its_promise_is_trusted_with_more() -> None:
+    """Both nodes sample 8 of the 256 rollouts at once that they claim to sample, in 5 s each."""
+    claims, claims_nothing = NodePace(), NodePace()
+    claims.promise(256 * 20.0, 512)
+    for pace in (claims, claims_nothing):
+        worked(pace, rounds=2, at_once=8, seconds=5.0)
+    assert claims.takes - 1 == pytest.approx(RAMP * (claims_nothing.takes - 1), abs=RAMP)
+    assert claims.fits(0.0, 100.0, 6.0) > 4 * 8 > claims_nothing.fits(0.0, 100.0, 6.0) >= 8
+    assert claims.tokens_per_s == claims_nothing.tokens_per_s, "the measured speed is not changed"
+    claims.promise(9 * 20.0, 18)
+    worked(claims, rounds=2, at_once=8, seconds=5.0, start=10.0)
+    assert claims.takes < 2 * claims_nothing.takes, "it is expected to reach its claim and no more"
+
+
+def test_a_broken_promise_counts_as_none_until_the_next_connection() -> None:
+    pace = NodePace()
+    pace.promise(1_000.0, 10)
+    worked(pace, rounds=1, at_once=1, seconds=2.0)
+    pace.promise(1_000.0, 10)
+    assert pace.promised_per_s == 0.0
+    pace.connect()
+    pace.promise(1_000.0, 0)
+    assert pace.promised_per_s == 0.0, "a node without capacity promises nothing"
+    pace.promise(1_000.0, 10)
+    assert pace.promised_per_s == 1_000.0

@@ -6,6 +6,7 @@ from random import Random
 import pytest
 
 from echo_hub.core.nodes.node import HUB_NODE_ID, UNPROVEN, NodeSettings, Samplers
+from echo_hub.core.nodes.pace import RAMP
 from echo_hub.core.nodes.ready import Nodes
 from echo_hub.core.nodes.strangers import UNPROVEN_SHARE
 
@@ -350,6 +351,51 @@ def test_a_stranger_is_given_one_rollout_until_it_has_returned_one() -> None:
     release(nodes, "b")
     nodes.trust("b", in_time=True)
     assert nodes.room(b) == 2
+
+
+def test_a_first_lease_is_sized_by_the_claimed_speed_within_the_strangers_limit() -> None:
+    settings = NodeSettings(samplers="any", lease_size=1, deadline_s=60.0, first_window=4, unproven_most=64)
+    nodes = Nodes(settings)
+
+    def room(node_id: str, capacity: int, tokens_per_s: float) -> int:
+        nodes.connect(node_id)
+        nodes.report(node_id, capacity, 0, tokens_per_s=tokens_per_s)
+        node = nodes.get(node_id)
+        assert node is not None
+        return nodes.room(node)
+
+    assert room("first", 4_096, 1e9) == 16, "a quarter of 64"
+    take(nodes, "first", 16)
+    assert room("second", 4_096, 1e9) == 12, "a quarter of what is left"
+    nodes.measure("first", 100, sampling_s=2.0, latency_s=2.0, now=2.0)
+    for _ in range(16):
+        release(nodes, "first")
+    nodes.trust("first", in_time=True)
+    assert room("slow", 8, 40.0) == 1, "a rollout on the known node takes 0.02 s per token"
+    assert room("faster", 1_024, 400.0) == 8
+    assert room("narrow", 8, 1e9) == 4
+    assert room("unmeasured", 4_096, 0.0) == 1
+
+
+def test_a_window_grows_faster_while_a_node_keeps_its_promise() -> None:
+    nodes = Nodes(NodeSettings(samplers="any", lease_size=1, deadline_s=60.0, first_window=4, unproven_most=64))
+    windows = {}
+    for node_id, tokens_per_s in (("keeps it", 100.0), ("breaks it", 1e9), ("claims nothing", 0.0)):
+        nodes.connect(node_id)
+        nodes.report(node_id, 512, 0, tokens_per_s=tokens_per_s)
+        take(nodes, node_id, 1)
+        nodes.measure(node_id, 100, sampling_s=2.0, latency_s=2.0, now=2.0)
+        for _ in range(2):
+            nodes.trust(node_id, in_time=True)
+        node = nodes.get(node_id)
+        assert node is not None
+        windows[node_id] = node.window
+    assert windows == {"keeps it": 4 + 2 * (RAMP - 1), "breaks it": 1 + 2, "claims nothing": 1 + 2}
+    keeps_it = nodes.get("keeps it")
+    assert keeps_it is not None
+    nodes.expire("keeps it", 60.0)
+    nodes.trust("keeps it", in_time=True)
+    assert keeps_it.window == 1 + 1, "an overdue rollout breaks it, too"
 
 
 def test_strangers_are_last_where_that_is_asked_for() -> None:
