@@ -71,7 +71,7 @@ class FixedSteps:
         host[2, :count], host[2, count:] = slots.starts, high  # A row that is not in use sees its own token only.
         host[3] = high
         host[4:, :count].view(np.float64)[:] = drawing
-        host[5, count:] = np.ones(1).view(np.int64)  # Any temperature above 0 will do.
+        host[4:, count:].view(np.float64)[:] = [[0.5], [1.0]]  # u = 0 is never decided in float32.
         drawn = self._run(step)[:, :count].numpy(force=True)
         if UNDECIDED in drawn[0]:
             u_R, temperature_R = step.drawing
