@@ -95,9 +95,10 @@ class _GatedLoraLinear(Function):
         lora_b: Tensor,
         scaling: float,
     ) -> Tensor:
-        y, h_NR = lora.compute(act(gate) * up, weight, bias, lora_a, lora_b, scaling)
-        ctx.save_for_backward(gate, up, h_NR, weight, lora_a, lora_b)
-        ctx.act, ctx.scaling = act, scaling
+        a_RI, b_OR = lora_a.to(weight.dtype), lora_b.to(weight.dtype)
+        y, h_NR = lora.compute(act(gate) * up, weight, bias, a_RI, b_OR, scaling)
+        ctx.save_for_backward(gate, up, h_NR, weight, a_RI, b_OR)
+        ctx.act, ctx.scaling, ctx.dtype = act, scaling, lora_a.dtype
         return y
 
     @staticmethod
@@ -105,7 +106,7 @@ class _GatedLoraLinear(Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         gate, up, h_NR, weight, lora_a, lora_b = ctx.saved_tensors
         product, gradients_of = _product(gate, up, ctx.act)
-        dx, da, db = lora.gradients(gradients[0], product, h_NR, weight, lora_a, lora_b, ctx.scaling)
+        dx, da, db = lora.gradients(gradients[0], product, h_NR, weight, lora_a, lora_b, ctx.scaling, dtype=ctx.dtype)
         assert dx is not None
         return *gradients_of(dx), None, None, None, da, db, None
 

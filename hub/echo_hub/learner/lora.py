@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
+import torch
 from peft import LoraConfig
 from peft.tuners import lora
 from torch import Tensor, nn
@@ -109,11 +110,11 @@ def compute(
 ) -> tuple[Tensor, Tensor]:
     """Return the outputs [..., O], and A x [N, R] for all N tokens, which `gradients` needs.
 
-    Inputs: x [..., I], weight [O, I], bias [O], lora_a [R, I], lora_b [O, R].
+    Inputs: x [..., I], weight [O, I], bias [O], lora_a [R, I], lora_b [O, R]; A and B in the weight's dtype.
     """
     x_NI = _rows(x, weight)
-    h_NR = x_NI @ lora_a.to(weight.dtype).T
-    y_NO = nn.functional.linear(x_NI, weight, bias).addmm_(h_NR, lora_b.to(weight.dtype).T, alpha=scaling)
+    h_NR = x_NI @ lora_a.T
+    y_NO = nn.functional.linear(x_NI, weight, bias).addmm_(h_NR, lora_b.T, alpha=scaling)
     return y_NO.unflatten(0, x.shape[:-1]), h_NR
 
 
@@ -126,15 +127,17 @@ def gradients(
     lora_b: Tensor,
     scaling: float,
     *,
+    dtype: torch.dtype,
     of_input: bool = True,
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Return the gradients of x (if `of_input`), lora_a and lora_b, for the gradient `dy` of `compute`'s outputs."""
+    """Return the gradients of x (if `of_input`), lora_a and lora_b, for the gradient `dy` of `compute`'s outputs. Those
+    of A and B have the given dtype.
+    """
     dy_NO = dy.flatten(0, -2)
-    a_RI, b_OR = lora_a.to(weight.dtype), lora_b.to(weight.dtype)
-    dh_NR = (dy_NO @ b_OR).mul_(scaling)
-    dx = (dy_NO @ weight).addmm_(dh_NR, a_RI).unflatten(0, dy.shape[:-1]) if of_input else None
-    da = (dh_NR.T @ _rows(x, weight)).to(lora_a.dtype)
-    db = (dy_NO.T @ h_NR).to(lora_b.dtype).mul_(scaling)
+    dh_NR = (dy_NO @ lora_b).mul_(scaling)
+    dx = (dy_NO @ weight).addmm_(dh_NR, lora_a).unflatten(0, dy.shape[:-1]) if of_input else None
+    da = (dh_NR.T @ _rows(x, weight)).to(dtype)
+    db = (dy_NO.T @ h_NR).to(dtype).mul_(scaling)
     return dx, da, db
 
 
@@ -147,10 +150,10 @@ class _LoraLinear(Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, lora_a: Tensor, lora_b: Tensor, scaling: float
     ) -> Tensor:
-        x = x.to(weight.dtype)
-        y, h_NR = compute(x, weight, bias, lora_a, lora_b, scaling)
-        ctx.save_for_backward(x, h_NR, weight, lora_a, lora_b)
-        ctx.scaling = scaling
+        x, a_RI, b_OR = x.to(weight.dtype), lora_a.to(weight.dtype), lora_b.to(weight.dtype)
+        y, h_NR = compute(x, weight, bias, a_RI, b_OR, scaling)
+        ctx.save_for_backward(x, h_NR, weight, a_RI, b_OR)
+        ctx.scaling, ctx.dtype = scaling, lora_a.dtype
         return y
 
     @staticmethod
@@ -158,5 +161,6 @@ class _LoraLinear(Function):
     def backward(ctx: Any, *of_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (dy,) = of_outputs
         x, h_NR, weight, lora_a, lora_b = ctx.saved_tensors
-        dx, da, db = gradients(dy, x, h_NR, weight, lora_a, lora_b, ctx.scaling, of_input=ctx.needs_input_grad[0])
+        of_input = ctx.needs_input_grad[0]
+        dx, da, db = gradients(dy, x, h_NR, weight, lora_a, lora_b, ctx.scaling, dtype=ctx.dtype, of_input=of_input)
         return dx, None, None, da, db, None
