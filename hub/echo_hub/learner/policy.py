@@ -30,7 +30,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from echo_hub.config.section import Precision
 from echo_hub.config.training_sections import LearnerConfig
-from echo_hub.learner import gated_mlp, lora, packing
+from echo_hub.learner import gated_mlp, lora, packing, rms_norm
 from echo_hub.learner.batch import MicroBatch
 from echo_hub.learner.device import resolve_device
 from echo_hub.learner.logprobs import Screened, intervals, screened_logprobs, selected_logprobs
@@ -325,6 +325,7 @@ def _load_model(settings: LearnerSettings, device: torch.device, dtype: torch.dt
             ) from error
     model.peft_config["default"].base_model_name_or_path = settings.base_name
     gated_mlp.use_in(model)
+    rms_norm.use_in(model)
     return model.eval()
 
 

@@ -1,0 +1,50 @@
+"""The RMS norm of Llama, Qwen, Mistral and similar models, as one operation of PyTorch.
+
+    y = x / sqrt(mean(x²) + ε) * weight
+
+Transformers writes the norm as seven operations on float32 copies of x. In float32, this module gives the same bits. In
+bfloat16, CUDA computes each pass in one kernel (since PyTorch 2.9) and keeps x in bfloat16; y is rounded once, after
+the product with the weight. Source: RMSNorm (arXiv 1910.07467).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import rms_norm
+
+
+def use_in(model: nn.Module) -> int:
+    """Replace the forward pass of every RMS norm in `model`, and return their number. Other modules stay unchanged.
+
+    The weights must be in memory and not sharded yet.
+    """
+    taken = [module for module in model.modules() if hasattr(module, "variance_epsilon") and _is_rms_norm(module)]
+    for module in taken:
+        module.forward = partial(_forward, module, module.forward)
+    return len(taken)
+
+
+@torch.no_grad()
+def _is_rms_norm(module: Any) -> bool:
+    """Return True if the module computes an RMS norm with its weight as the factor, tested on a random token."""
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, Tensor) or weight.dim() != 1:
+        return False
+    x = torch.randn(1, 1, len(weight), generator=torch.Generator().manual_seed(0)).to(weight.device)
+    return torch.equal(module(x), rms_norm(x, weight.shape, weight.float(), module.variance_epsilon))
+
+
+def _forward(module: Any, otherwise: Any, x: Tensor) -> Tensor:
+    weight = module.weight
+    if x.dtype != weight.dtype:  # Transformers then returns another dtype than that of x.
+        y: Tensor = otherwise(x)
+        return y
+    if torch.is_autocast_enabled(x.device.type):
+        # Autocast would compute the norm of a float32 copy, and return float32.
+        with torch.autocast(x.device.type, enabled=False):
+            return _forward(module, otherwise, x)
+    return rms_norm(x, weight.shape, weight, module.variance_epsilon)
