@@ -101,14 +101,22 @@ def _apply(
     return Screened(*found)
 
 
-def _exponentiate(logits_NV: Tensor) -> Tensor:
-    """Replace the logits z by exp z in place, and return Σ z exp z [N, 1]."""
+def _exponentiate(logits_NV: Tensor, peaks_N1: Tensor, temperature: float) -> Tensor:
+    """Replace the logits by exp z in place, for z = logits / temperature - peaks. Return Σ z exp z [N, 1].
+
+    A few rows at a time go through all steps, because they stay in the device's caches.
+    """
     rows = max(1, EXPONENT_ELEMENTS[logits_NV.device.type] // logits_NV.shape[1])
     sums_N1 = logits_NV.new_empty(len(logits_NV), 1)
     for part in _parts(len(logits_NV), rows):
-        logits = logits_NV[part].clone()
-        sums_N1[part, 0] = torch.linalg.vecdot(logits, logits_NV[part].exp_())
+        z = _scale(logits_NV[part], temperature) - peaks_N1[part]
+        sums_N1[part, 0] = z.mul_(torch.exp(z, out=logits_NV[part])).sum(dim=1)
     return sums_N1
+
+
+def _scale(logits: Tensor, temperature: float) -> Tensor:
+    """Divide by the temperature in place; skip the pass over memory at temperature 1."""
+    return logits if temperature == 1.0 else logits.div_(temperature)
 
 
 def _to_entropy_error(p_NV: Tensor, entropies_N1: Tensor) -> None:
@@ -239,10 +247,13 @@ class _SelectedLogprobs(Function):
         buffer = _buffer(hidden_NH, weight_VH, chunk)
         for part in _parts(len(ids_N), chunk):
             ids = ids_N[part, None]
-            logits = _logits(hidden_NH[part], weight_VH, bias_V, out=buffer).div_(temperature)
-            peak = logits.amax(dim=1, keepdim=True)
-            selected = logits.gather(1, ids)
-            sums = _exponentiate(logits.sub_(peak)) if uniforms_N is not None else logits.sub_(peak).exp_()
+            logits = _logits(hidden_NH[part], weight_VH, bias_V, out=buffer)
+            peak = _scale(logits.amax(dim=1, keepdim=True), temperature)
+            selected = _scale(logits.gather(1, ids), temperature)
+            if uniforms_N is None:
+                _scale(logits, temperature).sub_(peak).exp_()
+            else:
+                sums = _exponentiate(logits, peak, temperature)
             total = logits.sum(dim=1, keepdim=True)
             logprobs_N[part] = (selected - peak - total.log()).squeeze(1)
             if uniforms_N is not None:
@@ -250,10 +261,15 @@ class _SelectedLogprobs(Function):
                 distances_N[part] = _outside(logits, total, ids, uniforms_N[part].to(exact))
             if not gradients:
                 continue
-            own = logits.div_(total).gather(1, ids)
+            own = logits.gather(1, ids).div_(total)
+            if logits.is_cuda and logits.dtype != weight_VH.dtype and not entropy_gradient:
+                # One kernel divides and rounds.
+                error = torch.div(logits, total, out=torch.empty_like(logits, dtype=weight_VH.dtype))
+            else:
+                error = logits.div_(total).to(weight_VH.dtype)
             # Compute p - 1 before rounding to the head's dtype: if p is near 1, rounding p first would lose the small
             # difference.
-            error = logits.scatter_add_(1, ids, -torch.ones_like(total)).to(weight_VH.dtype)
+            error.scatter_(1, ids, (own - 1).to(error.dtype))
             gradients[0][part] = torch.mm(error, weight_VH).div_(-temperature)
             if entropy_gradient:
                 _to_entropy_error(logits.scatter_(1, ids, own), entropies_N[part, None])
