@@ -223,8 +223,8 @@ def _lay_out(rows: Sequence[NDArray[np.int64]], length: int) -> Rows:
             # with its prompt.
             places_T[new] = offset + number * width + np.arange(len(row) - len(new), len(row))
         offset += filled.size
-        positions_RL.append(torch.from_numpy(filled))
-    return Rows(positions_RL=tuple(positions_RL), places_T=torch.from_numpy(places_T))
+        positions_RL.append(filled)
+    return Rows.of(positions_RL, places_T)
 
 
 def _of_each(values: Sequence[float], counts: Sequence[int]) -> Tensor:

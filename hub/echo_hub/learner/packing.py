@@ -6,17 +6,25 @@ tokens. For attention, the sequence is gathered into rows of a prompt and one co
 mask, and scattered back. So a prompt's tokens are computed once for all completions. The kernels are those of separate
 rows.
 
-Dimensions: T positions of the packed sequence, R rows of L positions.
+On a GPU, the gradient of PyTorch's own gathering sorts the indices, in about 14 kernels for every tensor of every
+layer. The order in which gradients are added is known beforehand, so `Gather` holds it, and one kernel adds them.
+
+Dimensions: T positions of the packed sequence, R rows of L positions, S places in all rows, F values of each token.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import embedding
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import embedding, embedding_bag
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -30,27 +38,69 @@ packed rows influence each other has errors as large as the values themselves.""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Gather:
+    """Which rows of a table to take, and in which order to add the gradients of a row that is taken repeatedly."""
+
+    index: Tensor
+    """Numbers of the rows to take, int64."""
+    sums: tuple[Tensor, ...]
+    """Two tensors for each stage of the sum: which rows of the stage before to add, and where each result begins."""
+
+    @classmethod
+    def of(cls, index: NDArray[np.int64], size: int, parts: Sequence[int] = ()) -> Gather:
+        """Take rows `index` of a table with `size` rows. Gradients are added within each of `parts` (numbers of
+        consecutive entries of `index`), then over the parts, the last part first.
+        """
+        count = max(1, len(parts))
+        keys = index * count + np.repeat(np.arange(count)[::-1], parts or [len(index)])
+        order = np.argsort(keys, kind="stable")
+        keys, begins = np.unique(keys[order], return_index=True)
+        stages = [order, begins, np.arange(len(keys)), np.searchsorted(keys, np.arange(size) * count)]
+        if count == 1:
+            stages = [order, np.searchsorted(index[order], np.arange(size))]
+        return cls(index=torch.from_numpy(index), sums=tuple(map(torch.from_numpy, stages)))
+
+    def to(self, device: torch.device) -> Gather:
+        return Gather(index=self.index.to(device), sums=tuple(values.to(device) for values in self.sums))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
     """The mapping between rows and the packed sequence."""
 
-    positions_RL: tuple[Tensor, ...]
-    """Positions in the packed sequence of each row's tokens, int64 [R, L], one tensor for rows of similar length.
-    Padding repeats the last position.
-    """
-    places_T: Tensor
-    """For each position of the packed sequence, the index of its result in all `positions_RL` concatenated. A prompt
-    takes the result of its first row; its results in other rows are unused.
+    shapes: tuple[tuple[int, int], ...]
+    """Number and length of the rows of similar length that are computed together."""
+    laid_out: Gather
+    """Takes the tokens of all rows from the packed sequence, row after row. Padding repeats a row's last token."""
+    packed: Gather
+    """Takes the results of the packed sequence's tokens from those of all rows. A prompt takes the results of its first
+    row; its results in other rows are unused.
     """
 
-    def to(self, device: torch.device) -> Rows:
-        return Rows(
-            positions_RL=tuple(positions.to(device) for positions in self.positions_RL),
-            places_T=self.places_T.to(device),
+    @classmethod
+    def of(cls, positions_RL: Sequence[NDArray[np.int64]], places_T: NDArray[np.int64]) -> Rows:
+        """Return the mapping from each row's positions in the packed sequence (one array for rows of similar length),
+        and each position's place in all `positions_RL` concatenated.
+        """
+        sizes = [positions.size for positions in positions_RL]
+        index = np.concatenate([positions.flatten() for positions in positions_RL])
+        return cls(
+            shapes=tuple((len(positions), positions.shape[1]) for positions in positions_RL),
+            laid_out=Gather.of(index, len(places_T), sizes),
+            packed=Gather.of(places_T, len(index)),
         )
+
+    def to(self, device: torch.device) -> Rows:
+        return Rows(shapes=self.shapes, laid_out=self.laid_out.to(device), packed=self.packed.to(device))
 
     @property
     def longest(self) -> int:
-        return max(positions.shape[1] for positions in self.positions_RL)
+        return max(length for _, length in self.shapes)
+
+    def split(self, values_S: Tensor) -> list[Tensor]:
+        """Return the values [S, ...] of all rows as one tensor [R, L, ...] for rows of similar length."""
+        parts = values_S.split([count * length for count, length in self.shapes])
+        return [part.unflatten(0, shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
 
 def take(values_TF: Tensor, index: Tensor) -> Tensor:
@@ -60,6 +110,28 @@ def take(values_TF: Tensor, index: Tensor) -> Tensor:
     every device and fastest on CPUs.
     """
     return embedding(index, values_TF)
+
+
+class _Gathered(Function):
+    @staticmethod
+    def forward(ctx: Any, values_TF: Tensor, index_S: Tensor, *sums: Tensor) -> Tensor:
+        ctx.save_for_backward(*sums)
+        return embedding(index_S, values_TF)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = gradients
+        sums = ctx.saved_tensors
+        for order, begins in zip(sums[::2], sums[1::2], strict=True):
+            gradient = embedding_bag(order, gradient, begins, mode="sum")
+        return gradient, *[None] * (1 + len(sums))
+
+
+def gathered(values_TF: Tensor, gather: Gather) -> Tensor:
+    """Return the rows of `values_TF` that `gather` takes."""
+    found: Tensor = _Gathered.apply(values_TF, gather.index, *gather.sums)  # type: ignore[no-untyped-call]
+    return found
 
 
 def register() -> None:
@@ -81,17 +153,23 @@ def packed_attention(
     """Compute attention with transformers' interface: inputs [1, heads, T, size], output [1, T, heads, size]."""
     if rows is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    packed = [states[0].transpose(0, 1) for states in (query, key, value)]
+    # Three lists, of queries, keys and values: [R, L, heads, size] for rows of similar length.
+    laid_out = [
+        [part.unflatten(2, (-1, states.shape[-1])) for part in rows.split(gathered(_of_tokens(states), rows.laid_out))]
+        for states in (query, key, value)
+    ]
     results = []
-    for positions_RL in rows.positions_RL:
-        laid_out = [
-            take(states.flatten(1), positions_RL).unflatten(-1, states.shape[1:]).transpose(1, 2) for states in packed
-        ]
-        query_RL, key_RL, value_RL = laid_out
+    for of_rows in zip(*laid_out, strict=True):
+        query_RL, key_RL, value_RL = (states.transpose(1, 2) for states in of_rows)
         result, _ = sdpa_attention_forward(module, query_RL, key_RL, value_RL, None, **kwargs)
         results.append(result.flatten(0, 1))
     together = torch.cat(results)
-    return take(together.flatten(1), rows.places_T).unflatten(-1, together.shape[1:])[None], None
+    return gathered(together.flatten(1), rows.packed).unflatten(-1, together.shape[1:])[None], None
+
+
+def _of_tokens(states: Tensor) -> Tensor:
+    """Return states [1, heads, T, size] as [T, F]."""
+    return states.squeeze(0).transpose(0, 1).flatten(1)
 
 
 def packed_states(body: Any, input_ids_T: Tensor, position_ids_T: Tensor, rows: Rows) -> Tensor:
@@ -113,10 +191,10 @@ def separate_states(body: Any, input_ids_T: Tensor, rows: Rows) -> Tensor:
     Models that mix tokens by more than attention need this.
     """
     results = [
-        body(input_ids=input_ids_T[positions_RL], use_cache=False).last_hidden_state.flatten(0, 1)
-        for positions_RL in rows.positions_RL
+        body(input_ids=input_ids_RL, use_cache=False).last_hidden_state.flatten(0, 1)
+        for input_ids_RL in rows.split(input_ids_T[rows.laid_out.index])
     ]
-    return take(torch.cat(results), rows.places_T)
+    return gathered(torch.cat(results), rows.packed)
 
 
 @torch.no_grad()
@@ -126,10 +204,7 @@ def can_pack(body: Any, device: torch.device) -> bool:
     """
     ids = torch.arange(7, device=device) % body.config.vocab_size
     position_ids = torch.tensor([0, 1, 2, 3, 4, 2, 3], device=device)
-    rows = Rows(
-        positions_RL=(torch.tensor([[0, 1, 2, 3, 4], [0, 1, 5, 6, 6]]),),
-        places_T=torch.tensor([0, 1, 2, 3, 4, 7, 8]),
-    ).to(device)
+    rows = Rows.of([np.array([[0, 1, 2, 3, 4], [0, 1, 5, 6, 6]])], np.array([0, 1, 2, 3, 4, 7, 8])).to(device)
     expected = separate_states(body, ids, rows)
     try:
         found = packed_states(body, ids, position_ids, rows)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -37,7 +36,7 @@ def weighted(groups: Sequence[TrainingGroup]) -> list[WeightedGroup]:
 
 
 def rows_of(batch: MicroBatch) -> list[list[int]]:
-    return [row for positions in batch.rows.positions_RL for row in batch.input_ids_T[positions].tolist()]
+    return [row for ids in batch.rows.split(batch.input_ids_T[batch.rows.laid_out.index]) for row in ids.tolist()]
 
 
 def test_a_micro_batch_by_hand() -> None:
@@ -49,11 +48,11 @@ def test_a_micro_batch_by_hand() -> None:
     assert batch.position_ids_T.tolist() == [0, 1, 2, 3, 2, 0, 1], (
         "positions of a completion continue those of the prompt"
     )
-    assert [positions.tolist() for positions in batch.rows.positions_RL] == [
+    assert [positions.tolist() for positions in batch.rows.split(batch.rows.laid_out.index)] == [
         [[0, 1, 2, 3], [0, 1, 4, 4]],
         [[0, 1], [5, 6]],
     ]
-    assert batch.rows.places_T.tolist() == [0, 1, 2, 3, 6, 10, 11], "the prompt's own tokens are in its first row"
+    assert batch.rows.packed.index.tolist() == [0, 1, 2, 3, 6, 10, 11], "the prompt's own tokens are in its first row"
     assert batch.predictors_N.tolist() == [1, 2, 3, 1, 1, 4, 5, 6]
     assert batch.target_ids_N.tolist() == [1, 2, 3, 4, 5, 6, 1, 2]
     assert batch.behavior_logprobs_N.tolist() == [-1, -2, -3, -1, -1, -2, -1, -2]
@@ -127,9 +126,9 @@ def test_budget_holds_and_no_token_is_lost(make_groups: Callable[[int], list[Tra
     batches = build_micro_batches(groups, micro_batch_tokens=tokens)
     for batch in batches:
         assert batch.num_rollouts == 1 or len(batch.input_ids_T) <= tokens
-        places = torch.cat([positions.flatten() for positions in batch.rows.positions_RL])[batch.rows.places_T]
+        places = batch.rows.laid_out.index[batch.rows.packed.index]
         assert torch.equal(places, torch.arange(len(batch.input_ids_T))), "there and back"
-        for positions in batch.rows.positions_RL:
+        for positions in batch.rows.split(batch.rows.laid_out.index):
             filled = [len(set(row)) for row in positions.tolist()]
             assert min(filled) >= 0.75 * positions.shape[1]
     expected = [
@@ -144,6 +143,6 @@ def test_budget_holds_and_no_token_is_lost(make_groups: Callable[[int], list[Tra
 def test_everything_moves_to_the_device() -> None:
     (batch,) = build_micro_batches([group([7], rollout([1, 2]))], micro_batch_tokens=64)
     moved = batch.to(torch.device("meta"))
-    assert moved.predictors_N.is_meta and moved.rows.places_T.is_meta
-    assert all(positions.is_meta for positions in moved.rows.positions_RL)
-    assert replace(moved, num_rollouts=0).num_rollouts == 0
+    assert moved.predictors_N.is_meta and moved.num_rollouts == 1
+    for gather in (moved.rows.laid_out, moved.rows.packed):
+        assert gather.index.is_meta and all(values.is_meta for values in gather.sums)

@@ -3,20 +3,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MambaConfig, Qwen3Config, Qwen3NextConfig
 
 from echo_hub.learner import packing
-from echo_hub.learner.packing import Rows
+from echo_hub.learner.packing import Gather, Rows
 
 SMALL = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "initializer_range": 0.2}
 ATTENTION = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 64}
 CPU = torch.device("cpu")
 
-ROWS = Rows(
-    positions_RL=(torch.tensor([[0, 1, 2, 3, 4]]), torch.tensor([[0, 1, 5, 5], [6, 7, 8, 9]])),
-    places_T=torch.tensor([0, 1, 2, 3, 4, 7, 9, 10, 11, 12]),
+ROWS = Rows.of(
+    [np.array([[0, 1, 2, 3, 4]]), np.array([[0, 1, 5, 5], [6, 7, 8, 9]])],
+    np.array([0, 1, 2, 3, 4, 7, 9, 10, 11, 12]),
 )
 IDS = torch.tensor([3, 4, 5, 6, 7, 8, 9, 10, 11, 12])
 POSITION_IDS = torch.tensor([0, 1, 2, 3, 4, 2, 0, 1, 2, 3])
@@ -99,3 +100,18 @@ def test_take_sums_the_gradients_of_repeated_rows() -> None:
     assert taken.tolist() == [[[0, 1], [4, 5]], [[4, 5], [4, 5]]]
     taken.sum().backward()
     assert values.grad is not None and values.grad.tolist() == [[1, 1], [0, 0], [3, 3]]
+
+
+@pytest.mark.parametrize("parts", [(), (300, 500, 100)])
+def test_gathered_rows_have_the_gradient_of_separate_takes(parts: tuple[int, ...]) -> None:
+    """The gradient is bit-identical to that of one `take` for each part, of which autograd adds the last one first."""
+    rng = np.random.default_rng(0)
+    index = rng.integers(0, 200, 900)
+    values = torch.randn(210, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    weights = torch.randn(900, 8, generator=torch.Generator().manual_seed(1))
+    separate = [packing.take(values, part) for part in torch.from_numpy(index).split(list(parts) or [900])]
+    (expected,) = torch.autograd.grad((torch.cat(separate) * weights).sum(), values)
+    together = packing.gathered(values, Gather.of(index, len(values), parts))
+    assert torch.equal(together, torch.cat(separate))
+    (found,) = torch.autograd.grad((together * weights).sum(), values)
+    assert torch.equal(found, expected)

@@ -155,15 +155,13 @@ def test_packed_or_not_the_gradient_is_the_same(
 def test_the_rest_of_a_row_changes_nothing(policy: Policy, make_groups: MakeGroups, settings: LearnerSettings) -> None:
     (batch,) = build_micro_batches(weighted(make_groups(0), settings), micro_batch_tokens=10_000)
     rows = batch.rows
-    places = torch.cat([positions.flatten() for positions in rows.positions_RL])
+    places = rows.laid_out.index.clone()
     behind = torch.cat(
-        [(positions == positions.roll(1, dims=1)).cumsum(dim=1).bool().flatten() for positions in rows.positions_RL]
+        [(positions == positions.roll(1, dims=1)).cumsum(dim=1).bool().flatten() for positions in rows.split(places)]
     )
     assert behind.any(), "some rows are shorter than others in their batch"
     places[behind] = 0
-    sizes = [positions.numel() for positions in rows.positions_RL]
-    filled = [part.view_as(positions) for part, positions in zip(places.split(sizes), rows.positions_RL, strict=True)]
-    other = replace(batch, rows=replace(rows, positions_RL=tuple(filled)))
+    other = replace(batch, rows=replace(rows, laid_out=replace(rows.laid_out, index=places)))
     for each in (policy, unpacked(policy)):
         assert torch.equal(each.logprobs(other), each.logprobs(batch))
 
