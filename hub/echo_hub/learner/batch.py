@@ -13,7 +13,7 @@ Dimensions: T positions of the packed sequence, N trained tokens, R rows of L po
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from echo_hub.learner.device import moved
 from echo_hub.learner.packing import Rows
 from echo_hub.learner.weighting import WeightedGroup, WeightedRollout
 from echo_shared.sampling.draws import all_uniforms
@@ -46,8 +47,9 @@ class MicroBatch:
     weights_N: Tensor
     """Weight of each token's loss. The step's loss is the sum of weight times loss over all micro-batches."""
     rollouts_N: Tensor
-    """Index of each token's rollout in this micro-batch, 0 .. num_rollouts - 1. No rollout is split."""
-    num_rollouts: int
+    """Index of each token's rollout in this micro-batch, ascending. No rollout is split."""
+    lengths: tuple[int, ...]
+    """Number of trained tokens of each rollout."""
     uniforms_N: Tensor
     """The uniform number u with which each token was drawn, float32; NaN if unknown."""
     turns_N: Tensor
@@ -57,17 +59,28 @@ class MicroBatch:
     groups: tuple[int, ...]
     """Index of each rollout's group among all groups of the step."""
 
-    def of_tokens(self, kept_N: Tensor) -> MicroBatch:
-        """Return the batch with only these tokens in the loss. The forward pass still computes all of them."""
+    @property
+    def num_rollouts(self) -> int:
+        return len(self.lengths)
+
+    def of_groups(self, groups: Collection[int]) -> tuple[MicroBatch, Tensor]:
+        """Return the batch with only the tokens of these groups in the loss, and the indices of these tokens. The
+        forward pass still computes all tokens.
+        """
+        kept_R = [group in groups for group in self.groups]
+        places = np.flatnonzero(np.repeat(kept_R, self.lengths))  # Found on the host, so that no device must wait.
+        kept_N = moved(torch.from_numpy(places), self.rollouts_N.device)
         names = ("predictors_N", "target_ids_N", "behavior_logprobs_N", "advantages_N", "weights_N", "rollouts_N")
-        return replace(self, **{name: getattr(self, name)[kept_N] for name in (*names, "uniforms_N", "turns_N")})
+        of_tokens = {name: getattr(self, name)[kept_N] for name in (*names, "uniforms_N", "turns_N")}
+        lengths = tuple(length * kept for length, kept in zip(self.lengths, kept_R, strict=True))
+        return replace(self, **of_tokens, lengths=lengths), kept_N
 
     def to(self, device: torch.device) -> MicroBatch:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        moved: dict[str, Any] = {
-            name: value.to(device) if isinstance(value, Tensor | Rows) else value for name, value in values.items()
-        }
-        return MicroBatch(**moved)
+        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                values[name] = moved(value, device)
+        return MicroBatch(**{**values, "rows": self.rows.to(device)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +191,7 @@ def _micro_batch(families: Sequence[_Family]) -> MicroBatch:
         advantages_N=torch.from_numpy(np.concatenate([rollout.advantages for rollout in rollouts]).astype(np.float32)),
         weights_N=_of_each([rollout.weight for rollout in rollouts], drawn),
         rollouts_N=torch.from_numpy(np.repeat(np.arange(len(rollouts)), drawn)),
-        num_rollouts=len(rollouts),
+        lengths=tuple(drawn),
         uniforms_N=torch.from_numpy(_uniforms(rollouts, drawn).astype(np.float32)),
         turns_N=torch.from_numpy(np.concatenate([_turns(rollout) for rollout in rollouts])),
         numbers=tuple(rollout.number for rollout in rollouts),

@@ -29,6 +29,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from echo_hub.learner.device import moved
+
 ATTENTION: Final = "echo_packed"
 """Value of `attn_implementation` for loading models; without rows it behaves like "sdpa"."""
 
@@ -61,7 +63,7 @@ class Gather:
         return cls(index=torch.from_numpy(index), sums=tuple(map(torch.from_numpy, stages)))
 
     def to(self, device: torch.device) -> Gather:
-        return Gather(index=self.index.to(device), sums=tuple(values.to(device) for values in self.sums))
+        return Gather(index=moved(self.index, device), sums=tuple(moved(values, device) for values in self.sums))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

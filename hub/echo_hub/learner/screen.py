@@ -70,6 +70,15 @@ class ScreenFindings:
     counts: dict[tuple[int, int], tuple[list[int], list[int], float]] = field(default_factory=dict)
     """For each (rollout, turn): token counts in the bins of PROBABILITY_EDGES and of CLAIM_EDGES, and the summed
     mismatch KL."""
+    screened: list[tuple[ScreenedTokens, NDArray[np.int64], Sequence[int]]] = field(default_factory=list)
+    """Tokens that are not in `counts` yet, the turn of each token, and each rollout's number."""
+
+    def count_screened(self) -> None:
+        """Move `screened` to `counts`."""
+        for tokens, turns_N, numbers in self.screened:
+            for (rollout, turn), counts in count(tokens, turns_N).items():
+                self.counts[numbers[rollout], turn] = counts
+        self.screened.clear()
 
     def frame(self, turns: Sequence[int]) -> dict[str, Any]:
         """Return the results for the hub and a checkpoint, as lists.

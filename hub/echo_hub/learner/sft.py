@@ -227,24 +227,24 @@ class Finetuning:
 
 def accumulate_gradient(policy: Policy, groups: Sequence[WeightedGroup], cut: ChunkSizes) -> float:
     """Add the gradient of Σ weight · -log π over the trained tokens of `groups`, and return the sum."""
-    total = 0.0
+    values = []
     for batch in build_micro_batches(groups, micro_batch_tokens=cut.micro_batch_tokens):
         on_device = batch.to(policy.device)
         value = -(policy.logprobs(on_device) * on_device.weights_N).sum()
         determinism.backward(value)
-        total += float(value.detach())
-    return total
+        values.append(value.detach())
+    return float(sum(torch.stack(values).tolist()))
 
 
 @torch.no_grad()
 def mean_loss(policy: Policy, examples: Sequence[TokenizedDemonstration], cut: ChunkSizes) -> float:
     """Return the mean of -log π over the trained tokens of `examples`, in nats. There must be at least one token."""
-    nats, tokens = 0.0, 0
+    sums, tokens = [], 0
     for batch in build_micro_batches(_groups(examples, 1), micro_batch_tokens=cut.micro_batch_tokens):
         logprobs_N = policy.logprobs(batch.to(policy.device))
-        nats -= float(logprobs_N.sum())
+        sums.append(logprobs_N.sum())
         tokens += len(logprobs_N)
-    return nats / tokens
+    return -float(sum(torch.stack(sums).tolist())) / tokens
 
 
 def _groups(examples: Sequence[TokenizedDemonstration], tokens: int) -> list[WeightedGroup]:

@@ -149,15 +149,15 @@ def smaller(
     return max((budget for budget in found if budget is not None), default=None)
 
 
-Keep = Callable[[MicroBatch, Tensor, Tensor], Tensor | None]
-"""Selects the tokens of a micro-batch that get a gradient. Arguments: the micro-batch, the learner's logprobs [N], and
-the distances [N] of u from the intervals of cumulative probability that draw the tokens. Returns a mask [N]; None means
-all tokens.
+Keep = Callable[[MicroBatch, Tensor, Tensor], Collection[int] | None]
+"""Selects the groups of a micro-batch that get a gradient. Arguments: the micro-batch in host memory, the learner's
+logprobs [N], and the distances [N] of u from the intervals of cumulative probability that draw the tokens. None means
+all groups.
 """
 
 
 def keep_all(_batch: MicroBatch, _logprobs_N: Tensor, _distances_N: Tensor) -> None:
-    """Keep all tokens, without any screening: a `Keep` that returns None."""
+    """Keep all groups, without any screening: a `Keep` that returns None."""
 
 
 def accumulate_gradient(
@@ -171,14 +171,16 @@ def accumulate_gradient(
 ) -> Tensor:
     """Add `scale` times the micro-batch's part of the loss gradient. Return its STATISTICS, on the policy's device.
 
-    `proximal_N` are the learner's logprobs at the start of the step; None means that the learner has not changed since.
+    `batch` is in host memory. `proximal_N` are the learner's logprobs at the start of the step; None means that the
+    learner has not changed since.
     """
-    batch = batch.to(policy.device)
+    on_host, batch = batch, batch.to(policy.device)
     reference_N = policy.reference_logprobs(batch) if loss.needs_reference else None
     logprobs_N, distances_N, entropies_N = policy.screened(batch, entropy_gradient=loss.needs_entropy_gradient)
-    kept_N = keep(batch, logprobs_N.detach(), distances_N)
-    if kept_N is not None:
-        batch, logprobs_N, entropies_N = batch.of_tokens(kept_N), logprobs_N[kept_N], entropies_N[kept_N]
+    kept = keep(on_host, logprobs_N.detach(), distances_N)
+    if kept is not None:
+        batch, kept_N = batch.of_groups(kept)
+        logprobs_N, entropies_N = logprobs_N[kept_N], entropies_N[kept_N]
         proximal_N = None if proximal_N is None else proximal_N[kept_N]
         reference_N = None if reference_N is None else reference_N[kept_N]
     value, statistics = loss(
@@ -212,6 +214,7 @@ def _screened_gradient(
     for batch, proximal_N in zip(share, proximal, strict=True):
         keep: Keep = partial(_screen if proximal_N is None else _not_left_out, findings)
         part = accumulate_gradient(policy, batch, loss, proximal_N=proximal_N, scale=scale, keep=keep)
+        findings.count_screened()  # A GPU computes the backward pass meanwhile.
         statistics.append(part)
         added.append(set(batch.groups) - findings.left_out)
     for said in policy.ranks.exchange({"left_out": list(findings.left_out), "suspects": list(findings.suspects)}):
@@ -230,19 +233,20 @@ def _screened_gradient(
     return statistics
 
 
-def _screen(findings: ScreenFindings, batch: MicroBatch, logprobs_N: Tensor, distances_N: Tensor) -> Tensor | None:
-    """Screen the micro-batch's rollouts, add the results to `findings`, and keep the tokens of groups not left out.
-    This function serves as a `Keep`.
+def _screen(
+    findings: ScreenFindings, batch: MicroBatch, logprobs_N: Tensor, distances_N: Tensor
+) -> Collection[int] | None:
+    """Screen the micro-batch's rollouts, add the results to `findings`, and keep the groups that are not left out.
+    This function serves as a `Keep`. It waits for the device, once.
     """
-    lengths = np.bincount(batch.rollouts_N.numpy(force=True), minlength=batch.num_rollouts)
+    logprobs, distances = torch.stack((logprobs_N, distances_N)).numpy(force=True)
     tokens = screen.ScreenedTokens(
-        claims_N=batch.behavior_logprobs_N.numpy(force=True),
-        learner_logprobs_N=logprobs_N.numpy(force=True),
-        distances_N=distances_N.numpy(force=True),
-        lengths=lengths.tolist(),
+        claims_N=batch.behavior_logprobs_N.numpy(),
+        learner_logprobs_N=logprobs,
+        distances_N=distances,
+        lengths=batch.lengths,
     )
-    for (rollout, turn), counts in screen.count(tokens, batch.turns_N.numpy(force=True)).items():
-        findings.counts[batch.numbers[rollout], turn] = counts
+    findings.screened.append((tokens, batch.turns_N.numpy(), batch.numbers))
     forged = np.flatnonzero(screen.impossible(tokens)).tolist()
     findings.suspects.update(batch.numbers[rollout] for rollout in forged)
     findings.left_out.update(batch.groups[rollout] for rollout in forged)
@@ -250,17 +254,16 @@ def _screen(findings: ScreenFindings, batch: MicroBatch, logprobs_N: Tensor, dis
 
 
 def _not_left_out(
-    findings: ScreenFindings, batch: MicroBatch, logprobs_N: Tensor, distances_N: Tensor
-) -> Tensor | None:
-    """Keep the tokens of groups that are not left out. This function serves as a `Keep`."""
+    findings: ScreenFindings, batch: MicroBatch, _logprobs_N: Tensor, _distances_N: Tensor
+) -> Collection[int] | None:
+    """Keep the groups that are not left out. This function serves as a `Keep`."""
     if findings.left_out.isdisjoint(batch.groups):
         return None
-    return _only(set(batch.groups) - findings.left_out, batch, logprobs_N, distances_N)
+    return set(batch.groups) - findings.left_out
 
 
-def _only(groups: Collection[int], batch: MicroBatch, _logprobs_N: Tensor, _distances_N: Tensor) -> Tensor:
-    kept_R = torch.tensor([group in groups for group in batch.groups], dtype=torch.bool, device=batch.rollouts_N.device)
-    return kept_R[batch.rollouts_N]
+def _only(groups: Collection[int], _batch: MicroBatch, _logprobs_N: Tensor, _distances_N: Tensor) -> Collection[int]:
+    return groups
 
 
 def _dominant(
@@ -309,9 +312,9 @@ def _total(ranks: TrainingRanks, statistics: Sequence[Tensor]) -> Tensor:
 @torch.no_grad()
 def _at_start(policy: Policy, batch: MicroBatch, findings: ScreenFindings) -> Tensor:
     """Return the learner's logprobs before the first update, [N], and screen the rollouts."""
-    batch = batch.to(policy.device)
-    logprobs_N, distances_N, _ = policy.screened(batch)
+    logprobs_N, distances_N, _ = policy.screened(batch.to(policy.device))
     _screen(findings, batch, logprobs_N, distances_N)
+    findings.count_screened()
     return logprobs_N
 
 

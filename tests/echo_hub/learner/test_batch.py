@@ -59,7 +59,7 @@ def test_a_micro_batch_by_hand() -> None:
     assert batch.advantages_N.tolist() == [1, 1, 1, -1, 0.5, 0.5, 1, 1]
     assert batch.weights_N.tolist() == [0.25] * 8
     assert batch.rollouts_N.tolist() == [0, 0, 0, 1, 2, 2, 3, 3]
-    assert batch.num_rollouts == 4
+    assert batch.lengths == (3, 1, 2, 2)
 
 
 def test_tokens_that_the_policy_did_not_draw_are_read_but_not_predicted() -> None:

@@ -4,6 +4,7 @@ import json
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
+from echo_hub.learner import logprobs
 from echo_hub.learner.batch import build_micro_batches
 from echo_hub.learner.history import NO_HISTORY, History
 from echo_hub.learner.objectives.loss import StepLoss
 from echo_hub.learner.objectives.registry import OBJECTIVES
 from echo_hub.learner.policy import Policy
+from echo_hub.learner.ranks import ALONE
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
 from echo_hub.learner.step import accumulate_gradient, make_optimizer, screened_step, train_step
 from echo_hub.learner.weighting import weigh
@@ -586,3 +590,45 @@ def test_a_step_reports_its_screening(policy: Policy, make_groups: MakeGroups, s
     assert said["screened"] == [4, 5, 6, 7], "the other rollouts' uniforms are unknown"
     tokens = [len(rollout.completion_ids) for rollout in drawn]
     assert [sum(counts) for counts in said["draws"]] == [sum(counts) for counts in said["claims"]] == tokens
+
+
+class _Operations(TorchDispatchMode):
+    """Counts operations by name. Answers those that wait for values of a device, for which `meta` stands in: it has no
+    values. Other operations that need a value, such as indexing with a mask, fail there.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        is_copied = func is torch.ops.aten._to_copy.default and str(kwargs.get("device")) == "cpu"
+        is_read = func is torch.ops.aten._local_scalar_dense.default
+        waits = (is_copied or is_read) and args[0].is_meta
+        self.names.append("wait" if waits else str(func))
+        if not waits:
+            return func(*args, **kwargs)
+        return torch.full(args[0].shape, -3.0) if is_copied else 1.0
+
+
+@pytest.mark.parametrize("objective", [PLAIN, {"name": "gspo", "sequence_mask": 0.02, "kl_coefficient": 0.1}], ids=str)
+def test_a_step_waits_once_a_micro_batch_and_twice_at_its_end(
+    make_groups: MakeGroups, make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, objective: dict[str, Any]
+) -> None:
+    settings = make_settings(objective=objective, learner={"micro_batch_tokens": 64})
+    groups = with_turns(make_groups(0))
+    for elements in (logprobs.CHUNK_ELEMENTS, logprobs.EXPONENT_ELEMENTS):
+        monkeypatch.setitem(elements, "meta", elements["cpu"])
+    loaded = Policy.load(settings)
+    device = torch.device("meta")
+    policy = Policy(loaded.model.to(device), settings, device=device, dtype=torch.float32, ranks=ALONE)
+    policy._packs_up_to = loaded._packs_up_to
+    monkeypatch.setattr(policy, "autocast", nullcontext)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda _: False)  # There is no autocast for `meta`.
+    micro_batches = len(build_micro_batches(weigh(groups, settings).updates[0], micro_batch_tokens=64))
+    with _Operations() as operations:
+        screened_step(policy, torch.optim.SGD(policy.parameters.values()), groups, settings)
+    assert micro_batches > 2 and operations.names.count("wait") == micro_batches + 2
+    # On a GPU, this operation sorts its indices. No layer has it.
+    assert operations.names.count("aten.embedding_dense_backward.default") == micro_batches

@@ -35,8 +35,9 @@ class ObjectiveTokens:
     behavior_logprobs_N: Tensor
     advantages_N: Tensor
     rollouts_N: Tensor
-    """0 .. num_rollouts - 1, ascending: a rollout's tokens are adjacent."""
-    num_rollouts: int
+    """Index of each token's rollout, ascending: a rollout's tokens are adjacent."""
+    lengths: Sequence[int]
+    """Number of tokens of each rollout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,8 +76,7 @@ def _by_rollout(values_N: Tensor, tokens: ObjectiveTokens) -> Sequence[Tensor]:
     """Return each rollout's values. Do not use index_add over all rollouts: on CUDA it adds in no fixed order, and
     rounding can decide which tokens are clipped.
     """
-    lengths = torch.bincount(tokens.rollouts_N, minlength=tokens.num_rollouts).tolist()
-    parts: Sequence[Tensor] = values_N.split(lengths)
+    parts: Sequence[Tensor] = values_N.split(list(tokens.lengths))
     return parts
 
 

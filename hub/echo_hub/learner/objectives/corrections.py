@@ -54,11 +54,18 @@ def correct(tokens: ObjectiveTokens, settings: ObjectiveConfig) -> Correction:
             weights_N = ratio_N.masked_fill(bounded_N, 0)
         case _:
             assert_never(settings.correction)
-    below_N = (ratio_N < settings.sequence_veto).to(ratio_N.dtype)
-    below_R = ratio_N.new_zeros(tokens.num_rollouts).index_add(0, tokens.rollouts_N, below_N)
     return Correction(
-        weights_N=weights_N, bounded_N=bounded_N, vetoed_R=below_R > 0, masked_N=_masked(tokens, settings.sequence_mask)
+        weights_N=weights_N,
+        bounded_N=bounded_N,
+        vetoed_R=in_rollouts(ratio_N < settings.sequence_veto, tokens),
+        masked_N=_masked(tokens, settings.sequence_mask),
     )
+
+
+def in_rollouts(found_N: Tensor, tokens: ObjectiveTokens) -> Tensor:
+    """Return True for each rollout [R] with a token for which `found_N` is True."""
+    counts_R = torch.zeros(len(tokens.lengths), dtype=torch.int32, device=found_N.device)
+    return counts_R.index_add(0, tokens.rollouts_N, found_N.to(torch.int32)) > 0
 
 
 def _masked(tokens: ObjectiveTokens, threshold: float) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor
 from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.learner.batch import MicroBatch
 from echo_hub.learner.objectives.base import ObjectiveTokens, k3, ratio
-from echo_hub.learner.objectives.corrections import correct
+from echo_hub.learner.objectives.corrections import correct, in_rollouts
 from echo_hub.learner.objectives.registry import make_objective
 
 
@@ -91,7 +91,7 @@ class StepLoss:
             behavior_logprobs_N=batch.behavior_logprobs_N,
             advantages_N=batch.advantages_N,
             rollouts_N=batch.rollouts_N,
-            num_rollouts=batch.num_rollouts,
+            lengths=batch.lengths,
         )
         result = self._objective.losses(tokens)
         correction = correct(tokens, self._settings)
@@ -107,8 +107,7 @@ class StepLoss:
         with torch.no_grad():
             ratio_N = ratio(learner_logprobs_N, batch.behavior_logprobs_N)
             mismatch_kl_N = k3(learner_logprobs_N - batch.behavior_logprobs_N)
-            masked_R = torch.zeros_like(correction.vetoed_R)
-            masked_R[tokens.rollouts_N[correction.masked_N]] = True
+            masked_R = in_rollouts(correction.masked_N, tokens)
             columns = (
                 torch.ones_like(ratio_N),
                 ratio_N,

@@ -40,7 +40,7 @@ def make_tokens() -> Callable[..., ObjectiveTokens]:
             behavior_logprobs_N=behavior,
             advantages_N=torch.tensor(advantages, dtype=torch.float64),
             rollouts_N=numbers,
-            num_rollouts=int(numbers.max()) + 1,
+            lengths=torch.bincount(numbers).tolist(),
         )
 
     return make

@@ -54,7 +54,7 @@ def test_a_rollout_without_tokens_and_a_batch_of_none() -> None:
         behavior_logprobs_N=none.detach(),
         advantages_N=none.detach(),
         rollouts_N=torch.zeros(0, dtype=torch.int64),
-        num_rollouts=1,
+        lengths=(0,),
     )
     assert WIDE.losses(tokens).losses_N.shape == (0,)
 
@@ -79,7 +79,7 @@ def test_the_order_of_tokens_does_not_count(ratios: list[float]) -> None:
             behavior_logprobs_N=zeros,
             advantages_N=torch.ones_like(logs),
             rollouts_N=torch.zeros(len(values), dtype=torch.int64),
-            num_rollouts=1,
+            lengths=(len(values),),
         )
         return WIDE.losses(tokens).losses_N
 

@@ -55,7 +55,7 @@ def test_no_claim_makes_a_token_outweigh_a_step(log_ratio: float, advantage: flo
         behavior_logprobs_N=zero,
         advantages_N=torch.tensor([advantage]),
         rollouts_N=torch.zeros(1, dtype=torch.int64),
-        num_rollouts=1,
+        lengths=(1,),
     )
     losses = SAPO.losses(tokens).losses_N
     (found,) = torch.autograd.grad(losses.sum(), value)

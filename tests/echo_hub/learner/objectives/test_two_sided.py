@@ -54,7 +54,7 @@ def test_the_loss_is_bounded(ratio: float, advantage: float) -> None:
         behavior_logprobs_N=zero,
         advantages_N=torch.tensor([advantage], dtype=torch.float64),
         rollouts_N=torch.zeros(1, dtype=torch.int64),
-        num_rollouts=1,
+        lengths=(1,),
     )
     assert TWO_SIDED.losses(tokens).losses_N.abs().item() <= 4 * abs(advantage) + 1e-9
     written_out = -min(min(ratio, 4) * advantage, min(max(ratio, 0.8), 1.2) * advantage)

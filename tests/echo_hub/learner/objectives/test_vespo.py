@@ -53,7 +53,7 @@ def test_no_claim_makes_a_rollout_outweigh_a_step(log_ratios: list[float], advan
         behavior_logprobs_N=zero,
         advantages_N=torch.full((count,), advantage),
         rollouts_N=torch.zeros(count, dtype=torch.int64),
-        num_rollouts=1,
+        lengths=(count,),
     )
     losses = VESPO.losses(tokens).losses_N
     (found,) = torch.autograd.grad(losses.sum(), learner)
