@@ -51,7 +51,8 @@ class Gather:
     @classmethod
     def of(cls, index: NDArray[np.int64], size: int, parts: Sequence[int] = ()) -> Gather:
         """Take rows `index` of a table with `size` rows. Gradients are added within each of `parts` (numbers of
-        consecutive entries of `index`), then over the parts, the last part first.
+        consecutive entries of `index`), then over the parts, the last part first: autograd adds so if each part is
+        taken by itself.
         """
         count = max(1, len(parts))
         keys = index * count + np.repeat(np.arange(count)[::-1], parts or [len(index)])
@@ -132,6 +133,8 @@ class _Gathered(Function):
 
 def gathered(values_TF: Tensor, gather: Gather) -> Tensor:
     """Return the rows of `values_TF` that `gather` takes."""
+    if values_TF.device.type == "mps":  # Only newer versions of PyTorch have embedding_bag on it.
+        return take(values_TF, gather.index)
     found: Tensor = _Gathered.apply(values_TF, gather.index, *gather.sums)  # type: ignore[no-untyped-call]
     return found
 
