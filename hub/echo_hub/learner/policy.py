@@ -148,6 +148,11 @@ class Policy:
     def _body(self) -> Any:
         return self.model.get_base_model().base_model
 
+    @property
+    def is_float32(self) -> bool:
+        """True if the policy computes in float32."""
+        return self._dtype == torch.float32
+
     def autocast(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self._dtype == torch.bfloat16)
 

@@ -1,14 +1,15 @@
 """Measure how coarsely an engine rounds, on the run's own base and policy.
 
 The verifier completes some of the run's prompts. It computes every position twice: in its own precision, and emulating
-an engine of the given rounding (`emulation`). It draws tokens from the emulated distribution and examines them like
-those of a node. The result is the evidence that an honest node with this rounding would show; it includes the
-verifier's own rounding.
+an engine of the given rounding (`emulation`). If both are float32, one pass serves for both. The verifier draws tokens
+from the emulated distribution and examines them like those of a node. The result is the evidence that an honest node
+with this rounding would show; it includes the verifier's own rounding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from echo_hub.core.trust.evidence import Evidence
+from echo_hub.core.trust.numerics import EXACT_ROUNDING
 from echo_hub.learner.batch import MicroBatch, build_micro_batches
 from echo_hub.learner.logprobs import exact, logits_in_chunks
 from echo_hub.learner.policy import Policy
@@ -31,7 +33,8 @@ from echo_shared.sampling.torch_sampler import sample_groups
 COMPLETION_TOKENS: Final = 64
 """Maximum number of tokens of a completion."""
 TOGETHER: Final = 16
-"""Number of prompts completed in one batch."""
+"""Minimum number of prompts completed in one batch. Short completions take more prompts: a forward pass of a small
+model has a fixed cost."""
 POSITIONS: Final = 256
 """Number of positions (tokens) to measure. Batches of prompts are completed until it is reached or no prompts are left.
 
@@ -71,16 +74,27 @@ def contexts(
     if not prompts:
         raise LearnerError("The rounding cannot be measured: the run has no prompts.")
     groups: list[WeightedGroup] = []
-    for together in _batched(requests, TOGETHER):
-        if sum(len(rollout.completion_ids) for group in groups for rollout in group.rollouts) >= POSITIONS:
-            break
+    num_positions = 0
+    while requests and num_positions < POSITIONS:
+        each = num_positions / len(groups) if groups else requests[0].max_tokens
+        number = min(math.ceil((POSITIONS - num_positions) / each), _most_together(requests))
+        together, requests = requests[:number], requests[number:]
         with torch.no_grad(), policy.autocast():
             completed = {rollout.group_id: rollout for rollout in sample_groups(policy.model, together)}
         groups += [
             WeightedGroup(prompt_ids=one.prompt_ids, rollouts=(_with_all_tokens(completed[one.group_id]),))
             for one in together
         ]
+        num_positions += sum(len(rollout.completion_ids) for rollout in completed.values())
     return groups
+
+
+def _most_together(requests: Sequence[GroupRequest]) -> int:
+    """Return how many prompts one batch may have. Its tokens are at most those of `TOGETHER` completions of the
+    greatest length, because the batch must fit into the device's memory.
+    """
+    prompt_tokens = max(len(request.prompt_ids) for request in requests)
+    return TOGETHER * (prompt_tokens + COMPLETION_TOKENS) // (prompt_tokens + requests[0].max_tokens)
 
 
 def measured(
@@ -124,10 +138,13 @@ def _examined(
     in_float32: bool,
 ) -> list[_Drawn]:
     storages = policy.base_storages
+    rounds_as_verifier = rounding == EXACT_ROUNDING and (in_float32 or policy.is_float32)
     with exactly(in_float32=in_float32):
         hidden_NH = policy.states(batch)
-    with emulating(rounding, storages):
-        emulated_NH = policy.states(batch)
+    emulated_NH = hidden_NH
+    if not rounds_as_verifier:
+        with emulating(rounding, storages):
+            emulated_NH = policy.states(batch)
     true_chunks, drawn_chunks = logits_in_chunks(hidden_NH, policy.head), logits_in_chunks(emulated_NH, policy.head)
     found: list[_Drawn] = []
     while True:
@@ -135,8 +152,10 @@ def _examined(
             true_logits = next(true_chunks, None)
         if true_logits is None:
             return found
-        with emulating(rounding, storages):
-            _, drawn_logits = next(drawn_chunks)
+        drawn_logits = true_logits[1]
+        if not rounds_as_verifier:
+            with emulating(rounding, storages):
+                _, drawn_logits = next(drawn_chunks)
         rows = max(1, EXACT_ELEMENTS // drawn_logits.shape[1])
         for part in zip(true_logits[1].split(rows), drawn_logits.split(rows), strict=True):
             found.append(_drawn(*part, temperature, generator))
@@ -159,10 +178,6 @@ def _drawn(true_NV: Tensor, emulated_NV: Tensor, temperature: float, generator: 
     below_ND = (true_NV.exp().cumsum(dim=1).gather(1, ids_ND) - logprobs_ND.exp()).clamp_(min=0.0)
     found = (below_ND, logprobs_ND, uniforms_ND, claims_ND)
     return tuple(values.numpy(force=True).ravel() for values in found)  # type: ignore[return-value]
-
-
-def _batched(requests: Sequence[GroupRequest], size: int) -> Iterator[list[GroupRequest]]:
-    return (list(requests[start : start + size]) for start in range(0, len(requests), size))
 
 
 def _with_all_tokens(rollout: FinishedRollout) -> WeightedRollout:
