@@ -106,6 +106,8 @@ class EngineChild:
         self._child = child
         self._limits = limits
         self._recent: deque[tuple[int, float]] = deque()
+        self._recent_tokens, self._recent_s = 0, 0.0
+        """Sums over `_recent`."""
         self._told: dict[int, dict[int, int]] = {}
         """Number of tokens of each unfinished rollout that the speed measurement (`_recent`) already counts, by lease
         and index.
@@ -161,8 +163,7 @@ class EngineChild:
     @property
     def tokens_per_s(self) -> float:
         """Completion tokens per second of sampling, over the last busy seconds; 0 before the first token."""
-        tokens = sum(count for count, _ in self._recent)
-        return tokens / sum(seconds for _, seconds in self._recent) if tokens else 0.0
+        return self._recent_tokens / self._recent_s if self._recent_tokens else 0.0
 
     async def add_policy(self, version: int, adapter_dir: Path | None) -> None:
         """Make `version` known. `adapter_dir` None: the base model without adapter, which is version 0 from the start.
@@ -252,8 +253,12 @@ class EngineChild:
 
     def _count(self, tokens: int, busy_s: float) -> None:
         self._recent.append((tokens, busy_s))
-        while len(self._recent) > 1 and sum(seconds for _, seconds in self._recent) > _RATE_WINDOW_S:
-            self._recent.popleft()
+        self._recent_tokens += tokens
+        self._recent_s += busy_s
+        while len(self._recent) > 1 and self._recent_s > _RATE_WINDOW_S:
+            gone_tokens, gone_s = self._recent.popleft()
+            self._recent_tokens -= gone_tokens
+            self._recent_s -= gone_s
 
     def suspend(self) -> None:
         """Pause all threads of the worker. The worker reads commands sent during the pause after `resume`."""

@@ -56,15 +56,13 @@ class HeldLeases:
 
     def __init__(self) -> None:
         self._held: dict[int, _Held] = {}
+        self.num_rollouts = 0
+        """Number of unfinished rollouts."""
 
     @property
     def leases(self) -> tuple[Lease, ...]:
         """Held leases, oldest first."""
         return tuple(held.lease for held in self._held.values())
-
-    @property
-    def num_rollouts(self) -> int:
-        return sum(len(held.pending) for held in self._held.values())
 
     @property
     def most_tokens(self) -> int:
@@ -99,6 +97,7 @@ class HeldLeases:
         """Add a new lease with the unfinished rollouts `pending`, at least one."""
         assert pending and lease.lease_id not in self._held, "a new lease has rollouts to sample"
         self._held[lease.lease_id] = _Held(lease=lease, pending=set(pending), due_at=now + lease.deadline_s)
+        self.num_rollouts += len(pending)
 
     def finish(self, lease_id: int, index: int) -> bool:
         """Record a finished rollout. Return False if no held lease waits for it."""
@@ -106,6 +105,7 @@ class HeldLeases:
         if held is None or index not in held.pending:
             return False
         held.pending.discard(index)
+        self.num_rollouts -= 1
         if not held.pending:
             del self._held[lease_id]
         return True
@@ -193,6 +193,7 @@ class HeldLeases:
 
     def _let_go(self, held: _Held, reason: str) -> Unfinished:
         del self._held[held.lease.lease_id]
+        self.num_rollouts -= len(held.pending)
         return Unfinished(
             lease_id=held.lease.lease_id,
             indices=tuple(sorted(held.pending)),
