@@ -40,7 +40,8 @@ log = logging.getLogger(__name__)
 
 LOG_LINES: Final = 5
 NODE_STOP_S: Final = 8.0
-REFRESH_S: Final = 0.5
+REFRESH_S: Final = 1.0
+"""Seconds between two pictures of the progress. Each reads the run's views, which takes a hundredth of a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +200,7 @@ async def _show_until_finished(hub: Hub, console: Console) -> None:
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
     )
     steps = progress.add_task("step", total=hub.config.training.steps)
-    with Live(console=console, refresh_per_second=4) as live:
+    with Live(console=console, auto_refresh=False) as live:
         finished = False
         while not finished:
             with contextlib.suppress(TimeoutError):
@@ -208,7 +209,7 @@ async def _show_until_finished(hub: Hub, console: Console) -> None:
             finished = hub.progress.finished.is_set()  # If set, the figures read below are final.
             view = await hub.pages.run_view()
             progress.update(steps, completed=view.trained_step)
-            live.update(_table(progress, view, await hub.pages.nodes()))
+            live.update(_table(progress, view, await hub.pages.nodes()), refresh=True)
 
 
 def _table(progress: Progress, view: RunView, nodes: FleetView) -> Group:
