@@ -11,15 +11,23 @@ Or it evaluates the base model because there is no node yet (`evaluating_s` betw
 
 `ready_in_time` is the share of gaps in which the next batch was ready when the learner was free. `median_hand_off_s` is
 the median of all gaps, each without its wait for the batch.
+
+`demo_over_beaf3fcc` is the demo's time over that of the commit beaf3fcc, which runs before and after it on the same
+machine and libraries. `demo_processor_over_beaf3fcc` compares the processor time of all processes in the same way.
 """
 
 from __future__ import annotations
 
+import compileall
+import io
 import json
+import os
+import shutil
 import sqlite3
 import statistics
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -42,19 +50,29 @@ METRICS: Final = tuple(f.key for f in (TRAIN_S, GAP_S, EVAL_S, COMPUTED_TOKENS, 
 
 
 CASE: Final = "demo"
+OLDER: Final = "beaf3fcc"
+OVER_OLDER: Final = f"over {OLDER}"
+_REPOSITORY: Final = Path(__file__).parents[1]
+_PACKAGES: Final = ("hub", "edge_client", "shared")
+"""Directories of the repository in which the packages lie."""
 
 
 def plan() -> list[Planned]:
-    return [Planned(name=CASE, seconds=50)]
+    known = ["git", "-C", str(_REPOSITORY), "cat-file", "-e", f"{OLDER}^{{commit}}"]
+    is_here = shutil.which("git") is not None and subprocess.run(known, stderr=subprocess.DEVNULL).returncode == 0
+    lacks = "" if is_here else f"commit {OLDER} is not here: it needs git and a clone with history"
+    return [Planned(name=CASE, seconds=50), Planned(name=OVER_OLDER, seconds=100, lacks=lacks)]
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
-    with tempfile.TemporaryDirectory(prefix="echo-demo-") as directory:
-        run, report_file = Path(directory) / "run", Path(directory) / "report.json"
-        arguments = ["demo", "--directory", str(run), "--seed", str(seed), "--json", str(report_file)]
-        subprocess.run([sys.executable, "-m", "echo_hub.main", *arguments], check=True, timeout=TIMEOUT_S)
-        report: dict[str, Any] = json.loads(report_file.read_text())
-        rows = _steps(run)
+    with tempfile.TemporaryDirectory(prefix="echo-demo-") as name:
+        directory, older = Path(name), []
+        if progress.wants(OVER_OLDER):
+            older.append(_demo(directory / "before", seed, _older(directory)))
+        report = _demo(directory, seed)
+        rows = _steps(directory / "run")
+        if progress.wants(OVER_OLDER):
+            older.append(_demo(directory / "after", seed, directory / OLDER))
     names = (
         "accuracy_before",
         "accuracy_after",
@@ -73,8 +91,43 @@ def measure(seed: int, progress: Progress) -> Measurement:
         "ready_in_time": statistics.fmean(waited == 0 for waited in map(waited_s, rows, rows[1:])),
         "median_hand_off_s": statistics.median(map(hand_off_s, rows, rows[1:])),
     }
-    progress.done(CASE, {name: headline[name] for name in (*names[:4], "utilisation", "utilisation_when_ready")})
+    if progress.wants(CASE):
+        progress.done(CASE, {name: headline[name] for name in (*names[:4], "utilisation", "utilisation_when_ready")})
+    if older:
+        over = {
+            f"{key}_over_{OLDER}": report[figure] / statistics.fmean(each[figure] for each in older)
+            for key, figure in (("demo", "seconds"), ("demo_processor", "processor_s"))
+        }
+        headline |= over
+        progress.done(OVER_OLDER, over)
     return Measurement(headline=headline, rows=rows, conditions=conditions)
+
+
+def _older(directory: Path) -> Path:
+    """Unpack and compile the packages of the commit `OLDER` in `directory`, and return where they are."""
+    archive = ["git", "-C", str(_REPOSITORY), "archive", f"--prefix={OLDER}/", OLDER, *_PACKAGES]
+    packed = subprocess.run(archive, check=True, stdout=subprocess.PIPE).stdout
+    with tarfile.open(fileobj=io.BytesIO(packed)) as files:
+        files.extractall(directory, filter="data")
+    compileall.compile_dir(directory / OLDER, quiet=1)
+    return directory / OLDER
+
+
+def _demo(directory: Path, seed: int, source: Path | None = None) -> dict[str, Any]:
+    """Run the demo in `directory`, with the packages in `source` or those of this installation. Return its report, with
+    the processor time of all its processes as `processor_s`.
+    """
+    directory.mkdir(exist_ok=True)
+    report_file = directory / "report.json"
+    arguments = ["demo", "--directory", str(directory / "run"), "--seed", str(seed), "--json", str(report_file)]
+    path = [] if source is None else [str(source / package) for package in _PACKAGES]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)} if path else None
+    command = [sys.executable, "-m", "echo_hub.main", *arguments]
+    before = os.times()
+    subprocess.run(command, check=True, timeout=TIMEOUT_S, env=environment)
+    after = os.times()
+    processor_s = sum(after[2:4]) - sum(before[2:4])
+    return {**json.loads(report_file.read_text()), "processor_s": processor_s}
 
 
 def utilisation(steps: Sequence[Mapping[str, float]]) -> float:
