@@ -30,8 +30,8 @@ from echo_shared.sampling.torch_draws import UNDECIDED, Choose, redraw_undecided
 
 log = logging.getLogger(__name__)
 
-CAPTURED_AFTER: Final = 8
-"""Steps of a bucket after which it is captured. A capture takes about as long as ten uncaptured steps."""
+CAPTURED_AFTER: Final = 2
+"""Steps of a bucket after which it is captured. In the first step, libraries choose kernels and allocate memory."""
 MOST_GRAPHS: Final = 24
 """Maximum number of graphs. The one that was not used for longest is dropped for a new one."""
 MOST_FAILURES: Final = 3
