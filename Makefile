@@ -42,12 +42,12 @@ demo: $(VENV)/.stamp-demo
 
 env: $(VENV)/.stamp-dev
 
-# Three workers for two cores: a third of the time, these tests wait.
+# Four workers for two cores: the tests of a hub and nodes wait for half of the time, the others for a sixth.
 test: $(VENV)/.stamp-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow" $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal -m "not slow" $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.stamp-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m slow $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal -m slow $(PYTEST_ARGS)
 
 test-newest: $(VENV)/.stamp-dev
 	VENV=$(VENV) scripts/ci/libraries.sh newest

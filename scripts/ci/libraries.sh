@@ -12,12 +12,16 @@ OUT=build/libraries
 export PYTHONPATH=hub:edge_client:shared:. OMP_NUM_THREADS=1
 export UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never
 
-# uv installs an environment in seconds. If PATH has none, uv itself is installed into a separate folder.
+# uv installs an environment in seconds. If PATH has none, uv itself is installed into a separate folder. The lock lets
+# two of these scripts run at the same time.
 uv() {
-    if ! type -P uv >/dev/null && [ ! -x $OUT/tools/bin/uv ]; then
-        "$VENV/bin/python" -m venv $OUT/tools
-        $OUT/tools/bin/python -m pip install --quiet --disable-pip-version-check uv
-    fi
+    (
+        flock 9
+        if ! type -P uv >/dev/null && [ ! -x $OUT/tools/bin/uv ]; then
+            "$VENV/bin/python" -m venv $OUT/tools
+            $OUT/tools/bin/python -m pip install --quiet --disable-pip-version-check uv
+        fi
+    ) 9>$OUT/tools.lock
     PATH=$PATH:$OUT/tools/bin command uv "$@"
 }
 
