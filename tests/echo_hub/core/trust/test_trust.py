@@ -14,10 +14,8 @@ from echo_hub.core.accounting.effects import (
     ActionSettled,
     CheckRecorded,
     CheckRollout,
-    CoarseClassesRecorded,
     HastenChecks,
     LookUpReceipt,
-    MeasureNumerics,
     RevokeLease,
     RolloutsDropped,
     RolloutsEvaluated,
@@ -33,23 +31,19 @@ from echo_hub.core.accounting.events import (
     CheckAbandoned,
     EvaluationWanted,
     LearnerReady,
-    NodeConnected,
     NodePardoned,
     NodeReported,
     NodeVouchedFor,
     NumericsMeasured,
     RolloutChecked,
     RolloutContinued,
-    RolloutScored,
     StepDone,
     Tick,
 )
 from echo_hub.core.accounting.snapshot import CoordinatorSnapshot, GroupRow, UnfinishedRollout
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.trust.evidence import Evidence
-from echo_hub.core.trust.judging import NOTHING, Alternative
 from echo_hub.core.trust.lagging import POINT
-from echo_hub.core.trust.likelihood import NUM_SCALES
 from echo_hub.core.trust.numerics import NumericsClass
 from echo_hub.core.trust.rate import is_drawn, share_checked
 from echo_hub.core.trust.screening import Seen, StepScreen
@@ -57,67 +51,22 @@ from echo_hub.core.trust.settings import TrustSettings
 from echo_hub.core.trust.standing import Decision, StandingRow, StandingState
 from echo_shared.records.rollout import DrawnSpan, RolloutPayload
 from echo_shared.wire.messages import Checked, DropReason, FinishReason, ReceiptState, StandbyReason
+from tests.echo_hub.core.trust.checked_run import (
+    CHECKS_ALL,
+    DOUBTFUL,
+    F32,
+    FORGED,
+    HONEST,
+    SETTINGS,
+    arrive,
+    join,
+    name,
+    proven,
+    score,
+    standing_of,
+    verdict,
+)
 from tests.echo_hub.core.trust.simulated import engine, evidence, greedy, rollouts
-
-SETTINGS = TrustSettings(enabled=True, secret=b"secret", first_checked=2)
-CHECKS_ALL = replace(SETTINGS, least_checked=1.0)
-F32 = NumericsClass("torch", "f32", "cpu")
-HONEST = evidence(40)
-FORGED = evidence(forged=4)
-DOUBTFUL = evidence(forged=1)
-"""Evidence of one forged token. A proven node becomes watched after showing it once, and suspect after twice."""
-
-
-@pytest.fixture
-def world(bench):
-    """Return a function that makes a run with groups of one, in which rollouts are checked; `standings`: what the hub
-    already knows of its nodes.
-    """
-
-    def make(*standings: StandingRow, **settings: Any):
-        snapshot = settings.pop("snapshot", CoordinatorSnapshot(standings=standings))
-        return bench(snapshot, **{"trust": SETTINGS, "group_size": 1, **settings})
-
-    return make
-
-
-def proven(node_id: str, **values: Any) -> StandingRow:
-    state = StandingState.PROVEN
-    return replace(
-        StandingRow(node_id=node_id, state=state, numerics=F32, num_verified=100, proof=-20.0, num_checked=100),
-        **values,
-    )
-
-
-def join(bench, node_id: str, numerics: NumericsClass = F32, *, capacity: int = 100) -> list[SendLease]:
-    bench.tell(
-        NodeConnected(node_id=node_id, numerics=numerics),
-        NodeReported(node_id=node_id, capacity=capacity, policy_version=0),
-    )
-    return bench.of(SendLease)
-
-
-def arrive(bench, lease: SendLease) -> list[str]:
-    """Deliver all rollouts of a lease, and return the ids of those that the verifier must check."""
-    bench.tell(*(bench.arrival(lease, index) for index in lease.indices))
-    return [effect.rollout_id for effect in bench.of(CheckRollout)]
-
-
-def name(lease: SendLease, index: int = 0) -> str:
-    return f"{lease.lease_id}-{index}"
-
-
-def score(bench, lease: SendLease) -> None:
-    bench.tell(*(RolloutScored(rollout_id=name(lease, index), reward=1.0) for index in lease.indices))
-
-
-def verdict(bench, lease: SendLease, evidence: Evidence, node_id: str = "", index: int = 0) -> None:
-    spans = ((node_id or lease.node_id, evidence),)
-    bench.tell(RolloutChecked(rollout_id=name(lease, index), spans=spans))
-
-
-def standing_of(bench, node_id: str) -> StandingRow:
-    return [record.row for record in bench.of(StandingRecorded) if record.row.node_id == node_id][-1]
 
 
 def test_without_a_verifier_nothing_is_checked(world) -> None:
@@ -721,302 +670,3 @@ def test_rollouts_that_wait_for_a_check_use_their_nodes_window(world) -> None:
     assert len(bench.of(SendLease)) == 2, "one place for the settled rollout, and the window grows by one"
     bench.tell(CheckAbandoned(rollout_id=name(leases[1])))
     assert bench.of(SendLease), "an abandoned check holds nothing up"
-
-
-# --- classes of numerics
-
-
-def measured_of(bench) -> list[tuple[str, int]]:
-    return [(effect.rounding, effect.policy_version) for effect in bench.of(MeasureNumerics)]
-
-
-def test_a_class_is_measured_before_its_first_check(world) -> None:
-    bench = world(groups_per_step=8)
-    first, second, *_ = join(bench, "a")
-    bench.tell(bench.arrival(first, 0))
-    kinds = [type(effect) for effect in bench.effects if isinstance(effect, MeasureNumerics | CheckRollout)]
-    assert kinds == [MeasureNumerics, CheckRollout] and measured_of(bench) == [("f32", 0)]
-    bench.tell(bench.arrival(second, 0))
-    assert bench.of(CheckRollout) and measured_of(bench) == [], "measured once for a version"
-
-
-@pytest.mark.parametrize("said", [0, 10**9])
-def test_a_class_is_measured_once_its_node_reports(world, said: int) -> None:
-    """Measurements must precede the class's first rollout and use a published version, even if the node reports an
-    unknown version.
-    """
-    bench = world()
-    bench.tell(
-        NodeConnected(node_id="a", numerics=F32._replace(precision="")),
-        NodeReported(node_id="a", capacity=8, policy_version=said, precision="q8_0"),
-    )
-    assert measured_of(bench) == [("q8_0", 0)]
-
-
-def test_each_rounding_is_measured_and_not_each_name(world) -> None:
-    bench = world(groups_per_step=8)
-    found = []
-    for number, precision in enumerate(("f32", "q8_0", "float32", "q8_0", "made-up", "")):
-        lease = join(bench, f"n{number}", NumericsClass("torch", precision, "cpu"), capacity=1)[-1]
-        bench.tell(bench.arrival(lease, 0))
-        found += measured_of(bench)
-    assert found == [("f32", 0), ("q8_0", 0), ("q4_0", 0)]
-
-
-def test_a_class_is_measured_again_as_the_policy_changes(world) -> None:
-    """Scales become outdated as the policy changes, so they are measured again whenever the version number has grown by
-    a quarter.
-    """
-    bench = world()
-    trust, found = bench.coordinator._trust, []
-    for version in range(40):
-        trust._measure(F32, version)
-        found += [effect.policy_version for effect in trust._out.take() if isinstance(effect, MeasureNumerics)]
-    assert found == [0, 1, 2, 3, 4, 6, 8, 11, 14, 18, 23, 29, 37]
-
-
-def test_an_older_version_is_not_measured_again(world) -> None:
-    bench = world()
-    trust = bench.coordinator._trust
-    for version in (40, 7, 50, 3):
-        trust._measure(F32, version)
-    assert [effect.policy_version for effect in trust._out.take()] == [40]
-
-
-def test_a_measurement_that_failed_is_tried_again(world) -> None:
-    """Failed measurements are repeated with the next version, not only after a quarter more versions."""
-    trust = world().coordinator._trust
-    for version in (40, 41, 42):
-        trust._measure(F32, version)
-        trust.measured(NumericsMeasured(rounding="f32", policy_version=version, evidence=None))
-    assert [effect.policy_version for effect in trust._out.take()] == [40, 41, 42]
-
-
-def test_the_class_of_each_node_that_sampled_a_part_is_measured(world) -> None:
-    """Node b continues node a's prefix. Evidence about node a's tokens is judged at the scale of node a's class, so
-    that class is measured too.
-    """
-    bench = world(proven("a", numerics=F32._replace(precision="q8_0")), proven("b"), groups_per_step=32)
-    lease = next(each for each in join(bench, "b") if is_drawn(SETTINGS.secret, name(each), SETTINGS.least_checked))
-    payload = RolloutPayload(
-        completion_ids=np.array([5, 7, 9], np.int32),
-        behavior_logprobs=np.full(3, -0.5, np.float32),
-        finish_reason=FinishReason.STOP,
-        sampling_s=0.1,
-        spans=(
-            DrawnSpan(node_id="a", policy_version=0, num_tokens=2),
-            DrawnSpan(node_id="b", policy_version=0, num_tokens=1),
-        ),
-    )
-    bench.tell(bench.arrival(lease, 0, payload=payload))
-    assert bench.of(CheckRollout)
-    assert sorted(rounding for rounding, _ in measured_of(bench)) == ["f32", "q8_0"]
-
-
-@pytest.mark.parametrize("trust", [TrustSettings(), replace(SETTINGS, by_nodes=True)])
-def test_without_a_verifier_nothing_is_measured(world, trust: TrustSettings) -> None:
-    bench = world(trust=trust)
-    for lease in join(bench, "a")[:2]:
-        arrive(bench, lease)
-        assert measured_of(bench) == []
-
-
-def test_a_measurement_overrides_the_assumed_scales(world) -> None:
-    """The engine rounds more coarsely than is assumed for f32, so without the measurement the node would be
-    convicted.
-    """
-    for shown, state in ((engine(7, 0.4), StandingState.PROVEN), (None, StandingState.QUARANTINED)):
-        bench = world(groups_per_step=8)
-        leases = join(bench, "a")
-        bench.tell(NumericsMeasured(rounding="f32", policy_version=0, evidence=shown))
-        for lease, evidence_ in zip(leases[:4], rollouts(9, 4, 0.4, length=100), strict=True):
-            arrive(bench, lease)
-            verdict(bench, lease, evidence_)
-            if bench.of(TrustDecided):
-                break
-        assert standing_of(bench, "a").state is state
-
-
-def check_each(world, shown: dict[str, Evidence], *, origin: str = ""):
-    """Check one rollout of each node, all of one class but of different groups; return the bench and the decisions.
-    Nodes named `coarse ...` share the address `origin`, if given; all others have their own.
-    """
-    bench, groups = world(groups_per_step=64, trust=CHECKS_ALL), set()
-    decided: list[tuple[str, Decision]] = []
-    for node_id, evidence_ in shown.items():
-        address = origin if origin and node_id.startswith("coarse") else f"at {node_id}"
-        bench.tell(
-            NodeConnected(node_id=node_id, numerics=F32, origin=address),
-            NodeReported(node_id=node_id, capacity=8, policy_version=0),
-        )
-        sent = [lease for lease in bench.of(SendLease) if lease.node_id == node_id and lease.group_id not in groups]
-        lease = sent[0]
-        groups.add(lease.group_id)
-        arrive(bench, lease)
-        verdict(bench, lease, evidence_)
-        decided += [(one.node_id, one.decision) for one in bench.of(TrustDecided)]
-    return bench, decided
-
-
-def coarse_class(world, number: int, *, origin: str = ""):
-    """Let the hub check four honest nodes of a numerics class, and `number` nodes of it that round seventy times as
-    coarsely.
-    """
-    fine = {f"fine {place}": HONEST for place in range(4)}
-    coarse = {f"coarse {place}": engine(60 + place, 0.4, 400) for place in range(number)}
-    return check_each(world, {**fine, **coarse}, origin=origin)
-
-
-def test_a_fault_of_a_whole_class_quarantines_no_node(world) -> None:
-    """Two nodes are quarantined for coarse rounding. A third node that rounds as coarsely shows that the class is at
-    fault, which releases both.
-    """
-    bench, decided = coarse_class(world, 3)
-    assert decided == [
-        ("coarse 0", Decision.QUARANTINED),
-        ("coarse 1", Decision.QUARANTINED),
-        ("coarse 0", Decision.RELEASED),
-        ("coarse 1", Decision.RELEASED),
-    ]
-    rows = {record.row.node_id: record.row for record in bench.of(StandingRecorded)}
-    assert all(rows[f"coarse {number}"].state is StandingState.SUSPECT for number in range(3))
-    assert all("numerics of that engine" in rows[f"coarse {number}"].reason for number in range(3))
-    status = bench.coordinator.status().trust
-    assert status.quarantined == 0 and status.suspended == ()
-    assert len(status.coarser) == 1 and status.coarser[0].startswith("torch/f32/cpu (draws ")
-
-
-def test_from_then_on_the_class_is_known_to_be_coarser(world) -> None:
-    bench, _ = coarse_class(world, 3)
-    bench.tell(
-        NodeConnected(node_id="new", numerics=F32, origin="elsewhere"),
-        NodeReported(node_id="new", capacity=4, policy_version=0),
-    )
-    for lease, shown in zip(bench.of(SendLease), rollouts(10, 4, 0.4, length=100), strict=False):
-        arrive(bench, lease)
-        verdict(bench, lease, shown)
-        assert not bench.of(TrustDecided)
-    assert standing_of(bench, "new").num_checked > 1
-
-
-def test_a_restarted_hub_knows_which_classes_are_coarser(world) -> None:
-    bench, _ = coarse_class(world, 3)
-    (record,) = bench.of(CoarseClassesRecorded)
-    restarted = world(snapshot=CoordinatorSnapshot(coarse_classes=record.classes), trust=CHECKS_ALL)
-    assert restarted.coordinator.status().trust.coarser == bench.coordinator.status().trust.coarser
-
-
-def test_two_nodes_that_round_alike_stay_in_quarantine(world) -> None:
-    bench, decided = coarse_class(world, 2)
-    assert decided == [("coarse 0", Decision.QUARANTINED), ("coarse 1", Decision.QUARANTINED)]
-    assert bench.coordinator.status().trust.coarser == ()
-
-
-def test_three_nodes_of_one_address_are_no_class(world) -> None:
-    bench, decided = coarse_class(world, 3, origin="theirs")
-    assert decided == [(f"coarse {place}", Decision.QUARANTINED) for place in range(3)]
-    assert bench.coordinator.status().trust.quarantined == 3
-
-
-def test_three_nodes_that_forge_everything_are_no_class(world) -> None:
-    """Three forgers at three addresses agree with each other, but forged tokens fit no rounding scale, so nothing
-    excuses them.
-    """
-    forgers = {f"coarse {place}": engine(70 + place, 0.0, 400, forged=1.0) for place in range(3)}
-    bench, decided = check_each(world, {**{f"fine {place}": HONEST for place in range(4)}, **forgers})
-    assert decided == [(node_id, Decision.QUARANTINED) for node_id in forgers]
-    assert bench.coordinator.status().trust.coarser == ()
-
-
-def watched_sums(nats: float) -> tuple[float, ...]:
-    """Return a sum of evidence for each kind of forgery: `nats` for "one token in fifty is forged", 0 for all
-    others.
-    """
-    return (0.0, nats, *NOTHING[2:])
-
-
-def test_after_a_restart_a_nodes_sums_still_count(world) -> None:
-    """Watched nodes stay watched after a restart: every rollout is checked, and scores are held until the check."""
-    bench = world(proven("a", sums=watched_sums(3.0)), groups_per_step=32)
-    leases = join(bench, "a")
-    assert all(arrive(bench, lease) == [name(lease)] for lease in leases[:10])
-    score(bench, leases[0])
-    assert not bench.of(ScoreRecorded)
-    bench = world(proven("a", sums=watched_sums(0.5)), groups_per_step=32)
-    leases = join(bench, "a")
-    assert len([lease for lease in leases if arrive(bench, lease)]) < len(leases) / 3
-
-
-# --- rewards
-
-
-def near_edges(count: float, variance: float = 0.25) -> Evidence:
-    """Return honest evidence in which `count` more tokens than expected have u near an edge."""
-    return replace(HONEST, near_edges=np.repeat([count, variance], NUM_SCALES).tobytes())
-
-
-def shopped_sums(nats: float) -> tuple[float, ...]:
-    return (*NOTHING[: Alternative.SHOPPED], nats, nats, nats)
-
-
-def earn(bench, leases: list[SendLease], node_id: str, shown: Evidence = HONEST) -> None:
-    """Let the node return a failure without any token near an edge, and a success with the evidence `shown`."""
-    failure, success = [lease for lease in leases if lease.node_id == node_id][:2]
-    for lease, found, reward in ((failure, near_edges(0.0, 0.0), 0.0), (success, shown, 1.0)):
-        arrive(bench, lease)
-        bench.tell(RolloutScored(rollout_id=name(lease), reward=reward))
-        verdict(bench, lease, found)
-
-
-def test_a_node_whose_rewards_follow_edges_is_convicted(world) -> None:
-    bench = world(proven("a", sums=shopped_sums(16.0)), groups_per_step=4)
-    earn(bench, join(bench, "a"), "a", near_edges(2.0))
-    (decided,) = bench.of(TrustDecided)
-    assert (decided.decision, decided.node_id) == (Decision.QUARANTINED, "a")
-    assert decided.reason.startswith("Where rounding allows either of two tokens, it returns the one that earns more")
-    row = standing_of(bench, "a")
-    assert row.state is StandingState.QUARANTINED and row.num_failed == 1
-    assert bench.coordinator.status().trust.failed_checks == {str(F32): 1}
-
-
-@pytest.mark.parametrize("shown", [HONEST, near_edges(-2.0)])
-def test_a_node_that_earns_without_edges_is_not_convicted(world, shown: Evidence) -> None:
-    bench = world(proven("a", sums=shopped_sums(16.0)), groups_per_step=4)
-    earn(bench, join(bench, "a"), "a", shown)
-    assert bench.of(TrustDecided) == [] and standing_of(bench, "a").state is not StandingState.QUARANTINED
-
-
-def test_a_reward_before_the_check_counts_too(world) -> None:
-    """Rewards of a proven node do not wait for checks, so the hub must match reward and check in either order."""
-    bench = world(proven("a"), trust=CHECKS_ALL, groups_per_step=4)
-    earn(bench, leases := join(bench, "a"), "a", near_edges(2.0))
-    last = leases[2]
-    arrive(bench, last)
-    verdict(bench, last, HONEST)
-    assert max(standing_of(bench, "a").sums[Alternative.SHOPPED :]) > 0.5
-
-
-def test_half_the_evidence_for_a_shopping_conviction_makes_suspect(world) -> None:
-    bench = world(proven("a", sums=shopped_sums(8.0)), trust=CHECKS_ALL, groups_per_step=4)
-    earn(bench, join(bench, "a"), "a", near_edges(2.0))
-    assert standing_of(bench, "a").state is StandingState.SUSPECT
-
-
-@pytest.mark.parametrize(("nats", "is_watched"), [(3.5, False), (4.5, True)])
-def test_rewards_have_a_node_watched_later_than_tokens(world, nats: float, is_watched: bool) -> None:
-    bench = world(proven("a", sums=shopped_sums(nats)), groups_per_step=32)
-    leases = join(bench, "a")
-    assert (sum(bool(arrive(bench, lease)) for lease in leases) == len(leases)) is is_watched
-
-
-def test_a_class_whose_rewards_follow_edges_is_spared(world) -> None:
-    """If all nodes of a class earn more when u is near edges, probably the class's rounding makes a better policy, so
-    no node is convicted of shopping.
-    """
-    nodes = ("a", "b", "c")
-    bench = world(*(proven(node_id, sums=shopped_sums(16.0)) for node_id in nodes), groups_per_step=16)
-    for node_id in nodes:
-        earn(bench, join(bench, node_id), node_id, near_edges(2.0))
-    decided = [(record.node_id, record.decision) for record in bench.of(TrustDecided)]
-    assert {node_id for node_id, decision in decided if decision is Decision.RELEASED} == {"a", "b"}
-    assert bench.coordinator.status().trust.quarantined == 0
