@@ -42,7 +42,7 @@ demo: $(VENV)/.stamp-demo
 
 env: $(VENV)/.stamp-dev
 
-# Four workers for two cores: the tests of a hub and nodes wait for half of the time, the others for a sixth.
+# Four workers for two cores: most tests wait at times, for processes and connections.
 test: $(VENV)/.stamp-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal -m "not slow" $(PYTEST_ARGS)
 

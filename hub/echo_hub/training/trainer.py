@@ -244,6 +244,7 @@ class Trainer:
         try:
             async with asyncio.TaskGroup() as steps:
                 steps.create_task(self._hand_over_all(learner))
+                newest: asyncio.Task[None] | None = None
                 while True:
                     job = await self._jobs.get()
                     if isinstance(job, _Begin):
@@ -251,12 +252,12 @@ class Trainer:
                         # that it lacks, read from the store.
                         if job.step == self._ordered + 1:
                             under_way = await self._begin(job, learner)
-                            steps.create_task(self._tell_of(job.step, under_way, restarts))
+                            newest = steps.create_task(self._tell_of(job.step, under_way, restarts, newest))
                             await self._confirm(job.step, learner)
                     elif isinstance(job, _Train):
                         if job.step > self._ordered:
                             under_way = await self._order(job.step, learner)
-                            steps.create_task(self._tell_of(job.step, under_way, restarts))
+                            newest = steps.create_task(self._tell_of(job.step, under_way, restarts, newest))
                     else:
                         await self._carry_out(job, learner)
                         restarts.succeeded()
@@ -326,8 +327,14 @@ class Trainer:
             await learner.hold({group_id: groups[group_id] for group_id in some})
             await asyncio.sleep(0)
 
-    async def _tell_of(self, step: int, under_way: StepUnderWay, restarts: Restarts) -> None:
-        """Report the step when its computation ends, and again when its checkpoint is written."""
+    async def _tell_of(
+        self, step: int, under_way: StepUnderWay, restarts: Restarts, before: asyncio.Task[None] | None
+    ) -> None:
+        """Report the step when its computation ends, and again when its checkpoint is written.
+
+        `before` reports the previous step. The process may answer that this step is computed first, so this task could
+        otherwise overtake it, if the hub reads all of these answers at once.
+        """
         await under_way.computed()
         await self._report(StepComputed(step=step))
         told = await under_way.told()
@@ -339,6 +346,8 @@ class Trainer:
                 "step %d: %d rollouts are suspect, %d groups were left out, %d updates held back",
                 *(step, len(screen.suspects), len(screen.left_out), told.metrics.get(HELD_BACK.key, 0)),
             )
+        if before is not None:
+            await asyncio.wait([before])
         await self._report(StepDone(step=step, metrics=told.metrics, screen=screen))
 
     async def _carry_out(self, job: _Generate | GroupRequest, learner: Learner) -> None:

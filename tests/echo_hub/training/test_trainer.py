@@ -26,8 +26,9 @@ from echo_hub.dashboard.source import Changes
 from echo_hub.driving.event_queue import EventQueue
 from echo_hub.evaluation.by_hub import Generated
 from echo_hub.evaluation.due import DueVersions
+from echo_hub.learner import frames
 from echo_hub.learner.process import Learner, begun
-from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
+from echo_hub.learner.settings import LearnerSettings, StepTold, TrainingGroup, TrainingRollout
 from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.run.directory import RunDirectory
 from echo_hub.training import trainer as trainer_module
@@ -35,6 +36,7 @@ from echo_hub.training.trainer import DEATHS_IN_A_ROW, LearnerState, Trainer
 from echo_shared.errors import LearnerError
 from echo_shared.files.full_disk import Room
 from echo_shared.process.supervised import SupervisedChild
+from echo_shared.records.step_figures import TRAIN_S
 from echo_shared.sampling.interface import GroupRequest
 from echo_shared.wire.messages import FinishReason
 
@@ -354,6 +356,61 @@ async def test_a_computed_step_is_dropped_if_its_plan_is_not_stored(hub: Hub, mo
         assert hub.steps() == [1, 2], "a computed step that is not written is not reported as done"
         hub.trainer.train(3)
         await hub.until(lambda: hub.steps() == [1, 2, 3])
+
+
+class ToldFrames:
+    """A learner process whose frames the test writes: real ones come in this order only if the hub stands still."""
+
+    pid = 0
+
+    def __init__(self) -> None:
+        self.calls: dict[int, int] = {}
+        """Number of the call that asked for each step."""
+        self.asked_for_two = asyncio.Event()
+        self._frames: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+    async def send(self, frame: Mapping[str, Any]) -> None:
+        if "step" in frame:
+            self.calls[frame["step"]] = frame["call"]
+        if len(self.calls) == 2:
+            self.asked_for_two.set()
+
+    async def receive(self) -> dict[str, Any]:
+        return await self._frames.get()
+
+    def computed(self, step: int) -> None:
+        self._frames.put_nowait({"call": self.calls[step], "kind": "item", "computed": step})
+
+    def written(self, step: int) -> None:
+        told = frames.pack_told({step: StepTold(metrics={TRAIN_S.key: 0.1}, screen={})})
+        self._frames.put_nowait({"call": self.calls[step], "kind": "result", "policy_version": step, "told": told})
+
+
+async def test_steps_are_reported_as_done_in_their_order(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the hub stands still, it reads at once that step 2 is computed and that both steps are written."""
+    child = ToldFrames()
+    learner = Learner(child, {"policy_version": 0, "told": []}, None)  # type: ignore[arg-type]
+
+    async def start(*_: Any, **__: Any) -> Learner:
+        return learner
+
+    async def stop() -> None:
+        learner._reader.cancel()
+
+    monkeypatch.setattr(Learner, "start", start)
+    monkeypatch.setattr(learner, "stop", stop)
+    async with hub.running(), asyncio.timeout(60):
+        await hub.until(lambda: hub.events == [LearnerReady(policy_version=0)])
+        hub.trainer.train(1)
+        hub.trainer.train(2)
+        await child.asked_for_two.wait()
+        child.computed(1)
+        await hub.until(lambda: StepComputed(step=1) in hub.events)
+        child.computed(2)
+        child.written(1)
+        child.written(2)
+        await hub.until(lambda: len(hub.steps()) == 2)
+    assert hub.steps() == [1, 2]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
