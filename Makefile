@@ -42,12 +42,12 @@ demo: $(VENV)/.stamp-demo
 
 env: $(VENV)/.stamp-dev
 
-# Four workers for two cores: most tests wait at times, for processes and connections.
+# More workers than cores: most tests wait at times, for processes and connections.
 test: $(VENV)/.stamp-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal -m "not slow" $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.stamp-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal -m slow $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal -m slow $(PYTEST_ARGS)
 
 test-newest: $(VENV)/.stamp-dev
 	VENV=$(VENV) scripts/ci/libraries.sh newest
