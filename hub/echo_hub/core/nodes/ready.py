@@ -3,8 +3,8 @@
 A node earns its *window*, the number of rollouts it may hold. The window starts small. Each rollout that is returned in
 time and scored adds one, or `RAMP` - 1 while the node's results come back as soon as it promised (see `pace`); each
 rollout that passes its deadline takes one away. A node's claimed capacity is only an upper bound. A node is *proven*
-once a rollout of it was scored. While any proven node is present, an unproven node gets one lease: of one rollout, or
-of more if it claims to be fast. `strangers` limits the rollouts of all unproven nodes together.
+once a rollout of it was scored. While any proven node is present, an unproven node gets one lease. This lease has
+one rollout, or more if the node claims a high speed. `strangers` limits the rollouts of all unproven nodes together.
 
 A node is *ready* if a quarter of the rollouts that it may hold are free, or a whole lease fits. If a lease were made
 for each single free rollout, every lease would be one rollout long. Multi-turn runs mostly have such leases anyway, so
@@ -131,9 +131,9 @@ class Nodes:
         unclaimed = min(1, node.free) if self._is_on_trial(node) else node.free
         if node.proven or node.in_flight or node.unchecked or not node.pace.promised_per_s:
             return unclaimed
-        # As many as the node claims to sample in a typical node's time for one. It asks for more than it samples at
-        # once, so half of its capacity is enough.
-        in_time = node.pace.promised_per_s * self.typical_token_s or inf
+        # By its claim, the node samples so many rollouts in the time in which a typical node samples one.
+        in_time = node.pace.promised_per_s * self.typical_token_s if self.typical_token_s else inf
+        # A node's capacity is more than it samples in parallel, so half of the capacity keeps it busy.
         return max(unclaimed, int(min(in_time, node.capacity // 2, self._strangers.most_for_one)))
 
     def _is_on_trial(self, node: Node) -> bool:

@@ -375,6 +375,7 @@ def test_a_first_lease_is_sized_by_the_claimed_speed_within_the_strangers_limit(
     assert room("faster", 1_024, 400.0) == 8
     assert room("narrow", 8, 1e9) == 4
     assert room("unmeasured", 4_096, 0.0) == 1
+    assert room("slowest", 4_096, 5e-324) == 1
 
 
 def test_a_window_grows_faster_while_a_node_keeps_its_promise() -> None:
