@@ -23,9 +23,12 @@ def float64_values(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def drawn(
-    logits: NDArray[np.float32], u: NDArray[np.float64], temperatures: NDArray[np.float64]
+    logits: NDArray[np.float32],
+    u: NDArray[np.float64],
+    temperatures: NDArray[np.float64],
+    draw: torch_draws.Choose = torch_draws.draw,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    tokens, logprobs = torch_draws.draw(torch.from_numpy(logits), torch.from_numpy(u), torch.from_numpy(temperatures))
+    tokens, logprobs = draw(torch.from_numpy(logits), torch.from_numpy(u), torch.from_numpy(temperatures))
     assert (tokens.dtype, logprobs.dtype) == (torch.int64, torch.float64)
     return tokens.numpy(), logprobs.numpy()
 
@@ -45,6 +48,9 @@ def test_equals_the_reference(vocabulary: int, temperature: float) -> None:
     expected_tokens, expected_logprobs = draws.draw(logits, u, temperature)
     np.testing.assert_array_equal(tokens, expected_tokens)
     np.testing.assert_allclose(logprobs, expected_logprobs, rtol=1e-12, atol=1e-6)
+    tokens, logprobs = drawn(logits, u, np.full(9, temperature), torch_draws.draw_float64)
+    np.testing.assert_array_equal(tokens, expected_tokens)
+    np.testing.assert_allclose(logprobs, expected_logprobs, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.usefixtures("float64_values")
@@ -106,14 +112,16 @@ def test_the_tokens_interval_contains_the_uniform(
     libraries in the last bits.
     """
     row = np.repeat(np.array(logits, dtype=np.float32), repeats)
-    (token,), (logprob,) = drawn(row[None], np.array([u]), np.array([temperature]))
     scaled = row.astype(np.float64) / temperature
     weights = np.exp(scaled - scaled.max())
     cumulative = np.cumsum(weights)
     target, slack = u * cumulative[-1], 1e-12 * cumulative[-1]
-    assert weights[token] > 0
-    assert cumulative[token] - weights[token] - slack <= target <= cumulative[token] + slack
-    assert logprob == pytest.approx(scaled[token] - scaled.max() - np.log(cumulative[-1]), rel=1e-12, abs=1e-6)
+    for draw, tolerance in ((torch_draws.draw, 1e-6), (torch_draws.draw_float64, 1e-12)):
+        (token,), (logprob,) = drawn(row[None], np.array([u]), np.array([temperature]), draw)
+        assert weights[token] > 0
+        assert cumulative[token] - weights[token] - slack <= target <= cumulative[token] + slack
+        expected = scaled[token] - scaled.max() - np.log(cumulative[-1])
+        assert logprob == pytest.approx(expected, rel=1e-12, abs=tolerance)
 
 
 @pytest.mark.usefixtures("float64_values")
