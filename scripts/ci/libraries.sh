@@ -81,7 +81,8 @@ transformers() {
     PYTHONPATH=$OUT/transformers:$PYTHONPATH
     "$VENV/bin/python" -c 'import transformers; print("transformers", transformers.__version__)'
     "$VENV/bin/python" -m pytest -q -p no:cacheprovider -n 2 --dist worksteal tests/echo_shared/sampling/test_torch_sampler.py \
-        tests/echo_shared/sampling/test_torch_cache.py tests/echo_shared/sampling/test_torch_prefix_cache.py \
+        tests/echo_shared/sampling/test_torch_cache.py tests/echo_shared/sampling/test_torch_step.py \
+        tests/echo_shared/sampling/test_torch_prefix_cache.py tests/echo_hub/learner/test_rms_norm.py \
         tests/echo_hub/run/test_chat_template.py tests/echo_hub/run/test_template_files.py \
         tests/echo_hub/run/test_gguf_base.py
 }
