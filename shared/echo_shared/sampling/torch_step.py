@@ -1,13 +1,13 @@
 """Decoding steps at fixed shapes, each captured once as a CUDA graph and then replayed.
 
 Launching the kernels of one step from Python takes about 30 ms for a model of 0.6 B; computing them takes 5 to 9 ms
-(H200, 8 to 256 rows). A graph launches all of them at once, but only with the shapes and addresses of its capture.
-Therefore a step here computes a bucket, which is the batch with rows and columns rounded up:
+(H200, 8 to 256 rows). A CUDA graph launches all kernels at once, but only with the shapes and addresses of its capture.
+So a step computes a bucket: the batch, with the numbers of rows and columns rounded up.
 
 - Each step's numbers (ids, positions, first columns, written column, uniforms, temperatures) go to one tensor of the
   bucket, in one transfer.
-- Attention reads all columns of the bucket; a mask hides those outside the row's sequence.
-- Rows past the batch draw tokens that nobody reads.
+- Attention reads all columns of the bucket; a mask hides the columns outside the row's sequence.
+- Unused rows of the bucket draw tokens, too; these tokens are discarded.
 
 An adapter's tensors may change between steps if the new values are copied into them.
 
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 CAPTURED_AFTER: Final = 2
 """Steps of a bucket after which it is captured. In the first step, libraries choose kernels and allocate memory."""
 MOST_GRAPHS: Final = 24
-"""Maximum number of graphs. The one that was not used for longest is dropped for a new one."""
+"""Maximum number of graphs. A new graph replaces the least recently used one."""
 MOST_FAILURES: Final = 3
 """Failed captures after which no step is captured any more."""
 _LEAST_COLUMNS: Final = 128
@@ -68,7 +68,7 @@ class FixedSteps:
         host = step.host
         host[:, count:] = 0
         host[:2, :count] = inputs
-        host[2, :count], host[2, count:] = slots.starts, high  # A row that is not in use sees its own token only.
+        host[2, :count], host[2, count:] = slots.starts, high  # An unused row attends to its own token.
         host[3] = high
         host[4:, :count].view(np.float64)[:] = drawing
         host[4:, count:].view(np.float64)[:] = [[0.5], [1.0]]  # u = 0 is never decided in float32.
