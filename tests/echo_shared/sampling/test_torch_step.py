@@ -18,7 +18,7 @@ from transformers.cache_utils import DynamicCache
 
 from echo_shared.sampling import draws, torch_draws, torch_step
 from echo_shared.sampling.interface import GroupRequest
-from echo_shared.sampling.torch_cache import SlotCache
+from echo_shared.sampling.torch_cache import SlotCache, cache_argument
 from echo_shared.sampling.torch_draws import draw
 from echo_shared.sampling.torch_sampler import Batch
 from echo_shared.sampling.torch_step import MOST_FAILURES, FixedSteps
@@ -189,7 +189,7 @@ def steps() -> Iterator[tuple[FixedSteps, torch_step._Step]]:
         slots = SlotCache(torch.device("cpu"))
         slots.reserve(4, 32)
         prompts = DynamicCache()
-        model(input_ids=torch.zeros((1, PROMPT), dtype=torch.int64), past_key_values=prompts)
+        model(input_ids=torch.zeros((1, PROMPT), dtype=torch.int64), **cache_argument(prompts))
         slots.join(prompts, [0, 0, 0, 0], [0, 1, 2, 3], [PROMPT] * 4)
         yield FixedSteps(model, slots, draw), step
 
