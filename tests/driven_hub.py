@@ -17,10 +17,12 @@ from benchmarks.harness.driven_hub import make_lease
 from echo_shared.errors import RefusedError
 from echo_shared.swarm import read_torrent
 from echo_shared.wire.codec import decode_from_node, encode
-from echo_shared.wire.credentials import BOOKS_CERTIFICATE, BOOKS_RECEIPTS, BOOKS_TEAM, REFUSED_TYPE
+from echo_shared.wire.credentials import BOOKS_CERTIFICATE, BOOKS_FLEET, BOOKS_RECEIPTS, BOOKS_TEAM, REFUSED_TYPE
 from echo_shared.wire.messages import (
     ArtefactOffer,
     DropReason,
+    Fleet,
+    FleetWanted,
     FromHub,
     FromNode,
     Lease,
@@ -144,6 +146,7 @@ class DrivenHub(driven_hub.DrivenHub):
             *super().routes(),
             web.post(BOOKS_RECEIPTS, self._tell_receipts),
             web.post(BOOKS_TEAM, self._tell_team),
+            web.post(BOOKS_FLEET, self._tell_fleet),
             web.get(BOOKS_CERTIFICATE, self._tell_certificate),
         ]
 
@@ -263,6 +266,14 @@ class DrivenHub(driven_hub.DrivenHub):
         wanted = decode_from_node(await request.read())
         assert isinstance(wanted, TeamWanted)
         return web.Response(body=encode(self.books_answer or Team()), content_type=REFUSED_TYPE)
+
+    async def _tell_fleet(self, request: web.Request) -> web.Response:
+        met = await self._met(request)
+        if isinstance(met, web.Response):
+            return met
+        wanted = decode_from_node(await request.read())
+        assert isinstance(wanted, FleetWanted)
+        return web.Response(body=encode(self.books_answer or Fleet()), content_type=REFUSED_TYPE)
 
     async def _tell_certificate(self, request: web.Request) -> web.Response:
         met = await self._met(request)

@@ -48,11 +48,21 @@ class About:
     chooser: EngineChooser
     cost_per_hour: float = 0.0
     power_watts: float = 0.0
+    owner: Identity | None = None
+    """Key of the owner's machines; None = the node belongs to no fleet."""
     started_at: float = field(default_factory=time.time)
 
     @classmethod
-    def of(cls, config: NodeConfig, *, me: Identity, joining: Joining, chooser: EngineChooser) -> Self:
-        return cls(me=me, name="", joining=joining, chooser=chooser).with_settings(config)
+    def of(
+        cls,
+        config: NodeConfig,
+        *,
+        me: Identity,
+        joining: Joining,
+        chooser: EngineChooser,
+        owner: Identity | None = None,
+    ) -> Self:
+        return cls(me=me, name="", joining=joining, chooser=chooser, owner=owner).with_settings(config)
 
     def with_settings(self, config: NodeConfig) -> Self:
         return replace(
@@ -72,6 +82,7 @@ class About:
             mesh_port=mesh_port,
             cost_per_hour=self.cost_per_hour,
             power_watts=self.power_watts,
+            owner=self.owner,
         )
 
     def snapshot(

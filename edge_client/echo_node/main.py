@@ -9,7 +9,19 @@ from typing import Annotated
 import typer
 
 import echo_shared
-from echo_node.commands import autostart, hubs, identity, journal, machine, owner, receipts, settings, team, working
+from echo_node.commands import (
+    autostart,
+    fleet,
+    hubs,
+    identity,
+    journal,
+    machine,
+    owner,
+    receipts,
+    settings,
+    team,
+    working,
+)
 from echo_shared.errors import EchoError
 from echo_shared.files.utf8 import use_utf8, utf8_names
 
@@ -51,6 +63,7 @@ app.command()(machine.bench)
 app.add_typer(hubs.app, name="hubs")
 app.add_typer(receipts.app, name="receipts")
 app.add_typer(team.app, name="team")
+app.add_typer(fleet.app, name="fleet")
 app.add_typer(settings.app, name="config")
 app.add_typer(identity.app, name="id")
 app.add_typer(autostart.app, name="service")

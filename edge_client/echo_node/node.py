@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any, Final
@@ -27,8 +28,9 @@ from echo_node.core.events import (
     NodeTick,
     Upgraded,
 )
-from echo_node.core.manners import Manners
+from echo_node.core.manners import Manners, OwnerPause
 from echo_node.core.notices import Notice, notice_of_end, notice_of_standby
+from echo_node.core.owner_commands import OwnerCommands
 from echo_node.core.standby import sentence
 from echo_node.core.yielding import YIELD_S
 from echo_node.current_run import CurrentRun
@@ -45,15 +47,18 @@ from echo_node.host.traffic import TrafficMeter
 from echo_node.host.trouble_log import TroubleLog
 from echo_node.network_hold import NetworkHold
 from echo_node.owner_watch import OwnerWatch
-from echo_node.panel import NodeSnapshot, Panel
+from echo_node.panel import NodeSnapshot, Panel, report_of
 from echo_node.releases import newer_release, upgraded
 from echo_node.reloading import ChangedSettings, changes, in_force
 from echo_node.shell import RunShell
 from echo_node.updating import Updater
 from echo_shared.errors import EchoError
+from echo_shared.signing import key_file
 from echo_shared.signing.identity import Identity
 from echo_shared.wire.messages import (
     Challenge,
+    Fleet,
+    FleetCommand,
     KeysRotated,
     Mesh,
     Peers,
@@ -66,6 +71,7 @@ from echo_shared.wire.messages import (
     Unwanted,
     Welcome,
 )
+from echo_shared.wire.owner_commands import id_of, sign_report
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +107,9 @@ class JoinedNode:
         self._inbox: asyncio.Queue[Incoming] = asyncio.Queue(INBOX_EVENTS)
         self._engines = EngineMaker(paths, config, self._inbox, probe_s=probe_s)
         self._run = CurrentRun(paths, joining, self._engines, self._inbox, self._troubles)
-        self._about = About.of(config, me=me, joining=joining, chooser=self._engines.chooser)
+        self._about = About.of(config, me=me, joining=joining, chooser=self._engines.chooser, owner=_owner(paths))
+        self._commands: OwnerCommands | None = None
+        self._obeying: set[asyncio.Task[None]] = set()
         self._meter = TrafficMeter(paths.traffic_file, self._troubles)
         self._watch = OwnerWatch(
             Manners(config.manners),
@@ -205,6 +213,31 @@ class JoinedNode:
         task.add_done_callback(self._reloading.discard)
         return {"file": str(file), **asdict(changed)}
 
+    def reload_owner(self) -> None:
+        """Read the owner's key again: the node has joined or left a fleet. Tell the hub. Raises ConfigError."""
+        self._about = replace(self._about, owner=_owner(self._paths))
+        self._commands = None
+        self._engines.changed.set()
+
+    async def _obey(self, said: FleetCommand) -> None:
+        """Carry out a command of the owner that came through the hub, and report the node's state."""
+        if self._commands is None:
+            return
+        problem = ""
+        try:
+            command = self._commands.take(said, time.time())
+            if command.verb == "pause":
+                self._watch.change(OwnerPause(None if command.pause_s is None else time.time() + command.pause_s))
+            elif command.verb == "resume":
+                self._watch.change(None)
+            if command.verb != "status":
+                await self._watch.look()
+        except EchoError as error:
+            problem = str(error)
+            log.warning("A command of the owner, through the hub, is refused. %s", error)
+        report = report_of(self.snapshot(), problem=problem)
+        await self.connections.client.send(sign_report(report, id_of(said), self._about.me))
+
     async def _take_settings(self, changed: ChangedSettings) -> None:
         if changed.choice:
             self._engines.chooser.renew()
@@ -228,6 +261,11 @@ class JoinedNode:
                     self._shell.unwanted(info_hashes)
             case Totals():
                 self._run.hear(incoming)
+            case FleetCommand():
+                # In a task: a pause puts its hold into this inbox.
+                task = asyncio.create_task(self._obey(incoming), name="owner's command")
+                self._obeying.add(task)
+                task.add_done_callback(self._obeying.discard)
             case Welcome():
                 await self._welcome(incoming)
             case Standby():
@@ -245,7 +283,7 @@ class JoinedNode:
                 await self._hold(incoming)
             case FinishRequested() | DrainRequested():
                 await self._leave(incoming)
-            case Challenge() | Refused() | Piece() | Team():
+            case Challenge() | Refused() | Piece() | Team() | Fleet():
                 raise AssertionError(f"the hub's connection handles a {incoming.type} itself")
             case _:
                 await self._tell_shell(incoming)
@@ -259,6 +297,14 @@ class JoinedNode:
 
     async def _welcome(self, welcome: Welcome) -> None:
         self._is_connected = True
+        owner, hub_key = self._about.owner, self.connections.client.hub_key
+        if owner is not None and self._commands is None and hub_key is not None:
+            self._commands = OwnerCommands(
+                node_id=self._about.me.node_id,
+                owner_key=owner.public_key,
+                hub_key=hub_key,
+                started_at=self._about.started_at,
+            )
         if self._config.update != "never":
             self._newer_release = newer_release(self.connections.client.hub_version)
         if not await self._run.take_up(welcome, self.connections):
@@ -314,6 +360,11 @@ class JoinedNode:
     @property
     def _is_kept_offline(self) -> bool:
         return any(hold.keeps_offline for hold in self._watch.holds)
+
+
+def _owner(paths: NodePaths) -> Identity | None:
+    """Return the key of the owner's machines; None if the node belongs to no fleet. Raises ConfigError."""
+    return key_file.load(paths.owner_key) if paths.owner_key.exists() else None
 
 
 async def _notify(notice: Notice | None) -> None:

@@ -35,6 +35,7 @@ class OwnerWord:
             "resume": self._resume,
             "finish": self._finish,
             "reload": lambda _: self.node.reload(),
+            "owner": self._owner,
         }
 
     def _view(self) -> Mapping[str, Any]:
@@ -48,6 +49,10 @@ class OwnerWord:
 
     def _resume(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
         self.watch.change(None)
+        return {}
+
+    def _owner(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
+        self.node.reload_owner()
         return {}
 
     def _finish(self, _: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+import echo_shared
 from echo_node.host.cage.description import Held
 from echo_shared.wire.messages.fields import printable
+from echo_shared.wire.owner_commands import LINE_CHARACTERS, NodeReport
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +89,19 @@ class NodeSnapshot:
     """
     page: str = ""
     """Address of the node's own page on the hub."""
+
+
+def report_of(snapshot: NodeSnapshot, *, problem: str) -> NodeReport:
+    """Return what the owner's other machines show of this node."""
+    return NodeReport(
+        problem=problem[:LINE_CHARACTERS],
+        state=snapshot.state,
+        reason=snapshot.reason[:LINE_CHARACTERS],
+        device=f"{snapshot.backend}, {snapshot.device}"[:LINE_CHARACTERS],
+        tokens_per_s=snapshot.drawn_tokens_per_s,
+        drawn_tokens=snapshot.drawn_tokens,
+        version=echo_shared.__version__,
+    )
 
 
 class Panel(Protocol):

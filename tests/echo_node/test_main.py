@@ -140,6 +140,7 @@ def test_the_commands_are_these() -> None:
         "receipts": {"list", "show", "certificate", "verify"},
         "service": {"install", "uninstall", "status"},
         "team": {"create", "join", "leave", "show"},
+        "fleet": {"new", "code", "join", "leave", "pause", "resume", "count"},
     }
 
 

@@ -2,6 +2,7 @@
 
 data_dir/
     identity.key              the node's private key
+    owner.key                 private key that all machines of the owner share, if they are a fleet
     node.lock                 held while a daemon runs on this directory
     control.json              address and secret of the daemon's control socket
     pause.json                the owner's pause
@@ -65,6 +66,10 @@ class NodePaths:
     @property
     def identity_key(self) -> Path:
         return self.data_dir / "identity.key"
+
+    @property
+    def owner_key(self) -> Path:
+        return self.data_dir / "owner.key"
 
     @property
     def control_file(self) -> Path:

@@ -21,10 +21,12 @@ from echo_node.net.tls import handshake_failure
 from echo_shared.errors import ConnectError, RefusedError, RemoteProtocolError
 from echo_shared.records import contribution
 from echo_shared.records.contribution import Contribution
-from echo_shared.signing.identity import Identity
+from echo_shared.signing.identity import Identity, node_id
+from echo_shared.signing.owner import is_claimed
 from echo_shared.wire.codec import decode_from_hub, encode
 from echo_shared.wire.credentials import (
     BOOKS_CERTIFICATE,
+    BOOKS_FLEET,
     BOOKS_RECEIPTS,
     BOOKS_TEAM,
     MOST_RECEIPTS,
@@ -32,9 +34,20 @@ from echo_shared.wire.credentials import (
     Credentials,
     challenge_of,
 )
-from echo_shared.wire.messages import Challenge, Receipt, Receipts, ReceiptsWanted, Refused, Team, TeamWanted
+from echo_shared.wire.messages import (
+    Challenge,
+    Fleet,
+    FleetCommand,
+    FleetWanted,
+    Receipt,
+    Receipts,
+    ReceiptsWanted,
+    Refused,
+    Team,
+    TeamWanted,
+)
 from echo_shared.wire.messages.fields import printable_line
-from echo_shared.wire.sessions import NodeSession
+from echo_shared.wire.sessions import NodeSession, claim_of
 
 ANSWER_S: Final = 20.0
 MOST_BYTES: Final = 2**20
@@ -76,6 +89,32 @@ class HubBooks:
         answer = decode_from_hub(self._ask(BOOKS_TEAM, encode(TeamWanted(action=action, name=name))))
         if not isinstance(answer, Team):
             raise RemoteProtocolError("The hub's answer is not a team.", got=answer.type)
+        return answer
+
+    def fleet(
+        self,
+        owner: Identity,
+        *,
+        command: FleetCommand | None = None,
+        to: Sequence[str] = (),
+        counts_once: bool | None = None,
+    ) -> Fleet:
+        """Pass the owner's command on to the nodes `to` (empty = all), and return the owner's nodes that have proven
+        to be the owner's.
+        """
+        wanted = FleetWanted(
+            owner=claim_of(owner, self._me.node_id, self._hub_key),
+            command=command,
+            to=tuple(to),
+            counts_once=counts_once,
+        )
+        answer = decode_from_hub(self._ask(BOOKS_FLEET, encode(wanted)))
+        if not isinstance(answer, Fleet):
+            raise RemoteProtocolError("The hub's answer is not a fleet.", got=answer.type)
+        for node in answer.nodes:
+            named = node_id(node.node_key)
+            if not is_claimed(owner.public_key, node.claim, node_id=named, hub_key=self._hub_key):
+                raise RemoteProtocolError("The hub lists a node that is not the owner's.", got=named)
         return answer
 
     def certificate(self) -> tuple[bytes, Contribution]:

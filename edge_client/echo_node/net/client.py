@@ -100,6 +100,7 @@ class Introduction:
     mesh_port: int
     cost_per_hour: float = 0.0
     power_watts: float = 0.0
+    owner: Identity | None = None
 
 
 class HubClient:
@@ -300,6 +301,7 @@ class HubClient:
             mesh_port=introduction.mesh_port,
             cost_per_hour=introduction.cost_per_hour,
             power_watts=introduction.power_watts,
+            owner=introduction.owner,
         )
         answer = await self._ask(Credentials(hello=hello, nonce=challenge.nonce, proof=proof))
         if isinstance(answer, Response):

@@ -17,6 +17,7 @@ from echo_hub.core.accounting.events import (
 from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.trust.numerics import NumericsClass
 from echo_hub.driving.event_queue import EventQueue
+from echo_hub.intake.command_relay import CommandRelay
 from echo_hub.intake.known_nodes import KnownNodes
 from echo_hub.intake.partials import FinishedPartial, Partials
 from echo_hub.intake.receipts import ReceiptLookUps
@@ -35,6 +36,8 @@ from echo_shared.records.run import LiveNode
 from echo_shared.wire.messages import (
     CheckResult,
     Fetched,
+    FleetReport,
+    FleetWanted,
     FromNode,
     Goodbye,
     Have,
@@ -79,6 +82,7 @@ class ConnectedNodes:
         distributor: Distributor,
         look_ups: ReceiptLookUps,
         checks: NodeChecks,
+        relay: CommandRelay,
         partials: Partials,
         stop_strings: StopStrings,
         invitations: Invitations,
@@ -93,6 +97,7 @@ class ConnectedNodes:
         self._distributor = distributor
         self._look_ups = look_ups
         self._checks = checks
+        self._relay = relay
         self._partials = partials
         self._stop_strings = stop_strings
         self._invitations = invitations
@@ -160,6 +165,8 @@ class ConnectedNodes:
                 await self._status(node_id, message)
             case CheckResult():
                 await self._checks.answered(node_id, message)
+            case FleetReport():
+                self._relay.reported(node_id, message)
             case RolloutParts():
                 if begun := self._partials.take(node_id, message.parts):
                     await self._queue.put(RolloutsBegun(rollout_ids=begun))
@@ -177,7 +184,7 @@ class ConnectedNodes:
                         unusable_version=message.unusable_version,
                     )
                 )
-            case Hello() | Proof() | Goodbye() | TeamWanted():
+            case Hello() | Proof() | Goodbye() | TeamWanted() | FleetWanted():
                 raise LocalProtocolError("No open session passes on such a message.", got=message.type)
             case _:
                 assert_never(message)

@@ -67,6 +67,8 @@ class KnownNodes:
             cost_per_hour=node.cost_per_hour,
             power_watts=node.power_watts,
             invite_id=node.invite_id,
+            owner_key=node.owner_key,
+            owner_claim=node.owner_claim,
             now=time.time(),
         )
 

@@ -1,26 +1,32 @@
-"""A node's own records, which the node may read over HTTP: receipts, certificate of contribution, and team."""
+"""A node's own records, which the node may read over HTTP: receipts, certificate of contribution, team, and fleet."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from echo_hub.driving.resources import Resources
+from echo_hub.intake.command_relay import CommandRelay
 from echo_hub.store.node_records import read_contribution
+from echo_hub.store.owners import OwnedNode, read_counts_once, read_owned, set_counts_once
 from echo_hub.store.reading import read_receipts
 from echo_hub.store.store import Store
 from echo_hub.store.teams import change_team, read_own_team
 from echo_shared.records.contribution import sign
-from echo_shared.wire.messages import Receipt, Team, TeamWanted
+from echo_shared.wire.messages import Fleet, FleetNode, FleetReport, FleetWanted, Receipt, Team, TeamWanted
+from echo_shared.wire.sessions import check_claim
 
 
 class NodeRecords:
     """Reads and changes the records of single nodes in the store."""
 
-    def __init__(self, resources: Resources) -> None:
+    def __init__(self, resources: Resources, relay: CommandRelay, connected: Collection[str]) -> None:
+        """`connected`: ids of the connected nodes."""
         self._resources = resources
         self._store = resources.store
+        self._relay = relay
+        self._connected = connected
 
     async def receipts(self, node_id: str, rollout_ids: Sequence[str]) -> Sequence[Receipt]:
         return await self._store.read_counted(read_receipts, node_id, rollout_ids)
@@ -39,6 +45,36 @@ class NodeRecords:
 
     async def change_team(self, node_id: str, wanted: TeamWanted) -> Team:
         return await change_own_team(self._store.store, node_id, wanted)
+
+    async def fleet(self, node_id: str, wanted: FleetWanted) -> Fleet:
+        """Pass the owner's command on, and return the owner's nodes. Raises RefusedError unless the asking node proves
+        that it is the owner's.
+        """
+        check_claim(wanted.owner, node_id=node_id, hub_key=self._resources.me.public_key)
+        owner_key = wanted.owner.owner_key.hex()
+        if wanted.counts_once is not None:
+            await self._store.write(set_counts_once, owner_key, counts_once=wanted.counts_once)
+        owned = await self._store.read(read_owned, owner_key)
+        reports: Mapping[str, FleetReport] = {}
+        if wanted.command is not None:
+            wished = set(wanted.to or (node.node_id for node in owned))
+            reports = await self._relay.ask(wanted.command, [one.node_id for one in owned if one.node_id in wished])
+        return Fleet(
+            counts_once=await self._store.read(read_counts_once, owner_key),
+            nodes=tuple(self._shown(node, reports.get(node.node_id)) for node in owned),
+        )
+
+    def _shown(self, node: OwnedNode, report: FleetReport | None) -> FleetNode:
+        return FleetNode(
+            node_key=node.node_key,
+            claim=node.claim,
+            name=node.name,
+            is_connected=node.node_id in self._connected,
+            last_seen=node.last_seen,
+            rollouts=node.rollouts,
+            tokens=node.tokens,
+            report=report,
+        )
 
 
 async def change_own_team(store: Store, node_id: str, wanted: TeamWanted) -> Team:

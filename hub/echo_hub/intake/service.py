@@ -21,6 +21,7 @@ from echo_hub.core.accounting.effects import (
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.distribution.service import DistributionService
 from echo_hub.driving.shared import Shared
+from echo_hub.intake.command_relay import CommandRelay
 from echo_hub.intake.connected import ConnectedNodes, Welcoming
 from echo_hub.intake.episodes import DrawnRollouts, ScoringJobs
 from echo_hub.intake.handing_out import HandingOut
@@ -62,6 +63,7 @@ class IntakeService:
             queue=shared.queue,
             temperature=config.sampling.temperature,
         )
+        self.relay = CommandRelay(connections)
         self.nodes = ConnectedNodes(
             queue=shared.queue,
             live=shared.live,
@@ -77,6 +79,7 @@ class IntakeService:
             distributor=distribution.distributor,
             look_ups=self._look_ups,
             checks=self._checks,
+            relay=self.relay,
             partials=partials,
             stop_strings=resources.bounds.stop_strings,
             invitations=resources.invitations,

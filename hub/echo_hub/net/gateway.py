@@ -82,6 +82,9 @@ class NodeInfo:
     """Id of the personal invite that the node joined with; None if it used none."""
     hears_totals: bool = False
     """True if the node understands Totals messages."""
+    owner_key: bytes = b""
+    """Public key of the node's owner, proven by `owner_claim`; empty = the node belongs to no fleet."""
+    owner_claim: bytes = b""
 
 
 class Inbox(GuestList, Protocol):
@@ -309,6 +312,8 @@ class Gateway:
             power_watts=proof.power_watts,
             invite_id=guest.invite_id,
             hears_totals=proof.hears_totals,
+            owner_key=b"" if proof.owner is None else proof.owner.owner_key,
+            owner_claim=b"" if proof.owner is None else proof.owner.signature,
         )
 
     def displace(self, node_id: str) -> bool:

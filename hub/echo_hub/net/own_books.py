@@ -1,8 +1,9 @@
-"""HTTP routes through which a node reads its own records: receipts of rollouts, its certificate and its team.
+"""HTTP routes through which a node reads its own records: receipts of rollouts, its certificate, team and fleet.
 
     POST /node/receipts      body ReceiptsWanted  ──►  Receipts
     GET  /node/certificate                        ──►  a certificate of contribution, JSON
     POST /node/team          body TeamWanted      ──►  Team; also creates, joins and leaves teams
+    POST /node/fleet         body FleetWanted     ──►  Fleet; also passes commands on to nodes of the same owner
 
 A node authenticates as for the websocket (`door`): its first request is answered with a challenge, the second carries
 the proof. A node therefore sees only its own records. An open websocket is not required.
@@ -22,8 +23,25 @@ from echo_hub.net.door import TurnedAway
 from echo_hub.net.gateway import Gateway, Inbox
 from echo_shared.errors import RefusedError, RemoteProtocolError
 from echo_shared.wire.codec import decode_from_node, encode
-from echo_shared.wire.credentials import BOOKS_CERTIFICATE, BOOKS_RECEIPTS, BOOKS_TEAM, MOST_RECEIPTS, REFUSED_TYPE
-from echo_shared.wire.messages import FromNode, Receipt, Receipts, ReceiptsWanted, RefusalCode, Team, TeamWanted
+from echo_shared.wire.credentials import (
+    BOOKS_CERTIFICATE,
+    BOOKS_FLEET,
+    BOOKS_RECEIPTS,
+    BOOKS_TEAM,
+    MOST_RECEIPTS,
+    REFUSED_TYPE,
+)
+from echo_shared.wire.messages import (
+    Fleet,
+    FleetWanted,
+    FromNode,
+    Receipt,
+    Receipts,
+    ReceiptsWanted,
+    RefusalCode,
+    Team,
+    TeamWanted,
+)
 
 IN_ALL_PER_S: Final = 20.0
 OF_ONE_PER_S: Final = 1.0
@@ -47,6 +65,9 @@ class Records(Protocol):
 
     async def change_team(self, node_id: str, wanted: TeamWanted) -> Team:
         """Create, join or leave a team for the node, and return its team. Raises RefusedError."""
+
+    async def fleet(self, node_id: str, wanted: FleetWanted) -> Fleet:
+        """Pass on the owner's command, if any, and return the owner's nodes. Raises RefusedError."""
 
 
 class OwnBooks:
@@ -77,6 +98,7 @@ class OwnBooks:
         return [
             web.post(BOOKS_RECEIPTS, guarded(self._receipts)),
             web.post(BOOKS_TEAM, guarded(self._team)),
+            web.post(BOOKS_FLEET, guarded(self._fleet)),
             web.get(BOOKS_CERTIFICATE, guarded(self._certificate), allow_head=False),
         ]
 
@@ -95,6 +117,13 @@ class OwnBooks:
             raise RemoteProtocolError("The body of a team request has the wrong message type.", got=wanted.type)
         team = await self._records.change_team(node_id, wanted)
         return web.Response(body=encode(team), content_type=REFUSED_TYPE, headers=_NO_STORE)
+
+    async def _fleet(self, request: web.Request, node_id: str) -> web.Response:
+        wanted = await _wanted(request)
+        if not isinstance(wanted, FleetWanted):
+            raise RemoteProtocolError("The body of a fleet request has the wrong message type.", got=wanted.type)
+        fleet = await self._records.fleet(node_id, wanted)
+        return web.Response(body=encode(fleet), content_type=REFUSED_TYPE, headers=_NO_STORE)
 
     async def _certificate(self, request: web.Request, node_id: str) -> web.Response:
         document = await self._records.certificate(node_id)

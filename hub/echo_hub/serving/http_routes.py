@@ -26,7 +26,7 @@ def http_routes(shared: Shared, services: HubServices) -> Iterator[web.AbstractR
     proxies = config.server.trusted_proxies
     intake, oversight = services.intake, services.oversight
     yield from connections.own.routes(intake.nodes)
-    books = OwnBooks(connections.own, NodeRecords(resources))
+    books = OwnBooks(connections.own, NodeRecords(resources, intake.relay, shared.live))
     yield from books.routes(intake.nodes)
     yield from tracker_routes(
         resources.tracker, trusted_proxies=proxies, introductions=services.distribution.distributor

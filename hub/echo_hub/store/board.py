@@ -6,13 +6,14 @@ cost nothing to make, but a key without credited work has no row, so keys alone 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, Subquery, case, func, literal, select
+from sqlalchemy import ColumnElement, Connection, Select, Subquery, case, func, literal, select
 
 from echo_hub.store import old_receipts
-from echo_hub.store.credit import RUN, in_parts, team_holder, teams_of
+from echo_hub.store.credit import OWNER, RUN, in_parts, kind_of, owner_holder, team_holder, teams_of
 from echo_hub.store.recent_average import average
 from echo_hub.store.streaks import current, day_of
 from echo_hub.store.tables import (
@@ -23,6 +24,7 @@ from echo_hub.store.tables import (
     credit_steps,
     groups,
     nodes,
+    owners,
     rollouts,
     runs_elsewhere,
     tallies,
@@ -54,23 +56,29 @@ _LAST_ID: Final = "~"
 def ranked(connection: Connection, kind: BoardKind) -> Subquery:
     """Select each node with credit, or each team, with its name and rank. Rank 1 has most trained or evaluated
     rollouts; ties are ordered by name and id.
+
+    An owner with one entry takes the place of its nodes. The column `lead` is a node's id: the row's own, or that of
+    the owner's node with most rollouts, whose name the row has.
     """
     # Sort by code points as Python does, whatever the database's locale is.
     collation = "C" if connection.dialect.name == "postgresql" else "BINARY"
+    lead: ColumnElement[str]
     name: ColumnElement[str]
     seen: ColumnElement[float]
     if kind == "node":
+        lead = case((credit.c.kind == "owner", _LEAD.scalar_subquery()), else_=credit.c.holder)
         foreign = select(func.max(credit_elsewhere.c.node_name)).where(credit_elsewhere.c.node_id == credit.c.holder)
         name = func.coalesce(nodes.c.name, foreign.scalar_subquery(), credit.c.holder)
-        source = credit.outerjoin(nodes, nodes.c.node_id == credit.c.holder)
+        source = credit.outerjoin(nodes, nodes.c.node_id == lead).outerjoin(owners, _IS_OWNED)
         seen = func.coalesce(nodes.c.last_seen, 0.0)
     else:
-        name, seen, source = teams.c.name, literal(0.0), credit.join(teams, _IS_TEAM)
+        lead, name, seen, source = literal(""), teams.c.name, literal(0.0), credit.join(teams, _IS_TEAM)
     order = (credit.c.rollouts.desc(), name.collate(collation), credit.c.holder.collate(collation))
     return (
         select(
             credit,
             name.label("name"),
+            lead.label("lead"),
             seen.label("last_seen"),
             func.row_number().over(order_by=order).label("rank"),
         )
@@ -83,14 +91,32 @@ def ranked(connection: Connection, kind: BoardKind) -> Subquery:
 _IS_TEAM: Final = literal("/team/").concat(teams.c.team_id) == credit.c.holder
 
 
+_IS_OWNED: Final = (owners.c.owner_key == nodes.c.owner_key) & (credit.c.kind == "node")
+_own_nodes, _own_credit = nodes.alias(), credit.alias()
+_LEAD: Final = (
+    select(_own_nodes.c.node_id)
+    .outerjoin(_own_credit, _own_credit.c.holder == _own_nodes.c.node_id)
+    .where(literal(OWNER).concat(_own_nodes.c.owner_key) == credit.c.holder)
+    .order_by(func.coalesce(_own_credit.c.rollouts, 0).desc(), _own_nodes.c.node_id)
+    .limit(1)
+    .correlate(credit)
+)
+"""The owner's node with most rollouts."""
+
+
 def _counts(kind: BoardKind) -> tuple[ColumnElement[bool], ...]:
-    """Return the conditions that a row of `credit` must meet to appear on the leaderboard."""
-    of_kind = credit.c.kind == kind
-    return (of_kind, (credit.c.rollouts > 0) | (credit.c.elsewhere_rollouts > 0)) if kind == "node" else (of_kind,)
+    """Return the conditions that a row of `credit` must meet to appear on the leaderboard. Those of nodes need the
+    join with `owners`.
+    """
+    if kind == "team":
+        return (credit.c.kind == kind,)
+    has_credit = (credit.c.rollouts > 0) | (credit.c.elsewhere_rollouts > 0)
+    return credit.c.kind.in_(("node", "owner")), has_credit, owners.c.owner_key.is_(None)
 
 
 def _num_ranked(connection: Connection, kind: BoardKind) -> int:
-    source = credit if kind == "node" else credit.join(teams, _IS_TEAM)
+    of_nodes = credit.outerjoin(nodes, nodes.c.node_id == credit.c.holder).outerjoin(owners, _IS_OWNED)
+    source = of_nodes if kind == "node" else credit.join(teams, _IS_TEAM)
     return connection.scalar(select(func.count()).select_from(source).where(*_counts(kind))) or 0
 
 
@@ -99,11 +125,11 @@ def read_board(connection: Connection, wanted: BoardQuery, now: float) -> Board:
     found = select(board)
     if wanted.search:
         name = func.lower(board.c.name).contains(wanted.search.lower(), autoescape=True)
-        by_id = board.c.holder.startswith(wanted.search, autoescape=True)
+        by_id = board.c.lead.startswith(wanted.search, autoescape=True)
         found = found.where(name | by_id if wanted.kind == "node" else name)
     if wanted.team:
         of_team = select(team_members.c.node_id).join(teams, teams.c.team_id == team_members.c.team_id)
-        found = found.where(board.c.holder.in_(of_team.where(teams.c.name == wanted.team)))
+        found = found.where(board.c.lead.in_(of_team.where(teams.c.name == wanted.team)))
     ordered = found.order_by(*_order(connection, board, wanted, day_of(now))).offset(wanted.after).limit(wanted.limit)
     rows = connection.execute(ordered).mappings().all()
     num_ranked = _num_ranked(connection, wanted.kind)
@@ -139,17 +165,20 @@ def _order(connection: Connection, board: Subquery, wanted: BoardQuery, today: i
 def _standings(connection: Connection, rows: Sequence[Any], kind: BoardKind, now: float) -> tuple[CreditStanding, ...]:
     total = connection.scalar(select(credit.c.rollouts).where(credit.c.holder == RUN)) or 0
     holders = [row["holder"] for row in rows]
-    teams_by_id, members = _teams(connection, holders, kind)
-    works = _works(connection, holders) if kind == "node" else {}
+    leads = {row["holder"]: row["lead"] for row in rows}
+    teams_by_id, members = _teams(connection, [leads[one] if kind == "node" else one for one in holders], kind)
+    owned = _nodes_of(connection, [holder for holder in holders if kind_of(holder) == "owner"])
+    works = _works(connection, [holder for holder in holders if holder not in owned]) if kind == "node" else {}
+    works |= {holder: _together(_works(connection, node_ids)) for holder, node_ids in owned.items()}
     today = day_of(now)
     return tuple(
         CreditStanding(
             kind=kind,
             rank=int(row["rank"]),
-            node=row["holder"][:PUBLIC_DIGITS] if kind == "node" else "",
+            node=row["lead"][:PUBLIC_DIGITS],
             name=row["name"],
-            team=teams_by_id.get(row["holder"], ""),
-            members=members.get(row["holder"], 0),
+            team=teams_by_id.get(row["lead"], ""),
+            members=members.get(row["holder"], len(owned.get(row["holder"], ()))),
             rollouts=row["rollouts"],
             tokens=row["tokens"],
             share=row["rollouts"] / max(total, 1),
@@ -181,6 +210,23 @@ def _teams(connection: Connection, holders: Collection[str], kind: BoardKind) ->
     return {}, {team_holder(row.team_id): row.number for row in rows}
 
 
+def _nodes_of(connection: Connection, holders: Collection[str]) -> dict[str, list[str]]:
+    """Return the ids of the nodes of each owner among `holders`."""
+    found: dict[str, list[str]] = {holder: [] for holder in holders}
+    if found:
+        of_these = select(nodes.c.node_id, nodes.c.owner_key).where(
+            nodes.c.owner_key.in_([holder.removeprefix(OWNER) for holder in found])
+        )
+        for row in connection.execute(of_these.order_by(nodes.c.node_id)):
+            found[owner_holder(row.owner_key)].append(row.node_id)
+    return found
+
+
+def _together(works: Mapping[str, WorkKinds]) -> WorkKinds:
+    names = [each.name for each in fields(WorkKinds)]
+    return WorkKinds(**{name: sum(getattr(work, name) for work in works.values()) for name in names})
+
+
 def find_node(connection: Connection, start: str) -> str | None:
     """Return the id of the node with credit whose id begins with `start`; if several do, the one with most rollouts."""
     if not start.isascii() or not start.isalnum():
@@ -202,6 +248,8 @@ def read_holder(connection: Connection, holder: str, kind: BoardKind, now: float
     """Return all credit of one node or team; None if none of its work was credited."""
     board = ranked(connection, kind)
     rows = connection.execute(select(board).where(board.c.holder == holder)).mappings().all()
+    if not rows and kind == "node":
+        rows = connection.execute(_below_its_owner(board, holder)).mappings().all()
     if not rows:
         return None
     (standing,) = _standings(connection, rows, kind, now)
@@ -214,6 +262,16 @@ def read_holder(connection: Connection, holder: str, kind: BoardKind, now: float
         standing=standing,
         days=tuple(reversed(days)),
         elsewhere=_elsewhere(connection, holder) if kind == "node" else (),
+    )
+
+
+def _below_its_owner(board: Subquery, node_id: str) -> Select[Any]:
+    """Select a node's own credit, with the rank of the owner that takes its place on the board."""
+    of_owner = board.c.holder == literal(OWNER).concat(nodes.c.owner_key)
+    return (
+        select(credit, nodes.c.name, credit.c.holder.label("lead"), nodes.c.last_seen, board.c.rank)
+        .select_from(credit.join(nodes, nodes.c.node_id == credit.c.holder).join(board, of_owner))
+        .where(credit.c.holder == node_id)
     )
 
 

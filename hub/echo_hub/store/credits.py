@@ -8,10 +8,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, func, literal, select
 
 from echo_hub.store.board import ranked
-from echo_hub.store.tables import checking, tallies
+from echo_hub.store.credit import OWNER
+from echo_hub.store.tables import checking, credit, nodes, tallies
 from echo_hub.store.tallies import EVALUATED, TRAINED
 
 KEYS_A_QUERY: Final = 10_000
@@ -43,14 +44,18 @@ def read_credits(connection: Connection, node_ids: Collection[str]) -> dict[str,
     no rows of other nodes are read.
     """
     board, keys = ranked(connection, "node"), sorted(node_ids)
-    ranks = (
-        select(board.c.holder.label("node_id"), board.c.rollouts, board.c.rank).where(board.c.rollouts > 0).subquery()
+    ranks = select(board.c.holder, board.c.rollouts, board.c.rank).where(board.c.rollouts > 0).subquery()
+    # An owner with one entry on the board takes the place of its nodes.
+    of_owner = ranks.c.holder == literal(OWNER).concat(nodes.c.owner_key)
+    own = select(credit.c.holder.label("node_id"), credit.c.rollouts, ranks.c.rank)
+    places_of = own.join(nodes, nodes.c.node_id == credit.c.holder, isouter=True).join(
+        ranks, (ranks.c.holder == credit.c.holder) | of_owner
     )
     num_ranked, total = connection.execute(select(func.count(), func.sum(ranks.c.rollouts)).select_from(ranks)).one()
     credits = {}
     for start in range(0, len(keys), KEYS_A_QUERY):
         part = keys[start : start + KEYS_A_QUERY]
-        places = {row.node_id: row for row in connection.execute(select(ranks).where(ranks.c.node_id.in_(part)))}
+        places = {row.node_id: row for row in connection.execute(places_of.where(credit.c.holder.in_(part)))}
         by_others = select(checking.c.node_id, checking.c.rollouts).where(checking.c.node_id.in_(part))
         checked = {row.node_id: int(row.rollouts) for row in connection.execute(by_others)}
         final: dict[str, dict[str, Any]] = {}

@@ -37,6 +37,7 @@ from echo_hub.store.database import (
 from echo_hub.store.events import KEPT, add_events
 from echo_hub.store.keeping import Keeping, forget, trim
 from echo_hub.store.old_fetches import FetchMark, forget_old_fetches
+from echo_hub.store.owners import note_owner
 from echo_hub.store.tables import evaluations, nodes, rollouts, set_evaluations, steps
 from echo_hub.store.touched import Touched
 from echo_hub.store.training import count_trained, uncounted_steps
@@ -173,9 +174,11 @@ class Store:
         cost_per_hour: float = 0.0,
         power_watts: float = 0.0,
         invite_id: int | None = None,
+        owner_key: bytes = b"",
+        owner_claim: bytes = b"",
     ) -> None:
         """Record that a node has joined, for the first time or again. Without an invite, the node keeps the invite of
-        its first join.
+        its first join. Without an owner, it leaves its former owner.
         """
         said = {
             "public_key": public_key.hex(),
@@ -185,9 +188,12 @@ class Store:
             "last_seen": now,
             "cost_per_hour": cost_per_hour,
             "power_watts": power_watts,
+            "owner_key": owner_key.hex() or None,
+            "owner_claim": owner_claim.hex() or None,
             **({} if invite_id is None else {"invite_id": invite_id}),
         }
         with open_to_write(self.engine) as connection:
+            note_owner(connection, node_id, owner_key.hex())
             if connection.execute(update(nodes).where(nodes.c.node_id == node_id).values(said)).rowcount == 0:
                 connection.execute(insert(nodes), {"node_id": node_id, "first_seen": now, **said})
         self.touched.note([node_id])

@@ -18,6 +18,7 @@
     credit ─< credit_days, credit_steps  running totals of counted work: of each node, each team and the whole run
     runs_elsewhere ─< credit_elsewhere   nodes' credit from other hubs' signed exports
     teams ─< team_members                which nodes belong to which team
+    owners ─< nodes                      owners that the leaderboard shows as one entry
     actions, live_settings, api_tokens   operators' actions, the settings that they have changed, and the tokens
                                          of their scripts
     trust, trust_log                     the trust standing of each checked node, and the log of decisions
@@ -95,7 +96,10 @@ nodes = Table(
     Column("cost_per_hour", Double, nullable=False, server_default="0"),
     Column("power_watts", Double, nullable=False, server_default="0"),
     Column("invite_id", Integer),
+    Column("owner_key", String(64)),
+    Column("owner_claim", String(128)),
 )
+Index("ix_nodes_owner", nodes.c.owner_key, **only_where(nodes.c.owner_key.is_not(None)))
 # The hub reads the banned nodes every second.
 Index("ix_nodes_banned", nodes.c.banned_at, **only_where(nodes.c.banned_at.is_not(None)))
 
@@ -469,6 +473,16 @@ team_members = Table(
     Column("team_id", Integer, nullable=False, index=True),
     Column("joined_at", Double, nullable=False),
 )
+
+owners = Table(
+    "owners",
+    metadata,
+    Column("owner_key", String(64), primary_key=True),
+    Column("must_recount", Boolean, nullable=False),
+)
+MUST_RECOUNT = text("must_recount")
+"""A text for the same reason as `IS_OPEN`."""
+Index("ix_owners_recount", owners.c.owner_key, **only_where(MUST_RECOUNT))
 
 events = Table(
     "events",

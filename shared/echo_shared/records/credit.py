@@ -45,18 +45,21 @@ class WorkKinds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreditStanding:
-    """Credit of one node or team. A rollout counts once a training step or an evaluation has used it."""
+    """Credit of one node or team, or of all nodes of an owner who wants one entry.
+
+    A rollout counts once a training step or an evaluation has used it.
+    """
 
     kind: BoardKind
     rank: int
     """Position by number of rollouts that counted, from 1, among all nodes or all teams."""
     node: str = ""
-    """Shortest unique start of the node id; empty for a team."""
+    """Start of the node id, of an owner's node with most rollouts; empty for a team."""
     name: str
     team: str = ""
     """Current team of a node; empty: none."""
     members: int = 0
-    """Number of members of a team; 0 for a node."""
+    """Number of members of a team, or of an owner's nodes; 0 for a single node."""
     rollouts: int
     tokens: int
     """Tokens of rollouts that counted and that this node or team drew, including its parts of rollouts shared with

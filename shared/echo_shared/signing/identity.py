@@ -36,6 +36,16 @@ class Identity:
             raise TypeError("the private key is not an Ed25519 key")
         return cls(key)
 
+    @classmethod
+    def from_seed(cls, seed: bytes) -> Identity:
+        """Make the key from its 32 secret bytes. Raises ValueError for another length."""
+        return cls(Ed25519PrivateKey.from_private_bytes(seed))
+
+    @property
+    def seed(self) -> bytes:
+        """The key's 32 secret bytes."""
+        return self._key.private_bytes_raw()
+
     def to_pem(self) -> bytes:
         return self._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 

@@ -29,6 +29,7 @@ REFUSED_TYPE: Final = "application/vnd.msgpack"
 BOOKS_RECEIPTS: Final = "/node/receipts"
 BOOKS_CERTIFICATE: Final = "/node/certificate"
 """Paths at which a node reads its own records over HTTP, with the credentials of this module."""
+BOOKS_FLEET: Final = "/node/fleet"
 BOOKS_TEAM: Final = "/node/team"
 """Path at which a node reads its team, or creates, joins or leaves one."""
 MOST_RECEIPTS: Final = 1_024

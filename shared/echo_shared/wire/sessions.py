@@ -25,6 +25,7 @@ from typing import Final
 from echo_shared.errors import LocalProtocolError, RefusedError, RemoteProtocolError
 from echo_shared.signing import identity
 from echo_shared.signing.identity import Identity
+from echo_shared.signing.owner import claim, is_claimed
 from echo_shared.wire.codec import decode_from_hub, decode_from_node, encode
 from echo_shared.wire.messages import (
     OLDEST_PROTOCOL_VERSION,
@@ -33,6 +34,8 @@ from echo_shared.wire.messages import (
     CheckLease,
     CheckResult,
     Fetched,
+    FleetCommand,
+    FleetReport,
     FromHub,
     FromNode,
     Goodbye,
@@ -46,6 +49,7 @@ from echo_shared.wire.messages import (
     Links,
     Mesh,
     NodeStatus,
+    OwnerClaim,
     Peers,
     Piece,
     PolicyPublished,
@@ -94,6 +98,7 @@ NODE_MAY_RECEIVE: Final[dict[SessionState, dict[type, SessionState]]] = {
                 Standby,
                 Receipts,
                 Totals,
+                FleetCommand,
             ),
             SessionState.OPEN,
         ),
@@ -122,6 +127,7 @@ HUB_MAY_RECEIVE: Final[dict[SessionState, dict[type, SessionState]]] = {
                 LeaseReturned,
                 CheckResult,
                 ReceiptsWanted,
+                FleetReport,
             ),
             SessionState.OPEN,
         ),
@@ -137,6 +143,21 @@ verified, waiting for the caller's decision.
 def _transcript(role: str, *, node_nonce: bytes, hub_nonce: bytes, node_key: bytes, hub_key: bytes) -> bytes:
     """Return the bytes that a handshake signature covers. Role, keys and nonces of both ends prevent replays."""
     return b"echo-swarm handshake 1\0" + role.encode() + b"\0" + node_nonce + hub_nonce + node_key + hub_key
+
+
+def claim_of(owner: Identity, node_id: str, hub_key: bytes) -> OwnerClaim:
+    """Return the proof for one hub that a node belongs to `owner`."""
+    return OwnerClaim(owner_key=owner.public_key, signature=claim(owner, node_id=node_id, hub_key=hub_key))
+
+
+def check_claim(said: OwnerClaim, *, node_id: str, hub_key: bytes) -> None:
+    """Raise RefusedError unless the owner has signed that this node is the owner's."""
+    if not is_claimed(said.owner_key, said.signature, node_id=node_id, hub_key=hub_key):
+        raise RefusedError(
+            "The node could not prove that it belongs to its owner.",
+            do="Give the node the owner's code again: echo-node fleet join",
+            code=RefusalCode.BAD_SIGNATURE,
+        )
 
 
 def _version_refusal(*, mine: str, theirs: str, peer: Hello | Challenge) -> RefusedError:
@@ -228,8 +249,12 @@ class NodeSession:
         mesh_port: int = 0,
         cost_per_hour: float = 0.0,
         power_watts: float = 0.0,
+        owner: Identity | None = None,
     ) -> bytes:
-        """Return the frame to send after the Challenge. The caller must have pinned `hub_key` first."""
+        """Return the frame to send after the Challenge. The caller must have pinned `hub_key` first.
+
+        `owner`: key of the node's owner; None = the node belongs to no fleet.
+        """
         if self.state is not SessionState.PROVEN or self._challenge is None:
             raise LocalProtocolError("Proof answers a Challenge.", got=self.state.value)
         return encode(
@@ -244,6 +269,7 @@ class NodeSession:
                 cost_per_hour=cost_per_hour,
                 power_watts=power_watts,
                 hears_totals=True,
+                owner=None if owner is None else claim_of(owner, self._me.node_id, self._challenge.hub_key),
             )
         )
 
@@ -296,6 +322,8 @@ class HubSession:
                     do="Restart the node; if that does not help, create a new identity for it.",
                     code=RefusalCode.BAD_SIGNATURE,
                 )
+            if message.owner is not None:
+                check_claim(message.owner, node_id=self.node_id, hub_key=self._me.public_key)
             self.proof = message
         self.state = next_state
         return message

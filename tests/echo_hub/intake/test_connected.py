@@ -110,6 +110,7 @@ class Hub:
             stop_strings=NO_STRINGS,
             partials=self.partials,
             checks=self,
+            relay=self,
             invitations=self.invitations,
             electricity_per_kwh=0.5,
         )

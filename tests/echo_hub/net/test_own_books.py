@@ -21,6 +21,7 @@ from echo_shared.signing.identity import Identity
 from echo_shared.wire.codec import decode_from_hub, encode
 from echo_shared.wire.credentials import (
     BOOKS_CERTIFICATE,
+    BOOKS_FLEET,
     BOOKS_RECEIPTS,
     BOOKS_TEAM,
     MOST_RECEIPTS,
@@ -29,6 +30,8 @@ from echo_shared.wire.credentials import (
 )
 from echo_shared.wire.messages import (
     Challenge,
+    Fleet,
+    FleetWanted,
     Goodbye,
     Receipt,
     Receipts,
@@ -41,6 +44,7 @@ from echo_shared.wire.messages import (
 )
 from echo_shared.wire.sessions import NodeSession
 from tests.echo_hub.net.gateway_parts import Book
+from tests.echo_shared.wire.messages.examples import FLEET_WANTED
 
 WANTED = encode(ReceiptsWanted(rollout_ids=("1-0", "1-1")))
 
@@ -67,6 +71,9 @@ class Asked:
         if wanted.name == "no":
             raise RefusedError("There is no team of this name.", got=wanted.name)
         return Team(name=f"{wanted.action} {wanted.name}", members=1)
+
+    async def fleet(self, node_id: str, wanted: FleetWanted) -> Fleet:
+        return Fleet(counts_once=bool(wanted.counts_once))
 
     async def answer(
         self, path: str, body: bytes | None, *, me: Identity, token: str | None = None
@@ -120,6 +127,14 @@ async def test_a_node_reads_its_own_rollouts(hub: Asked) -> None:
     assert status == 200 and isinstance(answer, Receipts)
     assert [receipt.rollout_id for receipt in answer.receipts] == ["1-0", "1-1"]
     assert hub.asked == [(me.node_id, ("1-0", "1-1"))] and hub.book.joined == []
+
+
+async def test_a_node_asks_for_its_owner_s_fleet(hub: Asked) -> None:
+    me = Identity.generate()
+    status, said = await hub.answer(BOOKS_FLEET, encode(FLEET_WANTED), me=me)
+    assert (status, decode_from_hub(said)) == (200, Fleet(counts_once=True))
+    status, refused = await hub.refused(BOOKS_FLEET, WANTED, me=me)
+    assert status >= 400 and "wrong message type" in refused.what
 
 
 async def test_a_node_changes_its_team(hub: Asked) -> None:

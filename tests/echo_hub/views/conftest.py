@@ -86,6 +86,7 @@ class Hub:
             distributor=self,
             look_ups=self,
             checks=self,
+            relay=self,
             invitations=Invitations(),
             stop_strings=NO_STRINGS,
             partials=Partials(SamplingBounds(vocabulary_size=9, max_tokens=9, stop_ids=frozenset())),

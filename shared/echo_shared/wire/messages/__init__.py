@@ -4,7 +4,8 @@ A message is one MessagePack map (`codec`) whose `type` names its class. The cod
 newer peer may send more. A wrong type, a missing field or a value out of bounds raises CodecError before any other code
 sees the message. Arrays travel as {dtype, shape, data} with raw little-endian bytes, never as pickle.
 
-Reading order: `handshake`, `spread`, `leases`, `rollouts`, `receipts`, `checking`, `teams`. The unions `FromHub` and
+Reading order: `handshake`, `spread`, `leases`, `rollouts`, `receipts`, `checking`, `teams`,
+`fleet`. The unions `FromHub` and
 `FromNode` below list every message that each side may send.
 """
 
@@ -18,6 +19,16 @@ from echo_shared.wire.messages.base import (
     WireMessage,
 )
 from echo_shared.wire.messages.checking import MAX_CHECKS, CheckLease, CheckResult
+from echo_shared.wire.messages.fleet import (
+    COMMAND_ID_BYTES,
+    MAX_FLEET,
+    Fleet,
+    FleetCommand,
+    FleetNode,
+    FleetReport,
+    FleetWanted,
+    OwnerClaim,
+)
 from echo_shared.wire.messages.handshake import (
     MAX_COST_PER_HOUR,
     MAX_POWER_WATTS,
@@ -88,10 +99,12 @@ from echo_shared.wire.messages.spread import (
 from echo_shared.wire.messages.teams import MAX_TEAM_NAME, Team, TeamWanted
 
 __all__ = [
+    "COMMAND_ID_BYTES",
     "CONTENT",
     "MAX_BATCHED",
     "MAX_CHECKS",
     "MAX_COST_PER_HOUR",
+    "MAX_FLEET",
     "MAX_FRAME_BYTES",
     "MAX_FRAME_FROM_NODE_BYTES",
     "MAX_GROUP_SIZE",
@@ -115,6 +128,11 @@ __all__ = [
     "DroppedCount",
     "Fetched",
     "FinishReason",
+    "Fleet",
+    "FleetCommand",
+    "FleetNode",
+    "FleetReport",
+    "FleetWanted",
     "FromHub",
     "FromNode",
     "Goodbye",
@@ -131,6 +149,7 @@ __all__ = [
     "MeshPeer",
     "MeshPeers",
     "NodeStatus",
+    "OwnerClaim",
     "Peers",
     "Piece",
     "PolicyPublished",
@@ -178,7 +197,9 @@ FromHub = (
     | Standby
     | Receipts
     | Totals
+    | FleetCommand
     | Team
+    | Fleet
 )
 FromNode = (
     Hello
@@ -193,6 +214,8 @@ FromNode = (
     | LeaseReturned
     | CheckResult
     | ReceiptsWanted
+    | FleetReport
     | TeamWanted
+    | FleetWanted
     | Goodbye
 )

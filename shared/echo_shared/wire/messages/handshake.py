@@ -19,6 +19,7 @@ from echo_shared.wire.messages.fields import (
     Text,
     printable_line,
 )
+from echo_shared.wire.messages.fleet import OwnerClaim
 from echo_shared.wire.messages.shown_names import checked_name
 from echo_shared.wire.messages.spread import ArtefactOffer, MeshPeers, RunKeys
 
@@ -88,6 +89,8 @@ class Proof(WireMessage):
     """Power draw under load, in watts; 0 = not stated."""
     hears_totals: bool = False
     """True: the node understands the message Totals."""
+    owner: OwnerClaim | None = None
+    """The owner of this and other nodes; None = the node belongs to no fleet. Such a node understands FleetCommand."""
 
 
 class Welcome(WireMessage):

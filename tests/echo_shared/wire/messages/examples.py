@@ -15,6 +15,11 @@ from echo_shared.wire.messages import (
     DropReason,
     Fetched,
     FinishReason,
+    Fleet,
+    FleetCommand,
+    FleetNode,
+    FleetReport,
+    FleetWanted,
     FromHub,
     FromNode,
     Goodbye,
@@ -30,6 +35,7 @@ from echo_shared.wire.messages import (
     Mesh,
     MeshPeer,
     NodeStatus,
+    OwnerClaim,
     Peers,
     Piece,
     PolicyPublished,
@@ -144,6 +150,25 @@ CHECK = CheckLease(
 )
 
 
+CLAIM = OwnerClaim(owner_key=bytes(32), signature=bytes(64))
+COMMAND = FleetCommand(body=b"{}", signature=bytes(64))
+REPORT = FleetReport(command_id=bytes(16), body=b"{}", signature=bytes(64))
+FLEET_WANTED = FleetWanted(owner=CLAIM, command=COMMAND, to=("a",), counts_once=True)
+FLEET = Fleet(
+    counts_once=True,
+    nodes=(
+        FleetNode(
+            node_key=bytes(32),
+            claim=bytes(64),
+            name="attic",
+            is_connected=True,
+            last_seen=5.0,
+            rollouts=3,
+            tokens=9,
+            report=REPORT,
+        ),
+    ),
+)
 TEAM = Team(
     name="Herons",
     is_founder=True,
@@ -199,14 +224,16 @@ FROM_HUB: list[FromHub] = [
     CHECK,
     Receipts(receipts=(Receipt(rollout_id="3-5", state=ReceiptState.DROPPED, drop_reason=DropReason.STALE),)),
     TOTALS,
+    COMMAND,
     TEAM,
+    FLEET,
 ]
 
 
 FROM_NODE: list[FromNode] = [
     Hello(protocol_version=2, software_version="1", node_key=bytes(32), nonce=bytes(32)),
     Proof(signature=bytes(64), name="n", invite_token=None, backend="torch", device="d", swarm_port=1, mesh_port=2),
-    Proof(signature=bytes(64), name="n", backend="torch", device="d", cost_per_hour=0.4, power_watts=220),
+    Proof(signature=bytes(64), name="n", backend="torch", device="d", cost_per_hour=0.4, power_watts=220, owner=CLAIM),
     NodeStatus(activity="waiting", capacity=16, policy_version=None, tokens_per_s=0.0),
     Fetched(
         info_hash=bytes(20), policy_version=None, seconds=1.5, swarm_bytes=1, web_seed_bytes=2, shared_memory_bytes=3
@@ -221,7 +248,9 @@ FROM_NODE: list[FromNode] = [
     LeaseReturned(lease_id=1, indices=(0,), reason="not finite", unusable_version=8),
     CheckResult(rollout_id="3-5", below=np.array([0, 1], np.float32), logprobs=np.array([-1, 0], np.float32)),
     ReceiptsWanted(rollout_ids=("3-5", "3-0")),
+    REPORT,
     TeamWanted(action="join", name="Herons"),
+    FLEET_WANTED,
     Goodbye(),
 ]
 

@@ -1,0 +1,25 @@
+"""Owners of nodes: the owner of each node, and the owners that the leaderboard shows as one entry."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0031"
+down_revision = "0030"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column("nodes", sa.Column("owner_key", sa.String(64)))
+    op.add_column("nodes", sa.Column("owner_claim", sa.String(128)))
+    has_owner = sa.text("owner_key IS NOT NULL")
+    op.create_index("ix_nodes_owner", "nodes", ["owner_key"], sqlite_where=has_owner, postgresql_where=has_owner)
+    op.create_table(
+        "owners",
+        sa.Column("owner_key", sa.String(64), primary_key=True),
+        sa.Column("must_recount", sa.Boolean, nullable=False),
+    )
+    due = sa.text("must_recount")
+    op.create_index("ix_owners_recount", "owners", ["owner_key"], sqlite_where=due, postgresql_where=due)

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from echo_node.host.hubs import HubRecord, Hubs
+from echo_node.host.paths import NodePaths
+from echo_node.main import app
+from echo_shared.errors import ConfigError, RemoteProtocolError
+from echo_shared.signing import key_file
+from echo_shared.signing.identity import Identity
+from echo_shared.signing.owner import claim
+from echo_shared.wire.messages import Fleet, FleetNode
+
+
+@pytest.fixture
+async def joined(bare_hub: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("ECHO_NODE_HOME", str(tmp_path / "home"))
+    Hubs(NodePaths.find(None)).save(
+        HubRecord(url=bare_hub.url, hub_key_hex=bare_hub.me.public_key.hex(), joined_at=1.0, run_id="r", run_name="R")
+    )
+    return bare_hub
+
+
+async def said(*arguments: str, answers: str | None = None) -> str:
+    """Run the command on a thread: the hub in this process must answer it."""
+    result = await asyncio.to_thread(
+        lambda: CliRunner().invoke(app, ["fleet", *arguments], catch_exceptions=False, input=answers),
+    )
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def owned(hub: Any, owner: Identity, name: str, **about: Any) -> FleetNode:
+    node = Identity.generate()
+    signed = claim(owner, node_id=node.node_id, hub_key=hub.me.public_key)
+    fields = {"is_connected": False, "last_seen": 5.0, **about}
+    return FleetNode(node_key=node.public_key, claim=signed, name=name, **fields)
+
+
+async def test_a_code_makes_two_machines_one_owner_s(
+    joined: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = json.loads(await said("new", "--json"))["code"]
+    assert code in await said("code")
+    first = key_file.load(NodePaths.find(None).owner_key)
+    with pytest.raises(ConfigError, match="in a fleet already"):
+        await said("new")
+    monkeypatch.setenv("ECHO_NODE_HOME", str(tmp_path / "second"))
+    with pytest.raises(ConfigError, match="in no fleet"):
+        await said("code")
+    await said("join", answers=f"{code}\n")
+    assert key_file.load(NodePaths.find(None).owner_key).public_key == first.public_key
+    await said("join", code)
+    await said("leave")
+    assert not NodePaths.find(None).owner_key.exists()
+
+
+async def test_another_fleet_s_code_needs_a_leave_first(joined: Any) -> None:
+    code = json.loads(await said("new", "--json"))["code"]
+    await said("leave")
+    await said("new")
+    with pytest.raises(ConfigError, match="in another fleet"):
+        await said("join", code)
+
+
+async def test_machines_that_cannot_answer_are_shown_as_such(joined: Any) -> None:
+    await said("new")
+    owner = key_file.load(NodePaths.find(None).owner_key)
+    attic = owned(joined, owner, "attic", rollouts=1_200)
+    joined.books_answer = Fleet(nodes=(attic, owned(joined, owner, "old", is_connected=True)))
+    text = await said()
+    for word in ("attic", "not connected", "did not get the command", "1,200 rollouts", "old", "did not answer"):
+        assert word in text
+    rows = json.loads(await said("--json"))["nodes"]
+    assert [(row["name"], row["is_connected"], row["rollouts"]) for row in rows] == [
+        ("attic", False, 1_200),
+        ("old", True, 0),
+    ]
+
+
+async def test_a_hub_cannot_add_a_node_to_the_fleet(joined: Any) -> None:
+    await said("new")
+    joined.books_answer = Fleet(nodes=(owned(joined, Identity.generate(), "stranger"),))
+    with pytest.raises(RemoteProtocolError, match="not the owner's"):
+        await said()
+
+
+async def test_a_name_must_be_one_machine_s(joined: Any) -> None:
+    await said("new")
+    owner = key_file.load(NodePaths.find(None).owner_key)
+    joined.books_answer = Fleet(nodes=tuple(owned(joined, owner, "twin") for _ in range(2)))
+    with pytest.raises(ConfigError, match="no machine of this name"):
+        await said("pause", "attic")
+    with pytest.raises(ConfigError, match="Several machines"):
+        await said("resume", "twin")
+
+
+async def test_lengths_and_ways_to_count_are_checked_first(joined: Any) -> None:
+    await said("new")
+    with pytest.raises(ConfigError, match="length of time"):
+        await said("pause", "--for", "soon")
+    with pytest.raises(ConfigError, match="way to count"):
+        await said("count", "twice")
+    assert joined.handshakes == 0
