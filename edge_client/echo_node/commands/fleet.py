@@ -131,10 +131,13 @@ def fleet_count(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetAnswer:
-    """The hub's answer, and the reports to the command `command_id` in it."""
+    """The hub's answer, and the reports to the command `command_id` in it. `to`: ids of the nodes that the command was
+    for; empty = all.
+    """
 
     fleet: Fleet
     command_id: bytes
+    to: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +180,8 @@ class OwnerLine:
                 sent_at=time.time(),
             )
         )
-        return FleetAnswer(fleet=self.books.fleet(self.owner, command=command, to=ids), command_id=id_of(command))
+        fleet = self.books.fleet(self.owner, command=command, to=ids)
+        return FleetAnswer(fleet=fleet, command_id=id_of(command), to=ids)
 
     def _signed(self, command: OwnerCommand) -> FleetCommand:
         return sign_command(command, self.owner)
@@ -203,6 +207,7 @@ def _ids_of(names: list[str], fleet: Fleet) -> tuple[str, ...]:
 
 def _print(answer: FleetAnswer, line: OwnerLine, *, as_json: bool) -> None:
     rows = [_row(node, answer.command_id, line.me) for node in answer.fleet.nodes]
+    rows = [row for row in rows if not answer.to or row["node_id"] in answer.to]
     if as_json:
         said = {"hub": line.hub.url, "counts_once": answer.fleet.counts_once, "nodes": rows}
         typer.echo(json.dumps(said, indent=2))

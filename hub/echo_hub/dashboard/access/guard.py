@@ -55,6 +55,7 @@ PUBLIC: Final = frozenset(
         "/node/receipts",
         "/node/certificate",
         "/node/team",
+        "/node/fleet",
         "/announce/{passkey}",
         "/artefacts/{passkey}/{carrier}/{path}",
         "/install.sh",  # Like the next two routes: "not found" unless the operator set server.install_from.
