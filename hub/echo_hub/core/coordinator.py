@@ -283,7 +283,7 @@ class Coordinator:
         self._nodes.connect(event.node_id, event.cost_per_hour, origin=event.invite or event.origin)
         self._activation.connected(event.node_id, now)
         self._outstanding.came(event.node_id)
-        self._trust.connected(event.node_id, event.numerics, now, kin=(event.origin, event.invite))
+        self._trust.connected(event.node_id, event.numerics, now, kin=(event.origin, event.invite, event.owner))
 
     def _disconnected(self, event: NodeDisconnected, now: float) -> None:
         self._activation.disconnected(event.node_id, self._demand, now)

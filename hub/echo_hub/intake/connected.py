@@ -135,6 +135,7 @@ class ConnectedNodes:
                 cost_per_hour=cost,
                 origin=origin_of(node.host),
                 invite="" if node.invite_id is None else f"invite {node.invite_id}",
+                owner=f"owner {node.owner_key.hex()}" if node.owner_key else "",
                 numerics=NumericsClass(node.backend, device=_kind_of(node.device)),
             )
         )

@@ -318,3 +318,9 @@ def test_new_keys_of_one_invite_share_places_of_their_own(
         here.tell(NodeConnected(node_id=f"key {number}", origin=f"192.0.2.{number % addresses}", invite=invite))
         here.tell(NodeReported(node_id=f"key {number}", capacity=4, policy_version=0))
     assert sum(lease.node_id.startswith("key") for lease in here.leases.values()) == given
+
+
+def test_a_proven_owner_is_one_of_the_things_that_nodes_share(bench: BenchOf) -> None:
+    here = bench()
+    here.tell(NodeConnected(node_id="a", origin="192.0.2.1", owner="owner 07"))
+    assert here.coordinator._trust._standings.of("a").kin == {"192.0.2.1", "owner 07"}

@@ -389,7 +389,13 @@ async def test_a_nodes_address_and_device_are_reported(hub: Hub, device: str, ki
     await hub.nodes.node_joined(replace(NODE, device=device, host="2001:db8::7"))
     (connected,) = [event for what, event in hub.calls if what == "report"]
     assert connected.numerics == NumericsClass("torch", "", kind)
-    assert connected.origin == "2001:db8::/64"
+    assert (connected.origin, connected.owner) == ("2001:db8::/64", "")
+
+
+async def test_nodes_of_one_owner_are_reported_as_such(hub: Hub) -> None:
+    await hub.nodes.node_joined(replace(NODE, owner_key=bytes([7]) * 32, owner_claim=bytes(64)))
+    (connected,) = [event for what, event in hub.calls if what == "report"]
+    assert connected.owner == f"owner {'07' * 32}"
 
 
 async def test_the_precision_is_that_of_the_engine_that_is_up(hub: Hub) -> None:

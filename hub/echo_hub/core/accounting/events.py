@@ -28,6 +28,9 @@ class NodeConnected:
     one person."""
     invite: str = ""
     """Invite that the node used. All keys of one invite count as one person's, at any address. Empty = no invite."""
+    owner: str = ""
+    """Owner that the node has proven to belong to (`echo-node fleet`); empty = none. Nodes of one owner never check
+    each other's rollouts."""
     numerics: NumericsClass = NOT_SAID
     """Engine, precision and device that the node reports. The precision usually arrives with a later report."""
 

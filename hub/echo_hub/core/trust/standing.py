@@ -120,7 +120,8 @@ class Standing:
     usual_rank: UsualRank = field(default_factory=UsualRank)
     """Mean rank of the rewards of the node's rollouts (`shopping`). The database does not store this."""
     kin: frozenset[str] = frozenset()
-    """The node's network address and its invite, if known. Nodes that share one of them count as nodes of one owner."""
+    """The node's network address, invite and proven owner, if known. Nodes that share one of them count as nodes of one
+    owner."""
 
     @classmethod
     def of(cls, row: StandingRow) -> Standing:
@@ -215,8 +216,8 @@ class Standings:
         return standing
 
     def connected(self, node_id: str, kin: Iterable[str]) -> Standing:
-        """Note that a node has connected. `kin`: its network address and its invite; nodes that share one of them count
-        as nodes of one owner."""
+        """Note that a node has connected. `kin`: its network address, its invite and its proven owner. Nodes that share
+        one of them count as nodes of one owner."""
         self._left.pop(node_id, None)
         standing = self.of(node_id)
         standing.kin = frozenset(filter(None, kin))
