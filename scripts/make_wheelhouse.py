@@ -13,8 +13,8 @@ serves it.
 
 llama.cpp is compiled once per set of options, for all processors that it supports; it selects the variant at run time.
 `--variants native` compiles only for this machine's processor, in a tenth of the time. Vulkan, for GPUs of AMD and
-Intel, is included if its SDK is installed. `--index` only rewrites the scripts in serve/, for archives collected from
-several machines.
+Intel, is included if its SDK is installed, or the packages of a Linux distribution that is new enough. `--index` only
+rewrites the scripts in serve/, for archives collected from several machines.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from types import ModuleType
 from typing import Final
 
 from packaging.utils import parse_wheel_filename
+from packaging.version import Version
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 WORK: Final = ROOT / "build" / "wheelhouse"
@@ -56,6 +57,8 @@ PACKED: Final = ("-DCMAKE_INSTALL_BINDIR=llama_cpp/lib",)
 programs.
 """
 RPC: Final = "-DGGML_RPC=ON"
+LEAST_VULKAN: Final = "1.3.272"
+"""Version of Vulkan's headers that first declares all that llama.cpp uses: VK_EXT_layer_settings is the newest part."""
 _MANYLINUX: Final = re.compile(r"manylinux_(\d+)_(\d+)_")
 _OLD_MANYLINUX: Final = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
 
@@ -81,13 +84,21 @@ def cmake_options(variants: str) -> list[str]:
 
 
 def _has_vulkan() -> bool:
-    """Return True if the headers of Vulkan's loader and its shader compiler are installed."""
+    """Return True if Vulkan's shader compiler and headers are installed, and the headers are new enough for
+    llama.cpp.
+    """
     if shutil.which("glslc") is None:
         return False
     if os.environ.get("VULKAN_SDK"):
         return True
-    found = shutil.which("pkg-config") and subprocess.run(["pkg-config", "--exists", "vulkan"], check=False)
-    return bool(found and found.returncode == 0)
+    if shutil.which("pkg-config") is None:
+        return False
+    asked = ["pkg-config", "--modversion", "vulkan"]
+    found = subprocess.run(asked, check=False, capture_output=True, text=True).stdout.strip()
+    if found and Version(found) < Version(LEAST_VULKAN):
+        print(f"Vulkan is left out: its headers are {found}, and llama.cpp needs {LEAST_VULKAN}. Set VULKAN_SDK.")
+        return False
+    return bool(found)
 
 
 def pip(*arguments: str | Path, environment: dict[str, str] | None = None) -> None:

@@ -293,6 +293,7 @@ TORCH_ALLOWED = (
     "echo_hub.evaluation.worker",  # A separate process that samples with the learner's policy.
     "echo_hub.judges.worker",  # A separate process for a reward model.
     "echo_hub.learner",
+    "echo_hub.lifecycle.merging",  # Imports it only while the command `echo-hub export --merged` runs.
     "echo_hub.verify.worker",  # A separate process that computes with the learner's policy.
     "echo_hub.verify.measuring",  # Part of the process of `echo_hub.verify.worker`, as is the next module.
     "echo_hub.verify.emulation",

@@ -218,13 +218,32 @@ def export(
     base: Annotated[
         str | None, typer.Option(metavar="DIR|ID", help="What the adapter calls its base; default: model.base.")
     ] = None,
+    merged: Annotated[
+        bool, typer.Option("--merged", help="The whole model with the adapter merged in, for programs without PEFT.")
+    ] = False,
+    dtype: Annotated[
+        str, typer.Option(metavar="auto|float32|bfloat16|float16", help="Of a merged model; auto: the base's.")
+    ] = "auto",
 ) -> None:
-    """Write a policy version, as it was published, for PEFT's `AutoPeftModelForCausalLM.from_pretrained` to load."""
-    from echo_hub.lifecycle.export import export_adapter
+    """Write a policy version, as it was published, for PEFT's `AutoPeftModelForCausalLM.from_pretrained` to load, or
+    merged into its base model.
+    """
+    from echo_hub.lifecycle.export import export_adapter, export_merged
+    from echo_hub.lifecycle.merging import DTYPES
 
     directory = RunDirectory(run_directory)
     directory.check()
-    exported = export_adapter(directory, destination, policy_version=version, base=base)
+    chosen = next((one for one in DTYPES if one == dtype), None)
+    if chosen is None or (merged and base is not None) or (chosen != "auto" and not merged):
+        raise ConfigError(
+            "These options do not belong together.",
+            got=f"--dtype {dtype}{' --merged' if merged else ''}{' --base' if base else ''}",
+            do=f"--dtype is one of {', '.join(DTYPES)}, and needs --merged. --base is for an adapter.",
+        )
+    if merged:
+        exported = export_merged(directory, destination, policy_version=version, dtype=chosen)
+    else:
+        exported = export_adapter(directory, destination, policy_version=version, base=base)
     typer.echo(f"Policy version {exported} is in {destination}; README.md there says how to use it")
 
 

@@ -39,7 +39,7 @@ FLAGS = {
     "init": {"--base", "--task", "--option", "--port", "--host", "--steps", "--mode", "--seed", "--beside"},
     "serve": {"--host", "--port", "--steps", "--dry-run"},
     "demo": {"--task", "--directory", "--keep", "--steps", "--port", "--seed", "--mode", "--backend", "--json"},
-    "export": {"--base", "--version"},
+    "export": {"--base", "--version", "--merged", "--dtype"},
     "eval": {"--version", "--problems", "--samples", "--json"},
     "nodes": set(),
     "ban": set(),

@@ -1,4 +1,4 @@
-"""Export a run's results: an adapter for other programs, and an evaluation of its versions."""
+"""Export a run's results: an adapter or a merged model for other programs, and an evaluation of its versions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,13 +18,16 @@ from echo_hub.evaluation.evaluator import evaluator_of
 from echo_hub.evaluation.examples import AnswerExample, choosing
 from echo_hub.evaluation.work_count import WorkCount
 from echo_hub.learner.settings import LearnerSettings
+from echo_hub.lifecycle.beside_hub import store_of
 from echo_hub.lifecycle.cluster_of_run import open_cluster
+from echo_hub.lifecycle.merging import Dtype, merge
 from echo_hub.lifecycle.model_card import model_card
 from echo_hub.run.base_model import BUILTIN, PromptCodec, resolve_base
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.start import read_start
 from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems
+from echo_hub.store.run_facts import RunFacts, read_facts
 from echo_shared.errors import ConfigError
 from echo_shared.records.run import Evaluation
 
@@ -39,21 +42,46 @@ def export_adapter(
     its directory on this machine. `base` overrides that name.
     """
     version, source = _adapter(directory, policy_version)
+    with _written(destination) as whole:
+        shutil.copytree(source, whole, dirs_exist_ok=True)
+        if directory.config.is_file():
+            named = _NamedBase.of(base or load_config(directory.config, {}).model.base)
+            _name_base(whole / "adapter_config.json", named)
+            _write_card(directory, whole, version, named, is_merged=False)
+    return version
+
+
+def export_merged(
+    directory: RunDirectory, destination: Path, *, policy_version: int | None, dtype: Dtype = "auto"
+) -> int:
+    """Write a version, merged into its base model, to a new `destination`; None means the newest. Returns the version.
+
+    Raises ConfigError, also if the base model cannot be found.
+    """
+    version, source = _adapter(directory, policy_version)
+    reference = load_config(directory.config, {}).model.base
+    with _written(destination) as whole:
+        merge(resolve_base(reference), source, whole, dtype=dtype)
+        _write_card(directory, whole, version, _NamedBase.of(reference), is_merged=True)
+    return version
+
+
+@contextlib.contextmanager
+def _written(destination: Path) -> Iterator[Path]:
+    """Yield a directory that becomes `destination` at the end of the block; after an error nothing is left. Raises
+    ConfigError if `destination` exists or cannot be written.
+    """
     if destination.exists():
         raise ConfigError("The destination exists already.", got=str(destination), do="Name a new directory.")
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=destination.parent, prefix=f".{destination.name}-") as temporary:
-            whole = Path(temporary) / "adapter"
-            shutil.copytree(source, whole)
-            if directory.config.is_file():
-                named = _NamedBase.of(base or load_config(directory.config, {}).model.base)
-                _name_base(whole / "adapter_config.json", named)
-                (whole / "README.md").write_text(_card(directory, version, named), encoding="utf-8")
+            whole = Path(temporary) / "exported"
+            whole.mkdir()
+            yield whole
             whole.replace(destination)
     except OSError as error:
-        raise ConfigError("The adapter cannot be written.", got=str(error), do="Name another directory.") from error
-    return version
+        raise ConfigError("The export cannot be written.", got=str(error), do="Name another directory.") from error
 
 
 @dataclass(slots=True, kw_only=True)
@@ -147,15 +175,28 @@ def _name_base(path: Path, named: _NamedBase) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _card(directory: RunDirectory, policy_version: int, named: _NamedBase) -> str:
+def _write_card(
+    directory: RunDirectory, whole: Path, policy_version: int, named: _NamedBase, *, is_merged: bool
+) -> None:
     start = read_start(directory)
-    lineage = start.lineage if start else ()
-    return model_card(
+    text = model_card(
         load_config(directory.config, {}),
         policy_version=policy_version,
-        lineage=lineage,
+        lineage=start.lineage if start else (),
         base_id=None if named.is_local else named.name,
+        is_merged=is_merged,
+        facts=_facts(directory, policy_version),
     )
+    (whole / "README.md").write_text(text, encoding="utf-8")
+
+
+def _facts(directory: RunDirectory, policy_version: int) -> RunFacts | None:
+    """Return what the run's database says about the training; None if no hub has served the run yet."""
+    try:
+        with store_of(directory) as store:
+            return store.read(read_facts, policy_version)
+    except ConfigError:
+        return None
 
 
 def _adapter(directory: RunDirectory, policy_version: int | None) -> tuple[int, Path]:

@@ -1,4 +1,6 @@
-"""Write README.md for an exported adapter: a model card as described at huggingface.co/docs/hub/model-cards."""
+"""Write README.md for an exported adapter or merged model: a model card as described at
+huggingface.co/docs/hub/model-cards.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from echo_hub.config.sections import HubConfig
+from echo_hub.store.run_facts import RunFacts
 
 _USE: Final = """## Use
 
@@ -16,6 +19,15 @@ from transformers import AutoTokenizer
 
 model = AutoPeftModelForCausalLM.from_pretrained("THIS_DIRECTORY")
 tokenizer = AutoTokenizer.from_pretrained(model.peft_config["default"].base_model_name_or_path)
+```
+"""
+_USE_MERGED: Final = """## Use
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("THIS_DIRECTORY")
+tokenizer = AutoTokenizer.from_pretrained("THIS_DIRECTORY")
 ```
 """
 _LOCAL: Final = """
@@ -33,24 +45,32 @@ Before you share the adapter, name a base model that others can download: `echo-
 """
 
 
-def model_card(config: HubConfig, *, policy_version: int, lineage: Sequence[str], base_id: str | None) -> str:
+def model_card(
+    config: HubConfig,
+    *,
+    policy_version: int,
+    lineage: Sequence[str],
+    base_id: str | None,
+    is_merged: bool = False,
+    facts: RunFacts | None = None,
+) -> str:
     """Return the text of the model card.
 
     `lineage`: origins of the run's initial adapter, nearest first; empty if the run began with the base model.
-    `base_id`: id of the base on a model hub; None if it is a directory.
+    `base_id`: id of the base on a model hub; None if it is a directory. `is_merged`: the card is for a whole model, not
+    for an adapter. `facts`: None if the run's database is not at hand.
     """
     name = _one_line(config.run.name)
     lines = [
         "---",
         *([f"base_model: {json.dumps(base_id)}"] if base_id is not None else []),
-        "library_name: peft",
-        "tags: [lora, reinforcement-learning, echo]",
+        f"library_name: {'transformers' if is_merged else 'peft'}",
+        f"tags: [{'' if is_merged else 'lora, '}reinforcement-learning, echo]",
         "---",
         "",
         f"# {name}, version {policy_version}",
         "",
-        f"A LoRA adapter of rank {config.training.lora_rank}{_layers(config.training.lora_targets)}, "
-        "trained by reinforcement learning with Echo on the task "
+        f"{_what(config, base_id, is_merged=is_merged)}, trained by reinforcement learning with Echo on the task "
         f"`{_one_line(config.task.label)}`: version {policy_version} of the run {name}.",
         "",
     ]
@@ -58,12 +78,30 @@ def model_card(config: HubConfig, *, policy_version: int, lineage: Sequence[str]
         lines += ["The run began with", "", *(f"- {_one_line(one)}" for one in lineage[:1])]
         lines += [f"  - which began with {_one_line(one)}" for one in lineage[1:]]
         lines.append("")
-    lines.append(_USE if base_id is not None else _USE + _LOCAL)
+    if facts is not None and facts.rollouts:
+        lines += ["## Training", "", *_training(facts), ""]
+    lines.append(_USE_MERGED if is_merged else _USE if base_id is not None else _USE + _LOCAL)
     around = {"system prompt": config.task.system_prompt, "text behind each problem": config.task.prompt_suffix}
     asked = [f"- {what}: {json.dumps(text, ensure_ascii=False)}" for what, text in around.items() if text]
     if asked:
         lines += ["It was trained on prompts with", "", *asked, ""]
     return "\n".join(lines)
+
+
+def _what(config: HubConfig, base_id: str | None, *, is_merged: bool) -> str:
+    adapter = f"LoRA adapter of rank {config.training.lora_rank}{_layers(config.training.lora_targets)}"
+    if not is_merged:
+        return f"A {adapter}"
+    return f"{'A language model' if base_id is None else f'The model {base_id}'} with a merged {adapter}"
+
+
+def _training(facts: RunFacts) -> list[str]:
+    nodes = f"{facts.num_nodes:,} {'machine' if facts.num_nodes == 1 else 'machines'}"
+    lines = [f"The run so far: {facts.rollouts:,} rollouts with {facts.tokens:,} tokens, sampled by {nodes}."]
+    if facts.evaluations:
+        lines += ["", "Accuracy on held-out problems:", ""]
+        lines += [f"- version {one.policy_version}: {one.text}" for one in facts.evaluations]
+    return lines
 
 
 def _layers(targets: str) -> str:

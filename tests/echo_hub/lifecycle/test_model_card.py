@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from echo_hub.config.sections import HubConfig, ModelConfig, RunConfig
 from echo_hub.config.task_sections import TaskConfig
 from echo_hub.lifecycle.model_card import model_card
+from echo_hub.store.run_facts import RunFacts
+from echo_shared.records.run import Evaluation, EvaluationKind
 
 
 def test_the_card_describes_the_adapter_and_its_origin() -> None:
@@ -27,3 +31,32 @@ def test_the_card_shows_the_text_around_prompts() -> None:
     card = model_card(config, policy_version=1, lineage=(), base_id="owner/name")
     assert '- system prompt: "Be brief.\\nVery."\n- text behind each problem: "\\nAnswer:"' in card
     assert "its path at the export" not in card and "AutoPeftModelForCausalLM" in card
+
+
+def test_the_card_says_who_sampled_how_much_and_what_it_gained() -> None:
+    measured = Evaluation(
+        policy_version=0,
+        kind=EvaluationKind.GREEDY,
+        num_problems=64,
+        samples=1,
+        num_unscored=0,
+        accuracy=0.25,
+        accuracy_error=0.05,
+        pass_at={},
+        mean_reward=0.25,
+        mean_tokens=9.0,
+        share_truncated=0.0,
+        seconds=1.0,
+        evaluated_at=1.0,
+    )
+    facts = RunFacts(
+        num_nodes=7,
+        rollouts=1_234,
+        tokens=98_765,
+        evaluations=(measured, replace(measured, policy_version=7, accuracy=0.75)),
+    )
+    card = model_card(HubConfig(), policy_version=7, lineage=(), base_id=None, facts=facts)
+    assert "1,234 rollouts with 98,765 tokens, sampled by 7 machines" in card
+    assert "- version 0: greedy 25.0%" in card and "- version 7: greedy 75.0%" in card
+    empty = RunFacts(num_nodes=0, rollouts=0, tokens=0, evaluations=())
+    assert "Training" not in model_card(HubConfig(), policy_version=7, lineage=(), base_id=None, facts=empty)
