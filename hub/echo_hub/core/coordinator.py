@@ -70,8 +70,9 @@ from echo_hub.core.trust.under_check import Held
 from echo_shared.wire.messages import Checked, DropReason, ReceiptState, rollout_id
 
 MAX_RETURNS: Final = 16
-"""Number of times that nodes return one rollout index of a group until the group's owner is told, so that a problem
-that no node can solve does not stall the run. Nodes that connect and disconnect return an index far less often."""
+"""Number of times that nodes give back one rollout index of a group before the group's owner is told. The owner may
+then replace the group, so that a problem that no node can solve does not stall the run. Nodes that connect and
+disconnect return an index far less often."""
 
 
 class Coordinator:

@@ -1,4 +1,5 @@
-"""Evaluations by nodes: all held-out problems with one version, as groups unlike training's in three ways.
+"""Evaluations by nodes: completions of all held-out problems, sampled with one version. Their groups differ from
+training groups in three ways:
 
 - Their leases name the evaluated version, even if newer ones exist. The groups are not in the learner's queues: they do
   not count when groups are admitted, no step trains on them, and they cannot become stale.

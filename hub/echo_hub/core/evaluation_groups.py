@@ -11,7 +11,7 @@ from typing import Final
 FIRST_EVALUATION_ID: Final = 2**48
 """Smallest id of an evaluation group."""
 _PROBLEMS: Final = 2**17
-"""Number of group ids reserved per version and kind of sampling: more than evaluation.problems can be."""
+"""Number of group ids reserved per version and kind of sampling: more than the setting `evaluation.problems` allows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

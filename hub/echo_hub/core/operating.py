@@ -24,7 +24,7 @@ from echo_hub.core.accounting.events import OperatorAsked
 from echo_hub.core.settings import LEASING, CoordinatorSettings
 
 MOST_CHANGES: Final = 1_000
-"""Number of remembered changes of one setting. After a crash a learner repeats far fewer steps."""
+"""Number of remembered changes of one setting. It suffices: after a crash a learner repeats far fewer steps."""
 
 
 class LiveSetting(StrEnum):

@@ -38,10 +38,10 @@ class CoordinatorSettings:
     max_staleness: int = 0
     publish_every: int = 1
     publish_changes: tuple[tuple[int, int], ...] = ()
-    """Pairs of version and interval, ascending: publish that version, then one every interval steps, until the next
-    pair.
+    """Pairs (version, interval), ascending. From that version on, that version and then every interval-th version is
+    published, until the next pair applies.
 
-    Before the first pair, `publish_every` applies.
+    Before the first pair, `publish_every` is the interval.
     """
     learning_rate: float = 0.0
     learning_rates: tuple[tuple[int, float], ...] = ()

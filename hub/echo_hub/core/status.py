@@ -54,6 +54,6 @@ class CoordinatorStatus:
 
 
 class StatusSource(Protocol):
-    """Returns the status of a coordinator: `echo_hub.core.coordinator`."""
+    """Interface of an object that returns a coordinator's status, such as `echo_hub.core.coordinator.Coordinator`."""
 
     def status(self) -> CoordinatorStatus: ...

@@ -1,8 +1,8 @@
 """The learner's side of the run: the next step, its batch, and the published versions.
 
-    learner_version   version that the learner holds and has written; None while the learner is away
+    learner_version   newest version whose checkpoint the learner has written; None while the learner is away
     trained_steps     steps recorded as trained; a learner with an older version first repeats them from the store
-    planned           written batches of the steps after trained_steps, at most two
+    planned           batches, written to the database, of the steps after trained_steps; at most two
     training          step that the learner is computing
 
 While the learner trains step k, it gets the batch of step k + 1 as soon as the oldest waiting groups are complete and
@@ -102,8 +102,8 @@ class Training:
         self.planned = deque(snapshot.planned)
         self.published_version = snapshot.published_version
         self._fetchable = deque([snapshot.published_version], KEPT_VERSIONS)
-        """Published versions that nodes can certainly fetch. Of those published before the hub's start only the newest
-        is included: a run restored from a backup has no other."""
+        """Published versions that nodes can certainly fetch. Of the versions published before the hub's start, only the
+        newest is included: in a run restored from a backup, the older ones may be missing."""
         self._publishing = 0
         self.usability = Usability()
         self.tempo = Tempo()
@@ -439,7 +439,7 @@ class Training:
         if self._curriculum is not None:
             self._curriculum.count(self._newest_planned_group)
         self._flat_groups = [group_id for group_id in self._flat_groups if group_id > self._newest_planned_group]
-        # The next step is a later one after planning: drop rollouts too stale for it.
+        # Planning has moved the next step on by one: drop rollouts that are too stale for it.
         self.sweep(now)
         return True
 

@@ -71,8 +71,8 @@ SOONEST_S: Final = 0.005
 """Shortest wait between the last event and a `Tick`, in seconds."""
 
 TICK_S: Final = 1.0
-"""Longest time in seconds until the driver looks again if the coordinator is due: the computer's clock may be set, or
-the computer may sleep."""
+"""Longest time in seconds before the driver asks the coordinator again if it is due: the computer's clock may be set,
+or the computer may sleep."""
 
 
 class Services(Protocol):
@@ -144,8 +144,8 @@ class Driver:
         self._loop.call_soon_threadsafe(self.note, event)
 
     async def commit_noted(self) -> None:
-        """Commit the run events that were noted last. Call it when `run` has ended. Events that the store does not take
-        then are lost."""
+        """Commit the run events that are not committed yet. Call it after `run` has ended. Events that the store does
+        not take then are lost."""
         if self._writing is not None:
             await asyncio.wait([self._writing])
         await self._commit(())

@@ -34,7 +34,8 @@ MANY_ALIKE: Final = 0.8
 """If at least this share of the groups have equal rewards, most work is wasted."""
 MANY_CUT: Final = 0.2
 MANY_MISFORMED: Final = 0.05
-"""Share above which a warning is given, for truncated completions and for right ones in a form that earns nothing."""
+"""Shares of completions above which a warning is given: of truncated ones (`MANY_CUT`), and of right answers in a form
+that earns nothing (`MANY_MISFORMED`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +124,8 @@ async def base_answers(
 async def _paid_as(
     episodes: Sequence[Episode], codec: PromptCodec, of_score: RewardBounds, pool: ScoringPool
 ) -> dict[tuple[int, int], str]:
-    """Return solvable forms of unsolved answers, such as the number alone, by problem number and index of the
-    answer."""
+    """Return, for unsolved answers, a rewritten form that would count as solved, such as the number alone. Keys:
+    problem number and index of the answer."""
     forms = [
         (episode, form)
         for episode in episodes

@@ -61,7 +61,7 @@ class AnswerScorer(Protocol):
 
 
 class VersionSampler(Protocol):
-    """Draws on the hub's own device or in its Ray cluster. Implemented by `echo_hub.training.trainer` and
+    """Sampler on the hub's own device or in its Ray cluster. Implemented by `echo_hub.training.trainer` and
     `echo_hub.evaluation.evaluator`."""
 
     async def generate(self, requests: Sequence[GroupRequest], *, adapter: Path | None, greedy: bool) -> Generated:

@@ -5,8 +5,8 @@ the run's last version, the hub stops waiting and evaluates that version itself.
 
 A greedy completion is the limit of sampling as the temperature approaches 0, so engines sample it like all others. At
 `GREEDY_TEMPERATURE`, two different float32 logits of size 1 or more get sampling weights whose ratio is at most e^-59.
-The draws, in float64 on every engine, do not overflow. Only exactly equal logits share the draw, and each of them is a
-greedy choice.
+The draws, in float64 on every engine, do not overflow. Only tokens with exactly equal logits can both be drawn, and
+each of them is a greedy choice.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ GREEDY_TEMPERATURE: Final = 1e-9
 LOOK_S: Final = 5.0
 """Interval in seconds at which the hub checks, after the last version, that nodes still work."""
 PATIENCE_DEADLINES: Final = 2
-"""Wait for a rollout after the last version, in lease deadlines. After this wait the hub evaluates the version itself,
-even with connected nodes."""
+"""Longest wait for a rollout after the last version, as a multiple of the lease deadline. After this wait the hub
+evaluates the version itself, even with connected nodes."""
 
 
 class Keeps(Protocol):

@@ -1,11 +1,11 @@
 """All nodes of a simulated run: they connect and leave, fetch versions, take leases, and send rollouts.
 
 A node that vanishes is disconnected at once. Either its work is lost, or the node keeps sampling and sends finished
-rollouts when it is back; revocations do not reach it meanwhile. A node whose day ends gives back unfinished work. If a
-lease is sent twice, the node skips rollouts that it still holds or finished while it was away. Nodes stream the tokens
-of unfinished rollouts to the hub, and after a reconnection all of them. A node that gets a rollout begun elsewhere
-continues from the tokens that the hub has. Every rollout carries its spans: which node sampled how many tokens with
-which version.
+rollouts when it is back; revocations do not reach it meanwhile. A node whose day (hours of availability) ends gives
+back unfinished work. If a lease is sent twice, the node skips rollouts that it still holds or finished while it was
+away. Nodes stream the tokens of unfinished rollouts to the hub; a reconnected node streams all of them again. A node
+that gets a rollout begun elsewhere continues from the tokens that the hub has. Every rollout carries its spans: which
+node sampled how many tokens with which version.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NOTHING: Final[Mapping[int, Spans]] = MappingProxyType({})
 
 
 class SimulatedHub(Protocol):
-    """Gets the nodes' events: `echo_hub.simulator.world.World`."""
+    """Receiver of the nodes' events, such as `echo_hub.simulator.world.World`."""
 
     def tell(self, event: Event) -> None: ...
 
@@ -53,8 +53,8 @@ class SimulatedHub(Protocol):
 class SimulatedFleet:
     """All nodes, honest ones and liars, and what happens to them in virtual time.
 
-    `hub` gets the events; `work` provides what nodes sample; `hours` counts connected nodes. `nodes`: the
-    honest nodes, if they are not drawn from the scenario. Agenda entries of a node's earlier connections are ignored.
+    `hub` gets the events; `work` provides what nodes sample; `hours` counts connected nodes. `nodes`: the honest nodes,
+    if they are not drawn from the scenario. Scheduled calls (`agenda`) from a node's earlier connections are ignored.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class SimulatedFleet:
         self._by_id = {node.node_id: node for node in self.honest}
 
     def begin(self) -> None:
-        """Connect all nodes whose day has begun, schedule the others, and connect the liars."""
+        """Connect all nodes whose day (hours of availability) has begun, schedule the others, and connect the liars."""
         for node in self.honest:
             self._come(node)
         claims = self._scenario.false_claims
@@ -281,7 +281,7 @@ class SimulatedFleet:
     # --- nodes that come and go
 
     def _come(self, node: SimulatedNode) -> None:
-        """Connect the node now if its day has begun, else when it begins."""
+        """Connect the node now if its day (hours of availability) has begun, else when the day begins."""
         now, day = self._agenda.now, self._scenario.availability
         left_s = inf
         if day.on_share < 1:
@@ -406,7 +406,7 @@ class SimulatedFleet:
 
 
 class TokenCounts:
-    """Counts over planned and dropped groups; lost tokens and failures count over the whole run."""
+    """Counts of the tokens sampled for planned and dropped groups. `lost` and `failures` count over the whole run."""
 
     def __init__(self) -> None:
         self.drawn = 0

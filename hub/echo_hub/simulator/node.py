@@ -1,4 +1,4 @@
-"""One node's engine: samples `width` rollouts at once; others wait in order of arrival.
+"""Simulated engine of one node. It samples `width` rollouts at once; others wait in order of arrival.
 
 Leases wait until their version has arrived at the node. The first rollout of a lease does the prefill of the prompt;
 the others start when it is done. A rollout continued from another node first recomputes the given tokens, then samples
@@ -292,8 +292,8 @@ class SimulatedNode:
         return begun
 
     def _draw(self, sampling: Sampling, now: float) -> None:
-        """Start or continue a rollout in a slot: prefill the prompt, unless its lease has, and recompute existing
-        tokens."""
+        """Start or continue a rollout in a slot: prefill the prompt, unless another rollout of its lease has done so,
+        and recompute existing tokens."""
         lease, traits = sampling.lease, self.traits
         if lease.prefilled_at is None:
             lease.prefilled_at = now + traits.prefill_s

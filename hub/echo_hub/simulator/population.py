@@ -25,7 +25,7 @@ class Traits:
     fetch_s: float
     """Seconds from a version's announcement until the node has it, if the formula of `SimulatedPublication` applies."""
     phase: float
-    """The node's position in its day at the start, 0..1; 0 = it has just connected."""
+    """The node's position in its day (period of availability) at the start, 0..1; 0 = it has just connected."""
     price_per_hour: float
     uplink_bytes_s: float = 0.0
     downlink_bytes_s: float = 0.0

@@ -34,7 +34,7 @@ class CoreFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationReport:
-    """Counts are rollouts over the whole run, unless stated otherwise."""
+    """Figures of a simulated run. Counts are numbers of rollouts over the whole run, unless stated otherwise."""
 
     finished: bool
     """False if the limit of virtual time was reached first."""

@@ -1,8 +1,8 @@
 """Simulate how versions spread: the hub's own planner decides the route of each piece over simulated connections.
 
     the hub's uplink   sends planned pieces, one after the other
-    an owner           forwards a piece over its uplink to the nodes that the plan names, except those that have it
-    a node             reports each piece as soon as it has it; is linked with at most MAX_MESH other nodes
+    a node             reports each piece as soon as it has it, and forwards it over its uplink to the nodes that the
+                       plan names, except those that have it; is linked with at most MAX_MESH other nodes
 
 As in the hub's broadcaster, the planner runs after each arriving piece and every `CHECK_S`. A node that receives
 nothing for a while fetches the version elsewhere. It has a version `APPLY_S` after its last piece: it hashes, decrypts
@@ -35,8 +35,8 @@ APPLY_S: Final = 0.12
 """Seconds from a node's last piece to its verified version, plus TCP's slow start; measured with 0.5 MB on clean
 links."""
 WIRE: Final = 1.05
-"""Bytes on the wire per payload byte: an Ethernet frame of 1,514 bytes carries 1,448 of TCP, minus websocket framing
-and other messages."""
+"""Bytes on the wire per payload byte. An Ethernet frame of 1,514 bytes carries 1,448 bytes of TCP data, and a small
+part of these is websocket framing and other messages."""
 SILENCE_S: Final = 3.0
 """Seconds without a piece after which a node fetches the version elsewhere, as real nodes do."""
 TOLD_BYTES: Final = 200
@@ -72,7 +72,7 @@ class _Push:
 
 
 class VersionTakers(Protocol):
-    """The nodes that get versions: `echo_hub.simulator.fleet.SimulatedFleet`."""
+    """Receiver of the versions that arrive at nodes, such as `echo_hub.simulator.fleet.SimulatedFleet`."""
 
     def version_arrived(self, node: SimulatedNode, policy_version: int) -> None:
         """Handle a version that a node has completely."""
@@ -104,7 +104,8 @@ class Spreading:
         self._delay_s = delay_s
         self._takers = takers
         self._heard_at: dict[str, float] = {}
-        """Time of each node's last piece, or of an announcement to a node that waited for nothing, by node id."""
+        """Time from which a node's silence counts, by node id: that of its last piece or, if the node lacked no piece
+        before, that of the announcement."""
         self._uplink = SimulatedUplink(agenda, hub_uplink_bytes_s)
         self._lines: dict[str, _Line] = {}
         self._links: dict[str, frozenset[str]] = {}
@@ -271,8 +272,8 @@ class Spreading:
                 self._agenda.at(self._agenda.now + APPLY_S, self._applied, (push, self._lines[node_id]))
 
     def _hand_on(self, push: _Push, owner_id: str, piece: int, hand_on: bytes) -> None:
-        """Forward a piece to the nodes that `hand_on` names, if they are linked. Nodes with the longest instructions,
-        and so the largest subtree, come first.
+        """Forward a piece to the nodes that `hand_on` names, if they are linked. A node with longer instructions has a
+        larger subtree to supply, so it comes first.
         """
         links = self._links.get(owner_id, frozenset())
         for number, below in split(hand_on):
@@ -293,7 +294,7 @@ class Spreading:
     def _applied(self, subject: tuple[_Push, _Line]) -> None:
         push, line = subject
         node_id = line.node.node_id
-        # If not, the node has left, or returned without the version.
+        # The node may have left, or returned without the version.
         if node_id in push.lacks and self._lines.get(node_id) is line:
             self._takers.version_arrived(line.node, push.version)
 

@@ -76,7 +76,8 @@ meanwhile are answered without a check."""
 
 
 class CheckedRollouts(Protocol):
-    """Reads what the verifier checks. Implemented by `echo_hub.intake.episodes.DrawnRollouts`."""
+    """Reads the rollouts that the verifier checks, and the run's prompts. Implemented by
+    `echo_hub.intake.episodes.DrawnRollouts`."""
 
     async def load(self, rollout_ids: Sequence[str]) -> Mapping[str, DrawnRollout | str]:
         """Return committed rollouts by id, or the reason why one cannot be checked. Rollouts whose tokens were deleted

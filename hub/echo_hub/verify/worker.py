@@ -5,9 +5,9 @@ published base and adapters; one prefill handles rollouts of several versions. A
 computed once per version, up to the end of the version's part. The evidence of each span concerns the node that drew
 the span.
 
-Its input comes from strangers: an invalid rollout is answered with a reason and never reaches the device. The process
-has low priority, and frees the device's memory whenever it is idle. On request, it measures how coarsely engines of a
-kind round (`measuring`).
+Its input comes from nodes that are not trusted: an invalid rollout is answered with a reason and never reaches the
+device. The process has low priority, and frees the device's memory whenever it is idle. On request, it measures how
+coarsely engines of a kind round (`measuring`).
 """
 
 from __future__ import annotations

@@ -224,7 +224,8 @@ class SettingRecorded:
 
 @_effect
 class ActionSettled:
-    """Record: the outcome of an operator's action, if it has none yet. `before` and `after` are JSON-compatible."""
+    """Record: the outcome of an operator's action. A recorded outcome is never replaced. `before` and `after` are
+    JSON-compatible."""
 
     number: int
     done: bool
@@ -372,8 +373,8 @@ class CheckRollout:
 
 @_effect
 class MeasureNumerics:
-    """Action: have the verifier measure how coarsely engines with this rounding sample from this version, then answer
-    NumericsMeasured. Checks requested later wait for this measurement."""
+    """Action: have the verifier measure how much engines with this kind of rounding err when they sample from this
+    version, then answer NumericsMeasured. Checks requested later wait for this measurement."""
 
     rounding: str
     """One of the values of `echo_hub.core.trust.numerics.ROUNDINGS`."""

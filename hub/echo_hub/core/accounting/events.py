@@ -134,8 +134,8 @@ class RolloutChecked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumericsMeasured:
-    """The verifier measured how coarsely engines with this rounding sample. `evidence` is None if the measurement
-    failed."""
+    """The verifier measured how much engines with this kind of rounding err when they sample. `evidence` is None if the
+    measurement failed."""
 
     rounding: str
     policy_version: int

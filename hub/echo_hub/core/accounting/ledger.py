@@ -149,9 +149,8 @@ class Ledger:
         """Return which indices of this lease can continue the tokens of an earlier lease, as pairs of index and earlier
         lease id. Call this before `lease`.
 
-        The earlier lease must belong to the same node or to a proven one: the node that returns a completion answers
-        for all its tokens, so a stranger could plant forged tokens for which an honest node is punished. Without
-        `oldest`, the earlier lease must name the same version. With `oldest`, it may name an older one, if no token is
+        The earlier lease must belong to the same node or to a proven one. The node that returns a completion answers
+        for all its tokens, so an unproven node could plant forged tokens for which an honest node is punished. Without
         older than `oldest`.
         """
         slots = self.groups[record.group_id].slots
@@ -291,7 +290,8 @@ class Ledger:
             self._nodes.trust(rollout.node_id, in_time=not rollout.overdue)
         group = self.groups[rollout.group_id]
         slot = group.slots[rollout.index]
-        if slot.turns:  # Other leases of this turn could not be sent again: the store does not return evaluated turns.
+        # A restarted hub could not send other leases of this turn again, because evaluated turns are not restored.
+        if slot.turns:
             self.revoke(slot.leased, DropReason.EXPIRED)
         turns = slot.received
         self._out.record(RolloutsEvaluated(rollout_ids=tuple(turn.rollout_id for turn in turns)))
@@ -338,7 +338,7 @@ class Ledger:
         for slot in group.slots:
             drawn = slot.received
             if any(rollout.oldest_version < oldest_version for rollout in drawn):
-                if slot.turns:  # The current leases continue these turns.
+                if slot.turns:  # The prompts of the current leases contain these turns.
                     self.revoke(slot.leased, DropReason.STALE)
                 group.expected_tokens = max(group.expected_tokens, *(rollout.num_tokens for rollout in drawn))
                 self.drop(drawn, DropReason.STALE)

@@ -5,11 +5,11 @@ A *gift* is a node that costs nothing. Gifts are always active; the gift that go
 to cover the part of the learner's demand that gifts do not cover, times a safety margin (`choice`). All other priced
 nodes are on standby: they still get new versions and finish their leases, but get no new leases.
 
-    enter   once the active nodes' rollouts fall short of demand times margin by `HYSTERESIS`; then enough nodes are
-            activated at once to restore it
-    leave   if the margin holds without the node, and the node has been active for `dwell_s`
-    change  if another set of nodes costs less by `HYSTERESIS` or more. The new nodes work alongside the old ones until
-            they are settled (below), if the spending cap allows both
+    enter   nodes are activated once the active ones return `HYSTERESIS` (5 %) less than demand times margin: enough
+            nodes at once to reach it again
+    leave   a node is sent to standby if the margin holds without it, and if it has been active for `dwell_s`
+    change  nodes are replaced if another set of nodes costs less by `HYSTERESIS` or more. The new nodes work alongside
+            the old ones until they are settled (below), if the spending cap allows both
     cap     the total price of all active nodes never exceeds `spend_cap_per_hour`
 
 A node without any result has no known speed. If the measured nodes do not suffice, all unmeasured nodes within the
@@ -80,7 +80,7 @@ HANG_S: Final = 60.0
 """Seconds after a node's first hang (a rollout late by `SILENT_S`) until the node counts as settled again, that is
 reliable enough to replace other nodes. The wait doubles with each further hang."""
 MOST_DOUBLED: Final = 6
-"""Number of doublings after which `HANG_S`, and the wait between trials, grow no longer."""
+"""Maximum number of times that `HANG_S`, and the wait between a node's trials, are doubled."""
 LEFT_KEPT: Final = 65_536
 """Number of departed nodes whose trials are remembered, so that a reconnect does not reset the wait for the next
 trial."""
@@ -152,10 +152,11 @@ class Activation:
         """Average seconds from the training of a version until a node reports having it: the estimate for nodes without
         a measurement of their own."""
         self._gifts = self._gifts_seen = _NOTHING
-        """Useful rollouts per step of the gifts (nodes that cost nothing): the sum of the last complete round over all
-        nodes, and the sum of the current round so far."""
+        """Useful rollouts per step of the gifts (nodes that cost nothing): the sum found by the last complete round
+        (examination of all nodes), and the sum of the current round so far."""
         self._left: OrderedDict[str, tuple[int, float, float]] = OrderedDict()
-        """The columns `trials`, `not_before` and `tried_s` of `Priced`, for departed nodes without any result."""
+        """Values of the columns `trials`, `not_before` and `tried_s` of `Priced`, kept for departed nodes without any
+        result, by node."""
         self._to_see: deque[str] = deque()
         self._round_at = inf
         self._choose_at = inf
@@ -202,8 +203,8 @@ class Activation:
         self._note_due()
 
     def disconnected(self, node_id: str, demand: Demand | None, now: float) -> None:
-        """Remove a disconnected node. Call this before `Nodes` removes it. If the node was active, another choice
-        follows soon to replace it."""
+        """Remove a disconnected node. Call this before `Nodes` removes it. If the node was active, the active nodes are
+        chosen again soon, so that others replace it."""
         node = self._nodes.get(node_id)
         if node is None or not node.connected:
             return
@@ -386,8 +387,8 @@ class Activation:
         return demand.useful(self._rate(node), self._late_s(node))
 
     def _is_too_slow(self, node: Node, demand: Demand | None) -> bool:
-        """Return True if this node takes so long for a rollout that it arrives too stale for every step. Speeds
-        measured by turns (single-rollout leases) count as well."""
+        """Return True if a rollout of this node takes so long that it is too stale for every step when it arrives.
+        Speeds measured by turns (single-rollout leases) count as well."""
         measured = node.pace.tokens_per_s > 0 and self._lengths.mean_tokens > 0
         return demand is not None and measured and not demand.useful(1.0, self._late_s(node))
 

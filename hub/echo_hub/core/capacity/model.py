@@ -98,7 +98,7 @@ class Prediction:
     utilisation: float
     """Share of time in which the learner trains."""
     rollouts_per_s: float
-    """Rollouts per second of all nodes, if each arrived in time."""
+    """Rollouts per second that all nodes sample together, whether a rollout arrives in time or not."""
     needed_per_s: float
     """Rollouts per second that a learner consumes if it never waits."""
 

@@ -12,10 +12,10 @@ A pool keeps the learner busy if this is at least kappa R, the rollouts of kappa
 condition of `model`, which counts slots as half-way through older work when a version arrives. With equal B_i and L_i =
 0 this is ECHO-2's rule (arXiv 2602.02192) for a window of S T.
 
-Minimum staleness: consider a rollout that ends u before a step begins. It began with its node's newest version, so it
-lags by x = (u + L_i + B_i) / T steps. With kappa = 1 its staleness in that step is ceil(x). Over one step u goes from 0
-to T. Let (L_i + B_i) / T = a + f with f < 1. Then a share 1 - f of the node's output has staleness a + 1, and a share f
-has a + 2. Training takes R rollouts a step; taking the freshest minimises the mean staleness. This is an ideal
+Minimum staleness: consider a rollout that ends u seconds before a step begins. It began with its node's newest version,
+so it lags by x = (u + L_i + B_i) / T steps. With kappa = 1 its staleness in that step is ceil(x). Over one step u goes
+from 0 to T. Let (L_i + B_i) / T = a + f with f < 1. Then a share 1 - f of the node's output has staleness a + 1, and a
+share f has a + 2. Training takes R rollouts a step; taking the freshest minimises the mean staleness. This is an ideal
 just-in-time schedule: nodes always sample with their newest version, and only the stalest output is unused. With kappa
 > 1 versions are multiples of kappa. For the step that consumes at learner version m, staleness is the smallest s >=
 ceil(x) with m - s divisible by kappa.

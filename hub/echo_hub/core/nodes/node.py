@@ -76,7 +76,7 @@ class Node:
     place: Place | None = None
     """Queue in which the node waits for work; None: it has no free capacity. Maintained by `ReadyQueues`."""
     num_silences: int = 0
-    """How often all rollouts that the node held were past their deadline, since its last scored rollout."""
+    """Number of times since its last scored rollout that all rollouts that the node held were past their deadline."""
     num_failures: int = 0
     """Leases returned and invalid messages since the node's last scored rollout, counted once per rest."""
     deaths: float = 0.0

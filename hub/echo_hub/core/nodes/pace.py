@@ -1,8 +1,7 @@
 """Measured sampling speed of one node, derived from arrival times and counts.
 
-All figures are running averages or maxima over about the last `MEMORY` completions. A claimed speed only lets them
-grow faster: until a result comes later than it promises, the node is expected to reach it, up to `RAMP` times the
-measured speed.
+All figures are running averages or maxima over about the last `MEMORY` completions. A node may also claim a speed. The
+hub then expects this speed, up to `RAMP` times the measured one, until a result comes later than the claim promises.
 
     token_s         seconds per token within one completion; determines how soon the next completion can be back
     tokens_per_s    tokens per second over all parallel completions, while the node is busy. An underused node samples
@@ -65,7 +64,7 @@ class NodePace:
     _promised_token_s: float = 0.0
     """Seconds per token within which the claim promises a completion."""
     _is_broken: bool = False
-    """True if a promise was broken since the node's last connection. Until the next one, claims count as none."""
+    """True if the node broke its claim since it last connected. Until it connects again, its claims are ignored."""
     _counted_from: float = 0.0
     _num: float = 0.0
     _tokens: float = 0.0
@@ -83,9 +82,9 @@ class NodePace:
         self.promised_per_s, self._is_broken = 0.0, False
 
     def promise(self, tokens_per_s: float, capacity: int) -> None:
-        """Store the node's claim to sample `tokens_per_s`. It promises that a completion is back within the time in
-        which the node samples `capacity` completions of that length. An honest one is back sooner, because a node asks
-        for more rollouts than it samples in parallel."""
+        """Store the node's claim to sample `tokens_per_s`. The claim promises that a completion is back within the time
+        in which the node samples `capacity` completions of that length. An honest node is faster, because it asks for
+        more rollouts than it samples in parallel."""
         if not self._is_broken and capacity > 0:
             self.promised_per_s = tokens_per_s
             self._promised_token_s = capacity / tokens_per_s if tokens_per_s else 0.0
@@ -159,8 +158,8 @@ class NodePace:
 
     @property
     def _expected_per_s(self) -> float:
-        """Return the tokens per second that the node will reach with enough work: most of its claim, as far as it is
-        kept, up to `RAMP` times the measured rate."""
+        """Return the tokens per second that the node is expected to reach with enough work: the measured rate or, if
+        higher, `_BELIEVED` times its unbroken claim, limited to `RAMP` times the measured rate."""
         return max(self.tokens_per_s, min(_BELIEVED * self.promised_per_s, RAMP * self.tokens_per_s))
 
     @property

@@ -78,8 +78,8 @@ class Nodes:
         """Number of proven nodes that take work."""
         self.num_connected = 0
         self.heeds_relief = True
-        """False while more free capacity of an already ready node cannot lead to a lease, and so counts as no
-        change."""
+        """False while no lease can follow if a node that is already ready gets more free capacity. Such an event then
+        does not raise `num_changes`."""
         self.num_changes = 0
         """Counter that grows whenever a node may have become able to take work for which no node was found before."""
         self.tokens_per_s = 0.0
@@ -131,7 +131,7 @@ class Nodes:
         unclaimed = min(1, node.free) if self._is_on_trial(node) else node.free
         if node.proven or node.in_flight or node.unchecked or not node.pace.promised_per_s:
             return unclaimed
-        # By its claim, the node samples so many rollouts in the time in which a typical node samples one.
+        # By its claim, the node samples `in_time` rollouts in the time in which a typical node samples one.
         in_time = node.pace.promised_per_s * self.typical_token_s if self.typical_token_s else inf
         # A node's capacity is more than it samples in parallel, so half of the capacity keeps it busy.
         return max(unclaimed, int(min(in_time, node.capacity // 2, self._strangers.most_for_one)))

@@ -1,5 +1,6 @@
-"""Preparation and opening of groups. A group is *admitted* once the staleness bound allows it, *prepared* once its
-problem is tokenised, and then opened in order of id."""
+"""Preparation and opening of groups (the rollouts of one problem). A group is *admitted* once its rollouts would be
+fresh enough for their step (staleness bound), *prepared* once its problem is tokenised, and then opened in order of
+id."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ class Admitting:
         self._out = out
         self._next_to_open = next_group_id
         self._next_to_admit = next_group_id
-        """First group id that is not admitted yet."""
+        """Lowest group id that is not admitted yet."""
         self._next_to_prepare = next_group_id
         self._prepared: dict[int, GroupPrepared] = {}
         self._stood: tuple[int, ...] = ()
@@ -40,7 +41,7 @@ class Admitting:
         return self._next_to_admit - self._next_to_open
 
     def advance(self, version: int) -> None:
-        """Admit and open groups as far as the staleness bound allows with samples of `version`.
+        """Admit and open as many groups as may be sampled with `version` under the staleness bound.
 
         In co-located and sequential mode nodes idle until the next version is published, so the problems of the next
         step are prepared ahead.

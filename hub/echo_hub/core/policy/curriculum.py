@@ -4,16 +4,16 @@ A group with equal rewards has no advantage, so sampling it is wasted. Each grou
 id skips its problem. A problem with pass rate p is opened with this probability:
 
     skip            1 if 0 < p < 1, else `FLOOR`
-    learnability    4 p (1 - p), at least `FLOOR`: the variance of its reward relative to the largest possible one, by
-                    which "Learning to Reason at the Frontier of Learnability" (arXiv 2502.12272) orders problems
+    learnability    4 p (1 - p), at least `FLOOR`. A reward of 0 or 1 has variance p (1 - p), at most 1/4. "Learning to
+                    Reason at the Frontier of Learnability" (arXiv 2502.12272) orders problems by this variance
 
 A problem of unknown rate is always opened. `FLOOR` retries hopeless problems after the model has improved, and solved
 problems in case of forgetting. The pass rate is that of the prompt's newest group (`by` = "problem") or of the task's
 newest `TASK_GROUPS` groups (`by` = "task").
 
-A group's rate counts only once a step is planned whose batch has this group or a younger one. So in co-located and
-sequential mode the skipped ids depend on the groups alone, not on the order of completion. A restarted run skips the
-same ids.
+A group's rate influences choices only once a step is planned whose batch has this group or a younger one. So in
+co-located and sequential mode the skipped ids depend on the groups alone, not on the order of completion. A restarted
+run skips the same ids.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Curriculum:
         self._num_problems = Counter[str]()
         """Number of prompts in `_of_prompt` by difficulty: solved, hopeless or between."""
         self._remembered: list[tuple[int, int]] = []
-        """Groups whose rates count, in ascending order of id, with their prompts."""
+        """Groups whose pass rates influence choices, in ascending order of id, with their prompts."""
         self._uncounted = list(results)
         self._num_passed_over = 0
         self.count(counted_to)
@@ -161,7 +161,7 @@ class Curriculum:
         return None if known is None else known.pass_rate
 
     def _task_rate(self, task: int) -> float | None:
-        """Return the task's mean pass rate; None until it has `TASK_GROUPS` groups whose rates count."""
+        """Return the task's mean pass rate; None until `TASK_GROUPS` of its groups influence choices."""
         newest = self._of_task[task]
         return fmean(rate for _, rate in newest) if len(newest) == TASK_GROUPS else None
 
@@ -169,8 +169,8 @@ class Curriculum:
         return 0 if self._mixture is None else self._mixture.place(group_id).task
 
     def _add(self, result: GroupResult) -> None:
-        """Add a result that influences choices. Of several results of one prompt, that of the youngest group is
-        kept."""
+        """Add a result that influences choices from now on. Of several results of one prompt, that of the youngest
+        group is kept."""
         of_task = self._of_task[self._task_of(result.group_id)]
         insort(of_task, (result.group_id, result.pass_rate))
         del of_task[:-TASK_GROUPS]

@@ -9,20 +9,21 @@ A node too slow for the current step works for a later step: slower nodes get a 
 as its oldest rollout, so no node gets a rollout that would be stale on return. One exception: if the learner is idle,
 no rollout is expected in time and no node is fast enough, any node may take the work.
 
-An index that failed on a node goes to other nodes first, and to unproven ones (strangers) only if no proven node is
-present. The node on which it failed gets the index again only if no other node takes work. While a node holds an index,
-however late, it never gets the index a second time.
+An index (one member of a group) that failed on a node goes to other nodes first, and to unproven ones (strangers) only
+if no proven node is present. The node on which it failed gets the index again only if no other node takes work. While a
+node holds an index, however late, it never gets the index a second time.
 
 If the hub has tokens of an unfinished completion from a proven node, the next node continues them. The lease then names
 the version that sampled them while it is fresh enough, or any newer version if nodes may switch versions within a
 completion. For each index, a lease names the earlier lease whose tokens are continued.
 
-Other owners, such as evaluations, share the nodes with training. While both want leases, one in `EVALUATION_SHARE`
-leased rollouts goes to the other owner. It also gets the capacity that training does not want. So neither side starves,
-and training waits at most until a node finishes its current work.
+Other group owners, such as evaluations, share the nodes with training. While both want leases, one in
+`EVALUATION_SHARE` leased rollouts goes to the other owner. It also gets the capacity that training does not want. So
+neither side starves, and training waits at most until a node finishes its current work.
 
-First turns of a group's episodes share prompt and seed, so one lease may hold several. Later turns have separate leases
-and seeds. Within a group, the episodes with the most finished turns come first.
+An episode consists of one or more turns, each a completion. First turns of a group's episodes share prompt and seed, so
+one lease may hold several. Later turns have separate leases and seeds. Within a group, the episodes with the most
+finished turns come first.
 
 After a scorer failure the turn is sampled again with another seed. The same seed would reproduce the same tokens.
 """
@@ -78,15 +79,15 @@ rollouts may become stale, the group's oldest leased version."""
 
 @lru_cache(maxsize=4_096)
 def length_class(num_tokens: float) -> int:
-    """Return the length class. Two lengths in one class differ by less than a factor of 1.5, like the times in a speed
-    class."""
+    """Return the class of an expected length in tokens. Two lengths in one class differ by less than a factor of 1.5,
+    as the seconds per token of two nodes in one speed class do."""
     return speed_class(num_tokens)
 
 
 class _Share:
-    """Share of leased rollouts for an owner other than training. `due`: above 0, the owner leases before training. Each
-    rollout leased to another owner, while this one wants leases too, adds 1; each own rollout subtracts
-    one less than `EVALUATION_SHARE`."""
+    """Share of leased rollouts for an owner other than training. While `due` is above 0, the owner leases before
+    training. If the owner wants leases, each rollout leased to another owner adds 1 to `due`. Each own rollout
+    subtracts `EVALUATION_SHARE` - 1, if `due` is above 0."""
 
     def __init__(self, owner: GroupOwner) -> None:
         self.owner = owner
@@ -218,8 +219,8 @@ class Leasing:
         """Time at which leasing must go on, because the last turn made `LEASED_AT_ONCE` leases; inf = all work was
         offered."""
         self._notice_from = -inf
-        """Speed class. Until `_release_at`, nodes of a faster class get no work, so their new capacity counts as no
-        change."""
+        """Speed class: until `_release_at`, nodes faster than this class get no work. So their new capacity is no
+        reason to offer work again."""
         self._asked: tuple[int, Outlook] | None = None
         """Counters and outlook after all waiting groups were last offered to nodes. While both stay equal, another
         offer is useless; None: offer all again."""

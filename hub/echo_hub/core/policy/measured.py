@@ -42,11 +42,12 @@ DEVIATIONS: Final = 1.5
 """Standard deviations of the prediction error that the safety factor `longer` covers. Formula: 93 % of completions, if
 errors are normal."""
 _SORTED_EVERY: Final = 64
-"""Arrivals between two computations of `long_tokens`. Set by hand: an eighth of `RECENT_LENGTHS` changes in between."""
+"""Number of completions that arrive between two computations of `long_tokens`. Set by hand: an eighth of
+`RECENT_LENGTHS` changes in between."""
 _TASK_WEIGHT: Final = 2.0
 """Weight of the task's mean in the prediction for a prompt, in completions of this prompt. Set by hand."""
 _MOST: Final = 32.0
-"""Number of completions that a prompt's mean is averaged over, approximately. Set by hand."""
+"""Approximate number of a prompt's newest completions over which its mean length is averaged. Set by hand."""
 RECENT_STEPS: Final = 8
 """Number of recent steps in the medians and averages of step times. Set by hand."""
 READY: Final = 0.05
@@ -54,13 +55,14 @@ READY: Final = 0.05
 FIRST_MARGIN: Final = 1.2
 """Safety factor on lead times at the start of the run. Set by hand; early and late batches then adjust it."""
 MOST_MARGIN: Final = 8.0
-"""Upper bound of the safety factor. Set by hand: three doublings, after three steps that each waited a whole step."""
+"""Upper bound of the safety factor. Set by hand: 1 doubled three times, once for each step before which the learner
+waited as long as a step takes."""
 LEAST_MARGIN: Final = 1.0
 """Lower bound of the safety factor. Formula: with less, even a pool that runs as expected is late."""
 _DOWN: Final = 0.4
-"""Fraction by which the margin shrinks if a batch was complete a whole step before it was needed; less for shorter
-times. Set by hand to be less than 1, the growth after a wait of a whole step, because waiting costs more than an early
-batch."""
+"""Fraction by which the margin shrinks if a batch was complete a whole step before it was needed; proportionally less
+if it was complete later. Set by hand. It is smaller than 1, by which the margin grows after a wait as long as a step,
+because a waiting learner costs more than an early batch."""
 
 
 class CompletionLengths:
@@ -134,7 +136,7 @@ class Tempo:
         self._done_at: float | None = None
         """Time at which the learner's last step ended; None after the learner was lost."""
         self._given = 0
-        """Newest step given to the learner."""
+        """Newest step whose batch the learner got."""
         self._filled = 0
         """Newest step for which enough groups were complete."""
         self._filled_at: dict[int, float] = {}

@@ -1,7 +1,8 @@
 """Task of each training group in a mixture: a pure function of the run's seed and the group's id.
 
 Every `BLOCK` consecutive groups contain each task as often as its weight demands, in an order that varies by block. So
-shares are far more even than with independent draws. A group's number among the groups of its task needs no counting:
+shares are far more even than with independent draws. The number of a group among the groups of its task follows from
+seed and id, without counting:
 
     weights 3 and 1, a block of 8:   groups   0 1 2 3 4 5 6 7 | 8 ...
                                      task     0 0 1 0 0 0 1 0 | 0 ...
@@ -25,7 +26,7 @@ from echo_hub.core.policy.permutation import permuted
 from echo_shared.records.run import TaskFigures
 
 BLOCK: Final = 1_000
-"""Number of groups per block, within which the tasks' shares are exact to a thousandth. Set by hand for that."""
+"""Number of groups per block. Set by hand: within a block, the tasks' shares are exact to a thousandth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,7 @@ class GroupPlace(NamedTuple):
 
 
 def quotas(weights: Sequence[float]) -> tuple[int, ...]:
-    """Return each task's number of groups per block, by largest remainders.
+    """Return each task's number of groups per block, rounded by the largest-remainder method.
 
     A task with nonzero weight gets at least one group.
     """

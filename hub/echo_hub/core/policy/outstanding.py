@@ -96,8 +96,8 @@ class OutstandingLeases:
     def send(
         self, rollouts: Sequence[LeasedRollout], now: float, goes_on: tuple[tuple[int, int], ...] | None = None
     ) -> None:
-        """Send rollouts of one lease to its node. `goes_on`: as in `SendLease`. None: the lease is sent again, and each
-        index continues its tokens that the hub has already."""
+        """Send rollouts of one lease to its node. `goes_on`: pairs of index and earlier lease whose tokens the index
+        continues. None: the lease is sent again, and each index continues its own tokens that the hub has already."""
         first = rollouts[0]
         group = self._ledger.groups[first.group_id]
         self._out.act(

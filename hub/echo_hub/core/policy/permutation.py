@@ -2,7 +2,7 @@
 
 The permutation is a Feistel network over the next even number of bits. Values at or above `size` are permuted again
 (cycle walking: Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002). The domain is less than four
-times `size`, so a walk takes fewer than four network passes on average. It mixes well but is not secret.
+times `size`, so a walk takes fewer than four network passes on average. The permutation mixes well but is not secret.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The policy of lease sizing, as pure functions: the number of groups that may be open, and for the work of a step its
-deadline, oldest version and lease size. Measured figures come in, terms and numbers go out; nothing changes.
+"""The policy of lease sizing, as pure functions of measured figures: how many groups may be open, and on which terms a
+step's work is leased (deadline, oldest version, lease size).
 
 A learner with version k - 1 trains step k. A rollout sampled with version p then has staleness k - 1 - p. Admission
-(`room`) follows AReaL (arXiv 2505.24298, section 5.1): (S + v + 1)·B - consumed, with the staleness bound S and B
-groups per step, and with two changes. First, `v` is the version that new leases name, at most the learner's version. An
-old published version's samples are consumed later, so fewer groups may be open. Second, each count starts from the
-present state: the groups of all steps without a batch that may still consume samples of `v`, minus the waiting groups.
-So it stays right after restarts, after drops, and with variable batch sizes.
+(`room`) follows AReaL (arXiv 2505.24298, section 5.1), which opens at most (S + v + 1)·B - consumed groups, with the
+staleness bound S and B groups per step. Two things differ. First, `v` is the version that new leases name, at most the
+learner's version: the older `v` is, the fewer groups may be open. Second, the count does not start at the beginning of
+the run. It is the number of groups in all steps that have no batch and may still consume samples of `v`, minus the
+waiting groups. So it stays right after restarts, after drops, and with variable batch sizes.
 
 The terms of a step's work (`terms_of_step`):
 
@@ -47,8 +47,8 @@ URGENT: Final = 2.0
 """Work is urgent if its step begins within this many times a typical rollout's time. Urgent work goes to the fastest
 nodes first and to unproven ones last, because no time is left to replace a lost rollout. Set by hand, like `HURRY`."""
 EARLIER: Final = 1.3
-"""Lead of a slow node: the time that the node needs for a step's work, times this factor, is how long before the step
-the node may begin. Set by hand."""
+"""Factor on the time that a slow node needs for a step's work. The product is how long before the step begins the node
+may get this work. Set by hand."""
 SOON_S: Final = 0.01
 """Work that may be released within this many seconds counts as released. Set by hand."""
 PREFILL: Final = 1 / 16
@@ -57,8 +57,8 @@ PREFILL_SHARE: Final = 1 / 4
 """Largest prefill time that a lease should have, relative to its sampling time: with a long prompt, a lease gets more
 completions. Set by hand."""
 LATE: Final = 1.5
-"""A rollout is late once this multiple of its expected time has passed: the node's time for all work that it holds plus
-one of the longest completions. Set by hand."""
+"""A rollout is late once its expected time times this factor has passed. The expected time is the node's time for all
+work that it holds plus one of the longest completions. Set by hand."""
 LATE_S: Final = 2.0
 """Seconds added to the time that `LATE` allows, for the transit to the node and back. Set by hand."""
 

@@ -5,8 +5,8 @@ version is *withdrawn* while nodes of `LEAST_REFUSED` origins (invites or networ
 has sampled with it. A withdrawn version is not leased, and the nodes that refused it are excused. A rollout sampled
 with the version makes it usable again.
 
-Once a proven node has reported about a version, only proven nodes count for it, because keys cost nothing. Nodes of one
-origin have one vote together.
+Once a proven node has reported about a version, only proven nodes count for it, because anyone can create any number of
+new nodes. Nodes of one origin have one vote together.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Checks by nodes: choice of checkers, and evaluation of their findings.
+"""Checks by nodes: a node, the *checker*, recomputes a rollout of other nodes. This module chooses the checkers and
+decides by their findings.
 
     wanted ──> first checker ──> acquits ──────────────────────> settled
                                  accuses ──> second checker
@@ -7,11 +8,12 @@
                                                    two agree ──> settled by these two; the third is outvoted
                                                    otherwise, or without a checker ──> given up
 
-A checker learns neither the claimed log-probabilities nor the seed, so it cannot invent a finding that acquits. Only a
-node that computed the rollout, or conspires with its sampler, knows where the draw's uniform number falls within the
-interval of cumulative probability that draws the token. An accusation can be invented, so it counts only after a
-second, dissimilar node confirms it. One in ten settled rollouts (rollouts whose check has a verdict) is checked by one
-more node, which cannot tell that it is an audit. This exposes checkers that lie, and nodes that acquit each other.
+A checker learns neither the claimed log-probabilities nor the seed, so it cannot invent a finding that acquits: such a
+finding must name, for each token, an interval of cumulative probability that contains the uniform number of its draw.
+Only a node that computed the rollout, or conspires with its sampler, can. An accusation can be invented, so it counts
+only after a second, dissimilar node confirms it. One in ten settled rollouts (rollouts whose check has a verdict) is
+checked by one more node, which cannot tell that it is an audit. This exposes checkers that lie, and nodes that acquit
+each other.
 
 Checkers are proven nodes, or new ones if no proven node may check the rollout, as in a run's first minutes. Samplers of
 a rollout may not check it. Nor may nodes sharing an address or invite with a sampler or earlier checker. Nodes of

@@ -5,9 +5,9 @@ least the share `SHARE` of the checked ones, verdicts on this class with this ve
 is quarantined for them, quarantined nodes are released, and the operator is told. Failed rollouts are still not trained
 on.
 
-If proven nodes were checked, only their results count, because keys cost nothing. If only strangers were checked, all
-count, so that the first nodes of a class that the verifier judges wrongly are not lost. A large number of hostile
-strangers can therefore avoid quarantine; still, all their rollouts are checked before training.
+If proven nodes were checked, only their results count, because anyone can create new nodes. If only strangers (unproven
+nodes) were checked, all count, so that the first nodes of a class that the verifier judges wrongly are not lost. A
+large number of hostile strangers can therefore avoid quarantine; still, all their rollouts are checked before training.
 """
 
 from __future__ import annotations

@@ -46,19 +46,20 @@ class Decisions:
         self.faults = CommonFaults()
         self.num_quarantined = 0
         self._condemned_for: dict[str, tuple[Cause, ...]] = {}
-        """Possible causes other than the node itself, for each quarantined node, since the hub's start."""
+        """For each node quarantined since the hub's start: possible causes of its failures other than the node."""
 
     def begin_again(self, standing: Standing, state: StandingState, reason: str, now: float) -> None:
-        """Restart the node's proof in this state, and remove the node's contribution to the scale of its numerics
-        class."""
+        """Put the node into this state, in which it must prove itself again. Remove its tokens from those from which
+        the rounding scale of its numerics class (kind of engine) is learned."""
         self._standings.numerics.unlearn(standing.numerics, standing.taught)
         standing.shown = standing.taught = NO_EVIDENCE
         standing.begin_again(state, reason, now)
         self._under_check.changed(standing.node_id)
 
     def suspect(self, standing: Standing, reason: str, now: float) -> None:
-        """Make a node suspect after a hint of the learner. The next hint counts only after twice as many checks,
-        because the learner's numerics may always differ from those of an honest node."""
+        """Make a node suspect after a hint of the learner, which found its rollouts unusual. The next hint counts only
+        after 2 · (checks so far + `first_checked`) checks of the node: an honest node whose numerics differ from the
+        learner's would get hints again and again."""
         if not standing.is_quarantined and standing.num_checked >= standing.hints_from:
             standing.hints_from = 2 * (standing.num_checked + self._settings.first_checked)
             self.begin_again(standing, StandingState.SUSPECT, reason, now)

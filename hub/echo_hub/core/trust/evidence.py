@@ -2,8 +2,8 @@
 
 Two questions are asked of each token, under the policy version that the node names:
 
-    draw    sampling used the uniform number u[t], fixed by the lease's seed: does it lie within the token's interval of
-            the cumulative distribution, or how far outside?
+    draw    does the uniform number u[t], which the lease's seed fixes and the node must sample with, lie within the
+            token's interval of the cumulative distribution? If not, how far outside?
     claim   how far are the node's reported log-odds ln(p / (1 - p)) of the token from the recomputed ones?
 
 Rounding moves logits, so it moves the log-odds of likely and unlikely tokens equally. Log-probabilities would hide

@@ -8,11 +8,11 @@ the engine rounds far more coarsely than reported; tokens are chosen by reward (
 
 grows with the tokens of each checked rollout. Both likelihoods assume the rounding scale of the node's class
 (`numerics`). A node is convicted once a sum reaches ln(alternatives / false_alarm). An honest node reaches that once in
-1 / false_alarm checked rollouts on average, or less often (Lorden, Ann. Math. Statist. 42, 1971), because e**(weight of
-a rollout) has mean 1 at most under honesty. The scale must not understate the node's rounding, so scales are rounded
-up. A node whose sum reaches the alarm is spared if somewhat coarser rounding explains its recent tokens as well as
-forgery does (`is_explained`). A forger cannot pass for a coarse engine, because its honest tokens show how finely it
-rounds.
+1 / false_alarm checked rollouts on average, or less often (Lorden, Ann. Math. Statist. 42, 1971), because e**(what one
+rollout adds to the sum) has a mean of at most 1 under honesty. The scale must not understate the node's rounding, so
+scales are rounded up. A node whose sum reaches the alarm is spared if somewhat coarser rounding explains its recent
+tokens as well as forgery does (`is_explained`). A forger cannot pass for a coarse engine, because its honest tokens
+show how finely it rounds.
 
 The rollouts of a group begin alike. So a large rounding error of one token recurs in the claims of each rollout of the
 group, and in the draws of several. The log-likelihood ratios are therefore divided by `CLAIMS_DISPERSION` and
@@ -21,9 +21,9 @@ group, and in the draws of several. The log-likelihood ratios are therefore divi
 There are three shares w because the forged share is unknown: it may be all of a short answer, every tenth token, or a
 few tokens after a long honest prefix.
 
-In the other direction, the sum of `proof_added` falls with honest draws. A node counts as *proven* once it is below
-ln(miss) (Wald, Ann. Math. Statist. 16, 1945, with the same reset). A node that forges a fifth of its tokens passes for
-honest in one of 1 / miss trials at most.
+In the other direction, the sum of `proof_added` falls with honest draws. A node counts as *proven* once this sum is
+below ln(miss) (Wald, Ann. Math. Statist. 16, 1945, with the same reset). A node that forges a fifth of its tokens
+passes for honest in one of 1 / miss trials at most.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ def is_explained(recent: Evidence, honest: Honest, alternative: Alternative, nat
     """Return True if an honest engine that rounds up to `Honest.tolerance` steps more coarsely than the class explains
     the `recent` tokens.
 
-    Condition: no share of forged or invented tokens makes the evidence e**`nats` times likelier. Claims that are too
+    Condition: no share of forged or invented tokens makes the evidence e**`nats` times likelier than such rounding.
+    Claims that are too
     high are explained if a coarser scale lowers their sum below `nats`: the claims of an honest engine are too high by
     half of its noise's variance. Coarser rounding never explains claims that are too low, an engine of far fewer bits,
     or tokens chosen by reward.
@@ -141,6 +142,6 @@ def alarm(false_alarm: float) -> float:
 
 
 def proof_added(proof: float, evidence: Evidence, honest: Honest) -> float:
-    """Return the updated evidence for a node in nats, at most 0: the lower, the more honest. Only draws count, because
-    a node can compute honest claims for forged tokens."""
+    """Return the evidence that a node is honest after one more rollout, in nats, at most 0: the lower, the more surely
+    honest. Only draws count, because a node can compute honest claims for forged tokens."""
     return min(0.0, proof + float(evidence.draws_CS[1, honest.draws]))

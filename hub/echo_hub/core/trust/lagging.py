@@ -116,9 +116,9 @@ class _Node:
                 self.first.append((self.mismatch, self.staleness))
 
     def explains(self, mismatch: float, staleness: float) -> float:
-        """Return the mismatch to expect of this node, by the mismatch and staleness of another honest node: scaled up
-        if this node's rollouts are staler. Divergence grows at most quadratically with the number of steps, namely if
-        all steps point in one direction."""
+        """Return the mismatch to expect of this node, derived from the mismatch and staleness of another honest node.
+        It is scaled up if this node's rollouts are staler: divergence grows at most quadratically with the number of
+        steps, namely if all steps point in one direction."""
         older: float = max(1.0, (1.0 + self.staleness) / (1.0 + staleness))
         return mismatch * older * older
 

@@ -5,12 +5,13 @@ probability within which the uniform number u draws this token. Rounding moves e
 token's own probability, by noise in log-odds. The noise follows Student's t with a scale s in nats. Two densities
 follow, for a token with interval [b, b + p) under the verifier:
 
-    draw    f(u) = (T((L(u) - L(b)) / s) - T((L(u) - L(b + p)) / s)) / p      u: the token's uniform, 1 if it is forged
+    draw    f(u) = (T((L(u) - L(b)) / s) - T((L(u) - L(b + p)) / s)) / p      u: uniform number of the token's draw
     claim   g(x) = t(x / s) / s                                              x: the true less the claimed log-odds
 
 T is the distribution function of Student's t with four degrees of freedom, t its density with two; L(x) = ln((x + TAIL)
-/ (1 - x + TAIL)) is the log-odds, bounded where little probability is left. Narrow intervals need no special case: f is
-flat there, so a token of a large vocabulary shows little, and a token that the policy is sure of shows much.
+/ (1 - x + TAIL)) is the log-odds, bounded where little probability is left. If the token is forged, u has density 1.
+Narrow intervals need no special case: f is flat there, so an unlikely token tells little about honesty. A likely token
+tells much.
 
 One scale describes the rounding noise of an engine. Measured on a model of 135 M parameters with 49,152 tokens: real
 engines of 16, 8 and 4 bits fit four to six degrees of freedom best, and the scale differs by at most 1.3 times between
@@ -64,7 +65,7 @@ NEAR: Final = 0.75
 """Distance from an edge of the interval of cumulative probability that draws the token, in log-odds divided by the
 scale, within which u counts as near the edge."""
 _LEAST_BESIDE: Final = 1e-6
-"""Probability outside of an edge below which there is no neighbouring token that a node could choose instead."""
+"""If less probability than this lies beyond an edge, no neighbouring token that a node could choose is there."""
 _ALL_NEAR: Final = 0.98
 """If more than this share of the interval that draws a token is near its edges, u is near an edge in any case, so the
 token counts for nothing."""

@@ -57,10 +57,11 @@ AGREEMENT: Final = 2
 COARSEST: Final = at_least(1.0)
 """Largest scale of draws that nodes can set for their class, as an index into `SCALES`."""
 TELLING: Final = 100
-"""Minimum number of claims expected beyond an edge of `CLAIM_EDGES` for the finding that a node is finer than its
-class."""
+"""Minimum number of a node's claims that should lie beyond an edge of `CLAIM_EDGES`, as measured for its class. With
+fewer expected claims, the node is not examined for finer rounding than its class."""
 FINER: Final = 32
-"""A node is finer than its class if fewer of its claims lie beyond an edge: at most one per `FINER` expected."""
+"""A node rounds more finely than its class if at most one of its claims per `FINER` expected ones lies beyond an edge
+of `CLAIM_EDGES`."""
 MOST_CLASSES: Final = 256
 """Maximum number of classes. Nodes invent the names, so further nodes share the last class."""
 MEASURED_AGAIN: Final = 4

@@ -1,4 +1,4 @@
-"""What the learner finds about a step's rollouts, and hints from that: nodes whose rollouts differ from those of all
+"""Findings of the learner about a step's rollouts, and hints from them: nodes whose rollouts differ from those of all
 other nodes. The learner computes every token's logits in training anyway.
 
 The learner's policy is newer than the one that sampled. So even an honest draw's random number often lies outside the
@@ -26,8 +26,8 @@ from echo_hub.core.trust.likelihood import WEIGHTS
 from echo_shared.records.node import NodeMismatch
 
 DISHONEST_DRAWS: Final = (0.0, 0.02, 0.05, 0.10, 0.25, 0.58)
-"""Expected share of each class of `Evidence.draws` if tokens were not sampled with their uniform number u, so that
-their position is random."""
+"""Expected share of each class of `Evidence.draws` if a node did not sample its tokens with their uniform number u, so
+that u lies at a random place."""
 DISHONEST_CLAIMS: Final = (0.0, 0.01, 0.03, 0.08, 0.18, 0.70)
 """Expected share of each class of `Evidence.claims` if the log-probabilities are invented."""
 LEAST: Final = 1e-5
@@ -45,7 +45,7 @@ SHOWN: Final = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepScreen:
-    """What the learner found about one batch.
+    """The learner's findings about one batch.
 
     Groups and rollouts are named by position in `group_ids` and `rollout_ids` of the step's `StepPlanned`. Screening
     the same batch again gives the same result.
@@ -121,7 +121,8 @@ def standing_out(screened: Iterable[Seen], threshold: float) -> dict[str, float]
 
 
 class Mismatch:
-    """Mismatch by node. The caller adds every step's rollouts; only those of the last `STEPS` steps are kept."""
+    """Mismatch of each node: KL divergence per token between its claims and the learner's log-probabilities. The caller
+    adds every step's rollouts; only those of the last `STEPS` steps are kept."""
 
     def __init__(self) -> None:
         self._steps: deque[dict[str, tuple[float, int]]] = deque()

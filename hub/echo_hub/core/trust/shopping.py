@@ -7,9 +7,10 @@ edge earn more than others. Here u is the uniform number with which the lease's 
 Fix all tokens that an honest node has sampled, and so its rewards. A token's interval is the range of cumulative
 probability within which u draws this token. Then u is uniform in each token's interval, independent of everything
 fixed. V counts the rollout's tokens with u near an edge of the interval, or outside, minus Σ m, the count expected of
-an exact engine. W = Σ m (1 - m) is the variance (`likelihood.edge_curves`). A rounding engine moves as many u out of
-the interval as it keeps out of the rim inside, so its V has a mean near 0. Let R be the rollout's rank among the run's
-latest rewards, within -1 and 1, and x = λ |R| / sqrt(W + `LEAST_VARIANCE`). By Bennett's inequality (JASA 57, 1962)
+an exact engine. W = Σ m (1 - m) is the variance (`likelihood.edge_curves`). Rounding sometimes moves u out of a token's
+interval, and as many u are missing in the rim inside it, so V of an honest rounding engine has a mean near 0. Let R be
+the rollout's rank among the run's latest rewards, within -1 and 1, and x = λ |R| / sqrt(W + `LEAST_VARIANCE`). By
+Bennett's inequality (JASA 57, 1962)
 
     E exp(x sign(R) V) <= exp(W (e**x - 1 - x))
 
@@ -19,9 +20,10 @@ so for each λ of `judging.TILTS` a sum grows by
 
 The length of a rollout, its problem, and a learning policy do not change this: all are fixed with the tokens.
 
-`TOLERANCE` covers two remaining effects of honest rounding. Its tails add to V in proportion to W, so R counts from the
-node's own mean rank, weighted like V. Second, the rounded policy may earn somewhat more than the exact one, and E R V
-grows by as much. If many nodes of a numerics class fail this test, none is quarantined (`common_faults`).
+`TOLERANCE` covers what two effects of honest rounding leave over. First, the tails of the rounding noise add to V in
+proportion to W. So R is measured from the node's own mean rank, weighted like V. Second, the rounded policy may earn
+somewhat more than the exact one, and E R V grows by as much. If many nodes of a numerics class fail this test, none is
+quarantined (`common_faults`).
 
 Choices among equal rewards change nothing here. The test misses three cases: gains below `TOLERANCE`; unlikely
 neighbours, whose narrow intervals have m near 1; and very unsure policies, with several tokens near an edge in every

@@ -14,7 +14,8 @@ A checked rollout is judged once more when its reward is known: a node must not 
 off as rounding (`shopping`).
 
 The verifier measures how coarsely each kind of engine rounds with the run's own model, before it checks a rollout of
-that kind, and again as the policy changes. It decides how long a check takes; an abandoned check counts as no check.
+that kind, and again as the policy changes. The verifier's checks have no time limit here; a check that it abandons
+counts as no check.
 
 With `by_nodes` there is no verifier. Nodes check each other (`checking`), and verdicts allow for the differences
 between two honest engines (`pairs`).
