@@ -326,7 +326,9 @@ class Coordinator:
         elif event.is_unattributed:
             # The hub no longer knows which node sampled the first tokens. If they are forged, this node must not be
             # punished.
-            self._ledger.fail(rollout, DropReason.RETURNED, "the hub restarted and lost the sampler of its beginning")
+            self._ledger.fail(
+                rollout, DropReason.RETURNED, "the hub restarted; which node sampled the first tokens is unknown"
+            )
         else:
             self._ledger.receive(rollout, event.payload, now, oldest_version=event.policy_version_start)
             self._trust.received(rollout)

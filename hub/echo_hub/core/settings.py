@@ -76,8 +76,8 @@ class CoordinatorSettings:
     tokens_per_step: int = 0
     """Token budget of a step: groups are added until their sampled tokens reach it; 0 = `groups_per_step` groups."""
     first_window: int = 4
-    """Rollouts that an unproven node (without any scored rollout) may hold while no node is proven. It must earn a
-    larger number."""
+    """Rollouts that an unproven node (without any scored rollout) may hold while no node is proven. The node must earn
+    a larger number by returning work."""
     run_seed: int = 0
     """Seed of the evaluations' samples. Training groups bring their own seeds."""
     evaluation_problems: int = 0
@@ -112,8 +112,8 @@ class CoordinatorSettings:
 
     @property
     def interval(self) -> int:
-        """Return the steps between published versions by the newest setting, which may apply only from a later version
-        on."""
+        """Return the number of steps between published versions by the newest setting, which may apply only from a
+        later version on."""
         return self.publish_changes[-1][1] if self.publish_changes else self.publish_every
 
     def evaluation_samples_of(self, number: int) -> int:

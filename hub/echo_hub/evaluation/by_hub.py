@@ -92,7 +92,7 @@ class HeldOut:
     name: str = ""
     first: int = 0
     weight: float = 1.0
-    """Weight of this set in the run's own accuracy."""
+    """Weight of this set in the run's own accuracy, which is a mean over all sets."""
     prompts: Sequence[Ids]
     run_seed: int
     samples: int

@@ -25,7 +25,7 @@ class SolvedShares:
     name: str
     """Name of the evaluation set; "" if the run has only one set."""
     weight: float
-    """Weight of the set in the run's own accuracy."""
+    """Weight of the set in the run's own accuracy, which is a mean over all sets."""
     kind: EvaluationKind
     samples: int
     shares: Mapping[int, float]

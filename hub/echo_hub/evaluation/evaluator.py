@@ -54,9 +54,8 @@ class Evaluator:
     """Samples versions, for one call of `generate` at a time. The first call starts the process."""
 
     def __init__(self, process: ModelProcess, *, is_patient: bool = True, count: WorkCount | None = None) -> None:
-        """`is_patient`: wait while the cluster does not answer. `count`: counts the received rollouts; its total
-        contains the first turn of every episode.
-        """
+        """`is_patient`: if the Ray cluster does not answer, wait instead of failing. `count`: counts the received
+        rollouts; its total contains the first turn of every episode."""
         self._process = process
         self._is_patient = is_patient
         self._count = count

@@ -89,7 +89,8 @@ def prices_per_hour(
 
 
 def liar(scenario: Scenario) -> Traits:
-    """Return a node that claims capacity, with slots as fast as the median node's, and never finishes anything."""
+    """Return the traits of a liar: a node that claims capacity, with slots as fast as the median node's, and never
+    finishes anything."""
     capacity = scenario.false_claims.capacity
     return Traits(
         width=0,

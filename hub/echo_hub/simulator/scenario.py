@@ -67,7 +67,7 @@ class SimulatedLearner(ScenarioSection):
     step_jitter: Annotated[float, Field(ge=0, le=2)] = 0.0
     """Standard deviation of the logarithm of a step's time."""
     handoff_s: NotNegative = 0.0
-    """Seconds between a step's end and the next step's begin, if already planned."""
+    """Seconds between the end of a step and the start of the next one, if the next one is planned already."""
     score_s: NotNegative = 0.05
     """Seconds from a rollout's arrival to its reward."""
     prepare_s: NotNegative = 0.0
@@ -76,8 +76,8 @@ class SimulatedLearner(ScenarioSection):
 
 class SimulatedPublication(ScenarioSection):
     """Dissemination of versions. If at most `planned_nodes` are connected at the announcement, the hub's own planner
-    decides which piece goes to which node and who forwards it, over simulated connections. If more are connected, or if
-    the hub would choose the swarm, each node has the version after
+    decides which piece goes to which node and which nodes forward it, over simulated connections. If more are
+    connected, or if the hub would choose the swarm, each node has the version after
         start_s + factor * max(payload / hub uplink, N payload / (hub uplink + all uplinks), payload / its downlink)
     with N nodes: the bound of Kumar and Ross for peer-assisted distribution, times a measured factor. The formula also
     applies to nodes that connect later.

@@ -32,8 +32,8 @@ ignored."""
 
 
 class NodeChecks:
-    """Checks that nodes make of other nodes' rollouts. `rollouts`: reads committed rollouts with their claims.
-    `temperature`: sampling temperature of all leases."""
+    """Checks that nodes make of other nodes' rollouts. `rollouts`: reads committed rollouts with their claims (reported
+    log-probabilities). `temperature`: sampling temperature of all leases."""
 
     def __init__(
         self, *, rollouts: CheckedRollouts, connections: NodeSender, queue: EventQueue, temperature: float

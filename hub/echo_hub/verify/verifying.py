@@ -10,7 +10,7 @@ from echo_hub.verify.verifier import Verifier
 
 
 class Verifying:
-    """Puts one event into the queue for each submitted rollout or rounding."""
+    """Puts one event with the verifier's answer into the queue for each submitted rollout or rounding."""
 
     def __init__(self, verifier: Verifier, queue: EventQueue) -> None:
         self._verifier = verifier

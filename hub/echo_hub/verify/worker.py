@@ -88,7 +88,7 @@ _Adapters = dict[int, Mapping[str, Tensor]]
 
 
 class Examiner:
-    """Examines rollouts; create it with `open`."""
+    """Recomputes nodes' rollouts, and returns evidence about the nodes that drew them; create it with `open`."""
 
     def __init__(
         self,
@@ -189,9 +189,12 @@ class Examiner:
         """Return why a rollout is invalid and is not computed; "" if it is valid."""
         count = len(drawn.completion_ids)
         if not count or not len(drawn.prompt_ids) or len(drawn.behavior_logprobs) != count:
-            return f"{len(drawn.prompt_ids)} prompt tokens, {count} drawn tokens, {len(drawn.behavior_logprobs)} claims"
+            return (
+                f"{len(drawn.prompt_ids)} prompt tokens, {count} sampled tokens, "
+                f"{len(drawn.behavior_logprobs)} claimed log-probabilities"
+            )
         if sum(span.num_tokens for span in drawn.spans) != count or min(span.num_tokens for span in drawn.spans) < 1:
-            return f"spans of {[span.num_tokens for span in drawn.spans]} tokens for {count}"
+            return f"spans of {[span.num_tokens for span in drawn.spans]} tokens for {count} sampled tokens"
         if not np.isfinite(drawn.behavior_logprobs).all():
             return "A claimed log-probability is not finite."
         vocabulary = self._policy.vocab_size

@@ -62,7 +62,8 @@ class GroupDropped:
 
 @_effect
 class RolloutsLeased:
-    """Record: one rollout in state `leased` for each index of the group. `deadline` is in seconds since the epoch."""
+    """Record: these indices of the group are leased to a node, with one rollout in state `leased` for each. `deadline`
+    is in seconds since the epoch."""
 
     lease_id: int
     node_id: str
@@ -77,7 +78,7 @@ class RolloutsLeased:
 
 @_effect
 class RolloutReceived:
-    """Record: the state changes from leased to received, and the payload is stored."""
+    """Record: the rollout's state changes from leased to received, and its payload is stored."""
 
     rollout_id: str
     received_at: float
@@ -178,7 +179,7 @@ class CheckRecorded:
 
 @_effect
 class StandingRecorded:
-    """Record: the hub's new trust standing of a node."""
+    """Record: the hub's new trust standing of a node: how far the hub trusts it, and why."""
 
     row: StandingRow
 
@@ -209,8 +210,8 @@ class TrustDecided:
     rollout_id: str = ""
     """Id of the rollout whose check led to the decision; empty if none did."""
     evidence: Evidence | None = None
-    """Evidence behind the decision: all checks since the node's convicting sum (`judging`) was last zero. None if no
-    check led to the decision."""
+    """Evidence of the checks that led to the decision: all since the convicting sum of evidence (`judging`) was last
+    zero. None if no check led to it."""
     decided_at: float
 
 
@@ -367,8 +368,8 @@ class CheckRollout:
 
     rollout_id: str
     is_urgent: bool
-    """True if the rollout's score is held back until the check ends. Otherwise the verifier may wait with it for a
-    fuller batch of checks."""
+    """True if the rollout's score is held back until the check ends. Otherwise the check may wait for a fuller
+    batch."""
 
 
 @_effect
@@ -383,7 +384,8 @@ class MeasureNumerics:
 
 @_effect
 class HastenChecks:
-    """Action: compute all checks that wait for a batch now, because the score of one of their rollouts is held back."""
+    """Action: compute now all checks that wait for a fuller batch. Either the score of one of their rollouts is held
+    back, or too many checks of one node wait."""
 
 
 @_effect
@@ -453,7 +455,7 @@ class AnnounceVersion:
 
 @_effect
 class EvaluationDone:
-    """Action: every episode of this version's evaluation has ended; the store has all figures."""
+    """Action: note that every episode of this version's evaluation has ended; the store has all figures."""
 
     policy_version: int
 
@@ -476,7 +478,7 @@ class TellOperator:
 
 @_effect
 class FinishRun:
-    """Action: the last step is trained and published, and no more training leases follow."""
+    """Action: end the run. Its last step is trained and published, and no more training leases follow."""
 
 
 IntakeAction = (

@@ -72,7 +72,8 @@ class GroupPrepared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutArrived:
-    """A node sent a finished rollout, perhaps not for the first time. The core only copies `payload` to the record."""
+    """A node sent a finished rollout, perhaps not for the first time. The core copies `payload` to the record, and
+    reads only the number of tokens, the spans and the sampling time."""
 
     node_id: str
     rollout_id: str
@@ -153,7 +154,7 @@ class CheckReturned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckAbandoned:
-    """The verifier cannot check this rollout. The rollout counts as unchecked and is not held against its node."""
+    """This rollout cannot be checked. It counts as unchecked, which is not held against its node."""
 
     rollout_id: str
 
@@ -237,7 +238,7 @@ class StepComputed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDone:
-    """Step `step` is trained, and exported and checkpointed where that is due.
+    """Step `step` is trained and, where that is due, exported and checkpointed.
 
     The learner may already compute the next step. Without an earlier StepComputed, the step counts as computed now.
     """

@@ -1,5 +1,5 @@
-"""State of unfinished work: one rollout, one index and one group; which indices want a lease. The ledger owns and
-changes these objects.
+"""State of unfinished work: `LeasedRollout` is one rollout, `Slot` one index of a group, `RolloutGroup` one group.
+`Wants` tracks which indices want a lease. The ledger owns and changes these objects.
 
 Each group belongs to training or to an evaluation, its owner: see `GroupOwner`.
 
@@ -139,7 +139,7 @@ class Slot:
         return self.turns if self.winner is None else (*self.turns, self.winner)
 
     def blame(self, node_id: str) -> None:
-        """Make this node the last in `failed_on`, the order in which nodes failed on the index."""
+        """Note that the index failed on this node: make the node the last one in `failed_on`."""
         self.failed_on = (*(node for node in self.failed_on if node != node_id), node_id)
 
 
@@ -162,7 +162,8 @@ class RolloutGroup:
     num_tokens: int = 0
     """Sampled tokens of all received rollouts."""
     unleased: set[int] = field(default_factory=set)
-    """Indices that want a lease: their current turn is not received, and no node holds it in time."""
+    """Indices that want a lease: their current turn is not received, and all nodes that hold it, if any, are late or
+    overdue."""
     asked_for: bool = True
     """False: no index of the group wants a lease until its owner calls `Ledger.ask_for`."""
     prompt: int | None = None
@@ -171,8 +172,8 @@ class RolloutGroup:
     expected_tokens: float = 0.0
     """Completion length expected when the group was opened."""
     num_redraws: int = 0
-    """How often the group's received rollouts became too old before the group was complete, so that they were sampled
-    again."""
+    """Number of times that received rollouts of the group became too old before the group was complete, so that they
+    were sampled again."""
     oldest_version: int | None = None
     """Oldest version of all received rollouts, earlier turns included. None before the first."""
     oldest_leased: int | None = None
@@ -180,11 +181,12 @@ class RolloutGroup:
     is_plain: bool = True
     """True if every index that wants a lease is at its first turn and has failed on no node."""
     _kept_from: frozenset[tuple[tuple[str, ...], tuple[str, ...]]] | None = None
-    """Cached `kept_from`; None = not computed."""
+    """Cached value of `kept_from`; None = not computed."""
 
     @property
     def kept_from(self) -> frozenset[tuple[tuple[str, ...], tuple[str, ...]]]:
-        """Return the distinct pairs (`failed_on`, `held_by`) among the indices that want a lease."""
+        """Return the distinct pairs of (nodes on which the index failed, nodes that hold it) among the indices that
+        want a lease."""
         if self._kept_from is None:
             slots = [self.slots[index] for index in self.unleased]
             self._kept_from = frozenset((slot.failed_on, slot.held_by) for slot in slots)
@@ -367,7 +369,7 @@ class Wants:
             self.settle(group, index)
 
     def note_all(self, group: RolloutGroup) -> None:
-        """Update the wanted leases of a group for all its indices, because its owner lets it be leased from now on."""
+        """Update all indices of a group, because its owner lets it be leased from now on."""
         group.note_wants()
         group.unleased.update([index for index, slot in enumerate(group.slots) if slot.wants_lease])
         if group.unleased:

@@ -97,7 +97,7 @@ class Ledger:
             self.wants.note_all(group)
 
     def take_from_queues(self, group_ids: Collection[int]) -> None:
-        """Remove these groups from the learner's queues: a step's plan holds them now."""
+        """Remove these groups from the learner's queues, because the plan of a step contains them."""
         for ids in (self.waiting, self.complete, self.flat):
             ids.discard_all(group_ids)
         self.num_queue_changes += 1
@@ -151,6 +151,7 @@ class Ledger:
 
         The earlier lease must belong to the same node or to a proven one. The node that returns a completion answers
         for all its tokens, so an unproven node could plant forged tokens for which an honest node is punished. Without
+        `oldest`, the earlier lease must name the same version. With `oldest`, it may name an older one, if no token is
         older than `oldest`.
         """
         slots = self.groups[record.group_id].slots
@@ -478,8 +479,8 @@ class Ledger:
         group.owner.wanting.discard(group_id)
 
     def note_complete(self, group: RolloutGroup) -> None:
-        """Put a group that is complete now into the queue of complete groups and, if its rewards are equal, of flat
-        groups."""
+        """Put a group that is complete now into the queue of complete groups. If its rewards are equal, also put it
+        into the queue of flat groups."""
         if group.complete and group.owner.for_learner:
             self.complete.add(group.group_id)
             self.num_queue_changes += 1

@@ -69,7 +69,7 @@ def cheapest(useful: Floats, cost: Floats, *, need: float, budget: float, price:
 
     `useful`: rollouts per step of each node, at least 0. `cost`: price of each node, above 0; chosen nodes together
     cost at most `budget`. `price`: order in which nodes are taken, smallest first; default: cost / useful. If the
-    best-priced nodes within the budget do not reach `need`, return the nodes that fit the budget.
+    budget does not suffice to reach `need`, return the best-priced nodes that fit into it.
     """
     chosen = np.zeros(len(cost), bool)
     usable = np.flatnonzero((useful > NOTHING) & (cost <= budget))

@@ -23,7 +23,7 @@ LONGEST_S: Final = 60.0
 
 
 class CostMeter:
-    """Running costs of active nodes. The node whose cost was recorded longest ago is recorded next."""
+    """Adds up the cost of each active node. The node whose cost was recorded longest ago is recorded next."""
 
     def __init__(self) -> None:
         self._running: OrderedDict[str, tuple[float, float]] = OrderedDict()

@@ -69,14 +69,15 @@ class Node:
     speed: int = UNPROVEN
     """Speed class of the node's measured seconds per token; smaller is faster."""
     counted: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """The node's figures as included in the sums over all nodes: tokens_per_s, token_s, way_s."""
+    """The node's figures as included in the sums over all nodes: tokens_per_s, token_s (seconds per token of one
+    completion) and way_s (transit seconds)."""
     candidate: int | None = None
     """Version for which the node counts as able to take work (a candidate); None: it takes no work. Maintained by
     `Nodes`."""
     place: Place | None = None
     """Queue in which the node waits for work; None: it has no free capacity. Maintained by `ReadyQueues`."""
     num_silences: int = 0
-    """Number of times since its last scored rollout that all rollouts that the node held were past their deadline."""
+    """Number of times since the node's last scored rollout that every rollout it held was past its deadline."""
     num_failures: int = 0
     """Leases returned and invalid messages since the node's last scored rollout, counted once per rest."""
     deaths: float = 0.0

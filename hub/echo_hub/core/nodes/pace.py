@@ -40,8 +40,8 @@ for its next lease. Set by hand."""
 _AHEAD_S: Final = 0.4
 """Seconds of additional work that a node may always hold, because hub or node may stall for a moment. Set by hand."""
 RAMP: Final = 4
-"""Factor by which a node's work may exceed what it has shown so far, while its results come back as soon as it
-promised. Set by hand: 4 rollouts become 256 in three rounds."""
+"""Factor by which a node's work may exceed what it has shown so far, while its results arrive as soon as its claimed
+speed promises. Set by hand: 4 rollouts become 256 in three rounds."""
 _BELIEVED: Final = 0.8
 """Part of a claimed speed that a node is expected to reach. The rest must be measured: `_AHEAD` allows for it. Set by
 hand."""
@@ -60,9 +60,10 @@ class NodePace:
     tokens_per_s: float = 0.0
     takes: int = 0
     promised_per_s: float = 0.0
-    """Tokens per second that the node claims; 0 = no claim, or its results came back later than the claim implies."""
+    """Tokens per second that the node claims; 0 = no claim, or a broken one: results came back later than it
+    implies."""
     _promised_token_s: float = 0.0
-    """Seconds per token within which the claim promises a completion."""
+    """Seconds per token within which a completion must be back, according to the node's claim."""
     _is_broken: bool = False
     """True if the node broke its claim since it last connected. Until it connects again, its claims are ignored."""
     _counted_from: float = 0.0

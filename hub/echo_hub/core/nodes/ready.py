@@ -83,13 +83,15 @@ class Nodes:
         self.num_changes = 0
         """Counter that grows whenever a node may have become able to take work for which no node was found before."""
         self.tokens_per_s = 0.0
-        """Total tokens per second of all candidates of known speed."""
+        """Total tokens per second of all candidates (nodes that take work) of known speed."""
         self._num_counted = 0
-        """Number of candidates of known speed."""
+        """Number of candidates (nodes that take work) of known speed."""
         self._token_s = 0.0
-        """Sum over candidates of tokens_per_s · token_s."""
+        """Sum over candidates (nodes that take work) of tokens_per_s · token_s, with the seconds per token of one
+        completion."""
         self._way_s = 0.0
-        """Sum over candidates of tokens_per_s · way_s."""
+        """Sum over candidates (nodes that take work) of tokens_per_s · way_s, with the transit seconds of a
+        completion."""
 
     @property
     def num_known(self) -> int:
@@ -325,7 +327,7 @@ class Nodes:
         capacity."""
         node = self._nodes.get(node_id)
         if node is not None:
-            node.unchecked = max(0, node.unchecked + count)  # The record of a node that left is made again with 0.
+            node.unchecked = max(0, node.unchecked + count)  # A node that returned has a new record, which starts at 0.
             if count < 0 and self.heeds_relief and self._queues.is_found(node):
                 self.num_changes += 1
             self._update(node)

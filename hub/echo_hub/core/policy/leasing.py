@@ -104,7 +104,8 @@ class _Share:
 
 
 class Takers:
-    """Finds the node that takes rollouts of a group: with free capacity, within the terms, without an earlier failure.
+    """Finds a node for rollouts of a group: one with free capacity, that meets the terms, and on which they have not
+    failed.
 
     While the groups of one owner are offered, free capacity only shrinks. So a failed search is remembered by the
     group's length class and the avoided nodes, and later groups of the same kind skip the search. Call `begin` whenever
@@ -374,8 +375,8 @@ class Leasing:
         return not group.unleased
 
     def dispatch_beside(self, now: float, *, within_share: bool) -> None:
-        """Lease groups of other owners than training: with `within_share` only the rollouts due to them, otherwise
-        until nodes take no more."""
+        """Lease groups of other owners than training. With `within_share`, lease only as many rollouts as the owners'
+        shares (`_Share`) allow, otherwise until nodes take no more."""
         self._takers.begin()
         for share in self._shares:
             wanting, turn = share.owner.wanting, 0

@@ -45,11 +45,12 @@ _SORTED_EVERY: Final = 64
 """Number of completions that arrive between two computations of `long_tokens`. Set by hand: an eighth of
 `RECENT_LENGTHS` changes in between."""
 _TASK_WEIGHT: Final = 2.0
-"""Weight of the task's mean in the prediction for a prompt, in completions of this prompt. Set by hand."""
+"""Weight of the task's mean length in the prediction for a prompt: that of this many completions of the prompt. Set by
+hand."""
 _MOST: Final = 32.0
 """Approximate number of a prompt's newest completions over which its mean length is averaged. Set by hand."""
 RECENT_STEPS: Final = 8
-"""Number of recent steps in the medians and averages of step times. Set by hand."""
+"""Number of recent steps over which step times are averaged, or their median is taken. Set by hand."""
 READY: Final = 0.05
 """Lead with which a batch should be complete before the learner needs it, as a fraction of a step. Set by hand."""
 FIRST_MARGIN: Final = 1.2
@@ -136,7 +137,7 @@ class Tempo:
         self._done_at: float | None = None
         """Time at which the learner's last step ended; None after the learner was lost."""
         self._given = 0
-        """Newest step whose batch the learner got."""
+        """Newest step whose batch was given to the learner."""
         self._filled = 0
         """Newest step for which enough groups were complete."""
         self._filled_at: dict[int, float] = {}

@@ -22,7 +22,7 @@ LEAST_REFUSED: Final = 2
 smallest number that rules out a fault of one origin."""
 MOST_VOICES: Final = 1_024
 """Maximum number of nodes whose reports are kept per version. Set by hand to bound the memory."""
-BY_NODES: Final = "{count} dissimilar nodes cannot use it, and none has sampled with it"
+BY_NODES: Final = "nodes of {count} invites or addresses cannot use it, and no node has sampled with it"
 
 
 class _Voice(NamedTuple):

@@ -9,7 +9,7 @@ decides by their findings.
                                                    otherwise, or without a checker ──> given up
 
 A checker learns neither the claimed log-probabilities nor the seed, so it cannot invent a finding that acquits: such a
-finding must name, for each token, an interval of cumulative probability that contains the uniform number of its draw.
+finding must name intervals of cumulative probability that contain the uniform numbers with which the tokens were drawn.
 Only a node that computed the rollout, or conspires with its sampler, can. An accusation can be invented, so it counts
 only after a second, dissimilar node confirms it. One in ten settled rollouts (rollouts whose check has a verdict) is
 checked by one more node, which cannot tell that it is an audit. This exposes checkers that lie, and nodes that acquit
@@ -404,7 +404,8 @@ class Checking:
         )
 
     def _weight(self, case: _Case, opinion: _Opinion) -> float:
-        """Return the evidence in nats that this finding would leave against the sampler that it hits hardest."""
+        """Return the largest sum of evidence, in nats, that any sampler of the rollout would have against it after this
+        finding."""
         return max(
             max(added(self._standings.of(node_id).sums, weigh(evidence, honest)))
             for node_id, evidence, honest in self._spans(opinion)

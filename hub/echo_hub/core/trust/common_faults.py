@@ -19,9 +19,9 @@ from typing import Final
 from echo_hub.core.trust.numerics import NumericsClass
 
 LEAST_FAILED: Final = 3
-"""Number of failed nodes from which verdicts may be suspended."""
+"""Number of nodes that must fail for one cause before verdicts may be suspended."""
 SHARE: Final = 0.5
-"""Least share of failed nodes among the checked ones from which verdicts are suspended."""
+"""Verdicts are suspended if at least this share of the nodes checked for one cause has failed."""
 KEPT: Final = 512
 """Number of remembered causes (class with version or group). The cause that was checked longest ago is forgotten
 first."""
@@ -29,7 +29,8 @@ MOST_NODES: Final = 1_024
 """Maximum number of checked nodes that are counted per cause."""
 
 Cause = tuple[NumericsClass, str, int]
-"""Numerics class, "version" or "group", and the number of that version or group."""
+"""Possible common cause of failures: numerics class (kind of engine), "version" or "group", and the version's or
+group's number."""
 
 
 @dataclass(slots=True, eq=False)

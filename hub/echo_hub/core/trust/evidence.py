@@ -37,13 +37,14 @@ from echo_hub.core.trust.likelihood import (
 from echo_shared.sampling.draws import nats_outside
 
 DRAW_EDGES: Final = (0.001, 0.05, 0.2, 0.5, 1.0)
-"""Upper edges of the error classes of draws: distance of u from the interval of cumulative probability that draws the
-token, in nats of log-odds. The last class has no upper edge."""
+"""Upper edges of the error classes of draws. The error is the distance, in nats of log-odds, of the uniform number u
+from the interval of cumulative probability in which u draws the token. The last class has no upper edge."""
 PROBABILITY_EDGES: Final = (1e-4, 0.005, 0.02, 0.05, 0.2)
-"""Upper edges of the error classes of draws in the learner's comparison of a step's nodes: distance in cumulative
-probability, under the learner's newer policy."""
+"""Upper edges of the error classes of draws in the learner's comparison of a step's nodes. The error is the distance of
+u from the token's interval, in cumulative probability under the learner's newer policy."""
 CLAIM_EDGES: Final = (0.01, 0.05, 0.2, 0.5, 1.0)
-"""Upper edges of the error classes of claims: true minus claimed log-odds, absolute, in nats."""
+"""Upper edges of the error classes of claims. The error is the absolute difference of true and claimed log-odds, in
+nats."""
 CLAIM_CUT: Final = 0.5
 """Limit in nats of each token's difference in `Evidence.bias`, so that few large differences do not hide many small
 ones."""
@@ -55,7 +56,7 @@ _LEAST_LOG_RATIO: Final = -1e3
 _MOST_LOG_RATIO: Final = 20.0
 """Upper bound of ln(true / claimed)."""
 _TOGETHER: Final = 4_096
-"""Number of tokens whose curves are computed together; they take 7 MB."""
+"""Number of tokens whose curves (log-likelihoods at each rounding scale) are computed together; they take 7 MB."""
 
 Curves = bytes
 """Curves (log-likelihoods at each rounding scale, see `likelihood`), summed over tokens: float64 values row by row, as
@@ -214,7 +215,8 @@ class Evidence:
 
     @property
     def counts(self) -> Evidence:
-        """Return the evidence without its curves, which take most of its memory."""
+        """Return the evidence without its curves (log-likelihoods at each rounding scale), which take most of its
+        memory."""
         return replace(self, draw_curves=_NO_DRAWS, claim_curves=_NO_CLAIMS, near_edges=_NO_EDGES)
 
     @property

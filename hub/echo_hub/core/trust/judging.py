@@ -41,9 +41,9 @@ from echo_hub.core.trust.numerics import COARSEST, Honest
 
 CLAIMS_DISPERSION: Final = 4.0
 DRAWS_DISPERSION: Final = 1.5
-"""Divisors of the log-likelihood ratios of claims and of draws. With both, the highest sum of honest nodes in 5,000
-rollouts was 1.0 for Q4_K_M at temperature 1, 1.4 at .6, and 4.9 for Q8_0 at .6; the alarm is at 16 (`python -m
-benchmarks trust --only 'real*'`)."""
+"""Divisors of the log-likelihood ratios of claims (reported log-probabilities) and of draws (sampled tokens). With
+both, the highest sum of honest nodes in 5,000 rollouts was 1.0 for Q4_K_M at temperature 1, 1.4 at .6, and 4.9 for Q8_0
+at .6; the alarm is at 16 (`python -m benchmarks trust --only 'real*'`)."""
 COARSER: Final = 6
 """An engine of the alternative `COARSER_THAN_SAID` rounds more coarsely than its class by this many steps of
 `likelihood.SCALES`: by a factor of 8."""
@@ -53,7 +53,7 @@ edge between two tokens (`shopping`)."""
 
 
 class Alternative(IntEnum):
-    """The alternatives to honesty; the number is the place of the first sum in `Sums`. `DRAWS_FORGED` and
+    """The alternatives to honesty. An alternative's number is the index of its first sum in `Sums`. `DRAWS_FORGED` and
     `CLAIMS_INVENTED` have one sum per element of `WEIGHTS`, `SHOPPED` (tokens chosen by reward) one per element of
     `TILTS`."""
 
@@ -82,7 +82,8 @@ def weigh(evidence: Evidence, honest: Honest) -> Sums:
 
 
 def added(sums: Sums, weighed: Sums) -> Sums:
-    """Return the CUSUM sums after one more rollout: each grows by its weight, but not below 0."""
+    """Return the CUSUM sums after one more rollout: each changes by the rollout's evidence `weighed`, but stays at
+    least 0."""
     return tuple(max(0.0, one + more) for one, more in zip(sums, weighed, strict=True))
 
 
@@ -114,10 +115,9 @@ def is_explained(recent: Evidence, honest: Honest, alternative: Alternative, nat
     the `recent` tokens.
 
     Condition: no share of forged or invented tokens makes the evidence e**`nats` times likelier than such rounding.
-    Claims that are too
-    high are explained if a coarser scale lowers their sum below `nats`: the claims of an honest engine are too high by
-    half of its noise's variance. Coarser rounding never explains claims that are too low, an engine of far fewer bits,
-    or tokens chosen by reward.
+    Claims that are too high are explained if a coarser scale lowers their sum below `nats`: the claims of an honest
+    engine are too high by half of its noise's variance. Coarser rounding never explains claims that are too low, an
+    engine of far fewer bits, or tokens chosen by reward.
     """
     draws, claims = (
         slice(scale, min(scale + honest.tolerance, max(scale, COARSEST)) + 1) for scale in (honest.draws, honest.claims)

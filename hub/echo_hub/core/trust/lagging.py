@@ -40,9 +40,10 @@ from echo_hub.core.trust.screening import Seen
 USUAL: Final = 8
 """Number of a node's first values (ratios to other nodes, or own mismatches) whose median is its usual value."""
 POINT: Final = 16
-"""Number of rollouts per point: enough to come from several groups, because rollouts of one prompt are alike."""
+"""Number of rollouts per point (the median of their mismatches): enough to come from several groups, because rollouts
+of one prompt are alike."""
 SMOOTHED: Final = 3
-"""Number of points whose median is a node's mismatch."""
+"""Number of points (medians over `POINT` rollouts) whose median is a node's mismatch."""
 LASTING: Final = 3
 """Number of consecutive points with grown mismatch after which a node counts as lagging."""
 GROWN: Final = 8.0
@@ -91,7 +92,7 @@ class _Node:
     pending: list[tuple[float, int]] = field(default_factory=list)
     """Mismatch per token and staleness of rollouts that do not form a point yet."""
     points: deque[tuple[float, float, int]] = field(default_factory=lambda: deque(maxlen=SMOOTHED))
-    """Mismatch, staleness and step of each point."""
+    """Mismatch, staleness and step of each recent point (median over `POINT` rollouts)."""
     mismatch: float | None = None
     """Median of the last `SMOOTHED` points, at least `FLOOR`, in nats per token; None: too few points."""
     staleness: float = 0.0

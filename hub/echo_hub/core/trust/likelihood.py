@@ -38,7 +38,7 @@ SCALES: Final[NDArray[np.float64]] = 2.0 ** (np.arange(-16, 5) / 2)
 at the lower end."""
 NUM_SCALES: Final = len(SCALES)
 WEIGHTS: Final = (0.2, 0.02, 0.002)
-"""Assumed shares w of forged tokens, one alternative to honesty each."""
+"""Assumed shares w of forged tokens. Each share is tested as one alternative to honesty."""
 TAIL: Final = 1e-3
 """Probability that is added to x and to 1 - x in the log-odds L(x): less probability than this is mostly rounding
 error."""
@@ -62,8 +62,8 @@ CLAIM_CURVES: Final = 1 + len(WEIGHTS) + 2
 EDGE_CURVES: Final = 2
 """Number C of edge curves: tokens near an edge minus their expected number, and the variance of that number."""
 NEAR: Final = 0.75
-"""Distance from an edge of the interval of cumulative probability that draws the token, in log-odds divided by the
-scale, within which u counts as near the edge."""
+"""The uniform number u of a draw is near an edge of the token's interval of cumulative probability if their log-odds
+differ by at most this many rounding scales."""
 _LEAST_BESIDE: Final = 1e-6
 """If less probability than this lies beyond an edge, no neighbouring token that a node could choose is there."""
 _ALL_NEAR: Final = 0.98

@@ -33,29 +33,30 @@ from echo_hub.core.trust.evidence import CLAIM_EDGES, NO_EVIDENCE, Evidence
 from echo_hub.core.trust.likelihood import NUM_SCALES, SCALES, at_least
 
 ROUNDED_UP: Final = 1
-"""Steps of `SCALES` by which the most likely scale is rounded up."""
+"""Steps of `SCALES` by which the most likely rounding scale is rounded up."""
 MOST_APART: Final = 4
-"""Maximum number of steps of `SCALES` by which an engine's draws may be coarser than its claims. At most two were
-measured."""
+"""Maximum number of steps of `SCALES` by which an honest engine's draws (sampled tokens) may show coarser rounding than
+its claims (reported log-probabilities). At most two were measured."""
 BOTH_EDGES: Final = 1
-"""Steps of `SCALES` by which claims are coarser than draws: a claimed probability is the difference of two cumulative
-probabilities, and errs by the rounding of both."""
+"""Steps of `SCALES` by which claims (reported log-probabilities) show coarser rounding than draws (sampled tokens): a
+claimed probability is the difference of two cumulative probabilities, and errs by the rounding of both."""
 LEARNED: Final = 2
-"""Maximum number of steps of `SCALES` by which tokens of a class's own nodes may raise its scale above the measured
-one: up to twice the scale."""
+"""Maximum number of steps of `SCALES` by which tokens of a class's own nodes may raise its rounding scale above the
+measured one: up to twice the scale."""
 TOLERANCE: Final = 2
 """Steps of `SCALES` above a measured scale within which rounding still explains the evidence: up to twice the scale."""
 TOLERANCE_UNMEASURED: Final = 4
 """Steps of `SCALES` above a default scale within which rounding still explains the evidence: up to four times the
 scale."""
 LEAST_TOKENS: Final = 200
-"""Minimum number of tokens from which a scale is computed."""
+"""Minimum number of tokens from which a rounding scale is computed."""
 UNLIKE_NODES: Final = 3
-"""Number of nodes without a common address or invite that must agree to set a class's scale."""
+"""Number of nodes without a common address or invite that must agree on a rounding scale to set that of their class."""
 AGREEMENT: Final = 2
-"""Maximum distance, in steps of `SCALES`, between the scales of nodes that agree and that of the accused node."""
+"""Maximum distance, in steps of `SCALES`, between the rounding scale of the accused node and those of the nodes that
+agree with it."""
 COARSEST: Final = at_least(1.0)
-"""Largest scale of draws that nodes can set for their class, as an index into `SCALES`."""
+"""Largest rounding scale of draws that nodes can set for their class by agreement, as an index into `SCALES`."""
 TELLING: Final = 100
 """Minimum number of a node's claims that should lie beyond an edge of `CLAIM_EDGES`, as measured for its class. With
 fewer expected claims, the node is not examined for finer rounding than its class."""
@@ -63,14 +64,15 @@ FINER: Final = 32
 """A node rounds more finely than its class if at most one of its claims per `FINER` expected ones lies beyond an edge
 of `CLAIM_EDGES`."""
 MOST_CLASSES: Final = 256
-"""Maximum number of classes. Nodes invent the names, so further nodes share the last class."""
+"""Number of numerics classes from which on nodes of further classes share one class for each precision: nodes may
+report any name."""
 MEASURED_AGAIN: Final = 4
 """Divisor of the version number that gives the wait until the next measurement of a rounding: it is measured at
 versions 0, 1, 2, 3, 4, 6, 8, 11 ..."""
 
 
 class NumericsClass(NamedTuple):
-    """A node's report about its engine; empty = not reported."""
+    """What a node reports about its engine; empty = not reported. Nodes with equal reports form one class."""
 
     backend: str = ""
     precision: str = ""
@@ -87,7 +89,7 @@ class NumericsClass(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """Return the rounding; roundings of 16 bits and more form one kind."""
+        """Return the rounding, as far as nodes are compared by it: roundings of 16 bits and more form one kind."""
         return FINE if self.rounding in ("f32", "f16", "bf16") else self.rounding
 
 
@@ -112,7 +114,8 @@ ROUNDINGS: Final[Mapping[str, str]] = MappingProxyType(
 
 
 class CoarseClass(NamedTuple):
-    """Class that several nodes without a common owner have shown to be coarser than measured or assumed."""
+    """Numerics class (kind of engine) that several nodes without a common owner have shown to round more coarsely than
+    measured or assumed."""
 
     numerics: NumericsClass
     draws: float
@@ -127,7 +130,7 @@ OTHERS: Final = NumericsClass("others")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Honest:
-    """Rounding of honest nodes of a class, as indices into `SCALES`."""
+    """Rounding scales of honest nodes of one numerics class (kind of engine), as indices into `SCALES`."""
 
     draws: int
     claims: int
@@ -175,7 +178,7 @@ def default(numerics: NumericsClass, temperature: float = 1.0) -> Honest:
 
 
 class Numerics:
-    """Rounding scales of all classes. `temperature`: sampling temperature of all leases."""
+    """Rounding scales of all numerics classes (kinds of engine). `temperature`: sampling temperature of all leases."""
 
     def __init__(self, temperature: float = 1.0) -> None:
         self._temperature = temperature
@@ -186,8 +189,8 @@ class Numerics:
         self._class_wide: dict[NumericsClass, Honest] = {}
 
     def known(self, numerics: NumericsClass) -> NumericsClass:
-        """Return the class under which nodes of this class are judged: itself, or the shared one once there are too
-        many classes."""
+        """Return the class under which nodes of this class are judged: itself or, once there are `MOST_CLASSES`, the
+        one that further classes of its precision share."""
         if numerics in self._shown:
             return numerics
         if len(self._shown) >= MOST_CLASSES:
@@ -204,11 +207,11 @@ class Numerics:
             self._measured[rounding] = evidence
 
     def learn(self, numerics: NumericsClass, evidence: Evidence) -> None:
-        """Add the evidence of a proven node to the tokens from which the scale of its class is learned."""
+        """Add a proven node's evidence to that from which the rounding scale of its class is learned."""
         self._shown[numerics] = self._shown[numerics] + evidence
 
     def unlearn(self, numerics: NumericsClass, evidence: Evidence) -> None:
-        """Remove a node's evidence from its class, because the node must prove itself again."""
+        """Remove a node's evidence from that of its class, because the node must prove itself again."""
         self._shown[numerics] = self._shown[numerics] - evidence
 
     def is_due(self, rounding: str, policy_version: int) -> bool:
@@ -257,7 +260,7 @@ class Numerics:
         )
 
     def class_wide(self, numerics: NumericsClass, shown: Sequence[Evidence]) -> tuple[int, ...]:
-        """Set the class's scale if several nodes without a common owner agree on it.
+        """Set the class's rounding scale if several nodes without a common owner agree on it.
 
         `shown`: recent evidence of such nodes of the class, the accused node first. Return the indices of the nodes
         that round as coarsely as the accused node. Return an empty tuple if these are fewer than `UNLIKE_NODES`, or
@@ -301,7 +304,7 @@ class Numerics:
 
 
 def _most_likely(shown: Evidence) -> tuple[int, int]:
-    """Return the most likely scales of draws and of claims, as indices.
+    """Return the most likely rounding scales of draws and of claims, as indices into `SCALES`.
 
     The scale of draws is at least that of claims minus `BOTH_EDGES`: a claim errs by the rounding of both edges of the
     interval of cumulative probability that draws the token. Draws alone may show less, because few random numbers fall
@@ -312,11 +315,12 @@ def _most_likely(shown: Evidence) -> tuple[int, int]:
 
 
 def _draws_shown(shown: Evidence, measured: Evidence) -> int | None:
-    """Return the finer scale of draws that a node's fine claims prove, as an index; None: they prove none.
+    """Return the finer rounding scale of draws that a node's fine claims prove, as an index into `SCALES`; None: they
+    prove none.
 
-    Claims prove it if far fewer of them than measured for the class lie beyond an edge of `CLAIM_EDGES`. This edge is
-    then the scale. It is a generous one, because claims err by the rounding of both edges of a token's interval of
-    cumulative probability, and mostly by far less than the edge of `CLAIM_EDGES`.
+    The proof is that far fewer claims than measured for the class exceed one of the limits `CLAIM_EDGES`. This limit is
+    then the scale. It is a generous scale: claims err by the rounding of both edges of a token's interval of cumulative
+    probability, and mostly by far less than the limit.
     """
     if not measured.num_claims:
         return None

@@ -26,7 +26,7 @@ very different logarithms."""
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PeerFinding:
-    """One node's finding about a rollout of other nodes."""
+    """What one node computed about a rollout of other nodes."""
 
     spans: tuple[tuple[str, Evidence], ...]
     """Pairs of node and evidence: one for each node that sampled a part of the rollout, in token order."""
@@ -47,7 +47,7 @@ def apart(one: PeerFinding, other: PeerFinding) -> Evidence:
 
 
 def contradiction(one: PeerFinding, other: PeerFinding, honest: Honest) -> float:
-    """Return the evidence against both findings being honest, in nats. `honest`: scales of both classes together.
-    `weigh` divides by a factor for tokens that repeat within a group; the division is undone here, because one rollout
-    has no repeated tokens."""
+    """Return the evidence, in nats, that not both findings are honest. `honest`: rounding scales of both nodes' classes
+    together. `weigh` divides by `CLAIMS_DISPERSION` to allow for tokens that repeat within a group. One rollout has no
+    repeated tokens, so the division is undone here."""
     return CLAIMS_DISPERSION * max(weigh(apart(one, other), honest))

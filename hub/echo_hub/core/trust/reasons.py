@@ -13,7 +13,10 @@ BY_OPERATOR: Final = "By the operator."
 CHANGED: Final = "Its engine has changed."
 OUTVOTED: Final = "As a checker it contradicted two other nodes that agree with each other."
 DISPROVED: Final = "Two nodes contradict the checker that found its rollout honest."
-CLASS_WIDE: Final = "Unlike nodes of {numerics} all round more than expected: numerics of that engine, not forgery."
+CLASS_WIDE: Final = (
+    "Several nodes of {numerics} without a common owner round more than expected. So the cause is that engine, not "
+    "forgery."
+)
 UNTRAINABLE: Final = "The learner could not train on one of its rollouts."
 DOUBTFUL: Final = "A checker found that the rollout was not drawn as leased, and no second node could check that."
 

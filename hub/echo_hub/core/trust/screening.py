@@ -80,7 +80,7 @@ class StepScreen:
 
 
 class Seen(NamedTuple):
-    """One rollout, as computed by the learner."""
+    """The learner's evidence about one rollout."""
 
     node_id: str
     """Node that sampled the whole rollout."""

@@ -25,7 +25,7 @@ from echo_hub.core.trust.numerics import NOT_SAID, Numerics, NumericsClass
 from echo_hub.core.trust.shopping import UsualRank
 
 WINDOW: Final = 2_048
-"""Number of newest tokens whose evidence is kept as a node's recent evidence, at least."""
+"""Minimum number of a node's newest tokens whose evidence is kept as its recent evidence."""
 REMEMBERED: Final = 65_536
 """Number of departed unchecked nodes whose standings are kept, because their rollouts may still be under check."""
 
@@ -65,7 +65,7 @@ class StandingRow:
     proof: float = 0.0
     """Evidence for the node from its draws, in nats, at most 0: the lower, the more certainly honest."""
     shown: Evidence = NO_EVIDENCE
-    """Evidence of the node's checks since it entered this state, without curves."""
+    """Evidence of the verifier's checks that the node has passed since it became proven, without curves."""
     num_checked: int = 0
     num_failed: int = 0
     checked_at: float | None = None

@@ -426,8 +426,8 @@ class Trust:
         self, standing: Standing, evidence: Evidence, check: Check, now: float, honest: Honest, *, learns: bool
     ) -> bool:
         """Judge a node by this evidence, and return True if it is convicted. Otherwise the evidence counts for the
-        node, or makes it suspect. `learns`: also add the evidence to that from which the scale of the node's numerics
-        class is learned."""
+        node, or makes it suspect. `learns`: also add the evidence to that from which the rounding scale of the node's
+        numerics class (kind of engine) is learned."""
         sums = judged(standing.sums, evidence, standing.recent, honest, self._alarm)
         failed = max(sums) >= self._alarm
         self._checked[str(standing.numerics)] += 1

@@ -36,7 +36,7 @@ def usability() -> Usability:
 def test_two_unlike_nodes_withdraw_a_version_that_none_has_used(usability: Usability) -> None:
     assert usability.refused(8, node("a")) == () and not usability.is_withdrawn(8)
     assert usability.refused(8, node("b")) == ("a", "b")
-    assert usability.withdrawn == {8: "2 dissimilar nodes cannot use it, and none has sampled with it"}
+    assert usability.withdrawn == {8: "nodes of 2 invites or addresses cannot use it, and no node has sampled with it"}
     assert usability.refused(8, node("b")) == (), "node b has refused it before"
     assert usability.refused(8, node("c")) == ("c",)
     assert not usability.is_withdrawn(7)

@@ -84,5 +84,6 @@ def test_each_alternative_has_a_text() -> None:
 
 def test_a_common_fault_of_a_class_is_named_numerics() -> None:
     assert CLASS_WIDE.format(numerics=NumericsClass("torch", "bf16", "cuda")) == (
-        "Unlike nodes of torch/bf16/cuda all round more than expected: numerics of that engine, not forgery."
+        "Several nodes of torch/bf16/cuda without a common owner round more than expected. So the cause is that "
+        "engine, not forgery."
     )

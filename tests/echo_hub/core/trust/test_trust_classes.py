@@ -197,7 +197,7 @@ def test_a_fault_of_a_whole_class_quarantines_no_node(world) -> None:
     ]
     rows = {record.row.node_id: record.row for record in bench.of(StandingRecorded)}
     assert all(rows[f"coarse {number}"].state is StandingState.SUSPECT for number in range(3))
-    assert all("numerics of that engine" in rows[f"coarse {number}"].reason for number in range(3))
+    assert all("the cause is that engine" in rows[f"coarse {number}"].reason for number in range(3))
     status = bench.coordinator.status().trust
     assert status.quarantined == 0 and status.suspended == ()
     assert len(status.coarser) == 1 and status.coarser[0].startswith("torch/f32/cpu (draws ")
