@@ -94,7 +94,7 @@ class CoordinatorSettings:
     activation: ActivationSettings = field(default_factory=ActivationSettings)
     """Settings for the choice of the nodes that are paid."""
     trust: TrustSettings = field(default_factory=TrustSettings)
-    """Checking of nodes; disabled in co-located mode."""
+    """Settings for the checks of nodes' rollouts; checks are disabled in co-located mode."""
 
     @property
     def staleness_bound(self) -> int:

@@ -83,7 +83,8 @@ class Services(Protocol):
 
 
 class Driver:
-    """The only caller of the coordinator. Events come from `queue`; run events (`note`) may come before `run`."""
+    """The only caller of the coordinator. Events for it come from `queue`. Run events, the entries of the run's log
+    (`note`), may come before `run`."""
 
     def __init__(
         self,

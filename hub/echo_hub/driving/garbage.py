@@ -34,7 +34,8 @@ SMALL_GROWTH: Final = 2**25
 SHARE: Final = 0.02
 """Largest share of the thread's processor time that cheap full collections may take."""
 LEAST_GROWTH: Final = 2**28
-"""Least growth of memory, in bytes, for any other full collection: after less growth it would free too little."""
+"""Least growth of memory, in bytes, after which a full collection that is not cheap may run: after less growth it would
+free too little."""
 MOST_GROWTH: Final = 2**32
 """Growth of memory, in bytes, after which a full collection runs even if the machine has more free memory: a container
 may have a lower limit."""

@@ -108,8 +108,8 @@ def summary(
 
 
 def with_headline(measured: Sequence[Evaluation], weights: Mapping[str, float]) -> list[Evaluation]:
-    """Put the run's own figures, one set for each kind (greedy, sampled), in front of the figures of all evaluation
-    sets of one version.
+    """Put the run's own figures, one `Evaluation` for each kind (greedy, sampled), before the figures of the single
+    evaluation sets of one version.
 
     The run's own figures are weighted means over the sets; their standard error assumes independent sets. With a single
     set, the set's figures are the run's own.

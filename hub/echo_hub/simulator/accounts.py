@@ -32,7 +32,7 @@ class Accounts:
         self.leased_late = 0
         """Number of rollouts leased at or after the virtual time `liars_from_s`."""
         self.leased_to_liars = 0
-        """Number of `leased_late` rollouts that were leased to liars."""
+        """Number of `leased_late` rollouts that were leased to liars (nodes that return nothing)."""
         self.planned = 0
         """Rollouts in the batches of steps after the warm-up."""
         self.planned_staleness = 0

@@ -110,7 +110,7 @@ class SimulatedPublication(ScenarioSection):
 
 
 class SimulatedNodes(ScenarioSection):
-    """The pool. A node samples `width` rollouts at once and accepts twice as many."""
+    """The nodes. A node samples `width` rollouts at once and accepts twice as many."""
 
     count: Annotated[int, Field(ge=1, le=1_000_000)] = 100
     """Honest nodes."""

@@ -82,8 +82,8 @@ from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.work import MadeUp, SimulatedWork
 
 LIARS_FROM_S: Final = 60.0
-"""Virtual seconds from which rollouts leased to liars are counted: before, the coordinator cannot know which nodes
-return nothing."""
+"""Virtual seconds from which rollouts leased to liars (nodes that return nothing) are counted: before, the coordinator
+cannot know these nodes."""
 UNTOLD: Final = 500
 """After this many agenda entries in a row that send the coordinator no event, `gc.freeze` is called, so that garbage
 collection during the coordinator's events does not scan the simulated nodes' objects."""

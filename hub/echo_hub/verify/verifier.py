@@ -178,7 +178,7 @@ class Verifier:
         """Queued measurements: policy version to measure with, by rounding."""
         self._urgent: deque[str] = deque()
         self._patient: deque[_Patient] = deque()
-        self._some = asyncio.Event()  # Set while a rollout or a rounding waits.
+        self._some = asyncio.Event()  # Set while a rollout or a measurement waits.
         self._now = asyncio.Event()  # Set when the waiting rollouts must be sent without waiting for a fuller batch.
         self._refused: asyncio.Queue[tuple[str, str]] = asyncio.Queue()  # (rollout id, reason); answered at once.
         self._again: deque[_Job] = deque()

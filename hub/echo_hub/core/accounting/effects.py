@@ -210,8 +210,8 @@ class TrustDecided:
     rollout_id: str = ""
     """Id of the rollout whose check led to the decision; empty if none did."""
     evidence: Evidence | None = None
-    """Evidence of the checks that led to the decision: all since the convicting sum of evidence (`judging`) was last
-    zero. None if no check led to it."""
+    """Evidence of the checks that led to the decision: all since the sum of evidence that convicts the node (`judging`)
+    was last zero. None if no check led to it."""
     decided_at: float
 
 
@@ -378,7 +378,7 @@ class MeasureNumerics:
     version, then answer NumericsMeasured. Checks requested later wait for this measurement."""
 
     rounding: str
-    """One of the values of `echo_hub.core.trust.numerics.ROUNDINGS`."""
+    """Kind of rounding: one of the values of `echo_hub.core.trust.numerics.ROUNDINGS`."""
     policy_version: int
 
 

@@ -230,7 +230,7 @@ class LearnerLost:
 class StepComputed:
     """The learner has computed step `step` and is free for the next one.
 
-    Nothing is written yet, so the step may still be lost. StepDone follows once it is safe.
+    Nothing is written yet, so the step may still be lost. StepDone follows once the step is written.
     """
 
     step: int

@@ -57,7 +57,7 @@ CLEARED_AT_ONCE: Final = 16
 
 class Ledger:
     """All unfinished groups and rollouts, and the learner's queues. A group for the learner is *waiting* (open or
-    complete) until a step plans it. Groups of other owners never wait."""
+    complete) until a step plans it. Groups of evaluations never wait."""
 
     def __init__(self, *, nodes: Nodes, out: Outbox, discount: float | None = None) -> None:
         """`discount`: discount of the returns that give each turn its own advantage. None: each episode has one

@@ -69,9 +69,11 @@ CHOICE_A_SECOND: Final = 20_000
 CHANGES: Final = 2_048
 """Maximum number of nodes that one choice activates or deactivates."""
 TRIED_SHARE: Final = 16
-"""While the measured nodes suffice, one unmeasured node may be on trial for every 16 priced nodes that are wanted."""
+"""While the nodes of measured speed suffice, one unmeasured node may be on trial (active, to measure its speed) for
+every 16 priced nodes that are wanted."""
 TRIAL_S: Final = 180.0
-"""Seconds after which a trial without result ends. The wait until the node's next trial starts at twice this value."""
+"""Seconds after which a trial (activation of a node of unknown speed) without result ends. The wait until the node's
+next trial starts at twice this value."""
 SILENT_S: Final = 5.0
 """Seconds that a node's rollout is late before the node's measured rate counts as 0."""
 LOST_S: Final = 60.0
@@ -85,10 +87,10 @@ LEFT_KEPT: Final = 65_536
 """Number of departed nodes whose trials are remembered, so that a reconnect does not reset the wait for the next
 trial."""
 IDLE_S: Final = 30.0
-"""Seconds without work after which a resting node (excluded from work after misbehaviour) is told why."""
+"""Seconds without work after which a resting node (excluded from work after misbehaviour) is told why it gets none."""
 IDLE_STEPS: Final = 3.0
-"""Training steps without work after which an idle node that does not rest is told why. Before that, idling is normal:
-many nodes idle between two steps."""
+"""Training steps without work after which an idle node that does not rest is told why it gets none. Before that, idling
+is normal: many nodes idle between two steps."""
 TURN_S: Final = 600.0
 """Minimum time in seconds between two turns (single-rollout leases) of a gift (a node that costs nothing) that is too
 slow for ordinary work."""
@@ -279,8 +281,8 @@ class Activation:
     # --- choices
 
     def advance(self, demand: Demand | None, now: float) -> list[Node]:
-        """Do all due examinations and choices. Return the nodes that should get a turn, a single-rollout lease.
-        `demand` None: the learner's demand is unknown."""
+        """Examine nodes and choose the active ones, as far as either is due. Return the nodes that should get a turn, a
+        single-rollout lease. `demand` None: the learner's demand is unknown."""
         turns: list[Node] = []
         if now >= self._round_at:
             self._begin_round(now)

@@ -49,7 +49,7 @@ class Mix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Settings and nodes that reach the goal at the least cost."""
+    """Settings and nodes with which the learner reaches the wanted utilisation (the goal) at the least cost."""
 
     max_staleness: int
     publish_every: int
@@ -58,15 +58,17 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """Alternative measures: each alone reaches the goal; None = this measure cannot."""
+    """Alternative measures. Each alone lets the learner reach the wanted utilisation (the goal); None = this measure
+    cannot."""
 
     max_staleness: int | None
-    """Smallest staleness bound that reaches the goal with the current publication interval."""
+    """Smallest staleness bound that reaches the wanted utilisation with the current publication interval."""
     publish_every: int | None
-    """Smallest number of steps between publications that reaches the goal with the current staleness bound."""
+    """Smallest number of steps between publications that reaches the wanted utilisation with the current staleness
+    bound."""
     added: tuple[tuple[str, int | None], ...]
-    """Number of additional nodes of each class that reaches the goal, in the given order; 0 if it is already
-    reached."""
+    """Number of additional nodes of each class, in the given order, with which the learner reaches the wanted
+    utilisation; 0 if it already does."""
 
 
 def reaches(workload: Workload, pool: Pool, target: float) -> bool:
@@ -79,8 +81,8 @@ def reaches(workload: Workload, pool: Pool, target: float) -> bool:
 def advise(
     workload: Workload, nodes: Sequence[NodeClass], kinds: Sequence[NodeClass], *, target: float = 1.0
 ) -> Advice:
-    """Return each measure that reaches the goal, starting from `nodes`. `kinds`: classes of nodes that could be added;
-    their `count` is ignored."""
+    """Return each measure with which the learner reaches the share `target` of its best possible utilisation, starting
+    from `nodes`. `kinds`: classes of nodes that could be added; their `count` is ignored."""
     pool = Pool.of(nodes)
     return Advice(
         max_staleness=smallest_staleness(workload, pool, target),
@@ -90,7 +92,8 @@ def advise(
 
 
 def smallest_staleness(workload: Workload, pool: Pool, target: float) -> int | None:
-    """Return the smallest staleness bound that reaches the goal; None: no advised bound does."""
+    """Return the smallest staleness bound with which the learner reaches the share `target` of its best possible
+    utilisation; None: no advised bound suffices."""
     if workload.mode != "async":
         return None
     bounds = range(workload.publish_every - 1, STABLE_STALENESS + 1)
@@ -98,7 +101,8 @@ def smallest_staleness(workload: Workload, pool: Pool, target: float) -> int | N
 
 
 def smallest_interval(workload: Workload, pool: Pool, target: float) -> int | None:
-    """Return the shortest publication interval in steps that reaches the goal; None: none does."""
+    """Return the shortest publication interval, in steps, with which the learner reaches the share `target` of its best
+    possible utilisation; None: none suffices."""
     if workload.mode != "async":
         return None
     intervals = range(1, workload.max_staleness + 2)
@@ -106,13 +110,14 @@ def smallest_interval(workload: Workload, pool: Pool, target: float) -> int | No
 
 
 def nodes_to_add(workload: Workload, pool: Pool, kind: NodeClass, target: float) -> int | None:
-    """Return how many additional nodes of the class `kind` reach the goal; None: no number does."""
+    """Return how many additional nodes of the class `kind` let the learner reach the share `target` of its best
+    possible utilisation; None: no number suffices."""
     return _fewest(MOST_NODES, lambda count: reaches(workload, pool.plus(replace(kind, count=count)), target))
 
 
 def times_as_many(workload: Workload, nodes: Sequence[NodeClass], target: float) -> float | None:
-    """Return the factor, to a hundredth, by which the nodes' throughput must be multiplied to reach the goal. None: no
-    factor up to `MOST_NODES` reaches it."""
+    """Return the factor, to a hundredth, by which the nodes' throughput must be multiplied for the share `target` of
+    the learner's best possible utilisation. None: no factor up to `MOST_NODES` suffices."""
 
     def enough(hundredths: int) -> bool:
         pool = Pool.of(nodes)
@@ -124,7 +129,7 @@ def times_as_many(workload: Workload, nodes: Sequence[NodeClass], target: float)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partial:
-    """Best result of a measure that does not reach the goal."""
+    """Best result of a measure with which the learner does not reach the wanted utilisation (the goal)."""
 
     amount: int
     """Number of added nodes, or the staleness bound: the smallest value whose utilisation is within a hundredth of the
@@ -170,7 +175,8 @@ def by_shorter_leases(workload: Workload, pool: Pool) -> float:
 
 
 def cheapest_to_add(workload: Workload, pool: Pool, kinds: Sequence[NodeClass], target: float) -> Mix | None:
-    """Return the cheapest nodes that reach the goal: of one class, or mostly of one and some of another."""
+    """Return the cheapest nodes with which the learner reaches the share `target` of its best possible utilisation: of
+    one class, or mostly of one and some of another."""
     alone = {kind: nodes_to_add(workload, pool, kind, target) for kind in kinds}
     enough = {kind: count for kind, count in alone.items() if count is not None}
     if not enough:
@@ -193,7 +199,8 @@ def place(
     target: float = 1.0,
     largest_staleness: int = STABLE_STALENESS,
 ) -> Placement | None:
-    """Return the cheapest settings and available nodes that reach the goal; on ties, the smallest bound."""
+    """Return the cheapest settings and available nodes with which the learner reaches the share `target` of its best
+    possible utilisation; on ties, the smallest staleness bound."""
     placements = []
     for bound in range(largest_staleness + 1) if workload.mode == "async" else [0]:
         # A longer publication interval only makes rollouts older, except if steps are shorter than the broadcast of a

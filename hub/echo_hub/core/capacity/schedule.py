@@ -20,7 +20,8 @@ from typing import Final
 from echo_hub.core.capacity.model import Pool, Prediction, Workload
 
 MOST_CYCLES: Final = 160
-"""Number of simulated publications after which the search for a period ends; then the second half is averaged."""
+"""Number of simulated publications after which the search for a repeating schedule ends. The durations of the second
+half are then averaged."""
 
 LEAST_ALIKE: Final = 6
 """The schedule counts as periodic after this many equal publication intervals in a row, plus one for each publication

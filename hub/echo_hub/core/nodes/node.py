@@ -15,7 +15,8 @@ UNPROVEN: Final = -(2**30)
 """Value of `Node.speed` for a node without any scored rollout, whose speed is unknown."""
 
 Place = tuple[int, int, int]
-"""Key of the queue in which a node with free capacity waits: version, tier, speed class. See `queues`."""
+"""Key of the queue in which a node with free capacity waits: version, tier (1 if at least half of its capacity is in
+use, else 0), speed class. See `queues`."""
 
 Samplers = Literal["by_version", "any", "hub"]
 

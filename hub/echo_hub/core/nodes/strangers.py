@@ -32,19 +32,21 @@ LOST: Final = 2
 """Number of first rollouts that strangers (unproven nodes) must return to make up for one lost rollout in their common
 limit. Set by hand."""
 USED: Final = 2
-"""Largest earned credit, as a multiple of the rollouts that strangers hold. Set by hand."""
+"""Largest credit that strangers (unproven nodes) can earn for their common limit, as a multiple of the rollouts that
+they hold. Set by hand."""
 LUMP: Final = 16
-"""Once strangers hold their limit, they get work again only when 1/16 of the limit is free. A search for a stranger
-after every single return would cost too much time. Set by hand."""
+"""Once strangers (unproven nodes) hold as many rollouts as their common limit, they get work again only when 1/16 of
+the limit is free. A search for a stranger after every single return would cost too much time. Set by hand."""
 ORIGIN_SHARE: Final = 4
-"""Divisor that gives one origin's places: a quarter of the strangers' limit (`may_hold`), minimum one. Set by hand."""
+"""Divisor that gives one origin's places, the number of its strangers (unproven nodes) that may have work at once: a
+quarter of the strangers' limit (`may_hold`), minimum one. Set by hand."""
 FIRST_SHARE: Final = 4
-"""Divisor that gives the largest first lease of one stranger: a quarter of what strangers may hold in addition. Set by
-hand."""
+"""Divisor that gives the largest first lease of one stranger (unproven node): a quarter of what strangers may hold in
+addition. Set by hand."""
 
 
 class Strangers:
-    """Counts the rollouts that nodes hold within their deadlines.
+    """Counts the rollouts that nodes hold within their deadlines, and limits those of strangers (unproven nodes).
 
     `in_flight`: number held by strangers. `is_full`: True while strangers get no work.
     """
@@ -58,17 +60,18 @@ class Strangers:
 
     @property
     def may_hold(self) -> int:
-        """Return how many rollouts all strangers together may hold while proven nodes are present."""
+        """Return how many rollouts all strangers (unproven nodes) together may hold while proven nodes are present."""
         base = self._share
         return max(1, base // LEAST, base + self._earned)
 
     @property
     def most_for_one(self) -> int:
-        """Return how many rollouts a stranger's first lease may have, whatever the stranger claims."""
+        """Return how many rollouts the first lease of a stranger (unproven node) may have, whatever it claims."""
         return max(0, self.may_hold - self.in_flight) // FIRST_SHARE
 
     def count(self, num_rollouts: int, *, is_stranger: bool = True) -> bool:
-        """Add `num_rollouts` (negative: remove) to the rollouts held by strangers or, otherwise, by proven nodes.
+        """Add `num_rollouts` (negative: remove) to the rollouts held by strangers (unproven nodes) or, otherwise, by
+        proven nodes.
 
         Return True if strangers were at their limit and may get work again.
         """
@@ -109,8 +112,8 @@ class Origins:
         self._waiting: dict[str, dict[str, None]] = {}
 
     def enter(self, node: Node, may_hold: int) -> bool:
-        """Return True if the stranger has or gets a place of its origin. Otherwise it waits in its origin's queue.
-        `may_hold`: number of rollouts that all strangers together may hold."""
+        """Return True if the stranger (unproven node) has or gets a place of its origin. Otherwise it waits in its
+        origin's queue. `may_hold`: number of rollouts that all strangers together may hold."""
         if node.has_place or not node.origin:
             return True
         taken = self._num_taken.get(node.origin, 0)

@@ -229,8 +229,8 @@ class Leasing:
 
     @property
     def due_at(self) -> float:
-        """Return the time at which `begin_turn` will offer work again: a step's work is released, or the last turn left
-        work. inf = never."""
+        """Return the time at which `begin_turn` will offer work again, because all nodes may then lease a step's work,
+        or because the last turn left work. inf = never."""
         return min(self._release_at, self._goes_on_at)
 
     def change(self, settings: CoordinatorSettings) -> None:

@@ -50,7 +50,7 @@ EARLIER: Final = 1.3
 """Factor on the time that a slow node needs for a step's work. The product is how long before the step begins the node
 may get this work. Set by hand."""
 SOON_S: Final = 0.01
-"""Work that may be released within this many seconds counts as released. Set by hand."""
+"""Work that all nodes may lease within this many seconds counts as released to them now. Set by hand."""
 PREFILL: Final = 1 / 16
 """Assumed time for the prefill of one prompt token, relative to sampling one token. Set by hand, not measured."""
 PREFILL_SHARE: Final = 1 / 4

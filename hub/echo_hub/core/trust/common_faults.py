@@ -26,7 +26,7 @@ KEPT: Final = 512
 """Number of remembered causes (class with version or group). The cause that was checked longest ago is forgotten
 first."""
 MOST_NODES: Final = 1_024
-"""Maximum number of checked nodes that are counted per cause."""
+"""Maximum number of checked nodes that are counted for one possible cause of failures."""
 
 Cause = tuple[NumericsClass, str, int]
 """Possible common cause of failures: numerics class (kind of engine), "version" or "group", and the version's or
@@ -54,8 +54,8 @@ class CommonFaults:
         self._counts: OrderedDict[Cause, _Count] = OrderedDict()
 
     def note(self, cause: Cause, node_id: str, *, is_established: bool, failed: bool) -> None:
-        """Count one checked rollout of the node under this cause. `is_established`: the node was proven at that
-        time."""
+        """Count one checked rollout of the node under this possible cause of a failure. `is_established`: the node was
+        proven at that time."""
         count = self._counts.pop(cause, None) or _Count()
         self._counts[cause] = count
         if len(self._counts) > KEPT:
@@ -66,14 +66,15 @@ class CommonFaults:
                 count.failed.add(node_id)
 
     def suspended(self, causes: tuple[Cause, ...]) -> Cause | None:
-        """Return the first suspended cause among these, or None."""
+        """Return the first of these causes for which verdicts are suspended, because many nodes fail for it; None:
+        there is none."""
         return next((cause for cause in causes if (c := self._counts.get(cause)) is not None and c.is_common), None)
 
     def failed(self, cause: Cause) -> tuple[str, ...]:
-        """Return the nodes that failed for this cause, sorted."""
+        """Return the nodes that failed checks for this possible cause (`Cause`), sorted."""
         return tuple(sorted(self._counts[cause].failed))
 
     @property
     def all_suspended(self) -> tuple[Cause, ...]:
-        """Return all suspended causes, the latest last."""
+        """Return all causes for which verdicts are suspended, because many nodes fail for them, the latest last."""
         return tuple(cause for cause, count in self._counts.items() if count.is_common)

@@ -46,13 +46,13 @@ CLAIM_EDGES: Final = (0.01, 0.05, 0.2, 0.5, 1.0)
 """Upper edges of the error classes of claims. The error is the absolute difference of true and claimed log-odds, in
 nats."""
 CLAIM_CUT: Final = 0.5
-"""Limit in nats of each token's difference in `Evidence.bias`, so that few large differences do not hide many small
-ones."""
+"""Limit in nats of each token's difference (true minus claimed log-odds) in `Evidence.bias`, so that few large
+differences do not hide many small ones."""
 SURE: Final = 1e-3
 """All probabilities closer to 1 than this get the same log-odds: there, 1 - p is mostly rounding error."""
 _SURE: Final = float(np.log1p(-SURE))
 _LEAST_LOG_RATIO: Final = -1e3
-"""Lower bound of ln(true / claimed), so that the divergence stays finite for a true probability of 0."""
+"""Lower bound of ln(true / claimed), so that the KL divergence stays finite for a true probability of 0."""
 _MOST_LOG_RATIO: Final = 20.0
 """Upper bound of ln(true / claimed)."""
 _TOGETHER: Final = 4_096
@@ -80,13 +80,14 @@ class Evidence:
     bias: float = 0.0
     """Sum over tokens of true minus claimed log-odds, each limited to ±`CLAIM_CUT` nats."""
     draw_curves: Curves = _NO_DRAWS
-    """`likelihood.draw_curves` summed over tokens, [DRAW_CURVES, NUM_SCALES], in nats. All 0 in the learner's
-    comparison of nodes."""
+    """Log-likelihoods of the draws at each rounding scale: `likelihood.draw_curves` summed over tokens, [DRAW_CURVES,
+    NUM_SCALES], in nats. All 0 in the learner's comparison of nodes."""
     claim_curves: Curves = _NO_CLAIMS
-    """`likelihood.claim_curves` summed over tokens, [CLAIM_CURVES, NUM_SCALES], in nats."""
+    """Log-likelihoods of the claims at each rounding scale: `likelihood.claim_curves` summed over tokens,
+    [CLAIM_CURVES, NUM_SCALES], in nats."""
     near_edges: Curves = _NO_EDGES
-    """`likelihood.edge_curves` summed over tokens, [EDGE_CURVES, NUM_SCALES], in tokens. All 0 for greedy choices and
-    in the learner's comparison of nodes."""
+    """Tokens whose draw was near an edge, at each rounding scale: `likelihood.edge_curves` summed over tokens,
+    [EDGE_CURVES, NUM_SCALES], in tokens. All 0 for greedy choices and in the learner's comparison of nodes."""
 
     @property
     def num_tokens(self) -> int:

@@ -34,7 +34,8 @@ class Forgetting:
         self._ledger.num_queue_changes += 1
 
     def release(self, rollout: LeasedRollout) -> None:
-        """End the hold of a rollout. If nothing else holds its group, the group may enter batches again."""
+        """Stop keeping the rollout's group out of batches (`hold`). If no other rollout keeps it out, the group may
+        enter batches again."""
         if rollout.is_held:
             group = self._ledger.groups[rollout.group_id]
             rollout.is_held = False

@@ -101,7 +101,7 @@ def judged(sums: Sums, evidence: Evidence, recent: Evidence, honest: Honest, eno
 
 
 def against(sums: Sums) -> tuple[float, Alternative]:
-    """Return the largest sum against a node, in nats, and its alternative."""
+    """Return the largest sum of evidence against a node, in nats, and the alternative to honesty that it speaks for."""
     place = sums.index(max(sums))
     return sums[place], _alternative(place)
 
@@ -137,7 +137,7 @@ def _forged(curves_CS: NDArray[np.float64], scale: int) -> float:
 
 
 def alarm(false_alarm: float) -> float:
-    """Return the sum in nats at which a node is convicted."""
+    """Return the sum of evidence, in nats, at which a node is convicted."""
     return log(len(NOTHING) / false_alarm)
 
 

@@ -90,7 +90,7 @@ class _Node:
     seen_at: int = 0
     """Step of the node's newest rollout."""
     pending: list[tuple[float, int]] = field(default_factory=list)
-    """Mismatch per token and staleness of rollouts that do not form a point yet."""
+    """Mismatch per token and staleness of the rollouts that do not form a point (median over `POINT` rollouts) yet."""
     points: deque[tuple[float, float, int]] = field(default_factory=lambda: deque(maxlen=SMOOTHED))
     """Mismatch, staleness and step of each recent point (median over `POINT` rollouts)."""
     mismatch: float | None = None

@@ -46,7 +46,7 @@ OUTLIERS: Final = 1e-4
 """Share of an honest node's tokens that may look forged, for example after a flipped bit or a driver fault. One token
 weighs at most ln(w / OUTLIERS) = 7.6 nats."""
 INVENTED: Final = 2.0
-"""Scale in nats of the density of invented claims, which lie far from the true log-odds."""
+"""Scale in nats of the density of invented claims (log-probabilities), which lie far from the true log-odds."""
 LEAST_WIDTH: Final = 1e-9
 """Minimum width of the interval of cumulative probability that draws a token, so that no division overflows."""
 MOST_APART: Final = 100.0
@@ -84,7 +84,7 @@ def draw_curves(
     from_low_SN = (drawn_N - bounded_log_odds(below_N)) / SCALES[:, None]
     from_high_SN = (drawn_N - bounded_log_odds(below_N + width_N)) / SCALES[:, None]
     far_SN, near_SN = _beyond(from_low_SN), _beyond(from_high_SN)
-    # The difference of two values of T is computed from their tails, because values near 1 have no digits left.
+    # Subtract tails of the distribution function T instead of values of T: values near 1 have no digits left.
     is_inside_SN = (from_low_SN > 0) & (from_high_SN < 0)
     mass_SN = np.where(is_inside_SN, 1.0 - far_SN - near_SN, np.abs(far_SN - near_SN))
     return _with_forged((1.0 - OUTLIERS) / width_N * mass_SN + OUTLIERS, 1.0)
@@ -152,7 +152,8 @@ def at_least(scale: float) -> int:
 
 
 def bounded_log_odds(probability_N: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the bounded log-odds L of each probability (see the module)."""
+    """Return ln((x + TAIL) / (1 - x + TAIL)) for each probability x: its log-odds, bounded where little probability is
+    left."""
     odds: NDArray[np.float64] = np.log(_bounded_odds(probability_N))
     return odds
 
@@ -170,7 +171,8 @@ def _from_odds(odds_SN: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _with_forged(honest_SN: NDArray[np.float64], forged: NDArray[np.float64] | float) -> NDArray[np.float64]:
-    """Return ln honest, and ln(1 - w + w forged / honest) for each of `WEIGHTS`, from two densities."""
+    """Return ln `honest_SN`, and ln(1 - w + w forged / honest) for each of `WEIGHTS`, from the densities under honesty
+    and under forgery."""
     ratios_SN = forged / honest_SN
     return np.log(np.stack([honest_SN, *(1.0 - w + w * ratios_SN for w in WEIGHTS)]))
 

@@ -44,10 +44,11 @@ LEARNED: Final = 2
 """Maximum number of steps of `SCALES` by which tokens of a class's own nodes may raise its rounding scale above the
 measured one: up to twice the scale."""
 TOLERANCE: Final = 2
-"""Steps of `SCALES` above a measured scale within which rounding still explains the evidence: up to twice the scale."""
+"""Steps of `SCALES` above a measured rounding scale within which honest rounding still explains the evidence: up to
+twice the scale."""
 TOLERANCE_UNMEASURED: Final = 4
-"""Steps of `SCALES` above a default scale within which rounding still explains the evidence: up to four times the
-scale."""
+"""Steps of `SCALES` above a default rounding scale within which honest rounding still explains the evidence: up to four
+times the scale."""
 LEAST_TOKENS: Final = 200
 """Minimum number of tokens from which a rounding scale is computed."""
 UNLIKE_NODES: Final = 3
@@ -135,7 +136,7 @@ class Honest:
     draws: int
     claims: int
     tolerance: int = TOLERANCE
-    """Number of steps above these scales within which rounding still explains a node's evidence."""
+    """Number of steps of `SCALES` above these scales within which honest rounding still explains a node's evidence."""
 
     def together(self, other: Honest) -> Honest:
         """Return the scales for comparing the findings of nodes of two classes. Neither node is exact, so their scales
@@ -167,7 +168,8 @@ They were measured with real engines on a model of 135 M parameters with 49,152 
 
 
 def default(numerics: NumericsClass, temperature: float = 1.0) -> Honest:
-    """Return the assumed scales of a class without data. Scales grow as 1 / `temperature`."""
+    """Return the assumed rounding scales of a numerics class (kind of engine) without data. Scales grow as 1 /
+    `temperature`."""
     known = DEFAULTS[numerics.rounding]
     hotter = 1.0 / temperature
     return Honest(
@@ -223,14 +225,15 @@ class Numerics:
         return True
 
     def not_measured(self, rounding: str, policy_version: int) -> None:
-        """Note that a measurement with this version failed: it is due again with the next version."""
+        """Note that the measurement of this rounding with this version failed: it is due again with the next
+        version."""
         self._measured_from[rounding] = policy_version + 1
 
     def honest(self, numerics: NumericsClass, without: Evidence = NO_EVIDENCE, shown: Evidence = NO_EVIDENCE) -> Honest:
-        """Return the rounding of honest nodes of the class, for judging one node.
+        """Return the rounding scales of honest nodes of the class, for judging one node.
 
-        `without`: evidence learned from this node, which must not count. `shown`: its recent evidence, which may prove
-        that its draws are finer.
+        `without`: evidence learned from this node, which must not count. `shown`: the node's recent evidence, which may
+        prove that it samples with finer rounding than the class.
         """
         known = self._honest(numerics, without)
         finest = _draws_shown(shown, self._measured.get(numerics.rounding, NO_EVIDENCE))
@@ -290,7 +293,8 @@ class Numerics:
 
     @property
     def coarser_than_measured(self) -> tuple[CoarseClass, ...]:
-        """Return the classes whose scales were set by several nodes without a common owner (`class_wide`)."""
+        """Return the numerics classes (kinds of engine) whose rounding scales were set by several nodes without a
+        common owner (`class_wide`)."""
         return tuple(
             CoarseClass(numerics, float(SCALES[agreed.draws]), float(SCALES[agreed.claims]))
             for numerics, agreed in self._class_wide.items()

@@ -39,8 +39,8 @@ class PeerFinding:
 
 
 def apart(one: PeerFinding, other: PeerFinding) -> Evidence:
-    """Return the differences of two findings about one rollout as evidence that one of them is wrong: two claims per
-    token."""
+    """Return the differences of two findings about one rollout as evidence that one of them is wrong: two differences
+    per token, of the interval's lower end and of the log-probability."""
     edges = bounded_log_odds(one.below) - bounded_log_odds(other.below)
     likely = (log_odds(np.maximum(finding.logprobs, FLOOR)) for finding in (one, other))
     return Evidence.of_differences(np.concatenate([edges, np.subtract(*likely)]))

@@ -36,7 +36,8 @@ stand out."""
 SMOOTHING: Final = 1.0
 """Tokens added to each error class of the other nodes (Laplace smoothing)."""
 STEPS: Final = 16
-"""Number of newest trained steps whose rollouts count in a mismatch."""
+"""Number of newest trained steps whose rollouts count in a node's mismatch (KL divergence between its claims and the
+learner's log-probabilities)."""
 LEAST_TOKENS: Final = 64
 """Minimum number of tokens for showing a node's mismatch: with fewer, a single odd token decides the mean."""
 SHOWN: Final = 20

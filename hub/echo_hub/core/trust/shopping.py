@@ -56,7 +56,8 @@ weigh little."""
 RECENT: Final = 256
 """Number of the run's latest rewards among which a new one is ranked."""
 REMEMBERED: Final = 32.0
-"""Sum of weights over which a node's mean rank is remembered: at twice this sum, all weights are halved."""
+"""Sum of weights over which the mean rank of a node's rewards is remembered: at twice this sum, all weights are
+halved."""
 MOST_WAITING: Final = 16_384
 """Maximum number of rollouts checked but not scored, or scored but not checked. The oldest are forgotten first."""
 
@@ -72,7 +73,7 @@ class Edges(NamedTuple):
     """Number of tokens whose u lies near an edge, minus the number expected of an exact engine: V in the module's
     text."""
     variance: float
-    """Variance of that number under honesty: W in the module's text."""
+    """Variance of the number of tokens near an edge, if the node is honest: W in the module's text."""
     counts: Evidence
     """Evidence about the same tokens as counts only, without curves."""
 
@@ -83,7 +84,8 @@ class Edges(NamedTuple):
 
 
 def edges(node_id: str, evidence: Evidence, honest: Honest) -> Edges:
-    """Return the statistics of `evidence` at the rounding scale of the node's class."""
+    """Return how many of the tokens behind `evidence` were drawn near an edge, at the rounding scale of the node's
+    class."""
     near, variance = evidence.edges_CS[:, honest.draws].tolist()
     return Edges(node_id, near, variance, evidence.counts)
 

@@ -63,7 +63,8 @@ class StandingRow:
     sums: Sums = NOTHING
     """Evidence against the node in nats, by alternative: see `judging`."""
     proof: float = 0.0
-    """Evidence for the node from its draws, in nats, at most 0: the lower, the more certainly honest."""
+    """Evidence from the node's sampled tokens that it is honest, in nats, at most 0: the lower, the more surely
+    honest."""
     shown: Evidence = NO_EVIDENCE
     """Evidence of the verifier's checks that the node has passed since it became proven, without curves."""
     num_checked: int = 0
@@ -111,7 +112,8 @@ class Standing:
     hints_from: int = 0
     """Number of checks required before another hint of the learner makes the node suspect."""
     taught: Evidence = NO_EVIDENCE
-    """Evidence that the node has contributed to the scale of its numerics class since the hub's start."""
+    """Evidence that the node has contributed to the rounding scale of its numerics class (kind of engine) since the
+    hub's start."""
     recent: Evidence = NO_EVIDENCE
     """Evidence of the node's latest tokens: `WINDOW` to 2 · `WINDOW` of them, whatever the verdicts were. The database
     does not store this."""

@@ -77,16 +77,17 @@ from echo_shared.records.node import TrustStatus
 from echo_shared.wire.messages import Checked, DropReason
 
 DOUBT: Final = 0.5
-"""Share of the conviction threshold. A node with more evidence against it is suspect, and must prove itself again."""
+"""If the evidence against a node exceeds this share of the conviction threshold, the node is suspect and must prove
+itself again."""
 WATCHED: Final = 0.1
-"""Share of the conviction threshold. While a node has more evidence against it, it is watched: all its rollouts are
-checked."""
+"""While the evidence against a node exceeds this share of the conviction threshold, the node is watched: all its
+rollouts are checked."""
 WATCHED_FOR_REWARDS: Final = 0.25
 """Share of the conviction threshold above which the test of rewards (`shopping`) makes a node watched: all its rollouts
 are checked. Rewards tell less than tokens, so honest nodes often reach a tenth of the threshold."""
 CLASS_CAUSE: Final = ("versions from", 0)
-"""Possible cause, other than the node, of a conviction by the test of rewards: the node's whole numerics class, on any
-version."""
+"""Possible cause, other than the node, of a conviction by the test of rewards: the node's whole numerics class (kind of
+engine), on any version."""
 PROVEN_ANYWAY: Final = 8
 """A node with this many times `first_checked` rollouts verified in a row counts as proven even if its draws prove
 little. That happens with a policy that is sure of every token, where a forger could change little."""
@@ -159,7 +160,8 @@ class Trust:
     # --- events
 
     def restore(self, rows: Iterable[StandingRow], coarse: Iterable[CoarseClass] = ()) -> None:
-        """Restore standings and coarse classes from before a restart. Call it before adding nodes or rollouts."""
+        """Restore trust standings and the numerics classes that proved coarse (`CoarseClass`) from before a restart.
+        Call it before adding nodes or rollouts."""
         self._numerics.restore(coarse)
         for row in rows:
             standing = self._standings.restore(row)
@@ -236,8 +238,8 @@ class Trust:
             self._out.act(MeasureNumerics(rounding=numerics.rounding, policy_version=policy_version))
 
     def measured(self, event: NumericsMeasured) -> None:
-        """Store a measured rounding. If the measurement failed, the earlier one stays, and the next version triggers
-        another attempt."""
+        """Store the verifier's measurement of a rounding. If the measurement failed, the earlier one stays, and the
+        next version triggers another attempt."""
         if event.evidence is not None:
             self._numerics.measured(event.rounding, event.evidence)
         else:
