@@ -1,5 +1,6 @@
-"""Code shared by hub and node: messages, sessions, identity, draws, artefacts. It imports neither side, and torch only
-in the modules `sampling.torch_*`.
+"""Code shared by hub and node: messages, sessions, keys, seeded sampling, artefacts (files that nodes fetch).
+
+It imports neither `echo_hub` nor `echo_node`; only its modules `sampling.torch_*` import torch.
 """
 
 __version__ = "0.2.0"

@@ -110,8 +110,8 @@ def load_settings(
     names of removed settings to a hint. `other_variables`: environment variables with the prefix of `cls` that are no
     settings.
 
-    Raises ConfigError if the file cannot be read or is not TOML, and for unknown or invalid settings. Other environment
-    variables with the prefix of `cls` also raise it, because a typo would go unnoticed.
+    Raises ConfigError if the file cannot be read or is not TOML, and for unknown or invalid settings. An environment
+    variable that has the prefix of `cls` but names no setting raises it too: otherwise a typo would go unnoticed.
     """
     text = "" if path is None else _read(path)
     from_file = {} if path is None else _parse(text, path)
@@ -144,8 +144,8 @@ def place_of(cls: type[_Settings], path: Path | None, overrides: Mapping[str, An
 def line_of(text: str, location: _Location) -> int | None:
     """Return the line (from 1) of TOML `text` where the setting at `location`, or its nearest parent, begins.
 
-    Return None if the text has neither. Growing prefixes of the text are parsed: the setting begins after the last
-    prefix that is valid TOML without it.
+    Return None if the text has neither. The function parses ever more of the text's first lines: the setting begins
+    after the last valid TOML that lacks it.
     """
     while location and not _holds(tomllib.loads(text), location):
         location = location[:-1]

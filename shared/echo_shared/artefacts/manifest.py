@@ -23,12 +23,12 @@ ALLOWED_SUFFIXES: Final = frozenset({".safetensors", ".json", ".gguf", ".txt", "
 """Allowed file types: safetensors or GGUF weights and plain text. Nothing that a loader could execute."""
 SEALED_SUFFIX: Final = ".sealed"
 PAYLOAD_NAME: Final = "payload" + SEALED_SUFFIX
-"""Only file of a carrier that is a keyframe or a delta: the artefact's files, encoded by `echo_shared.delta`, then
-encrypted.
+"""Name of the only file that nodes fetch for a keyframe or a delta. It holds the artefact's files, encoded by
+`echo_shared.delta`, then encrypted.
 """
 
 DELTA_REACH: Final = 4
-"""Each node keeps this many newest policy versions, so a delta may use any of them as its parent."""
+"""Number of newest policy versions that each node keeps. A delta may be encoded against any of them."""
 
 
 class ManifestFile(BaseModel):
@@ -71,7 +71,9 @@ class Manifest(BaseModel):
     parent: int | None = None
     """Version that this one was trained from."""
     carrier: Literal["files", "keyframe", "delta"]
-    """files: each file is encrypted separately. keyframe, delta: all files are in one payload (`echo_shared.delta`)."""
+    """Form of the encrypted files. files: each file is encrypted separately. keyframe, delta: all files are in one
+    payload (`echo_shared.delta`).
+    """
     delta_parent: Annotated[int, Field(ge=0)] | None = None
     """Version that a delta is encoded against, its parent; None if this carrier (encrypted files) holds no delta."""
     key_id: Annotated[int, Field(ge=0)]
@@ -103,8 +105,8 @@ class Manifest(BaseModel):
 
     @property
     def content(self) -> str:
-        """SHA-256 of the artefact's name, file names, sizes and hashes (64 hex digits). All carriers of an artefact
-        have the same content hash.
+        """SHA-256 of the artefact's name, file names, sizes and hashes (64 hex digits). A keyframe and a delta of the
+        same artefact have the same content hash.
         """
         return content_of(self.name, self.files)
 

@@ -1,12 +1,13 @@
-"""Sealed files: an artefact's files encrypted with a run key, so that only the run's members can read them.
+"""Sealed files: an artefact's files encrypted with a run key, so that only nodes that joined the run can read them.
 
 A sealed file is MAGIC, a random salt, then the content in chunks of `CHUNK_BYTES`, each with its AES-256-GCM tag. Its
-file key is HKDF-SHA256 (RFC 5869) of run key and salt, so nonces can count from 0. A nonce is an 11-byte counter and
-one byte that is 1 for the last chunk. This is the STREAM construction of Hoang, Reyhanitabar, Rogaway and Vizár,
-"Online Authenticated-Encryption and its Nonce-Reuse Misuse-Resistance" (CRYPTO 2015). It detects chunks that are
-changed, omitted, reordered, repeated or cut off.
+file key is HKDF-SHA256 (RFC 5869) of run key and salt, so the nonces of each file can count from 0. A nonce is an
+11-byte counter and one byte that is 1 for the last chunk. This is the STREAM construction of Hoang, Reyhanitabar,
+Rogaway and Vizár, "Online Authenticated-Encryption and its Nonce-Reuse Misuse-Resistance" (CRYPTO 2015). It detects
+chunks that are changed, omitted, reordered, repeated or cut off.
 
-Sealing controls who can read a file. Every member has the run key, so only the signed manifest proves the author.
+Sealing controls which nodes can read a file. It does not prove the author, because every node of the run has the run
+key; the signed manifest does.
 """
 
 from __future__ import annotations

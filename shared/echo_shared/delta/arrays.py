@@ -79,8 +79,8 @@ def _ordered(patterns: Patterns) -> Patterns:
 
 
 def _groups(old: Patterns, dtype: str) -> Iterator[tuple[NDArray[np.intp] | slice, int]]:
-    """Yield each group of elements as (indices, size). The parent's values of a group have the same exponent; rare
-    exponents share a group.
+    """Yield each group of elements as (indices, size). A group's elements have the same exponent in the parent `old`;
+    rare exponents share a group.
     """
     if not old.any():
         yield slice(None), old.size  # All exponents are 0, as without a parent: one group needs no sort.

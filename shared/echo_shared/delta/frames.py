@@ -17,7 +17,7 @@ from echo_shared.errors import CodecError
 from echo_shared.files.atomic import Readable
 
 LEVEL: Final = 1
-"""zstd compression level. Levels 3 and 9 are slower and do not make the output of `arrays` smaller."""
+"""zstd compression level. Levels 3 and 9 are slower and do not make the frames of `delta.arrays` smaller."""
 MAX_CONTENT_BYTES: Final = 2 << 20
 
 _LENGTH: Final = struct.Struct("<I")

@@ -15,8 +15,8 @@ _Result = TypeVar("_Result")
 async def abandonable(function: Callable[..., _Result], *arguments: Any) -> _Result:
     """Run `function` in a new thread; return its result or raise its error.
 
-    A cancelled caller leaves the thread running, at most until the process ends. (A process waits at its end for the
-    threads of asyncio.to_thread.) So `function` must not hold anything that has to be closed.
+    If the caller is cancelled, the thread continues, at most until the process ends. (asyncio.to_thread would delay
+    that end: a process waits for its threads.) So `function` must not hold anything that has to be closed.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_Result] = loop.create_future()

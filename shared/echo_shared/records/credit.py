@@ -54,7 +54,7 @@ class CreditStanding:
     rank: int
     """Position by number of rollouts that counted, from 1, among all nodes or all teams."""
     node: str = ""
-    """Start of the node id, of an owner's node with most rollouts; empty for a team."""
+    """Start of the node id; for an owner, of the owner's node with most rollouts; empty for a team."""
     name: str
     team: str = ""
     """Current team of a node; empty: none."""

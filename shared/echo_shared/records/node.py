@@ -29,7 +29,7 @@ class NodeOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenClass:
-    """Histogram bin of tokens by deviation."""
+    """One bin of a histogram that counts tokens by their deviation from the recomputed ones."""
 
     edge: float | None
     """Upper edge of the bin in nats; the previous bin's edge is the lower one. None: no upper edge."""
@@ -41,11 +41,11 @@ class CheckEvidence:
     """Results of recomputing a node's tokens; `echo_hub.core.trust.evidence` defines what is counted."""
 
     draws: tuple[TokenClass, ...]
-    """Histogram of tokens by the distance, in nats of log-odds, of the draw's random number from the interval of
+    """Histogram of tokens by a distance in nats of log-odds: from the random number of the draw to the interval of
     cumulative probability that draws the token. An honest node's tokens are in the first bins.
     """
     claims: tuple[TokenClass, ...]
-    """Histogram of tokens by the error of the claimed log-odds."""
+    """Histogram of tokens by the error of the log-odds that the node claimed for them, in nats."""
     mismatch_kl: float
     """Mean over tokens of the k3 estimate of KL(claimed ‖ recomputed), in nats."""
     bias: float | None
@@ -95,7 +95,9 @@ class TrustStatus:
     checkers: int = 0
     """Number of connected nodes now that offer to check other nodes' rollouts."""
     opinions: int = 0
-    """Findings of nodes about other nodes' rollouts. Several findings about one rollout count each."""
+    """Number of check results that nodes reported about other nodes' rollouts (findings). Several findings about one
+    rollout count each.
+    """
     disagreements: int = 0
     """Number of rollouts whose first two findings contradict each other."""
     outvoted: int = 0

@@ -152,7 +152,7 @@ class RolloutPayload(Completion):
 
     @classmethod
     def of(cls, completion: Completion, spans: tuple[DrawnSpan, ...] = ()) -> RolloutPayload:
-        """Convert a node's message or an engine's report."""
+        """Make a payload from the completion in a node's message or an engine's report."""
         return cls(*content_of(completion), spans=spans)
 
     def attributed(self, node_id: str, policy_version: int) -> RolloutPayload:
@@ -215,7 +215,7 @@ class RolloutView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRecord:
-    """One prompt, its group's state, and the times of the step that trained on the group."""
+    """State of one group (the rollouts of one prompt), and the times of the step that trained on it."""
 
     group_id: int
     step: int | None

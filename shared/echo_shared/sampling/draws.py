@@ -102,8 +102,8 @@ def nats_outside(
     interval starts at `below_R` and is exp(`logprobs_R`) wide.
 
     The unit is nats of log-odds, ln(x / (1 - x)); 0 inside the interval. Rounding of logits by n nats moves an edge by
-    about n nats of log-odds, wherever the edge is. In cumulative probability, an edge near 0 or 1 would hardly move,
-    although most forged draws miss there.
+    about n nats of log-odds, wherever the edge is. In units of cumulative probability, distances near 0 and 1 would
+    be tiny, although most forged draws miss there.
     """
     below = below_R.astype(np.float64)
     return _nats_apart(below, below + np.exp(logprobs_R.astype(np.float64)), u_R)

@@ -104,7 +104,7 @@ class SlotCache:
         return len(layers) == len(self.cache.layers) and not any(layer.is_sliding for layer in layers)
 
     def reserve(self, rows: int, columns: int) -> None:
-        """Resize the memory. The rows in use must fit."""
+        """Resize the memory to `rows` rows of `columns` tokens. The rows in use must fit."""
         window = self._window
         # Drop the columns before the longest remaining row: longer rows may have left since the last step.
         window.low = int(self._starts[: window.count].min()) if window.count else window.high
@@ -233,7 +233,7 @@ class _Window:
 
 @dataclass(frozen=True, slots=True)
 class _Fixed:
-    """See `SlotCache.fixed`."""
+    """The arguments of `SlotCache.fixed`, while its block runs."""
 
     rows: int
     columns: int

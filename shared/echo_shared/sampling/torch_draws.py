@@ -35,9 +35,11 @@ _CHUNK_BYTES: Final = {"cpu": 2**20}
 """Size of a chunk's weights: on a CPU, they must fit a core's cache."""
 _DEVICE_CHUNK_BYTES: Final = 2**27
 _FLOAT64_VALUES: Final = 2**18
-"""Number of logits from which float32 is faster: it has more operations, which take about 100 µs on a CPU."""
+"""Draws from fewer logits use float64: the float32 way has more operations, which take about 100 µs on a CPU."""
 _ROWS_PER_REPEAT: Final = 8
-"""On a device, an eighth of the rows is repeated in float64. Of SmolLM2-135M's draws, 1 in 100 is undecided."""
+"""A GPU always repeats an eighth of the rows in float64, the least certain ones. Of SmolLM2-135M's draws, 1 in 100 is
+undecided.
+"""
 _LEAST_WEIGHT: Final = 1e-300
 """Floor for underflowed weights. It keeps log() finite."""
 

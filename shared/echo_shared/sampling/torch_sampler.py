@@ -163,8 +163,8 @@ class Batch:
         """Yield the rollouts that each step finished, often none. Groups are taken from `groups` whenever there is
         capacity.
 
-        `groups` may yield again after it had none. Ends when `groups` has none and no rollout is unfinished. Raises
-        BackendError if logits are not finite.
+        An iterator `groups` that had no group is asked again later. The method ends when `groups` has none and no
+        rollout is unfinished. Raises BackendError if logits are not finite.
         """
         while True:
             finished = self._admit(groups)

@@ -26,7 +26,7 @@ def code_of(owner: Identity) -> str:
 
 
 def owner_of(code: str) -> Identity:
-    """Return the owner's key in a code. Raises ConfigError."""
+    """Return the owner's key that `code` contains. Raises ConfigError if the code is incomplete or mistyped."""
     try:
         raw = base64.b64decode("".join(code.split()), altchars=b"-_", validate=True)
         seed, check = raw[:_SEED_BYTES], raw[_SEED_BYTES:]
@@ -42,12 +42,14 @@ def owner_of(code: str) -> Identity:
 
 
 def claim(owner: Identity, *, node_id: str, hub_key: bytes) -> bytes:
-    """Return the owner's signature that this node is the owner's, for one hub."""
+    """Return the owner's signature over a node id and a hub's key, which proves to this hub that the owner owns the
+    node.
+    """
     return owner.sign(_claimed(node_id, hub_key))
 
 
 def is_claimed(owner_key: bytes, signature: bytes, *, node_id: str, hub_key: bytes) -> bool:
-    """Return True if `signature` is the claim of the owner with this public key."""
+    """Return True if `signature` is the `claim` that the owner with this public key made for this node and hub."""
     return verify(owner_key, signature, _claimed(node_id, hub_key))
 
 

@@ -3,7 +3,7 @@
     {"certificate": {…, "hub_key": "…"}, "signature": "…"}
 
 The signature covers a fixed prefix, one per kind of document, and the contents as JSON in UTF-8 with sorted keys and no
-spaces. Contents are texts and integers only, so this form is unique.
+spaces. Contents are texts and integers only, so the same contents always give the same JSON.
 """
 
 from __future__ import annotations

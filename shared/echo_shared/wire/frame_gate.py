@@ -23,8 +23,8 @@ CONTROLS_PER_S: Final = 50.0
 CONTROLS_AT_ONCE: Final = 500.0
 MESSAGES_PER_S: Final = 1_000.0
 MESSAGES_AT_ONCE: Final = 20_000.0
-"""Token-bucket burst of small messages. It exceeds what an honest peer can send at once: what waits in the buffers of a
-receiver of MESSAGES_PER_S, after a burst of ten seconds.
+"""Token-bucket burst of small messages. It exceeds what an honest peer can send at once: the messages that pile up in
+buffers within ten seconds at MESSAGES_PER_S.
 """
 MOST_FRAGMENTS: Final = 16_384
 """Maximum fragments of one message. A websocket library may hold every fragment in memory until the last

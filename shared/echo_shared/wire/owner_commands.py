@@ -1,8 +1,10 @@
-"""What an owner's machines say to each other through a hub: commands, signed with the owner's key, and reports, signed
-with the key of the node that made them. Both are JSON.
+"""Commands and reports that an owner's machines send each other through a hub.
 
-The signature covers a fixed prefix and the JSON text as it came. A command names its hub, its receivers and its time:
-a hub cannot send it to another node, and a node does not obey an old one (`echo_node.core.owner_commands`).
+A command is signed with the owner's key, a report with the key of the node that made it. Both are JSON.
+
+The signature covers a fixed prefix and the JSON text exactly as it was received. A command names its hub, its receivers
+and its time: a hub cannot redirect it to another node, and a node does not obey an old one
+(`echo_node.core.owner_commands`).
 """
 
 from __future__ import annotations
@@ -42,10 +44,12 @@ class OwnerCommand(_Said):
     """Length of a pause in seconds; None = until resumed."""
     hub_key: Key
     to: Annotated[tuple[NodeId, ...], Field(strict=False, max_length=32)] = ()
-    """Nodes that are to obey; empty = all of the owner's nodes."""
+    """Nodes that must obey; empty = all of the owner's nodes."""
     sender: NodeId
     sent_at: Annotated[float, Field(ge=0)]
-    """Time of the sender's clock, in seconds since the epoch. It increases from command to command of a sender."""
+    """Time on the sender's clock, in seconds since the epoch. Each command of a sender has a later time than the one
+    before.
+    """
 
 
 class NodeReport(_Said):
@@ -71,7 +75,7 @@ def sign_command(command: OwnerCommand, owner: Identity) -> FleetCommand:
 
 
 def read_command(said: FleetCommand, owner_key: bytes) -> OwnerCommand:
-    """Return the contents. Raises RemoteProtocolError unless the owner with this public key has signed them."""
+    """Return the command in a message. Raises RemoteProtocolError unless the owner with this public key signed it."""
     if not verify(owner_key, said.signature, _COMMAND + said.body):
         raise RemoteProtocolError("The command is not signed with this owner's key.")
     return _parsed(said.body, OwnerCommand)
@@ -88,8 +92,8 @@ def sign_report(report: NodeReport, command_id: bytes, node: Identity) -> FleetR
 
 
 def read_report(said: FleetReport, command_id: bytes, node_key: bytes) -> NodeReport:
-    """Return the contents. Raises RemoteProtocolError unless this node has signed them as the answer to this
-    command.
+    """Return the report in a message. Raises RemoteProtocolError unless the node with this public key has signed it as
+    its answer to this command.
     """
     if said.command_id != command_id or not verify(node_key, said.signature, _REPORT + command_id + said.body):
         raise RemoteProtocolError("The report is not signed by its node.")
