@@ -33,13 +33,13 @@ def main(
     only: Annotated[
         list[str] | None, typer.Option("--only", help="Measure this case alone: its name, or 'long*'. Repeatable.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Everything random follows from it.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")] = 0,
     scale: Annotated[
         float,
-        typer.Option(min=1e-3, max=1.0, help="Of its sizes and durations; for `pages` and `growth`, to try them out."),
+        typer.Option(min=1e-3, max=1.0, help="Factor on sizes and durations, for a trial. Only `pages` and `growth`."),
     ] = 1.0,
     hours: Annotated[
-        float | None, typer.Option(min=0.01, max=1000, help="It goes on for so long; for `chaos` alone.")
+        float | None, typer.Option(min=0.01, max=1000, help="Hours of failures, all cases together. Only `chaos`.")
     ] = None,
 ) -> None:
     """Measure the cases of a benchmark, print a table, and write the figures."""

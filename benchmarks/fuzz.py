@@ -1,4 +1,4 @@
-"""Coverage-guided fuzzing of all code that reads bytes of strangers: executions and findings.
+"""Coverage-guided fuzzing of all code that reads bytes from untrusted peers: executions and findings.
 
 Each target (`benchmarks.fuzzing.targets`) runs in a process of its own with atheris and libFuzzer, from valid examples
 and from the corpus of the tests. Findings are unexpected errors, runs longer than `SLOW_S`, and memory use above
@@ -23,7 +23,7 @@ from benchmarks.harness.progress import Measurement, Planned, Progress
 
 DESCRIPTION: Final = "Whatever reads bytes of strangers, fuzzed: executions and findings of each target"
 CORPUS: Final = Path(__file__).parents[1] / "tests" / "benchmarks" / "fuzzing" / "corpus"
-"""Directory with inputs, by target, that reached new code or were findings."""
+"""One directory for each target, with inputs that reached new code or caused a finding."""
 SLOW_S: Final = 30
 """Seconds after which an input counts as a finding; the machine may be busy."""
 MEMORY_MB: Final = 1_024

@@ -1,4 +1,4 @@
-"""Scoring by processes of the hub, and by a Ray cluster on this machine: rollouts a second, and processor time.
+"""Scoring by processes of the hub, and by a Ray cluster on this machine: rollouts per second, and processor time.
 
 The task is arithmetic, whose score takes microseconds, so that the calls themselves are measured. Processor time is
 that of all processes: hub, scoring processes, and with Ray its driver, its actors and the rest of the cluster."""

@@ -68,7 +68,7 @@ def measure(progress: Progress, seed: int) -> Rows:
 
 
 def equal_draws(vocabulary: int, count: int, seed: int) -> dict[str, Any]:
-    """Count the draws, the draws that equal the reference's, and the draws in float64."""
+    """Return the number of draws, of draws that give the reference's token, and of draws repeated in float64."""
     rng = np.random.default_rng(seed)
     drawn = equal = in_float64 = 0
     while drawn < count:
@@ -82,7 +82,7 @@ def equal_draws(vocabulary: int, count: int, seed: int) -> dict[str, Any]:
 
 
 def _tokens(logits_1V: Tensor, u_N: Tensor, temperature: float) -> tuple[Tensor, int]:
-    """Return the tokens that `draw` gives, and how many of them it draws in float64."""
+    """Return the tokens that `torch_draws.draw` gives, and the number of tokens that it draws again in float64."""
     temperature_N = torch.full_like(u_N, temperature)
     sums, top = block_sums(logits_1V, temperature_N[:1])
     drawn = []

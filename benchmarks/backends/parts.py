@@ -1,5 +1,5 @@
 """The parts of the comparison besides speed: agreement with the reference, adapter swaps, shared prompts, one model in
-two processes, and engines beside busy programs.
+two processes, and engines next to busy programs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Utilisation of a learner whose nodes are lent computers, and work that continues when such a computer is gone.
+"""Utilisation of a learner whose nodes are lent computers, and completions that continue elsewhere when a node is gone.
 
-Real runs are compared with the capacity model's prediction. Cut completions must continue on another engine.
+Real runs are compared with the capacity model's prediction. A completion that was cut on one engine must continue on
+another engine as if it had never been cut.
 Processes of a real run are modules of this package, so it imports nothing heavy."""
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """A run with many failures: does it recover by itself, keep acknowledged rollouts, and learn like an undisturbed one?
 
-Hub and nodes are real. A supervisor restarts ended processes like a service manager; nothing else helps the run. Round
-after round, failures of months happen in seconds (`blows`): processes are killed or hang, connections are cut or slow,
+Hub and nodes are real. A supervisor restarts ended processes like a service manager; nothing else helps the run. Each
+round inflicts several failures (`blows`) within seconds: processes are killed or hang, connections are cut or slow,
 messages come twice or in another order (`wire`), the disk is full, memory is short, the clock jumps, the database
-restarts, gateways and their broker are killed. The blows of a round come together. The next round waits until the run
-has trained another step.
+restarts, gateways and their broker are killed. The next round waits until the run has trained another step.
 
-Checks come from outside: the line between hub and nodes records what was acknowledged, and the rows of the database
-show what became of it (`books`).
+The checks do not rely on the hub's own report: the relay between hub and nodes (`wire`) records each acknowledged
+rollout, and `scene.check` looks up the state of these rollouts in the database.
 """
 
 from __future__ import annotations

@@ -221,7 +221,7 @@ class Kept:
         self.num_starts = 0
 
     async def run(self) -> None:
-        """Restart the process whenever it ends. When cancelled, end it in good order."""
+        """Restart the process whenever it ends. When cancelled, terminate it, and kill it if it ignores the signal."""
         try:
             while True:
                 self.num_starts += 1

@@ -1,8 +1,8 @@
-"""The line between nodes and hub, which delays, repeats and swaps messages.
+"""A relay between nodes and hub ("line"), which delays, repeats and swaps messages.
 
-Nodes join the line's address. Once a connection is a websocket (RFC 6455), the line knows where frames end. So it can
-carry whole messages twice or in another order, as a faulty middlebox or a node's retry would. The line also records
-every rollout that the hub acknowledged to a node (`acknowledged`).
+Nodes connect to the relay's address. Once a connection is a websocket (RFC 6455), the relay knows where frames end. So
+it can deliver whole messages twice or in another order, as a faulty middlebox or a node's retry would. The relay also
+records every rollout that the hub acknowledged to a node (`acknowledged`).
 """
 
 from __future__ import annotations
@@ -80,9 +80,7 @@ def _body(frame: bytes | bytearray) -> tuple[int, int]:
 
 
 class Wire:
-    """The line: a relay between nodes and hub that can delay, repeat and swap messages. The hub listens at `hub_port`
-    of loopback.
-    """
+    """The relay, which can delay, repeat and swap messages. The hub listens at `hub_port` of loopback."""
 
     def __init__(self, hub_port: int, chance: random.Random) -> None:
         self.hub_port = hub_port

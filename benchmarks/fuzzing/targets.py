@@ -1,7 +1,7 @@
-"""Targets: functions that read bytes from strangers, with valid examples.
+"""Targets of the fuzzer: functions that read bytes from untrusted peers, with valid examples.
 
 A target may raise the errors that its callers expect (`EchoError`). Other errors, hangs and excessive memory count as
-findings. *Cheap* targets take microseconds; *dear* targets write files or decipher.
+findings. *Cheap* targets take microseconds; *dear* targets take longer, because they write files or decrypt.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ def run(target: Target, data: bytes) -> bool:
 
 
 def _read_large(data: bytes) -> None:
-    """Read a frame as a whole and, like a large frame, field by field; compare the results. Unknown fields are skipped
-    in reading field by field.
+    """Decode a message in both ways of the codec, as a small frame (whole) and as a large one (field by field), and
+    compare the results. Only the second way skips unknown fields.
     """
     small, large = (_decoded(data, small_bytes) for small_bytes in (len(data), 0))
     if small is not None and small != large:

@@ -1,8 +1,9 @@
 """The learner and the sampler on a CUDA GPU, with random weights of real models' shapes: speed, memory, agreement.
 
-Six minutes at most, on a machine with PyTorch, transformers and PEFT; no weights are downloaded. Every part runs in a
-separate process with a time limit: one that fails costs its own row, which says why. The part "end to end" runs a hub
-and a node on the built-in model, or on that in the directory ECHO_BENCHMARK_MODEL. Without a GPU all is left out."""
+The benchmark takes six minutes at most, and needs PyTorch, transformers and PEFT; no weights are downloaded. Every part
+runs in a separate process with a time limit. If a part fails, only its own row lacks figures, and the row gives the
+reason. The part "end to end" runs a hub and a node on the built-in model, or on the model in the directory
+ECHO_BENCHMARK_MODEL. Without a GPU, all parts are omitted."""
 
 from __future__ import annotations
 

@@ -1,1 +1,3 @@
-"""Hub, nodes, clients, processes and results that benchmarks share. See `site`, `driven_hub`, `stranger`."""
+"""Parts that several benchmarks use: hubs and nodes as processes (`site`), a scripted hub (`driven_hub`), a scripted
+client (`stranger`), models, databases, and the progress and results of a benchmark (`progress`).
+"""

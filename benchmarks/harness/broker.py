@@ -97,7 +97,7 @@ def run_id_of(store_url: str) -> str:
 
 
 def wait_until_taken(broker: BrokerProcess, run_id: str) -> None:
-    """Wait until the hub has committed everything in the broker. Raises RunFailed."""
+    """Wait until the hub has committed all messages that the broker holds for it. Raises RunFailed."""
     asyncio.run(_until_taken(broker.url, Subjects(run_id).stream))
 
 

@@ -1,6 +1,6 @@
-"""`echo-hub`, with the same commands, whose learner's process is another module (`LEARNER`).
+"""`echo-hub`, with the same commands, but with another module (`LEARNER`) as the learner's process.
 
-Such a module calls `train_by` with a function in place of `echo_hub.learner.step.screened_step`.
+That module calls `train_by` with a function that replaces `echo_hub.learner.step.screened_step`.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ class Shape:
         )
 
     def operations(self, inputs: int, trained: int) -> float:
-        """Return the operations of a step's matrix products: forward, and backward to the inputs only, because the
-        weights are frozen.
+        """Return the number of operations in a step's matrix products: forward, and backward to the inputs only,
+        because the base's weights get no gradient.
         """
         attention = self.head_dim * (2 * self.heads + 2 * self.key_value_heads)
         layer = self.hidden * (attention + 3 * self.intermediate)

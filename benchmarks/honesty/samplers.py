@@ -228,7 +228,9 @@ def honest(sampler: Sampler, asked: Sequence[Asked]) -> Rollouts:
 
 
 def at_temperature(hotter: float) -> Callable[[Sampler, Sequence[Asked]], Rollouts]:
-    """Sample at a multiple of the temperature, and claim the true log-probabilities of these samples."""
+    """Return a function that samples at `hotter` times the temperature, and claims the true log-probabilities of these
+    samples.
+    """
     return lambda sampler, asked: sampler.draw(asked, hotter=hotter)
 
 
@@ -237,7 +239,9 @@ def by_version(version: int) -> Callable[[Sampler, Sequence[Asked]], Rollouts]:
 
 
 def best_of(tries: int) -> Callable[[Sampler, Sequence[Asked]], Rollouts]:
-    """Sample each rollout with several seeds; return the first one with the best reward, with its true claims."""
+    """Return a function that samples each rollout with several seeds, and gives the first one with the best reward,
+    with its true log-probabilities.
+    """
 
     def drawn(sampler: Sampler, asked: Sequence[Asked]) -> Rollouts:
         best = {(rollout.group_id, rollout.index): (one, rollout) for one, rollout in sampler.draw(asked)}
@@ -279,8 +283,8 @@ def wrong_by_hand(sampler: Sampler, asked: Sequence[Asked]) -> Rollouts:
 def claiming(
     change: Callable[[NDArray[np.float32], NDArray[np.bool_]], NDArray[np.float32]],
 ) -> Callable[[Sampler, Sequence[Asked]], Rollouts]:
-    """Sample honestly and change the claims. `change` gets the true claims, and True for each token that differs from
-    the right answer.
+    """Return a function that samples honestly and then changes the claimed log-probabilities. `change` gets the true
+    ones, and True for each token that differs from the right answer.
     """
 
     def drawn(sampler: Sampler, asked: Sequence[Asked]) -> Rollouts:

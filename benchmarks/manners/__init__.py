@@ -4,8 +4,9 @@ cage.
 A yield begins with the owner's command or a sensor's news, and ends when every thread of the engine is stopped or gone.
 Lost tokens are tokens of returned rollouts that the engine had sampled and the node had not sent. Tokens of the
 interrupted step are counted separately: one per rollout, two per new rollout. A slowdown is the time of a program next
-to a node with default settings, over its time next to the same node while paused, in turns. A new volunteer's
-installation and the time to its first rollout are measured if there is a wheelhouse. The cage is the engine's sandbox.
+to a node with default settings, over its time next to the same node while paused; both are measured in turns. If there
+is a wheelhouse (a directory of wheels), the time of a new installation is measured, and the time to its first rollout.
+The cage is the engine's sandbox.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Time until the built-in model solves nine of ten held-out problems, with what a user would start on this machine.
+"""Time until the built-in model solves nine of ten held-out problems, with the programs that a user would start here.
 
 One side is `echo-hub demo`: the hub and two nodes as processes, start included. The other side is TRL's GRPOTrainer in
 a process of its own, with a thread for each core, and with the same model, adapter, batch, objective, problems and

@@ -1,4 +1,4 @@
-"""A day of volunteers' machines: they come and go with the hour, are paused by their owners, fail, and some lie.
+"""A simulated day of volunteers' machines: they come and go, are paused by their owners, fail, and some lie.
 
 A step takes a minute. A node is lent for half of its day and draws one long completion at a time, about 10 tokens a
 second on the median node; lengths differ 1:4. Its owner needs it for 15 minutes every four hours. Every ten hours a
@@ -6,8 +6,8 @@ node vanishes; half of these failures also lose its unsent rollouts. Ten keys cl
 nothing, and are replaced every hour. The pool samples 1.3 times what the learner needs (`echo_hub.simulator.rule`), on
 average over the day, without pauses and failures.
 
-Nodes come evenly over the day or, on one continent, within ten hours of it. Of 100,000 nodes, 16 steps are simulated.
-The first nine steps, which consume rollouts of the base version, are the warm-up."""
+Nodes come evenly over the day or, on one continent, within ten hours of the day. With 100,000 nodes, only 16 steps are
+simulated. The first nine steps, which consume rollouts of the base version, are the warm-up."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""Hostile nodes and strangers against a real hub: what is detected, and what it costs.
+"""Attacks on a real hub, by hostile nodes and by clients without an invite (strangers): detection, and cost.
 
-- Loads by strangers, and how the hub answers meanwhile: see `loads`.
-- Forged tokens and claims, by class of numerics, and honest nodes of each class: see `tokens`.
-- The same on a real vocabulary, judged offline: see `real`.
+- Loads by strangers, and the hub's answers meanwhile: see `loads`.
+- Forged tokens and claims, by class of numerics (backend and precision), and honest nodes of each class: see `tokens`.
+- The same attacks on a model with a real vocabulary, judged without a running hub: see `real`.
 - Cost of hostile rollouts for the model: see `accuracy`. Cost of the defence without attacks: see `objectives`.
 
 `attacks_tried` and `attacks_detected` count every load once, and every attack once per class of numerics.
-`stall_s_worst` is the longest `/healthz` of the hub during any load, `rss_growth_mb_worst` the growth of its memory,
-`log_kb_worst` the growth of its logs. A load that fills the log, or that writes control characters of a terminal,
-counts as not detected.
+`stall_s_worst` is the slowest answer of the hub to `/healthz` during any load, `rss_growth_mb_worst` the growth of its
+memory, `log_kb_worst` the growth of its logs. A load that fills the log, or writes a terminal's control characters to
+it, counts as not detected.
 
 Modules are loaded on use: child processes import this package and must stay light.
 """

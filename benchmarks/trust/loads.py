@@ -1,9 +1,9 @@
 """Loads that strangers put on a hub: connections, requests, keys and log lines by the thousand.
 
-Each attack returns the hub's reaction, or raises `Unnoticed`. A row says how the hub noticed, how it answered
-`/healthz` meanwhile, and how its memory and its logs grew. A process of its own asks for `/healthz`: a thread of the
-attacker would measure the attacker's own delay. Single messages that break the protocol are tests (tests/echo_hub/net,
-tests/end_to_end).
+Each attack returns the hub's reaction, or raises `Unnoticed`. A row has the hub's reaction, its delay in answering
+`/healthz` meanwhile, and the growth of its memory and its logs. A separate process (the bystander) requests `/healthz`:
+a thread of the attacker would measure the attacker's own delay. Single messages that break the protocol are tested in
+tests/echo_hub/net and tests/end_to_end.
 """
 
 from __future__ import annotations

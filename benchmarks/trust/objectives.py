@@ -1,4 +1,5 @@
-"""Cost of bounding the weight of every token, without forgers: the default objective compared with plain GRPO.
+"""Cost of an objective that bounds the weight of every token, in runs without forgers: the default objective compared
+with plain GRPO.
 
 Whole runs of the built-in model by the hub's own coordinator and learner, with honest rollouts that are as old as the
 staleness bound allows (`benchmarks.learning.virtual_run`), three seeds each. `robust_default_cost` is the held-out

@@ -366,8 +366,8 @@ def _honest(classes: Numerics, numerics: NumericsClass, recent: Evidence) -> Hon
 
 
 def _judged(order: Iterable[Evidence], known: Known) -> Iterator[tuple[float, bool]]:
-    """Yield, per rollout of a node, the nats of evidence against the node, and True if they convict it. A node returns
-    too few tokens here for a hub to forget evidence.
+    """Yield for each rollout of a node: the nats of evidence against the node, and True if all evidence so far convicts
+    it. Nothing is forgotten here, because a node returns too few tokens for that.
     """
     sums, recent, enough = NOTHING, NO_EVIDENCE, alarm(FALSE_ALARM)
     for evidence in order:

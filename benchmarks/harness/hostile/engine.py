@@ -149,7 +149,7 @@ def hand_written_later(node: Falsification, rollout: FinishedRollout, request: G
 
 
 def claimed_at(nats: float) -> Alter:
-    """Return a falsification that claims one log-probability for each token of an honest rollout."""
+    """Return a falsification that claims the log-probability `nats` for every token of an honest rollout."""
     return lambda node, rollout, request: replace(
         rollout, behavior_logprobs=np.full_like(rollout.behavior_logprobs, nats)
     )
