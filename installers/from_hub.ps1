@@ -1,9 +1,9 @@
 <#
 Installs or upgrades echo-node on Windows for the current user, and joins the hub that serves this script:
     & ([scriptblock]::Create((irm HUB/install.ps1))) -Join HUB [-Token TOKEN] [-Service]
-You install a program that this hub's operator built, so only do this if you trust them. It is checked against the
-hashes below before any of it runs. Later the hub only sends numbers and model files; none of them is executed. The
-same command upgrades.
+You install a program that this hub's operator built, so only do this if you trust the operator. The script checks the
+program against the hashes below before it runs any part of it. Later the hub only sends numbers and model files; none
+of them is executed. The same command upgrades.
 #>
 param(
     [string] $Join = '',
@@ -37,7 +37,7 @@ function Find-Python {
 }
 
 function Install-FromHub {
-    if (-not $Join) { throw 'Say which hub this came from: & ([scriptblock]::Create((irm HUB/install.ps1))) -Join HUB' }
+    if (-not $Join) { throw 'The hub''s address is missing: & ([scriptblock]::Create((irm HUB/install.ps1))) -Join HUB' }
     $hub = $Join.TrimEnd('/')
     $found = Find-Python
     $scratch = Join-Path ([IO.Path]::GetTempPath()) ([IO.Path]::GetRandomFileName())
@@ -48,7 +48,7 @@ function Install-FromHub {
         $run = @($found | Select-Object -Skip 1) + @($opener)
         $platform = & $found[0] @run platform
         $line = $Archives -split '\r?\n' | Where-Object { $_.StartsWith("$platform ") } | Select-Object -First 1
-        if (-not $line) { throw "This hub has nothing for $platform. Install from the source, then: echo-node join $hub" }
+        if (-not $line) { throw "This hub offers no installation for $platform. Install from the source, then: echo-node join $hub" }
         $sha256, $name = ($line -split ' ')[1, 2]
         Write-Host "Fetching $name from $hub"
         $options = @('open', "$hub/install/$sha256/$name", $scratch, '--sha256', $sha256)

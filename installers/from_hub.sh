@@ -1,9 +1,9 @@
 #!/bin/sh
 # Installs or upgrades echo-node for the current user, and joins the hub that serves this script:
 #     curl -fsSL HUB/install.sh | sh -s -- --join HUB [--token TOKEN] [--service]
-# You install a program that this hub's operator built, so only do this if you trust them. It is checked against the
-# hashes below before any of it runs. Later the hub only sends numbers and model files; none of them is executed. The
-# same command upgrades.
+# You install a program that this hub's operator built, so only do this if you trust the operator. The script checks the
+# program against the hashes below before it runs any part of it. Later the hub only sends numbers and model files; none
+# of them is executed. The same command upgrades.
 set -eu
 
 archives() {
@@ -44,11 +44,11 @@ hub_of() {
 
 main() {
     hub=$(hub_of "$@")
-    [ -n "$hub" ] || fail "Say which hub this came from: curl -fsSL HUB/install.sh | sh -s -- --join HUB"
+    [ -n "$hub" ] || fail "The hub's address is missing: curl -fsSL HUB/install.sh | sh -s -- --join HUB"
     interpreter=$(find_python) || fail "Python 3.11 or newer is needed. For example: sudo apt install python3"
     platform=$(wheelhouse platform)
     archive=$(archives | grep "^$platform ") ||
-        fail "This hub has nothing for $platform. Install from the source, then: echo-node join $hub"
+        fail "This hub offers no installation for $platform. Install from the source, then: echo-node join $hub"
     rest=${archive#* }
     insecure=''
     case " $* " in *" --insecure "*) insecure=--insecure ;; esac

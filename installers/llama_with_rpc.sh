@@ -9,8 +9,8 @@ case ${CMAKE_ARGS:-} in *GGML_RPC=OFF*) exit ;; esac
 found=$("$python" -c 'import llama_cpp; print(llama_cpp.llama_supports_rpc(), llama_cpp.__version__)' 2>/dev/null) || exit 0
 case $found in True*) exit ;; esac
 version=${found#* }
-echo "llama-cpp-python $version came from pip's cache, compiled without RPC, which joins several machines."
-echo "It is compiled anew."
+echo "llama-cpp-python $version came from pip's cache. It lacks RPC, which several machines need to share a model."
+echo "Compiling it again, with RPC."
 "$python" -m pip cache remove "llama_cpp_python-$version*" >/dev/null 2>&1 || true # there may be no cache
 CMAKE_ARGS="-DGGML_RPC=ON ${CMAKE_ARGS:-}" "$python" -m pip install --disable-pip-version-check --force-reinstall \
     --no-deps --no-binary llama-cpp-python "$@" "llama-cpp-python==$version"

@@ -10,7 +10,7 @@
 #   python_hint     how to get Python here
 #   compiler_hint   how to get a C++ compiler here
 #   unsupported     reason and advice if a checkout cannot be installed on this machine
-#   pins_edit       a sed command for pins in constraints.txt that have no build for this machine
+#   pins_edit       a sed command that changes the pins in constraints.txt that have no build for this machine
 # Each installation has its own environment below versions/; the link `current` selects one. The link is switched
 # atomically, after the new environment has proven that it starts.
 # shellcheck shell=sh disable=SC2154
@@ -47,7 +47,7 @@ find_python() {
 check_compiler() {
     case $extra in *cpu*) ;; *) return 0 ;; esac
     command -v c++ >/dev/null 2>&1 || command -v g++ >/dev/null 2>&1 || command -v clang++ >/dev/null 2>&1 ||
-        fail "A C++ compiler is needed: llama-cpp-python, the engine for CPUs, is compiled here. $compiler_hint"
+        fail "A C++ compiler is needed to compile llama-cpp-python, the engine for CPUs. $compiler_hint"
 }
 
 # Directories that contain Echo's files but may be shared with other programs, children before parents.
@@ -62,7 +62,7 @@ shared_directories() {
     done | sort -ru
 }
 
-# Records which of them do not exist yet; uninstalling removes those once they are empty.
+# Records which shared directories do not exist yet. Uninstalling removes these directories once they are empty.
 make_directories() {
     missing=$(shared_directories | while read -r path; do [ -d "$path" ] || printf '%s\n' "$path"; done)
     mkdir -p "$home_dir" "$bin_dir"
@@ -77,7 +77,8 @@ tidy() {
     [ "$installing" != yes ] || [ -e "$current" ] || remove_home
 }
 
-# Sets `wheelhouse` to a directory whose files all match its manifest.
+# Opens the wheelhouse $from: sets `wheelhouse` to a directory whose files all match its manifest, `interpreter` to a
+# Python that it fits, and `requirements` to its requirements file for this Python.
 open_wheelhouse() {
     scratch=$(mktemp -d)
     wheelhouse=$("$interpreter" "$installers/wheelhouse.py" open "$from" "$scratch" ${insecure:+--insecure}) || exit 1
@@ -180,11 +181,11 @@ restart_service() { # PREVIOUS_VERSION
         done
         if node_answers; then return; fi
     fi
-    [ -n "$1" ] || fail "The service does not start; see: $link service status"
-    new=$versions/$(readlink "$current" | sed 's,.*/,,') # tidy removes it
+    [ -n "$1" ] || fail "The service does not start. To see its state: $link service status"
+    new=$versions/$(readlink "$current" | sed 's,.*/,,') # `tidy` removes this version
     switch_to "$1"
-    "$link" service install || say "Note: its service could not be started again."
-    fail "The new version does not start as a service. The one before is back."
+    "$link" service install || say "Note: the service of the previous version could not be restarted."
+    fail "The new version does not start as a service. The previous version was restored."
 }
 
 is_installed() {
@@ -192,7 +193,7 @@ is_installed() {
         starts "$current" 2>/dev/null
 }
 
-# Lists unused environments, except the one named $1.
+# Removes all environments except the current one and the one named $1.
 remove_others() {
     used=$(readlink "$current" | sed 's,.*/,,')
     for path in "$versions"/*; do
@@ -210,7 +211,7 @@ install_version() {
     if [ -n "$from" ]; then install_wheelhouse; else install_source; fi
     said=$(starts "$new" 2>&1) || {
         say "$said"
-        fail "What was installed does not start here${before:+; what was here before stays}."
+        fail "The new version does not start on this machine${before:+; the previous version stays in use}."
     }
     note_source "$new"
     made=${new##*/}
@@ -221,7 +222,7 @@ install_version() {
     if [ -n "$running" ]; then
         remove_others "$before" # the node that runs this installer still needs these files
     elif [ -n "$was_running" ] && [ ! -f "$service_file" ]; then
-        say "Note: a node is running; it takes up the new version when you start it again."
+        say "Note: a node is running. It uses the new version after its next start."
         remove_others "$before" # the running node still needs these files
     else
         remove_others
@@ -234,7 +235,7 @@ is_our_link() {
 
 check_link() {
     { [ ! -e "$link" ] && [ ! -L "$link" ]; } || is_our_link ||
-        fail "$link is there already and is not Echo's. Move it away, then start again."
+        fail "$link exists already and does not belong to Echo. Move it away, then run the installer again."
 }
 
 make_link() {
@@ -301,7 +302,7 @@ read_install_options() {
     [ -z "$insecure" ] || [ -n "$url" ] || fail "--insecure goes with --join URL or --from URL."
     extra=${extra:-$detected_extra}
     [ "$extra" != none ] || extra=''
-    [ -n "$source" ] || fail "Say what to install: --from WHEELHOUSE, or --source DIR or WHEEL."
+    [ -n "$source" ] || fail "There is nothing to install: give --from WHEELHOUSE, or --source DIR or WHEEL."
     # A package name is refused, because Echo's name on an index may belong to anyone.
     [ -e "$source" ] || fail "$source does not exist (--source)."
     source=$(cd "$(dirname "$source")" && pwd)/$(basename "$source") # absolute, or pip would take it for a package name
@@ -318,7 +319,7 @@ install_main() {
     make_directories
     installing=yes
     if [ -n "$from" ] && is_installed; then
-        say "This very version is installed already: $link"
+        say "This version is already installed: $link"
         note_source "$current"
         make_link
     else
@@ -348,19 +349,19 @@ join_then_serve() {
 # Leaves a running node at its present hub, and explains to its owner how to move it to $url.
 say_running() { # JOIN_ARGUMENT...
     hub=$("$link" status --json | "$current/bin/python" -I -c 'import json, sys; print(json.load(sys.stdin)["hub"])')
-    say "A node runs here already, and goes on as it is: it works for $hub. See it with: echo-node status"
+    say "A node is already running on this machine. It still works for $hub. To see its state: echo-node status"
     case $url/ in
         "$hub"/*)
             [ "$service" = no ] || [ -f "$service_file" ] ||
-                say "To have it start by itself: echo-node finish; and when it has stopped: echo-node service install"
+                say "To run it as a service: echo-node finish; when it has stopped: echo-node service install"
             return
             ;;
     esac
-    say "It has not joined $url by this. First have it end what it holds, and stop: echo-node finish"
-    say "  then, to have it work for $url alone: echo-node join $*"
-    say "  or, for both by turns: echo-node join $* --share 1"
+    say "The node has not joined $url. To change that, first let it finish its work and stop: echo-node finish"
+    say "  then, to work for $url only: echo-node join $*"
+    say "  or, to work for both hubs in turns: echo-node join $* --share 1"
     if [ "$service" = yes ] || [ -f "$service_file" ]; then
-        say "Once it is connected, Ctrl-C and echo-node service install have it go on with that in the background."
+        say "Once the node is connected, press Ctrl-C, and run it in the background: echo-node service install"
     fi
 }
 
@@ -373,16 +374,16 @@ join_hub() {
     elif [ "$service" = yes ]; then
         join_then_serve "$@"
     else
-        say "Joining $url. Ctrl-C stops; echo-node run goes on with it."
+        say "Joining $url. Ctrl-C stops the node; echo-node run starts it again."
         exec "$link" join "$@"
     fi
 }
 
 stop_node() {
     if [ -x "$current/bin/echo-node" ]; then
-        "$current/bin/echo-node" service uninstall || say "Note: the service could not be asked to stop."
+        "$current/bin/echo-node" service uninstall || say "Note: the service could not be stopped."
         [ ! -e "$data_dir/control.json" ] || "$current/bin/echo-node" leave --force ||
-            say "Note: the node could not be asked to stop."
+            say "Note: the node could not be stopped."
     fi
 }
 
@@ -401,7 +402,7 @@ remove_completion() {
     if grep -qxF "source '$bash_completion'" "$HOME/.bashrc" 2>/dev/null; then
         ours="source '$(printf '%s\n' "$bash_completion" | sed 's,[][\.*^$/],\\&,g')'"
         left=$(sed -e '/^$/{$!N' -e "/^\\n$ours\$/d" -e 'P' -e 'D' -e '}' -e "/^$ours\$/d" "$HOME/.bashrc" && echo .)
-        # Not moved into place, because the file may be a link.
+        # Overwrite the file instead of moving a new one into its place, because it may be a link.
         if [ "$left" = . ]; then rm "$HOME/.bashrc"; else printf '%s' "${left%.}" >"$HOME/.bashrc"; fi
     fi
     # The lines in ~/.zshrc may serve other programs; they are removed only if the file has no others.
@@ -420,7 +421,7 @@ remove_data() {
     else
         rm -rf "$data_dir"
     fi
-    [ -z "${ECHO_NODE_HOME:-}" ] || say "Left as it is: $ECHO_NODE_HOME (ECHO_NODE_HOME)"
+    [ -z "${ECHO_NODE_HOME:-}" ] || say "Not removed: $ECHO_NODE_HOME, the directory in ECHO_NODE_HOME"
 }
 
 uninstall_main() {

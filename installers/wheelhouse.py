@@ -35,7 +35,7 @@ PIECE_BYTES = 2**20
 
 
 class Refused(Exception):
-    """A wheelhouse is unusable; the text says why and what to do."""
+    """Error for a wheelhouse that cannot be used; its text says why and what to do."""
 
 
 def this_platform() -> str:
@@ -188,7 +188,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 
 
 def requirements(directory: Path) -> Path:
-    """Return the requirements file for this Python, which has hashes. Raises Refused."""
+    """Return the requirements file for this Python; it has a hash for each wheel. Raises Refused if there is none."""
     path = directory / f"requirements-{this_python()}.txt"
     if not path.is_file():
         there = sorted(one.stem.removeprefix("requirements-") for one in directory.glob("requirements-*.txt"))

@@ -28,7 +28,7 @@ param(
     [string] $Python = '',
     # Join this hub afterwards.
     [string] $Join = '',
-    # The hub's invitation, if it asks for one.
+    # The invitation, if the hub asks for one.
     [string] $Token = '',
     # Allow http:// to another machine, in a network that you trust.
     [switch] $Insecure,
@@ -85,16 +85,16 @@ function Get-Status {
 
 # Leaves a running node at its present hub, and explains to its owner how to move it to the hub of -Join.
 function Show-Running([string] $Hub) {
-    Write-Host "A node runs here already, and goes on as it is: it works for $Hub. See it with: echo-node status"
+    Write-Host "A node is already running on this machine. It still works for $Hub. To see its state: echo-node status"
     if ("$Join/".StartsWith("$Hub/", [StringComparison]::OrdinalIgnoreCase)) {
-        if ($Service) { Write-Host 'To have it start by itself: echo-node finish; and when it has stopped: echo-node service install' }
+        if ($Service) { Write-Host 'To run it as a service: echo-node finish; when it has stopped: echo-node service install' }
         return
     }
     $arguments = @($joinArguments | ForEach-Object { if ($_ -match '\s') { "'$_'" } else { $_ } }) -join ' '
-    Write-Host "It has not joined $Join by this. First have it end what it holds, and stop: echo-node finish"
-    Write-Host "  then, to have it work for $Join alone: echo-node $arguments"
-    Write-Host "  or, for both by turns:                 echo-node $arguments --share 1"
-    Write-Host 'Once it is connected, Ctrl-C and echo-node service install have it go on with that in the background.'
+    Write-Host "The node has not joined $Join. To change that, first let it finish its work and stop: echo-node finish"
+    Write-Host "  then, to work for $Join only: echo-node $arguments"
+    Write-Host "  or, to work for both hubs in turns: echo-node $arguments --share 1"
+    Write-Host 'Once the node is connected, press Ctrl-C, and run it in the background: echo-node service install'
 }
 
 function Select-Extra {
@@ -105,19 +105,20 @@ function Select-Extra {
         $tools = & $vswhere -latest -products * -requires Microsoft.VisualStudio.Component.VC.Tools.x86.x64 -property installationPath
         if ($tools) { return 'cpu' }
     }
-    Write-Host 'No C++ build tools here, so PyTorch is taken instead of llama.cpp.'
+    Write-Host 'This machine has no C++ build tools, so PyTorch is installed instead of llama.cpp.'
     return 'cuda'
 }
 
-# Does what llama_with_rpc.sh does elsewhere: pip may have taken a llama.cpp out of its cache that lacks RPC.
+# Recompiles llama.cpp if it lacks RPC: pip may have taken such a build from its cache. llama_with_rpc.sh does the same
+# on Linux and macOS.
 function Restore-Rpc([string] $File) {
     if ($env:CMAKE_ARGS -match 'GGML_RPC=OFF') { return }
     $ErrorActionPreference = 'Continue'
     $found = & $File -c 'import llama_cpp; print(llama_cpp.llama_supports_rpc(), llama_cpp.__version__)' 2>$null
     if ($LASTEXITCODE -ne 0 -or $found -notmatch '^False (.+)$') { return }
     $version = $Matches[1]
-    Write-Host "llama-cpp-python $version came from pip's cache, compiled without RPC, which joins several machines."
-    Write-Host 'It is compiled anew.'
+    Write-Host "llama-cpp-python $version came from pip's cache. It lacks RPC, which several machines need to share a model."
+    Write-Host 'Compiling it again, with RPC.'
     & $File -m pip cache remove "llama_cpp_python-$version*" 2>$null | Out-Null
     $ErrorActionPreference = 'Stop'
     Invoke-Program $File @('-m', 'pip', 'install', '--disable-pip-version-check', '--force-reinstall', '--no-deps',
@@ -156,7 +157,7 @@ function Install-Wheelhouse([string] $Into) {
 
 function Install-Source([string] $Into) {
     $found = Find-Python
-    Write-Host "Making an environment with $found in $Into"
+    Write-Host "Creating an environment with $found in $Into"
     Invoke-Program $found[0] (@($found | Select-Object -Skip 1) + @('-m', 'venv', $Into))
     $interpreter = Join-Path $Into 'Scripts\python.exe'
     $chosen = Select-Extra
@@ -174,7 +175,7 @@ function Install-Source([string] $Into) {
     Copy-Item -Recurse -LiteralPath (Split-Path $PSScriptRoot) -Destination (Join-Path $Into 'installers')
 }
 
-# The command starts, and the engine's library loads on this processor.
+# Throws unless the version works: the command starts, and the engine's library loads on this processor.
 function Assert-Start([string] $Version) {
     Invoke-Program (Join-Path $Version 'Scripts\echo-node.exe') @('--help') | Out-Null
     $check = "import importlib.util, echo_node.main`nif importlib.util.find_spec('llama_cpp'):`n" +
@@ -194,7 +195,7 @@ if (-not $From -and -not $Source) {
     $here = (Resolve-Path -LiteralPath (Join-Path $PSScriptRoot '..\..')).ProviderPath
     if (Test-Path -LiteralPath (Join-Path $here 'manifest.json')) { $From = $here }
     elseif (Test-Path -LiteralPath (Join-Path $here 'pyproject.toml')) { $Source = $here }
-    else { throw 'Say what to install: -From WHEELHOUSE, or -Source DIR or WHEEL.' }
+    else { throw 'There is nothing to install: give -From WHEELHOUSE, or -Source DIR or WHEEL.' }
 }
 if ($Source) {
     # A package name is refused, because Echo's name on an index may belong to anyone.
@@ -226,7 +227,7 @@ if (Test-Path -LiteralPath (Join-Path $env:LOCALAPPDATA 'echo-node\logon-task.xm
             Set-Current $before
             & $EchoNode service install
             Remove-Item -LiteralPath $new -Recurse -Force
-            throw 'The new version does not start as a service. The one before is back.'
+            throw 'The new version does not start as a service. The previous version was restored.'
         }
         throw
     }
@@ -241,7 +242,7 @@ $entries = @(Get-UserPath)
 if ($entries -notcontains $BinDir) {
     Set-UserPath ($entries + $BinDir)
     $env:Path = "$env:Path;$BinDir"
-    Write-Host "Put $BinDir on your PATH; terminals that are open already do not know it yet."
+    Write-Host "$BinDir was added to your PATH. Open a new terminal to use it."
 }
 Write-Host "Installed: command echo-node, in $HomeDir"
 Write-Host "To remove it: $Environment\installers\windows\uninstall.ps1"
@@ -260,7 +261,7 @@ if ($running) {
     return
 }
 if (-not $Service) {
-    Write-Host "Joining $Join. Ctrl-C stops; echo-node run goes on with it."
+    Write-Host "Joining $Join. Ctrl-C stops the node; echo-node run starts it again."
     Invoke-Program $EchoNode $joinArguments
     return
 }

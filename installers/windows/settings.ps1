@@ -7,7 +7,8 @@ $Environment = Join-Path $HomeDir 'current'
 $BinDir = Join-Path $HomeDir 'bin'
 $EchoNode = Join-Path $Environment 'Scripts\echo-node.exe'
 
-# The user's PATH, unexpanded from the registry. Other ways to read it would expand its %VARIABLES% for good.
+# Returns the entries of the user's PATH, read from the registry with their %VARIABLES%. Other ways to read PATH expand
+# the variables, and writing the result back would lose them.
 function Get-UserPath {
     $key = Get-Item -LiteralPath 'HKCU:\Environment'
     $value = $key.GetValue('Path', '', [Microsoft.Win32.RegistryValueOptions]::DoNotExpandEnvironmentNames)

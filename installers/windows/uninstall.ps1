@@ -32,10 +32,10 @@ $data = Join-Path $env:LOCALAPPDATA 'echo-node'
 
 if (Test-Path -LiteralPath $EchoNode) {
     & $EchoNode service uninstall
-    if ($LASTEXITCODE -ne 0) { Write-Warning 'The service could not be asked to stop.' }
+    if ($LASTEXITCODE -ne 0) { Write-Warning 'The service could not be stopped.' }
     if (Test-Path -LiteralPath (Join-Path $data 'control.json')) {
         & $EchoNode leave --force
-        if ($LASTEXITCODE -ne 0) { Write-Warning 'The node could not be asked to stop.' }
+        if ($LASTEXITCODE -ne 0) { Write-Warning 'The node could not be stopped.' }
     }
 }
 
@@ -52,7 +52,7 @@ if (Test-Path -LiteralPath $data) {
     }
     else { Remove-Item -LiteralPath $data -Recurse -Force }
 }
-if ($env:ECHO_NODE_HOME) { Write-Host "Left as it is: $env:ECHO_NODE_HOME (ECHO_NODE_HOME)" }
+if ($env:ECHO_NODE_HOME) { Write-Host "Not removed: $env:ECHO_NODE_HOME, the directory in ECHO_NODE_HOME" }
 if (Test-Path -LiteralPath $Environment) { [IO.Directory]::Delete($Environment) } # The junction, before its target.
 if (Test-Path -LiteralPath $HomeDir) { Remove-Item -LiteralPath $HomeDir -Recurse -Force }
 Write-Host 'Removed echo-node.'

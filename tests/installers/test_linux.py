@@ -85,7 +85,7 @@ async def test_a_hubs_one_line_command_installs_and_upgrades_and_uninstall_leave
     assert bare_home.run(python, "-c", "import torch").returncode == 1
 
     again = await site.program(*line, env=environment)
-    await again.printed("This very version is installed already", within_s=300)
+    await again.printed("This version is already installed", within_s=300)
     await again.ended()
 
     uninstall = bare_home.root / ".local/share/echo-swarm/current/installers/linux/uninstall.sh"
@@ -120,7 +120,7 @@ def test_a_command_of_the_same_name_is_not_overwritten(home: Any) -> None:
     before = home.tree()
     done = home.run(home.checkout / INSTALLER, "--python", sys.executable)
     assert done.returncode == 1
-    assert f"{home.echo_node} is there already and is not Echo's." in done.stdout
+    assert f"{home.echo_node} exists already and does not belong to Echo." in done.stdout
     home.uninstall()
     assert home.tree() == before
 

@@ -55,7 +55,7 @@ def test_install_again_mend_upgrade_and_remove_without_a_compiler_or_an_index(
     assert bare_home.echo_node.readlink() == bare_home.root / SWARM / "current" / "bin" / "echo-node"
 
     installed, first = bare_home.tree(), versions(bare_home)
-    assert "This very version is installed already" in bare_home.try_to_install("--from", wheelhouse).stdout
+    assert "This version is already installed" in bare_home.try_to_install("--from", wheelhouse).stdout
     assert names(bare_home.tree()) == names(installed)
 
     next((bare_home.root / SWARM).rglob("echo_node/main.py")).write_text("raise SystemExit('half of it is gone')")
@@ -76,7 +76,7 @@ def test_install_again_mend_upgrade_and_remove_without_a_compiler_or_an_index(
 def test_a_first_version_that_does_not_start_leaves_nothing(bare_home: Any, small_wheelhouse: Any) -> None:
     before = bare_home.tree()
     done = bare_home.try_to_install("--from", small_wheelhouse("1.0", DIES))
-    assert done.returncode == 1 and "does not start here." in done.stdout
+    assert done.returncode == 1 and "does not start on this machine." in done.stdout
     assert bare_home.tree() == before
 
 
@@ -86,7 +86,7 @@ def test_a_version_that_does_not_start_is_replaced_by_the_previous_one(bare_home
     done = bare_home.try_to_install("--from", small_wheelhouse("2.0", DIES))
     assert done.returncode == 1
     assert "no such processor" in done.stdout
-    assert "does not start here; what was here before stays." in done.stdout
+    assert "does not start on this machine; the previous version stays in use." in done.stdout
     assert said(bare_home) == "usage: echo-node 1.0"
     assert names(bare_home.tree()) == names(before)
 
@@ -95,7 +95,7 @@ def test_a_version_that_does_not_start_is_replaced_by_the_previous_one(bare_home
     no_service = "sys.exit('no service') if 'service' in sys.argv else None"
     done = bare_home.try_to_install("--from", small_wheelhouse("3.0", no_service))
     assert done.returncode == 1
-    assert "does not start as a service. The one before is back." in done.stdout
+    assert "does not start as a service. The previous version was restored." in done.stdout
     assert "usage: echo-node 1.0 service install" in done.stdout
     assert said(bare_home) == "usage: echo-node 1.0"
     assert versions(bare_home) == first
@@ -116,11 +116,11 @@ def test_a_running_node_keeps_its_hub_and_the_output_explains_how_to_join_anothe
     for _ in ("installed", "installed already"):
         done = bare_home.try_to_install(*options)
         assert done.returncode == 0, done.stdout
-        assert "A node runs here already, and goes on as it is: it works for https://old.example." in done.stdout
-        assert "It has not joined https://new.example by this." in done.stdout
-        assert "alone: echo-node join https://new.example --token secret\n" in done.stdout
+        assert "A node is already running on this machine. It still works for https://old.example." in done.stdout
+        assert "The node has not joined https://new.example." in done.stdout
+        assert "only: echo-node join https://new.example --token secret\n" in done.stdout
         assert "turns: echo-node join https://new.example --token secret --share 1\n" in done.stdout
-        assert ("echo-node service install have it go on" in done.stdout) == has_service
+        assert ("in the background: echo-node service install" in done.stdout) == has_service
         assert "usage: echo-node join" not in done.stdout, "nothing is joined"
 
 
@@ -128,12 +128,12 @@ def test_a_node_that_works_for_this_hub_continues(bare_home: Any, small_wheelhou
     wheelhouse = small_wheelhouse("1.0", RUNS)
     for page in ("", "/", "/leaderboard"):
         done = bare_home.try_to_install("--from", wheelhouse, "--join", f"https://old.example{page}")
-        assert done.returncode == 0 and "it works for https://old.example. See it with" in done.stdout
+        assert done.returncode == 0 and "It still works for https://old.example. To see" in done.stdout
         assert "has not joined" not in done.stdout and "service install" not in done.stdout
     done = bare_home.try_to_install("--from", wheelhouse, "--join", "https://old.example/leaderboard", "--service")
-    assert done.returncode == 0 and "and when it has stopped: echo-node service install" in done.stdout
+    assert done.returncode == 0 and "; when it has stopped: echo-node service install" in done.stdout
     done = bare_home.try_to_install("--from", wheelhouse, "--join", "https://old.example.org")
-    assert done.returncode == 0 and "It has not joined https://old.example.org by this." in done.stdout
+    assert done.returncode == 0 and "The node has not joined https://old.example.org." in done.stdout
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -223,7 +223,7 @@ def test_no_temporary_file_is_left(bare_home: Any, small_wheelhouse: Any, maker:
     scratch.mkdir()
     script = bare_home.checkout / "installers" / "linux" / "install.sh"
     done = bare_home.run("env", f"TMPDIR={scratch}", script, "--from", archive)
-    assert done.returncode == 1 and "does not start here." in done.stdout
+    assert done.returncode == 1 and "does not start on this machine." in done.stdout
     assert list(scratch.iterdir()) == []
 
 

@@ -143,9 +143,9 @@ async def test_a_release_that_does_not_start_is_tried_once_and_the_node_stays(
     owner = Owner(bare_home, hub, site)
     for _ in range(2):
         running = await owner.run(ECHO_NODE_UPDATE="auto")
-        await running.printed(r"The installer has already run for this\. What was installed does not start here")
+        await running.printed(r"The installer has already run for this\. The new version does not start on")
         shown = await control.ask(NodePaths.find(owner.data_dir).control_file, "status")
-        assert "What was installed does not start here" in shown["update"] and "too_old" in shown["problems"]
+        assert "The new version does not start on this machine" in shown["update"] and "too_old" in shown["problems"]
         status, said = await running.end()
         assert status == 0, said
     assert "The update failed" not in said, "the failure is remembered at the second start"

@@ -134,7 +134,7 @@ def test_the_script_to_serve_knows_the_archives_by_their_hashes(script: ModuleTy
     checked = subprocess.run(["sh", "-n", served], capture_output=True, text=True, timeout=60, check=False)
     assert (checked.returncode, checked.stderr) == (0, "")
     told = subprocess.run(["sh", served], capture_output=True, text=True, timeout=60, check=False)
-    assert told.returncode == 1 and "Say which hub this came from" in told.stderr
+    assert told.returncode == 1 and "The hub's address is missing" in told.stderr
 
 
 def test_a_windows_script_is_made_if_a_windows_archive_exists(script: ModuleType, tmp_path: Path) -> None:
