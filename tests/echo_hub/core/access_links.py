@@ -3,8 +3,8 @@ rate.
 
 An uplink serves its connections in turn, one packet each, like TCP's fair share. The hub's uplink serves all
 connections at once, a node's at most `SENDING_AT_ONCE`, starting with the pieces that most nodes wait for. A downlink
-is a queue. Buffers are unlimited: nothing is lost, delays grow. Hosts compute in no time; a `Have` message takes only
-the delay.
+is a queue. Buffers are unlimited: nothing is lost, delays grow. Computing takes no time. A `Have` message (a node's
+report of its pieces) takes the links' delay, but no bandwidth.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def test_a_result_that_contradicts_its_lease_is_dropped(bench: BenchOf, change: 
 
 @pytest.mark.parametrize("change", [{"node_id": "b"}, {"rollout_id": "99-0"}, {"rollout_id": "01-0"}])
 def test_a_result_that_was_not_leased_to_its_sender_is_looked_up(bench: BenchOf, change: dict[str, str]) -> None:
-    """Such a result is looked up in the store, because its rollout may have ended long ago."""
+    """A rollout that the sender does not hold may have ended long ago, so the hub looks it up in the store."""
     b = bench()
     b.node("a")
     b.node("b")

@@ -18,7 +18,7 @@ def report(command: FleetCommand = COMMAND) -> FleetReport:
 
 
 class Line:
-    """Nodes "a" and "b" are connected."""
+    """Stand-in for the hub's connections, on which only nodes "a" and "b" are connected. It records all messages."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, FromHub]] = []
@@ -54,7 +54,7 @@ async def test_a_silent_node_is_not_waited_for_long(line: Line, monkeypatch: pyt
     await asyncio.sleep(0)
     relay.reported("a", report())
     assert dict(await asking) == {"a": report()}
-    relay.reported("b", report())  # Too late: nobody waits.
+    relay.reported("b", report())  # Too late: the command's answer was already returned.
     assert await relay.ask(COMMAND, ["gone"]) == {}
 
 

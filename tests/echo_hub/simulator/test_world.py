@@ -166,8 +166,9 @@ def test_the_next_steps_rollouts_are_leased_before_the_learner_waits(seed: int) 
 
 @pytest.mark.parametrize(("beside", "ratio"), [(0, 1.0), (8, 8.0)])
 def test_a_fast_new_node_is_soon_busy(beside: int, ratio: float) -> None:
-    """A node of 25,000 tokens/s at width 256 joins an empty run, or 8 slow nodes after 30 s. One rollout takes it 1 s.
-    Without its claim, it is busy after 10 and 24 s."""
+    """A node of 25,000 tokens/s and width 256 joins an empty run, or after 30 s a run of 8 slow nodes. A rollout takes
+    it 1 s. If it did not claim its speed, it would be busy only after 10 s, or after 24 s among slow nodes.
+    """
     joins_s = 30.0 if beside else 0.0
     slow = Traits(width=8, capacity=16, s_per_token=0.02, prefill_s=0.0, fetch_s=0.3, phase=0.0, price_per_hour=0.0)
     fast = replace(slow, width=256, capacity=512, s_per_token=256 / 25_000, phase=(1 - joins_s / 1_000) % 1)

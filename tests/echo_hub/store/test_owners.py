@@ -32,7 +32,9 @@ def join(store: Store, node_id: str, owner_key: bytes = b"", at: float = 1.0) ->
 
 @pytest.fixture
 def books(store: Store, records: Any) -> Store:
-    """Nodes a, b and c with one, two and one trained steps of two rollouts, on two days. Owner of a and b: KEY."""
+    """Return a store in which nodes a, b and c have one, two and one trained steps of two rollouts, on two days. The
+    owner with the key KEY owns nodes a and b.
+    """
     for node_id, owner_key in (("a", KEY), ("b", KEY), ("c", b"")):
         join(store, node_id, owner_key)
     for step, (node_id, at) in enumerate((("a", 1.0), ("b", 1.0), ("b", DAY_S + 1), ("c", 1.0)), 1):
@@ -82,7 +84,8 @@ def test_new_work_counts_at_once_as_if_it_were_counted_again(books: Store, recor
     books.apply(records.one_step(5, lease_id=9, group_id=9, node_id="b"), now=DAY_S + 1)
     books.count_all()
     grown = board(books)
-    books.write(owners.note_owner, "a", OTHER.hex())  # Only marks the owner for a new count.
+    # The new owner only marks the old one for a new count, which must change nothing.
+    books.write(owners.note_owner, "a", OTHER.hex())
     books.write(recount_owners)
     assert grown["the b"].rollouts == 8
     counted = board(books)["the b"]

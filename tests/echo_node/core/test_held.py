@@ -14,7 +14,7 @@ from tests.echo_node.core.loop_parts import lease
 
 
 def loaded(version_for: Callable[[Lease], int | None]) -> Any:
-    """Return a stand-in for the policy versions."""
+    """Return a stand-in for the node's policy versions. `version_for` names the version that samples a lease."""
     return SimpleNamespace(version_for=version_for)
 
 

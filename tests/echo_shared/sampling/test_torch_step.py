@@ -64,12 +64,12 @@ def tokens_of(batch: Batch, asked: list[GroupRequest]) -> dict[int, list[int]]:
 
 
 class Replays:
-    """Stands for CUDA graphs: a replay computes again, into the same tensor."""
+    """Stand-in for CUDA graphs: a replay computes the step again, into the same tensor."""
 
     def __init__(self) -> None:
         self.captured = self.replayed = 0
         self.offset = 0.0
-        """What a replay's figures differ by from the computed ones."""
+        """Error that a replay adds to the computed numbers; a faulty graph has one."""
 
     def capture(self, compute: Callable[[], Tensor], *_: Any) -> tuple[Any, Tensor]:
         self.captured += 1
@@ -181,7 +181,7 @@ def test_what_float32_does_not_decide_is_drawn_again() -> None:
 
 @pytest.fixture
 def steps() -> Iterator[tuple[FixedSteps, torch_step._Step]]:
-    """Fixed steps on fake tensors, which raise an error for any value that the host reads."""
+    """Yield fixed steps on fake tensors, which raise an error if the host reads one of their values."""
     step = torch_step._Step(torch.device("cpu"), 4, 32)
     with FakeTensorMode(), torch.inference_mode():
         step.inputs, step.columns_C = torch.zeros((6, 4), dtype=torch.int64), torch.arange(32)

@@ -10,7 +10,7 @@ from tests.echo_hub.core.books import Books
 
 
 class Room(Books):
-    """Nodes, of which `a` and `b` have returned rollouts. Counts the searches for a node with free capacity."""
+    """Connected nodes that have returned a rollout in time. Counts the searches for a node with free capacity."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *node_ids: str) -> None:
         super().__init__()

@@ -13,8 +13,8 @@ from tests.echo_hub.core.trust.checked_run import (
 
 @pytest.fixture
 def world(bench):
-    """Return a function that makes a run with groups of one, in which rollouts are checked; `standings`: what the hub
-    already knows of its nodes.
+    """Return a function that makes a run with groups of one rollout, in which rollouts are checked. `standings`: the
+    hub's earlier verdicts on the nodes.
     """
 
     def make(*standings: StandingRow, **settings: Any):
