@@ -86,7 +86,7 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def disk_errors(what: str, place: Path) -> Iterator[None]:
-    """Convert an OSError of the block to StorageError: with the text `what`, or with the disk-full text for `place`."""
+    """Convert an OSError of the block to StorageError. Its text is `what`, or says that the disk of `place` is full."""
     try:
         yield
     except OSError as error:
@@ -94,7 +94,9 @@ def disk_errors(what: str, place: Path) -> Iterator[None]:
 
 
 def disk_error(what: str, place: Path, *, got: str, code: int | None) -> StorageError:
-    """Return the StorageError for an OSError with errno `code`: the text `what`, or the disk-full text for `place`."""
+    """Return the StorageError for an OSError with errno `code`. Its text is `what`, or says that the disk of `place` is
+    full.
+    """
     if code in _NO_ROOM:
         return StorageError("The disk is full.", got=got, do=f"Free some space on the disk of {place}.", code=DISK_FULL)
     return StorageError(what, got=got, do=f"Check that {place} can be read and written.")

@@ -209,7 +209,8 @@ class SupervisedChild:
         )
 
     def kill(self) -> None:
-        """Kill the child and, on POSIX, the processes that it started, or send SIGTERM (`Command.ends_its_own`).
+        """Kill the child and, on POSIX, the processes that it started. If `Command.ends_its_own`, send SIGTERM to the
+        child instead.
 
         `stop` waits for the exit. No effect after the exit.
         """

@@ -82,10 +82,11 @@ class TrustStatus:
     """Results of all checks of nodes' rollouts. Counts are since the hub's start, except those with "now"."""
 
     checks: Mapping[str, int] = field(default_factory=dict)
-    """Verdicts by numerics class (backend/precision/device), one for each node that drew a part of the checked rollout.
+    """Number of verdicts by numerics class (backend/precision/device). A check gives one verdict for each node that
+    drew a part of the rollout.
     """
     failed_checks: Mapping[str, int] = field(default_factory=dict)
-    """Verdicts against the node, by numerics class."""
+    """Number of verdicts against the node, by numerics class."""
     abandoned_checks: int = 0
     """Checks that the verifier could not complete."""
     waiting_checks: int = 0

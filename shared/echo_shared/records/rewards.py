@@ -49,7 +49,7 @@ def mean_components(of_each: Iterable[Mapping[str, float] | None]) -> dict[str, 
 
 
 def returns(reward: float, turn_rewards: Sequence[float], *, discount: float) -> list[float]:
-    """Return the return of each turn of an episode: the turn's reward plus `discount` times the next turn's return.
+    """Compute the return of each turn of an episode: the turn's reward plus `discount` times the next turn's return.
 
     `turn_rewards` covers all turns but the last, whose reward is the rest of the episode's `reward`.
     """
@@ -60,8 +60,9 @@ def returns(reward: float, turn_rewards: Sequence[float], *, discount: float) ->
 
 
 def of_each_turn(episodes: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Return, for each turn, the returns of all episodes that reached it. `episodes` holds each episode's returns by
-    turn.
+    """Group returns by turn: one list for each turn, with the turn's return in every episode that reached it.
+
+    `episodes` holds each episode's returns, one for each of its turns.
     """
     most = max(map(len, episodes), default=0)
     return [[found[turn] for found in episodes if turn < len(found)] for turn in range(most)]

@@ -67,7 +67,7 @@ def spare_bytes(device: torch.device) -> int:
 
 
 class SlotCache:
-    """Keys and values of all rows. Run the model on `cache` between `before_step` and `after_step`."""
+    """Keys and values of all rows. For each step call `before_step`, run the model with `cache`, call `after_step`."""
 
     def __init__(self, device: torch.device) -> None:
         self.cache: Any = None

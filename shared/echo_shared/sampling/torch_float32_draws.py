@@ -51,8 +51,8 @@ def block_sums(logits_RV: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor
 def draw_with_margins(
     logits_RV: Tensor, sums: Tensor, top_R1: Tensor, u_R: Tensor, temperature_R: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return token ids [R] (int64), their log-probabilities [R] and margins [R] (both float64). A token is certain if
-    its margin is positive. `sums` and `top_R1` are from `block_sums`.
+    """Draw one token per row. Return token ids [R] (int64), their log-probabilities [R] and margins [R] (both float64).
+    A token is certain to equal the reference's if its margin is positive. `sums` and `top_R1` are from `block_sums`.
     """
     vocabulary = logits_RV.shape[1]
     pair = torch.arange(2, device=u_R.device)

@@ -48,7 +48,7 @@ class FixedSteps:
         self._choose = choose
         self._steps: dict[tuple[int, int], _Step] = {}
         self._memory: Any = None
-        """Allocations of `slots` that the steps refer to."""
+        """`slots.memory` for which the graphs were captured. If it changes, their addresses are invalid."""
         self._captures = slots.device.type == "cuda"
         self._pool: Any = torch.cuda.graph_pool_handle() if self._captures else None
         """Memory for what steps compute in between; all graphs share it, because only one runs at a time."""
@@ -168,7 +168,7 @@ class _Step:
         self.inputs = torch.zeros((6, rows), dtype=torch.int64, device=device)
         self.columns_C = torch.arange(columns, device=device)
         self.computed = 0
-        """Number of uncaptured steps."""
+        """Number of times that this bucket's step was computed without a graph."""
         self.graph: Any = None
         self.drawn: Tensor = self.inputs
         """What the graph returns, after it was captured."""
