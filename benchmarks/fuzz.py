@@ -73,7 +73,7 @@ def headline(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
 
 
 def fuzzed(name: str, scratch: Path, seed: int, *, child: str = "benchmarks.fuzzing.child") -> dict[str, Any]:
-    """Fuzz one target in the module `child`, with files below `scratch`. Return its row."""
+    """Fuzz one target in a process that runs the module `child`; its files are below `scratch`. Return its row."""
     target, own = TARGETS[name], scratch / name.replace(" ", "-")
     new, found = own / "corpus", own / "found"
     for directory in (new, found):

@@ -33,7 +33,7 @@ _Pair = tuple[GroupRequest, FinishedRollout]
 
 
 class Reference:
-    """The reference: transformers and PEFT in float32, with or without an adapter."""
+    """Computes what all engines are compared with: transformers and PEFT in float32, with or without an adapter."""
 
     def __init__(self, base: Path, adapter: Path | None) -> None:
         model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)

@@ -178,7 +178,7 @@ DATABASE_RESTARTED: Final = Kind(name="database restarted", strike=_restart_data
 
 @cache
 def kinds() -> tuple[Kind, ...]:
-    """List all kinds, also those that this machine cannot have."""
+    """List all kinds of blows (inflicted failures), also those that this machine cannot inflict."""
     return (
         Kind(name=HUB_KILLED, strike=_kill_of_hub(), weight=3, is_kill=True),
         Kind(name="learner killed", strike=_kill_of_hub(LEARNER), weight=3, is_kill=True),

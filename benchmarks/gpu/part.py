@@ -96,8 +96,8 @@ def learner(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
 
 
 def sampler(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
-    """Sample twice at several widths (rollouts at the same time), and time the second: its steps are captured. Swap the
-    adapter, and draw again in float32.
+    """Sample at several widths (rollouts at the same time), twice at each, and time the second run, whose steps are
+    captured. Then time swaps of the adapter, and draw the same tokens in float32 for comparison.
     """
     budget.say("the model is made")
     _, policy = load(shape, seed)

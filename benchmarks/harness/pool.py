@@ -29,7 +29,9 @@ def each(
     workers: int | None = None,
     tasks_per_child: int | None = None,
 ) -> Iterator[tuple[K, R]]:
-    """Call `function` with the arguments of each key; yield the results as they come."""
+    """Call `function` in worker processes, once for each key of `wanted` with the key's arguments. Yield (key, result)
+    in the order in which the calls finish.
+    """
     if not wanted:
         return
     with pool(len(wanted), workers=workers, tasks_per_child=tasks_per_child) as processes:

@@ -313,7 +313,7 @@ class Echoed(_Clients):
 
 
 def main(pipe: Connection, kind: str, url: str, count: int, capacity: int, seed: int) -> None:
-    """Run the process: join, then obey the orders in the pipe."""
+    """Run a lender process: open `count` connections, then answer the requests that come through `pipe`."""
     asyncio.run(_serve(pipe, kind, url, count, capacity, seed))
 
 
@@ -349,17 +349,17 @@ async def _next(pipe: Connection) -> Any:
 
 
 class LendersFailed(Exception):
-    """A process of lenders has ended or does not answer."""
+    """A lender process (one with many handwritten nodes or clients) has ended or does not answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lenders:
-    """All processes of lenders together. Make it with `opened`."""
+    """All lender processes together; each has many handwritten nodes or clients. Make it with `opened`."""
 
     pipes: tuple[Connection, ...]
 
     def load(self, frame_bytes: int, *, per_s: float | None = None) -> None:
-        """Put this load on the server from now on; `per_s` None: full load."""
+        """From now on, send rollouts or frames of this size: `per_s` of them per second, None = as many as possible."""
         for pipe in self.pipes:
             pipe.send(Load(frame_bytes=frame_bytes, per_s=None if per_s is None else per_s / len(self.pipes)))
 

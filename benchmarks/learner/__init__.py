@@ -172,7 +172,7 @@ class Step:
 
 
 class Side:
-    """Context manager of a side's process. `name` is `trl` or `echo`."""
+    """Context manager that runs one of the two compared trainers (a "side", `trl` or `echo`) in its own process."""
 
     def __init__(self, name: str, case: Case, base: Path, seed: int) -> None:
         context = multiprocessing.get_context("spawn")
@@ -220,7 +220,10 @@ def _run(name: str, case: Case, base: Path, seed: int, pipe: Connection) -> None
 
 
 class Questions:
-    """Answers the parent process. A side calls `started` once, then `wait` before and `done` after each step."""
+    """The child's end of the pipe to the parent process, which requests each step and gets its time and gradient.
+
+    A trainer calls `started` once, then `wait` before and `done` after each step.
+    """
 
     def __init__(self, pipe: Connection, case: Case) -> None:
         self._pipe = pipe

@@ -136,7 +136,7 @@ async def opened(browser: Browser, site: Site, mode: str, *, operator: bool = Tr
 
 
 async def counted(page: Page, site: Site) -> Loaded:
-    """Count what the page loads from now on."""
+    """Record the page's requests from now on, their bytes, and the browser's complaints."""
     loaded, protocol = Loaded(site.url), await page.context.new_cdp_session(page)
     await protocol.send("Network.enable")
 
@@ -163,7 +163,7 @@ def shape(path: str) -> str:
 
 
 async def pages_of(context: BrowserContext, site: Site) -> dict[str, str]:
-    """Follow links; return one path of each shape, and the login page."""
+    """Follow the hub's links. Return one path for each shape (path with ids replaced by a star), and the login page."""
     found, waiting, asked = {"/login": "/login"}, ["/", "/leaderboard"], set[str]()
     page = await context.new_page()
     while waiting and len(found) < MOST_SHAPES:
@@ -263,7 +263,7 @@ async def every_page(browser: Browser, site: Site, pages: Mapping[str, str], scr
 
 
 async def first_load(browser: Browser, site: Site, pages: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Count what each page loads at its first visit, until nothing more is loaded."""
+    """Load each page in a new browser profile, wait until it has settled, and return its figures."""
     rows = []
     for name, path in pages.items():
         async with opened(browser, site, "light", operator=name != "/login") as context:

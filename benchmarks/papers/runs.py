@@ -222,7 +222,7 @@ def _far_away(case: Case, seed: int) -> Scenario:
 
 
 def _finetuned(case: Case, seed: int) -> Ran:
-    """Fine-tune the base with `echo-hub sft`. The points are those before and after."""
+    """Fine-tune the base with `echo-hub sft`. The curve has two points: before and after the fine-tuning."""
     assert case.sft is not None, "the case says how"
     config = case.config(seed)
     learning = Learning(config)

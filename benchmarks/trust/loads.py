@@ -210,7 +210,9 @@ def attacked(site: Site) -> Iterator[Victim]:
 
 
 def _watch(pipe: Connection, url: str) -> None:
-    """Watch, as the bystander, each process whose id comes by the pipe, until the next message."""
+    """Run the bystander process. For each process id from the pipe, request `/healthz` and watch that process's memory
+    until the next message.
+    """
     with suppress(PermissionError):
         os.nice(NICENESS)
     pipe.send("ready")

@@ -5,10 +5,10 @@ a policy trained for some steps, at two temperatures. Verifiers in float32 and i
 class, as a hub does, and examine the batches. Then the hub's own rules (`core.trust`) judge nodes. Each node is alone
 in its class, which is the hardest case:
 
-- honest ones are given the batches' groups in random orders, until each class has `HONEST_ROLLOUTS`: all that are
-  quarantined are `false_quarantines_real`.
-- forgers are given what an attack makes of the short answers, for a verifier in float32: `to_detection` of a row is the
-  number of checked rollouts until the node is quarantined, the worst of `HOSTILE_NODES` nodes that begin with different
+- Honest nodes return the batches' groups in random orders, until each class has `HONEST_ROLLOUTS` rollouts.
+  `false_quarantines_real` counts the quarantined ones.
+- Forgers return the short answers after an attack has changed them, to a verifier in float32. `to_detection` is the
+  number of checked rollouts until the node is quarantined: the worst of `HOSTILE_NODES` nodes that begin with different
   groups.
 
 A row of kind "scale" has the scales of rounding, in nats, of draws and claims: as the verifier measured them, as it

@@ -149,7 +149,7 @@ class Statements(Knights):
 
 
 def _first_said(name: str) -> str:
-    """Return a regular expression that finds a statement by `name`."""
+    """Return a regular expression that finds a statement made by the person `name`."""
     texts = (re.escape(template.format(name=name, content="...")) for template in TEMPLATES)
     return "|".join(text.replace(re.escape("..."), "[A-Za-z ]+") for text in texts)
 

@@ -32,7 +32,7 @@ class Phase:
     tokens: int
     """Tokens to read in this phase, padding included."""
     shares: Mapping[str, float]
-    """Probability of the lessons of each teacher."""
+    """Probability that a lesson comes from this teacher, by the teacher's name."""
     slips: Mapping[str, float]
     """Probability of mistakes by teacher; an unlisted teacher makes none."""
     learning_rate: float

@@ -39,7 +39,7 @@ class Machine:
         self.watch = MachineWatch(client, troubles, self, self.inbox)  # type: ignore[arg-type]
 
     def look_again(self) -> None:
-        """Count wake-ups, in place of the engine chooser."""
+        """Count the calls by which the watch makes the engine chooser look for devices again."""
         self.woke += 1
 
     def _clocks(self) -> ClockReading:

@@ -60,7 +60,7 @@ def installed(target: Path, *arguments: str | Path) -> Path:
 
 
 def said(target: Path, expression: str, *options: str) -> str:
-    """Return the value of the expression in a process of the copy in `target`."""
+    """Return the value of the expression, evaluated in a process that uses the copy of Echo in `target`."""
     done = subprocess.run(
         [sys.executable, *options, "-c", f"from echo_shared.installation import *; print({expression})"],
         env={**os.environ, "PYTHONPATH": str(target)},

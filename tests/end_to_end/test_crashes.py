@@ -89,7 +89,7 @@ async def test_a_step_that_only_a_checkpoint_knows_leaves_no_hole_in_the_curves(
 async def test_a_run_in_lock_step_survives_kill_9_of_everything(
     site: Any, until: Any, reached: Any, books: Callable[[Path], sqlite3.Connection]
 ) -> None:
-    """Processes of an async run are killed in `tests/benchmarks/test_chaos.py`."""
+    """This test kills the processes of a sequential run; `tests/benchmarks/test_chaos.py` does so in an async run."""
     run = await site.make_run(
         "run",
         "--mode",

@@ -125,8 +125,8 @@ FINDINGS = {
 
 
 def finding(found: str, drawers: Sequence[str]) -> PeerFinding:
-    """Return a node's finding; a forgery is attributed to the first of `drawers`, the nodes that
-    sampled the rollout.
+    """Return the finding `found` as a checking node reports it. `drawers`: the nodes that sampled the rollout; a
+    forgery is attributed to the first of them.
     """
     spans = tuple(
         (
@@ -312,7 +312,7 @@ class ModelledWorld(RuleBasedStateMachine):
         self.held: dict[int, tuple[str, ...]] = {}
         """Groups that the hub handed to the learner, with their rollout ids."""
         self.begun: tuple[BeginStep, ...] = ()
-        """Steps that the learner was given while their turn was being committed."""
+        """Steps that the learner began while the store was still committing their records."""
         self.learner = None
         for row in self.rows.values():
             row.waits = False

@@ -88,7 +88,7 @@ class Site:
                     return
 
     async def settled(self) -> None:
-        """Wait until the server has read all earlier requests: it has when it answers a later one."""
+        """Wait until the server has read all earlier requests: send another request, and wait for its answer."""
         async with aiohttp.ClientSession(self.server.url) as http, http.get("/short") as answer:
             assert answer.status == 200
         await self.until(lambda: all(one.transport is not None for one in self.limits._all))

@@ -16,7 +16,7 @@ from echo_shared.records.run import StepRecord
 
 
 class Run:
-    """Scripted states of a run, and the alerts about them."""
+    """A stand-in for a run: its states are scripted, and it records the alerts about them."""
 
     def __init__(self) -> None:
         self.now = 0.0

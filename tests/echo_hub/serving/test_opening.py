@@ -1,5 +1,5 @@
-"""What a hub's start does: it fixes some settings at the run's first start, and refuses a run whose database is
-gone.
+"""The start of a hub. The run's first start fixes some settings for all later ones; a run whose database is gone is
+refused.
 """
 
 from __future__ import annotations

@@ -210,8 +210,8 @@ def test_a_lease_to_a_paused_node_comes_back_at_once(heard: Callable[..., Heard]
 
 
 def test_unstreamed_tokens_are_lost_with_their_node_and_sampled_again(heard: Callable[..., Heard]) -> None:
-    """Each token takes 0.5 s, and the node streams its tokens to the hub every 5 s. Tokens sampled since then are lost
-    with the node.
+    """Each token takes 0.5 s, and the node streams its tokens to the hub every 5 s. If the node vanishes, the tokens
+    sampled after its last message are lost.
     """
     hub = heard(nodes={"s_per_token": 0.5}, failures={"per_hour": 360.0, "away_s": 1.0, "lost_share": 1.0})
     hub.lease(1, 0)

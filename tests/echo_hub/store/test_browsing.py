@@ -206,8 +206,8 @@ INDEX_OF = {
 
 
 def test_each_condition_is_looked_up_in_its_index_in_the_order_of_leases(many: Store) -> None:
-    """Without an index, a search would read the whole table of a long run. The table here is large enough that the
-    database prefers an index.
+    """Without an index, a search would read the whole table of a long run. The table in this test is large enough that
+    the database prefers an index.
     """
     for wanted, index in INDEX_OF.items():
         for asked in (wanted, replace(wanted, reward_min=0.5)):

@@ -184,7 +184,7 @@ PARTIAL: Final = {index.name for table in metadata.tables.values() for index in 
 
 @dataclass(frozen=True)
 class Filled:
-    """A database with a run of `steps` steps, and the calls that the hub would make next."""
+    """A database that holds a run of `steps` steps, and the store's methods as the hub would call them next."""
 
     url: str
     steps: int
@@ -366,7 +366,7 @@ class Filled:
             store.read(read_events, wanted, limit=3)
 
     def _find_all_ways(self, store: Store) -> None:
-        """Search for rollouts by each index, and by conditions without an index."""
+        """Search for rollouts once through each index, and once by conditions that no index serves."""
         for wanted in (
             RolloutFilter(),
             RolloutFilter(step=self.steps),

@@ -300,8 +300,8 @@ async def test_groups_are_sent_before_their_step(tmp_path: Path) -> None:
 
 
 async def test_a_group_that_arrives_again_while_its_old_copy_is_dropped_is_held(hub: Hub) -> None:
-    """Group 2 was sampled again and arrives while the full pipe delays the order to drop the old copy; the new copy
-    must be used.
+    """Group 2 was sampled again. Its new copy arrives while a full pipe still delays the request to drop the old copy;
+    the learner must use the new one.
     """
     large = np.zeros(2**20, np.int32)
     rollout = replace(batch(50)[0].rollouts[0], completion_ids=large, behavior_logprobs=np.zeros(2**20, np.float32))

@@ -53,7 +53,9 @@ def num_positions(groups: list[WeightedGroup]) -> int:
 
 
 def test_prompts_are_completed_until_enough_positions_exist(exact: Measured) -> None:
-    """Measuring costs time, so it completes few more prompts than needed, and each prompt once."""
+    """A measurement needs some number of token positions. To save time, it completes few more prompts than that takes,
+    and each prompt once.
+    """
     assert all(len(group.rollouts) == 1 for group in exact.groups)
     assert TOGETHER < len(exact.groups) < len(PROMPTS)
     assert POSITIONS <= num_positions(exact.groups) < POSITIONS + MAX_TOKENS * MAX_TOKENS

@@ -34,7 +34,7 @@ ODD = "tests.echo_hub.verify.odd_worker"
 
 @dataclass(slots=True)
 class Told:
-    """Answers of the verifier about rollouts and roundings."""
+    """Records the verifier's answers: evidence by rollout (`of`), and measured roundings (`measurements`)."""
 
     of: dict[str, tuple[NodeEvidence, ...] | str] = field(default_factory=dict)
     measurements: list[tuple[str, Evidence | None]] = field(default_factory=list)

@@ -352,7 +352,9 @@ def test_without_prompts_nothing_can_be_measured(versions: Versions, made: Made)
 
 
 def test_a_model_with_nan_outputs_measures_nothing(versions: Versions, made: Made) -> None:
-    """With NaN outputs the finest scale would seem the most likely one, and honest nodes would seem to forge."""
+    """If NaN outputs were measured, the finest rounding scale would seem the most likely one, and honest nodes would
+    seem to forge.
+    """
     examiner = made()
     frame = examiner.measure("f32", 0, versions.adapters, PROMPTS)
     assert "evidence" in frame

@@ -65,8 +65,8 @@ def test_a_found_step_is_probed_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_quick_probes_come_first(tmp_path: Path) -> None:
-    """Fast probes of the driver skip the steps that cannot work, so that slow probes of the engine's library start
-    where the driver works.
+    """The node tries cages from narrow to wide. Fast probes of the driver come first: they skip the cages in which the
+    driver does not work, so that slow probes of the engine's library start at the first cage in which it does.
     """
     tried: list[str] = []
 

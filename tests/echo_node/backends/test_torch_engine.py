@@ -138,8 +138,8 @@ def test_bfloat16_is_near_float32(opened: Opened, kit: Any) -> None:
 def test_too_little_memory_has_its_code_and_leaves_the_engine_clean(
     opened: Opened, kit: Any, error: Exception | None
 ) -> None:
-    """Whichever way PyTorch reports a lack of memory, the error gets the code by which the node recognises it. `error`
-    None: PyTorch's own error, at an allocation that no machine can serve.
+    """PyTorch reports a lack of memory by different errors. The engine's error must always have the code by which the
+    node recognises a lack of memory. `error` None: PyTorch's own error, at an allocation that no machine can serve.
     """
     engine = opened()
     requests = kit.make_requests(4)

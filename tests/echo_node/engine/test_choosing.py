@@ -20,7 +20,9 @@ FOUND = hardware.detect()
 
 
 class Machine:
-    """A machine whose best engine is each of these choices in turn; the last one stays. None: no engine works."""
+    """Stand-in for a machine: each look finds the next of these choices as its best engine; the last choice stays.
+    None: no engine works.
+    """
 
     def __init__(self, *choices: BackendChoice | None) -> None:
         self.left = list(choices)

@@ -218,7 +218,7 @@ async def test_a_carrier_that_does_not_fit_its_manifest_is_refused(hub: Any, fet
 async def test_files_with_wrong_hashes_are_deleted_with_their_carrier(
     hub: Any, fetcher: Fetcher, swarm: Swarm, tmp_path: Path
 ) -> None:
-    """The manifest is signed and its torrent is right, but its hashes of the unpacked files are wrong."""
+    """The hub has signed a manifest whose torrent is right, but whose hashes of the unpacked files are wrong."""
     offer: ArtefactOffer = hub.offers[None]
     manifest = open_offer(offer, hub.me.public_key)
     wrong = tuple(file.model_copy(update={"sha256": "0" * 64}) for file in manifest.files)

@@ -111,8 +111,8 @@ def test_a_node_gets_only_as_much_work_as_keeps_it_busy() -> None:
 
 
 def test_an_empty_pool_has_no_pace() -> None:
-    """After all nodes are subtracted from a sum of floats, a remainder is left, maybe below 0; an empty pool's speed
-    must still be 0.
+    """The pool's speed is a sum of floats, from which each leaving node is subtracted. Rounding may leave a remainder,
+    even below 0, but the speed of an empty pool must be 0.
     """
     nodes = make()
     for number in range(1, 20):

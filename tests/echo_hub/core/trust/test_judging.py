@@ -79,8 +79,8 @@ def test_four_forged_tokens_convict_and_three_do_not() -> None:
 
 
 def test_a_forged_end_after_an_honest_beginning_convicts() -> None:
-    """Given 4,000 honest tokens, the sum for a forged share of .2 is far from the alarm; the sums for smaller shares
-    must find the forger.
+    """After 4,000 honest tokens, the sum for "a share of .2 is forged" is far below the alarm, so the sums for smaller
+    shares must find the forger.
     """
     weighed = weigh(evidence(4_000, forged=20), F32)
     assert weighed[0] < 0.0 and max(weighed) > ALARM

@@ -1,5 +1,5 @@
-"""Each version (ABI) of Landlock, up to this kernel's, restricts what it knows; each case runs in a short-lived
-process.
+"""Landlock (a Linux sandbox) must restrict all that its version (ABI) can restrict, for each version up to this
+kernel's. Each case runs in a short-lived process.
 """
 
 from __future__ import annotations
