@@ -37,7 +37,7 @@ OUTCOMES: Final = {
     "evaluate": "wanted",
     "export": "This run has no policy version yet.",
 }
-"""Expected outcome of each action that is not simply done."""
+"""Expected outcome text of each action whose outcome says more than "done"."""
 REFUSED: Final = {"resume", "objective", "publish", "export"}
 """Refused actions: the run is not paused, the coordinator lacks an objective, and no version is published."""
 UNDONE: Final = {"pause", "drain", "max_staleness", "publish_every", "spend_cap_per_hour", "invite", "token"}

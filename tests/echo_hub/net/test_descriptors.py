@@ -10,7 +10,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="sockets are no 
 
 @pytest.fixture
 def limit(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Yield [soft, hard], which replace the system's limits on the process's open files."""
+    """Yield the list [soft limit, hard limit], which replaces the system's limits on the process's open files."""
     import resource
 
     limits = [1_024, 4_096]

@@ -176,7 +176,7 @@ are (query, table).
 """
 
 WHOLE_RUN: Final = {"read_shares": "a node's page shows the steps of the whole run"}
-"""Queries whose result grows with the run, so their cost must grow too."""
+"""Queries whose result, and so their cost, grows with the run, each with what it shows."""
 
 PARTIAL: Final = {index.name for table in metadata.tables.values() for index in table.indexes if index.dialect_kwargs}
 """Partial indexes: each contains only few of its table's rows."""

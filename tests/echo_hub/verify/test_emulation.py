@@ -200,7 +200,7 @@ def test_an_error_ends_the_emulation() -> None:
 
 
 def test_two_layers_in_sequence_keep_their_weights() -> None:
-    """Packed weights of a layer are kept for the next product, which must not use them for another layer."""
+    """The emulation keeps a layer's packed weights for the next product, but must not use them for another layer."""
     first, second, inputs = linear(64, 64), linear(64, 64), torch.randn(5, 64)
     second.weight.mul_(2.0)
     with emulating("q8_0", weights(first, second)):
