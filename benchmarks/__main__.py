@@ -51,9 +51,9 @@ def main(
     module = importlib.import_module(f"benchmarks.{name}")
     takes = inspect.signature(module.measure).parameters
     if scale != 1.0 and "scale" not in takes:
-        raise typer.BadParameter(f"{name} has one size", param_hint="--scale")
+        raise typer.BadParameter(f"the benchmark {name} has a fixed size", param_hint="--scale")
     if hours is not None and "hours" not in takes:
-        raise typer.BadParameter(f"{name} takes as long as it takes", param_hint="--hours")
+        raise typer.BadParameter(f"the duration of the benchmark {name} cannot be set", param_hint="--hours")
     try:
         progress = Progress(module.plan(), only or (), say=_say)
     except NoSuchCase as error:

@@ -21,7 +21,7 @@ from typing import Any, Final
 from benchmarks.fuzzing.targets import CHEAP_RUNS, TARGETS
 from benchmarks.harness.progress import Measurement, Planned, Progress
 
-DESCRIPTION: Final = "Whatever reads bytes of strangers, fuzzed: executions and findings of each target"
+DESCRIPTION: Final = "Fuzzing of all code that reads bytes from untrusted peers: executions and findings of each target"
 CORPUS: Final = Path(__file__).parents[1] / "tests" / "benchmarks" / "fuzzing" / "corpus"
 """One directory for each target, with inputs that reached new code or caused a finding."""
 SLOW_S: Final = 30

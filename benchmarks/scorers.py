@@ -27,7 +27,7 @@ from echo_hub.run.base_model import PromptCodec, resolve_base
 from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems
 
-DESCRIPTION: Final = "Rollouts scored a second by two processes beside the hub, and by two Ray actors"
+DESCRIPTION: Final = "Rollouts scored per second by two processes of the hub, and by two Ray actors"
 PROCESSES: Final = 2
 CALLS: Final = 8_192
 ROUNDS: Final = 5

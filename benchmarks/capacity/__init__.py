@@ -13,8 +13,8 @@ from typing import Final
 from benchmarks.harness.progress import Measurement, Planned, Progress
 
 DESCRIPTION: Final = (
-    "Real runs whose nodes, links and learner take their time: how busy the learner was, and how busy the capacity "
-    "model says it is; the demo's learner; completions that are cut off on one sampling engine and go on on another"
+    "Real runs with slowed nodes, links and learner: how busy the learner was, and how busy the capacity model expects "
+    "it to be; utilisation of the demo's learner; completions that are cut on one engine and continue on another"
 )
 
 

@@ -33,7 +33,7 @@ from benchmarks.harness.progress import Measurement, Planned, Progress
 from benchmarks.harness.site import free_port
 from benchmarks.harness.small_disk import mounted
 
-DESCRIPTION: Final = "A run whose processes, lines, disk, memory, clock and database fail, round after round"
+DESCRIPTION: Final = "A run whose processes, connections, disk, memory, clock and database fail again and again"
 SQLITE: Final = "sqlite"
 POSTGRESQL: Final = "postgresql"
 GATEWAYS: Final = "gateways"

@@ -51,7 +51,7 @@ from echo_hub.store.store import Store
 from echo_hub.store.tables import groups, nodes, rollouts, versions
 from echo_shared.records.run import LiveNode
 
-DESCRIPTION: Final = "A hub on the books of a million rollouts and thousands of nodes: start, pages, queries, bytes"
+DESCRIPTION: Final = "A hub whose database has a million rollouts and thousands of nodes: start, pages, queries, bytes"
 
 LOOKS: Final = 7
 SHARE_NEW: Final = 50

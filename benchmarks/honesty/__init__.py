@@ -25,7 +25,7 @@ from echo_hub.learner.step import make_optimizer, train_step
 from echo_hub.verify.drawn import unpack_spans
 from echo_hub.verify.worker import Examiner
 
-DESCRIPTION: Final = "Draws and claims of honest samplers, as the verifier sees them, and what it costs"
+DESCRIPTION: Final = "Draws and claims of honest samplers, as the verifier measures them, and the cost of the verifier"
 HONEST_GROUPS: Final = 1_250
 """Groups of each class of honest engines: 10,000 rollouts."""
 SHOPPED_GROUPS: Final = 250

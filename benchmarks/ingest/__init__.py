@@ -42,9 +42,9 @@ from echo_shared.process.process_memory import own_bytes
 from echo_shared.wire.messages import ReceiptState, rollout_id
 
 DESCRIPTION: Final = (
-    "Rollouts that many nodes send one hub: processor time of the hub beside that of a bare websocket echo of the same "
-    "frames, rollouts acked and scored a second when all send what they can, the time to the ack at half of that, "
-    "memory a connection, and what a killed hub has lost of what it had acked"
+    "Rollouts that many nodes send to one hub: the hub's processor time, compared with a server that only echoes the "
+    "same frames; rollouts acknowledged and scored per second at full load; time to the acknowledgement at half load; "
+    "memory per connection; acknowledged rollouts that a killed hub has lost"
 )
 
 FRAMES: Final = (2_000, 16_000)

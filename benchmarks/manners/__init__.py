@@ -23,7 +23,7 @@ from benchmarks.manners import beside, caged, installed, yielding
 from benchmarks.manners.scene import Engine, Models, made_in
 from benchmarks.manners.yielding import News
 
-DESCRIPTION: Final = "How soon a node makes way for its owner, and what it takes of the machine"
+DESCRIPTION: Final = "Time until a node yields to its owner, and the share of the machine that it takes"
 ENGINES: Final = (
     Engine("llama_cpp", "small"),
     Engine("llama_cpp", "0.6B"),

@@ -39,7 +39,7 @@ from benchmarks.harness.progress import Measurement, Planned, Progress
 from benchmarks.harness.site import Settings, Site, merged, open_site, serving
 from echo_hub.store.database import connect
 
-DESCRIPTION: Final = "The hub's pages in a browser: accessibility, weight, speed, how live and how lasting they are"
+DESCRIPTION: Final = "The hub's pages in a browser: accessibility, size, speed, delay of live figures, memory growth"
 
 NODES_AT_WORK: Final = 2
 STEPS_BEFORE: Final = 8

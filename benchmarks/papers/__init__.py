@@ -17,7 +17,7 @@ from benchmarks.papers import time_to
 from benchmarks.papers.runs import SEEDS, STEPS, Found, carry_out_all, runs_of
 from benchmarks.papers.tables import TABLES
 
-DESCRIPTION: Final = "The claims of the papers that Echo descends from, theirs beside ours"
+DESCRIPTION: Final = "Claims of the papers that Echo descends from, and the same comparisons with Echo"
 
 
 def plan() -> list[Planned]:

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from benchmarks.harness.progress import Measurement, Planned, Progress
 
-DESCRIPTION: Final = "Attacks on a hub: what is detected, how soon, and what it costs the model and the hub"
+DESCRIPTION: Final = "Attacks on a hub: which are detected, how soon, and at which cost for the model and the hub"
 
 
 def plan() -> list[Planned]:

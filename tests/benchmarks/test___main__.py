@@ -56,7 +56,7 @@ def test_every_benchmark_defines_its_three_names() -> None:
         (("measurement",), "there is no benchmark 'measurement'"),
         (("demo", "--only", "dem"), "there is no case 'dem'; there is: demo"),
         (("__main__",), "there is no benchmark '__main__'"),
-        (("demo", "--hours", "2"), "demo takes as long as it takes"),
+        (("demo", "--hours", "2"), "the duration of the benchmark demo cannot be set"),
         (("demo", "--seed", "-1"), "Invalid value for '--seed'"),
         (("demo", "--seed", "x"), "Invalid value for '--seed'"),
         (("demo", "--json", "no/such/directory/x.json"), "there is no directory"),
