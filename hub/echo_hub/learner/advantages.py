@@ -1,4 +1,4 @@
-"""Advantages of rewards within their group. Loads no torch."""
+"""Advantages: each rollout's reward compared with the rewards of its group. Loads no torch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def advantages(rewards: Sequence[NDArray[np.float64]], kind: Advantage) -> list[
 
 
 def centred(rewards_G: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the group's rewards minus their mean [G]; exactly zero if all of them are equal up to rounding
+    """Return the group's rewards minus their mean [G]; exactly zero if all rewards are equal up to rounding
     (`all_equal`).
     """
     # Test for equality first: dividing by a tiny deviation would blow up rounding differences to normal size.

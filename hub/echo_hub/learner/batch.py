@@ -1,11 +1,11 @@
 """A step's rollouts as micro-batches of at most `micro_batch_tokens` tokens each, packed without padding.
 
-A micro-batch is one sequence: each prompt once, followed by its completions. Positions of every completion count from
-the end of its prompt. `packing.Rows` tells attention which prompt and completion belong together. The result equals
-that of one row per rollout, without padding or repeated prompts.
+A micro-batch is one sequence: each prompt once, followed by its completions. Position ids of every completion continue
+from the end of its own prompt. `packing.Rows` tells attention which prompt and completion belong together. The result
+equals that of one row per rollout (prompt and completion), without padding or repeated prompts.
 
-Positions that predict a trained token are listed explicitly, from the rollouts' loss masks. They are never inferred
-from padding or token ids. A completion's last token is predicted; it is not an input.
+The batch lists the positions that predict a trained token explicitly, from the rollouts' loss masks. It never infers
+them from padding or token ids. A completion's last token is only predicted; it is not an input.
 
 Dimensions: T positions of the packed sequence, N trained tokens, R rows of L positions.
 """
@@ -28,8 +28,8 @@ from echo_hub.learner.weighting import WeightedGroup, WeightedRollout
 from echo_shared.sampling.draws import all_uniforms
 
 _ROW_FILL: Final = 0.75
-"""Rows of similar length are padded to one rectangle; each fills at least this share of its width. A padded position
-costs as much attention as a token, and the cost grows with the square of the row length."""
+"""Smallest row in a rectangle, as a share of the rectangle's width. Rows of similar length are padded to one rectangle.
+A padded position costs as much attention as a token, and that cost grows with the square of the row length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class MicroBatch:
     weights_N: Tensor
     """Weight of each token's loss. The step's loss is the sum of weight times loss over all micro-batches."""
     rollouts_N: Tensor
-    """Index of each token's rollout in this micro-batch, ascending. No rollout is split."""
+    """Index of each token's rollout in this micro-batch, ascending. A rollout is never split over micro-batches."""
     lengths: tuple[int, ...]
     """Number of trained tokens of each rollout."""
     uniforms_N: Tensor
@@ -64,11 +64,11 @@ class MicroBatch:
         return len(self.lengths)
 
     def of_groups(self, groups: Collection[int]) -> tuple[MicroBatch, Tensor]:
-        """Return the batch with only the tokens of these groups in the loss, and the indices of these tokens. The
-        forward pass still computes all tokens.
+        """Return a copy in which only the tokens of these groups have a loss, and the indices of these tokens in this
+        batch. The forward pass still computes all tokens.
         """
         kept_R = [group in groups for group in self.groups]
-        places = np.flatnonzero(np.repeat(kept_R, self.lengths))  # Found on the host, so that no device must wait.
+        places = np.flatnonzero(np.repeat(kept_R, self.lengths))  # Found on the host: the device need not wait.
         kept_N = moved(torch.from_numpy(places), self.rollouts_N.device)
         names = ("predictors_N", "target_ids_N", "behavior_logprobs_N", "advantages_N", "weights_N", "rollouts_N")
         of_tokens = {name: getattr(self, name)[kept_N] for name in (*names, "uniforms_N", "turns_N")}
@@ -101,8 +101,8 @@ def build_micro_batches(groups: Sequence[WeightedGroup], *, micro_batch_tokens: 
 
 
 def halved(groups: Sequence[WeightedGroup], micro_batch_tokens: int) -> int | None:
-    """Return the `micro_batch_tokens` that halves the largest micro-batch of several rollouts. Return None if every
-    micro-batch holds a single rollout, which cannot be split.
+    """Return half the token number of the largest micro-batch that has several rollouts: with this
+    `micro_batch_tokens`, it is split. Return None if every micro-batch holds a single rollout, which cannot be split.
     """
     rows = [
         [_tokens(family.group, rollout) for family in families for rollout in family.rollouts]
@@ -121,8 +121,8 @@ def _tokens(group: WeightedGroup, rollout: WeightedRollout) -> int:
 
 
 def _evened(tokens: Sequence[int], micro_batch_tokens: int) -> int:
-    """Return the smallest `micro_batch_tokens` that needs no more micro-batches for rollouts of these lengths in
-    tokens.
+    """Return the smallest `micro_batch_tokens` that packs rollouts of these lengths (in tokens) into no more
+    micro-batches than the given one.
     """
 
     def count(budget: int) -> int:
@@ -232,8 +232,8 @@ def _lay_out(rows: Sequence[NDArray[np.int64]], length: int) -> Rows:
         filled = np.stack([np.pad(row, (0, width - len(row)), mode="edge") for row in members])
         for number, row in enumerate(members):
             new = row[places_T[row] < 0]
-            # Places that are not known yet: those of the row's completion, or of the whole row if it is the first one
-            # with its prompt.
+            # Positions that have no place yet: the row's completion, and also the prompt in the first row with that
+            # prompt.
             places_T[new] = offset + number * width + np.arange(len(row) - len(new), len(row))
         offset += filled.size
         positions_RL.append(filled)

@@ -1,4 +1,4 @@
-"""Checkpoints: RUN/checkpoints/step-000012/ holds everything that step 13 needs, bit for bit.
+"""Checkpoints. RUN/checkpoints/step-000012/ holds everything that step 13 needs to give the same bits.
 
     adapter_model.safetensors, adapter_config.json   the policy, in PEFT's layout
     optimizer.safetensors                            Adam's state and the states of PyTorch's random generators
@@ -45,7 +45,8 @@ class CheckpointState:
 
     step: int
     told: Mapping[int, StepTold]
-    """Results of this step and the previous one, by step number. If the hub crashed, it may have received neither."""
+    """Results of this step and the previous one, by step number. A hub that crashed may have received neither, so the
+    learner reports them again."""
     history: History = NO_HISTORY
 
 

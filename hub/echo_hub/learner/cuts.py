@@ -1,10 +1,11 @@
-"""Memory settings of a run's steps ("cuts"), in RUN/checkpoints/micro-batches.json, with one entry for each change.
+"""Memory settings ("cuts") of a run's steps, in RUN/checkpoints/micro-batches.json, with one entry for each change.
 
-The file is next to the checkpoints, and its entries name the step from which they apply. So a step repeated from an
-older checkpoint uses identical micro-batches and gives identical bits. An entry is written before the step starts again
-with it: if one of several learner processes runs out of memory, all of them end, and only this file survives.
+The file is next to the checkpoints, and each entry names the first step to which it applies. So a step that is repeated
+from an older checkpoint uses the same micro-batches and gives identical bits. A changed entry is written before the
+step restarts with it: if one of several learner processes runs out of memory, all of them end, and only this file
+survives.
 
-Entries from another device, or for other settings, are ignored.
+The file is ignored if it was written on another device or for other settings.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class Cuts:
 
     @classmethod
     def read(cls, checkpoints: Path, *, place: str) -> Cuts:
-        """Read the file. `place` identifies device and settings. A file that is missing, broken or written for another
-        `place` gives no entries.
+        """Read the file. `place` identifies device and settings. If the file is missing, broken or written for another
+        `place`, the result has no entries.
         """
         cuts = cls(checkpoints, place=place)
         try:

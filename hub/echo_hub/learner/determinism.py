@@ -1,9 +1,9 @@
 """Bit-identical gradients at every repetition, if `learner.deterministic` is set.
 
-PyTorch's flash and memory-efficient attention have a deterministic backward pass, but use it only in strict mode; the
-mode that warns is not enough. Other code cannot run in strict mode: on CUDA, cumulative sums have no deterministic
-kernel, but sampling and the screen for forged rollouts (`screen`) need them. cuDNN's attention has no deterministic
-backward pass at all.
+PyTorch's flash and memory-efficient attention use their deterministic backward pass only in strict mode. The mode that
+only warns is not enough. But strict mode must be off elsewhere: on CUDA, cumulative sums have no deterministic kernel,
+and sampling and the screen for forged rollouts (`screen`) need them. cuDNN's attention has no deterministic backward
+pass at all, so it is turned off.
 """
 
 from __future__ import annotations

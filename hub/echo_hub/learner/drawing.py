@@ -1,9 +1,9 @@
 """Sampling on the learner's device, for the co-located mode and for evaluations: all groups in one continuous batch, as
 wide as the device's memory allows.
 
-The micro-batch size says nothing about this width: training holds the activations of every layer, sampling only keys
-and values. So sampling has its own budget, `learner.kv_cache_bytes`. If memory still runs out, unfinished rollouts are
-sampled again with half the width, which then stays.
+Sampling holds only keys and values, while training holds the activations of every layer. So the batch width does not
+follow from the micro-batch size: sampling has its own budget, `learner.kv_cache_bytes`. If memory still runs out,
+unfinished rollouts are sampled again with half the width, and later batches keep that width.
 
 In a run with multi-turn episodes, half of the budget caches the keys and values of sampled tokens for the current
 weights. The prompts of the next turn begin with these tokens.
@@ -49,8 +49,8 @@ class Drawing:
         self._kv_cache_bytes = kv_cache_bytes
         self._multi_turn = multi_turn
         self._prefixes: tuple[str, PrefixCache] | None = None
-        """A fingerprint of the weights, and the cache of prompt prefixes' keys and values
-        computed with these weights."""
+        """A fingerprint of the weights, and the cache of keys and values of prompt prefixes that was computed with
+        these weights."""
         self.rows = max(1, min(MOST_ROWS, LOGIT_BYTES // (8 * policy.vocab_size)))
 
     def draw(self, groups: Sequence[GroupRequest], choose: Choose) -> Iterator[FinishedRollout]:

@@ -10,9 +10,9 @@ from echo_hub.config.training_sections import LearnerConfig
 SPINS: Final = 10_000
 """Number of loops in which a thread of GNU OpenMP waits for the others before it sleeps.
 
-By default it waits much longer, and keeps a core busy that other programs then lack, and the thread that it waits for,
-too. Measured with layers of 576 by 1536 weights on two cores, steps a second by default and with this number: 3.6 and
-3.9 on a calm machine, 0.63 and 1.25 beside two busy programs.
+By default such a thread spins much longer. It keeps a core busy that other programs need, and that the slower thread
+needs too. Measured with layers of 576 by 1536 weights on two cores: 3.6 steps a second by default and 3.9 with this
+number on a calm machine; 0.63 and 1.25 next to two busy programs.
 """
 
 

@@ -1,7 +1,8 @@
 """The largest micro-batch that fits in memory, computed from the peaks of two small ones. Loads no torch.
 
-Each token's activations are held until the backward pass reaches them. Gradients and one chunk of logits are held at
-any number of tokens. So the peak is a line, bytes = fixed + per_token · tokens, which two points determine.
+Each token's activations are held until the backward pass reaches them. The memory for gradients and one chunk of logits
+is the same for any number of tokens. So peak memory is a line, bytes = fixed + per_token · tokens, which two points
+determine.
 
 Example: 512 tokens need 1.5 GiB and 1,024 tokens 2.5 GiB. So fixed is 0.5 GiB and per_token 2 MiB. With 70 GiB free,
 minus a tenth, 32,000 tokens fit.
@@ -21,10 +22,10 @@ SIZES: Final = (512, 1_024)
 MARGIN: Final = 0.1
 """Share of the free memory kept in reserve for fragmentation."""
 MOST_TOKENS: Final = 32_768
-"""Upper limit of a micro-batch, in tokens: larger ones do not speed up matrix products."""
+"""Upper limit of a micro-batch, in tokens. Larger micro-batches do not speed up matrix products."""
 ENOUGH_TOKENS: Final = 4_096
-"""Size of a micro-batch, in tokens, below which matrix products are slow. Gradient checkpointing with larger
-micro-batches is then faster."""
+"""Size of a micro-batch, in tokens, below which matrix products are slow. If less fits, larger micro-batches with
+gradient checkpointing are faster."""
 
 Measure = Callable[[bool, int], int | None]
 """Measures the peak bytes that a forward and backward pass allocates; None if memory is too small. Arguments: True for
@@ -73,8 +74,9 @@ def choose(
 ) -> ChunkSizes:
     """Return the memory settings for a device with `free_bytes`.
 
-    `micro_batch_tokens` is chosen here if it is 0, `gradient_checkpointing` if it is None; at least one of the two must
-    be left to this function. `longest_tokens` is the length of the longest rollout, which is never split.
+    If `micro_batch_tokens` is 0, it is chosen here; if `gradient_checkpointing` is None, it is chosen here. At least
+    one of the two must be left to this function. `longest_tokens` is the length of the longest rollout, which is never
+    split.
     """
     wanted = micro_batch_tokens or max(ENOUGH_TOKENS, longest_tokens)
     fitting = 0

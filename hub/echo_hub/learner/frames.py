@@ -1,14 +1,16 @@
 """The frames between hub and learner process, and the encoding of batches and rollouts in them. Loads no torch.
 
-A request is {call, command, ...}. It is answered by any number of {call, kind: "item", ...}, then by one {call, kind:
-"result", policy_version, ...} or {call, kind: "error", code, what, got, do}. The only item of "train" says that the
-step is computed. Its result may follow answers to later requests, but not the result of the next "train".
+The hub sends a request {call, command, ...}; `call` is its number. The learner answers with any number of {call, kind:
+"item", ...}, then with one {call, kind: "result", policy_version, ...} or {call, kind: "error", code, what, got, do}.
+The only item of "train" says that the step is computed. The result of a "train" may come after answers to later
+requests, but always before the result of the next "train".
 
-{call: 0, kind: "disk", full} says that writing waits for disk space, with the disk's message; an empty message means
-that writing continues.
+{call: 0, kind: "disk", full} says that the learner waits for disk space; `full` is the disk's message. An empty `full`
+means that the learner writes again.
 
-"begin" is a "train" on groups that it names and that "hold" sent before. Its results are not written before "confirm",
-which must be the next request except for "hold". "hold" and "confirm" have no answer.
+"begin" starts a step like "train", on groups that "hold" sent before and that "begin" lists. The learner writes the
+step's results only after "confirm". Between "begin" and "confirm", only "hold" may be sent. "hold" and "confirm" have
+no answer.
 """
 
 from __future__ import annotations

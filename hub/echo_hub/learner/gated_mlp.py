@@ -2,10 +2,10 @@
 
     y = down(act(gate(x)) * up(x))
 
-Autograd keeps four tensors of shape [tokens, intermediate]. Two of them, act(gate(x)) and its product with up(x), are
-recomputed here from the other two, which needs no matrix product. A small model then needs about a third less memory in
-all, with bit-identical values and gradients. Source: GLU variants (arXiv 2002.05202). Recomputing cheap tensors is
-selective activation recomputation (arXiv 2205.05198, section 5).
+Autograd would keep four tensors of shape [tokens, intermediate]. Here two of them, act(gate(x)) and its product with
+up(x), are recomputed from the other two, which needs no matrix product. A small model then needs about a third less
+memory in all, with bit-identical values and gradients. Source: GLU variants (arXiv 2002.05202). Recomputing cheap
+tensors is selective activation recomputation (arXiv 2205.05198, section 5).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Numbers that a step takes over from earlier steps, besides policy and optimizer."""
+"""Numbers that a step takes over from earlier steps, in addition to policy and optimizer."""
 
 from __future__ import annotations
 

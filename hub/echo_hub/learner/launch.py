@@ -1,8 +1,8 @@
 """Start, watch and end the learner's processes on one host, using torchrun's agent.
 
-`python -m echo_hub.learner.launch SETTINGS` is the hub's child instead of a single worker process; its standard streams
-are those of rank 0. On other hosts, `echo-hub learner` calls `serve_host`. If one process fails, all are ended, and the
-hub restarts them from the newest checkpoint.
+If the learner has several processes, the hub starts `python -m echo_hub.learner.launch SETTINGS` as its child, in place
+of the single worker process. The child's standard input and output are those of rank 0. On other hosts, `echo-hub
+learner` calls `serve_host`. If one process fails, all are ended, and the hub restarts them from the newest checkpoint.
 
 Ranks trust each other, and anyone who can reach the address can join: use a private network. Without an address, the
 ranks meet on the loopback interface. Importing this module loads no torch.
@@ -47,7 +47,7 @@ class Launch(Section):
     host_rank: int = 0
     """The host's number; 0 is the hub's host."""
     address: str = ""
-    """HOST:PORT at the hub's host; may be empty with a single host."""
+    """HOST:PORT on the hub's host, where the ranks meet; may be empty with a single host."""
     base_dir: Path | None = None
     """Directory of the base model on a host other than the hub's; None on the hub's host."""
     parent_pid: int | None = None
@@ -55,7 +55,7 @@ class Launch(Section):
 
 
 def run(launch: Launch) -> None:
-    """Wait for the other hosts, then run the processes until they end.
+    """Wait for the other hosts, then run this host's processes until they end.
 
     Raises LearnerError if a process fails, which ends all the others.
     """

@@ -1,16 +1,17 @@
 """Log-probabilities of given tokens, without ever holding all [tokens, vocabulary] logits.
 
-The head is frozen, and each token's log-probability depends only on its own hidden vector. So the forward pass, while
-it holds a chunk's probabilities p, also stores the gradient of each log-probability,
+The output layer (head) is frozen, and each token's log-probability depends only on its own hidden vector. So while the
+forward pass holds a chunk's probabilities p, it also stores the gradient of each log-probability,
 
     d log p_id / d hidden = (onehot(id) - p) W / temperature,
 
-which has the shape of the hidden vectors. The backward pass only scales it. This needs two products with the head;
-recomputing the logits would need three. Only one chunk of logits exists at a time.
+which has the shape of the hidden vectors. The backward pass only scales this gradient. This needs two products with the
+head; recomputing the logits in the backward pass would need three. Only one chunk of logits exists at a time.
 
-The same probabilities give each token's interval of the cumulative distribution, which must contain the u that drew the
-token (`echo_shared.sampling.draws`). A large vocabulary is summed in blocks, and only the token's own block element by
-element. This reads each chunk once more, which is cheap compared with two products.
+The same probabilities give each token's interval of the cumulative distribution. The interval must contain u, the
+uniform random number that drew the token (`echo_shared.sampling.draws`). A large vocabulary is summed in blocks, and
+only the block that holds the token is summed element by element. This reads each chunk once more, which is cheap next
+to two products.
 
 The policy's entropy at each position is log Σ exp z - Σ z exp z / Σ exp z for logits z. The second sum needs both z and
 exp z, so it is computed for a few rows at a time, without a second chunk. If the entropy is trained, the pass also

@@ -2,9 +2,9 @@
 
     y = W x + b + s B A x;   dx = Wᵀ dy + Aᵀ dh,   dA = dh xᵀ,   dB = s dy (A x)ᵀ,   dh = s Bᵀ dy
 
-Source: LoRA (arXiv 2106.09685, eq. 3). PEFT's own layer writes B A x, its scaled copy and the sum to memory, and two
-gradients of x that are then added. Here each term is accumulated in place. Besides x, only A x [tokens, rank] is kept
-for the backward pass. A whole model needs about a third less memory, at equal speed.
+Source: LoRA (arXiv 2106.09685, eq. 3). PEFT's own layer writes B A x, its scaled copy and the sum to memory; in the
+backward pass it writes two gradients of x and adds them. Here each term is accumulated in place. For the backward pass,
+only x and A x [tokens, rank] are kept. A whole model needs about a third less memory, at equal speed.
 
 Without gradients, one pass can use several adapters, each for its own tokens (`computing_by`).
 """
@@ -75,11 +75,11 @@ def layers(model: nn.Module) -> dict[str, LoraLinear]:
 def computing_by(
     layers: Mapping[str, LoraLinear], adapters: Sequence[tuple[Mapping[str, Tensor], int]]
 ) -> Iterator[None]:
-    """Within the block, compute with several adapters, without a graph.
+    """Within the block, compute with several adapters, without an autograd graph.
 
-    The first adapter computes the first `count` tokens, the next one the next `count`, up to the last token. Weights
-    are keyed by PEFT's names. With few tokens each, separate passes would cost as much as one larger pass. S-LoRA
-    (arXiv 2311.03285) does the same for serving.
+    The first adapter applies to the first `count` tokens, the next one to the next `count`, up to the last token.
+    Weights are keyed by PEFT's names. If each adapter has few tokens, one common pass costs about as much as a separate
+    pass for one adapter. S-LoRA (arXiv 2311.03285) does the same for serving.
     """
     for name, layer in layers.items():
         dtype = layer.linear.weight.dtype
@@ -130,8 +130,8 @@ def gradients(
     dtype: torch.dtype,
     of_input: bool = True,
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Return the gradients of x (if `of_input`), lora_a and lora_b, for the gradient `dy` of `compute`'s outputs. Those
-    of A and B have the given dtype.
+    """Return the gradients of x (None unless `of_input`), lora_a and lora_b, given the gradient `dy` of `compute`'s
+    outputs. The gradients of A and B have the given dtype.
     """
     dy_NO = dy.flatten(0, -2)
     dh_NR = (dy_NO @ lora_b).mul_(scaling)

@@ -1,15 +1,16 @@
-"""Detection of outliers among gradient norms, by the run's own history.
+"""Detection of outliers among a run's gradient norms, by comparison with the norms of its recent updates.
 
-Norms are compared by their logarithm with the median of the newest `WINDOW` updates. The unit is their median absolute
-deviation, scaled to a standard deviation. An update is held back if its norm exceeds the median by more than
-`DEVIATIONS` units and by a factor of at least `LEAST`. The factor matters when norms hardly differ. Small norms are
-never held back. Before `WARM_UP` updates there is no comparison; then only clipping limits an update.
+The logarithm of a norm is compared with the median over the newest `WINDOW` updates. The unit of distance is the median
+absolute deviation of these logarithms, scaled to a standard deviation. An update is held back (not applied) if its norm
+exceeds the median by more than `DEVIATIONS` units and by a factor of at least `LEAST`. The factor matters if norms
+hardly differ. Small norms are never held back. Before `WARM_UP` updates there is no comparison; then only clipping
+limits an update.
 
 Held-back updates enter the history too. If a run's gradients really have grown, the median follows after at most half a
 window, and updates are applied again.
 
-Measured with the built-in model, two seeds, the default learning rate and rollouts up to four steps old: no norm
-exceeded twice the median, or .16 of the limit.
+Measured with the built-in model, two seeds, the default learning rate and rollouts up to four steps old: every norm was
+below twice the median, or 0.16 times the limit.
 """
 
 from __future__ import annotations

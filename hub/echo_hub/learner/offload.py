@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Offload:
-    """Moves the optimizer's state between device and host, without changing values. Moving it to where it already is
+    """Moves the optimizer's state between device and host, without changing values. A second move to the same place
     does nothing.
     """
 

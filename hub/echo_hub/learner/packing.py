@@ -2,12 +2,12 @@
 
 A micro-batch is one sequence without padding: each prompt once, followed by its completions. Everything that a
 transformer computes token by token (projections, norms, feed-forward) runs on that sequence. Only attention mixes
-tokens. For attention, the sequence is gathered into rows of a prompt and one completion, computed causally without a
-mask, and scattered back. So a prompt's tokens are computed once for all completions. The kernels are those of separate
-rows.
+tokens. For attention, the sequence is gathered into rows of a prompt and one completion each. Causal attention runs on
+these rows without a mask, and its results are scattered back. So a prompt's tokens are computed once for all
+completions. The attention kernels are the same as for separate rows.
 
-On a GPU, the gradient of PyTorch's own gathering sorts the indices, in about 14 kernels for every tensor of every
-layer. The order in which gradients are added is known beforehand, so `Gather` holds it, and one kernel adds them.
+On a GPU, the backward pass of PyTorch's own gathering sorts the indices, in about 14 kernels for every tensor of every
+layer. The order in which gradients are added is known beforehand, so `Gather` stores it, and one kernel adds them.
 
 Dimensions: T positions of the packed sequence, R rows of L positions, S places in all rows, F values of each token.
 """
@@ -32,7 +32,7 @@ from transformers.masking_utils import sdpa_mask
 from echo_hub.learner.device import moved
 
 ATTENTION: Final = "echo_packed"
-"""Value of `attn_implementation` for loading models; without rows it behaves like "sdpa"."""
+"""Value of `attn_implementation` for loading models. Without `rows`, this attention behaves like "sdpa"."""
 
 _TOLERANCE: Final = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """Largest error, relative to the largest value, at which packed and separate rows count as equal. A model in which
@@ -50,9 +50,9 @@ class Gather:
 
     @classmethod
     def of(cls, index: NDArray[np.int64], size: int, parts: Sequence[int] = ()) -> Gather:
-        """Take rows `index` of a table with `size` rows. Gradients are added within each of `parts` (numbers of
-        consecutive entries of `index`), then over the parts, the last part first: autograd adds so if each part is
-        taken by itself.
+        """Take rows `index` of a table with `size` rows. `parts` are numbers of consecutive entries of `index`.
+        Gradients are added within each part, then over the parts, the last part first. Autograd adds in this order if
+        each part is taken by itself.
         """
         count = max(1, len(parts))
         keys = index * count + np.repeat(np.arange(count)[::-1], parts or [len(index)])
@@ -76,14 +76,14 @@ class Rows:
     laid_out: Gather
     """Takes the tokens of all rows from the packed sequence, row after row. Padding repeats a row's last token."""
     packed: Gather
-    """Takes the results of the packed sequence's tokens from those of all rows. A prompt takes the results of its first
-    row; its results in other rows are unused.
+    """Takes the results of the packed sequence's tokens from the results of all rows. A prompt's results come from its
+    first row; those in its other rows are unused.
     """
 
     @classmethod
     def of(cls, positions_RL: Sequence[NDArray[np.int64]], places_T: NDArray[np.int64]) -> Rows:
-        """Return the mapping from each row's positions in the packed sequence (one array for rows of similar length),
-        and each position's place in all `positions_RL` concatenated.
+        """Return the mapping. `positions_RL` holds each row's positions in the packed sequence, one array for rows of
+        similar length. `places_T` holds, for each position, its place in all `positions_RL` concatenated.
         """
         sizes = [positions.size for positions in positions_RL]
         index = np.concatenate([positions.flatten() for positions in positions_RL])
@@ -158,7 +158,7 @@ def packed_attention(
     """Compute attention with transformers' interface: inputs [1, heads, T, size], output [1, T, heads, size]."""
     if rows is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    # Three lists, of queries, keys and values: [R, L, heads, size] for rows of similar length.
+    # Three lists (queries, keys, values) with one tensor [R, L, heads, size] for rows of similar length.
     laid_out = [
         [part.unflatten(2, (-1, states.shape[-1])) for part in rows.split(gathered(_of_tokens(states), rows.laid_out))]
         for states in (query, key, value)

@@ -1,11 +1,11 @@
 """The policy: a frozen base model with one trainable LoRA adapter, managed by PEFT.
 
-The adapter's weights are float32. The base's weights and the computation use `learner.precision`, the base's linear
-layers `learner.base_bits`. The reference policy is the bare base, or the base with the run's starting adapter. There is
-no second model.
+The adapter's weights are float32. `learner.precision` sets the type of the base's weights and of the computation;
+`learner.base_bits` quantises the base's linear layers. The reference policy is the bare base, or the base with the
+run's starting adapter. There is no second model.
 
 `Policy.published` is the adapter in `dissemination.precision`, as nodes and the hub's own sampler get it. Training
-continues from the float32 weights and never sees that rounding.
+continues from the unrounded float32 weights.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _PROCESSED_LOGITS: Final = ("final_logit_softcapping", "logits_scaling", "logit_
 
 
 class Policy:
-    """Create it with `load`. `model` is in eval mode (no dropout) and works with
-    `echo_shared.sampling.torch_sampler`."""
+    """The policy; create it with `load`. `model` is in eval mode (no dropout), so `echo_shared.sampling.torch_sampler`
+    can sample from it."""
 
     def __init__(
         self,
@@ -77,9 +77,9 @@ class Policy:
         progress."""
         self._temperature = settings.temperature
         self.checkpoints = settings.learner.gradient_checkpointing is True
-        """True if gradient checkpointing is on now. The learner may change it, unless the setting is false."""
+        """True if gradient checkpointing is on now. The learner may change this, unless the setting is false."""
         self._packs_up_to = 0
-        """Largest row length that may be packed. Batches with longer rows are computed row by row."""
+        """Longest row that may be packed. If a batch has a longer row, it is computed row by row."""
         self._layers = lora.layers(model)
         self.reference: Mapping[str, Tensor] | None = None
         """The adapter of the reference policy; None means the bare base."""
@@ -185,11 +185,11 @@ class Policy:
         greedy_N: Tensor | None = None,
         adapters: Sequence[tuple[Mapping[str, Tensor], int]],
     ) -> tuple[Tensor, Tensor]:
-        """Return the lower end of the interval of cumulative probability that draws each token, and the token's true
+        """Return, for each token, the lower end of the interval of cumulative probability that draws it, and its true
         log-probability, float64 [N]: see `logprobs.intervals`.
 
-        `adapters` holds weights of `read_adapter` or `published` and the number of consecutive positions T computed
-        with each. Pass several adapters only if `takes_several` returns True.
+        `adapters` holds pairs: weights (of `read_adapter` or `published`), and the number of consecutive positions T to
+        compute with them. Pass several adapters only if `takes_several` returns True.
         """
         if len(adapters) == 1:
             self.set_adapter(adapters[0][0])

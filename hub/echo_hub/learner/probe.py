@@ -1,4 +1,4 @@
-"""Choose the memory settings of the first step: from the settings, or as large as a GPU's memory allows.
+"""The memory settings of the first step: from the configuration, or the largest that fit in a GPU's memory.
 
 Memory is measured with the step's own forward and backward pass, `step.accumulate_gradient`, on random tokens.
 """
@@ -70,8 +70,8 @@ class CudaMeter:
 
 
 def place(policy: Policy, learner: LearnerConfig) -> str:
-    """Return a text that identifies device and settings. Measured memory settings of a run are valid only for an equal
-    text.
+    """Return a text that identifies device and settings. Memory settings that were measured earlier in the run are
+    valid only if this text is still the same.
     """
     if policy.device.type == "cuda":
         name = torch.cuda.get_device_name(policy.device)
@@ -85,7 +85,8 @@ def place(policy: Policy, learner: LearnerConfig) -> str:
 def first_cut(policy: Policy, settings: LearnerSettings, meter: MemoryMeter | None = None) -> ChunkSizes:
     """Return the memory settings for the first step, the same at every rank.
 
-    `meter` measures the policy's device; None means CUDA's counters if it is a CUDA device, else no measurement.
+    `meter` measures the memory of the policy's device. None means: CUDA's counters on a CUDA device, else no
+    measurement.
     """
     learner = settings.learner
     again = None if learner.gradient_checkpointing == "auto" else learner.gradient_checkpointing

@@ -27,8 +27,8 @@ from echo_shared.sampling.interface import FinishedRollout, GroupRequest
 
 WORKER: Final = "echo_hub.learner.serve"
 LIMITS: Final = replace(NO_HEARTBEAT, silent_s=120.0, stalled_s=3_600.0)
-"""Heartbeat limits of a ready process. A micro-batch or a rollout takes minutes at most. A starting process has no
-limit: it may wait hours for other hosts.
+"""Heartbeat limits of a ready process. One micro-batch or rollout takes minutes at most. A starting process has no
+limit, because it may wait hours for other hosts.
 """
 
 
@@ -48,11 +48,11 @@ class Learner:
 
     def __init__(self, child: SupervisedChild, opened: Frame, room: Room | None) -> None:
         self.policy_version: int = opened["policy_version"]
-        """Policy version that the process holds, according to its last answer, even if the call that caused the answer
-        was cancelled."""
+        """Policy version that the process holds, according to its last answer. It is updated even if the call that
+        caused the answer was cancelled."""
         self.resumed: Mapping[int, StepTold] = frames.unpack_told(opened["told"])
-        """Results that the process found in its checkpoint: of the checkpoint's step and of the previous one, by step
-        number.
+        """Results that the process found in its checkpoint, by step number: of the checkpoint's step and of the step
+        before.
         """
         self._child = child
         self._room = room
@@ -76,8 +76,8 @@ class Learner:
         `room` learns when the process waits for disk space. `spawned` is a process that `begun` has started earlier;
         None starts a new one.
 
-        With learner.processes or learner.hosts above 1, the process is the launcher of several
-        (`echo_hub.learner.launch`), which start and end together. This method then waits for the other hosts.
+        If learner.processes or learner.hosts is above 1, the process is the launcher of several processes
+        (`echo_hub.learner.launch`), which start and end together. Then this method waits for the other hosts.
         """
         child = spawned or await _spawn(settings.learner, run_dir)
         given = {"settings": settings.model_dump(mode="json"), "run_dir": str(run_dir), "beat_s": LIMITS.beat_s}

@@ -1,10 +1,10 @@
-"""The processes of one learner: PyTorch's distributed package, and FSDP2 for the base.
+"""The processes (ranks) of one learner. They use PyTorch's distributed package, and FSDP2 to shard the base model.
 
 Rank 0 talks to the hub and forwards its commands to the other ranks. The frozen base is sharded by layer. The small
 adapter is whole at every rank: a step's gradients are summed once, before the optimizer, and every rank takes the same
 optimizer step. The loss is a sum of weighted token losses over the whole step, so gradients are summed, not averaged.
 
-A learner of one process uses the same class, `TrainingRanks()`, whose methods then cost nothing.
+A learner of one process uses the same class, `TrainingRanks()`. Its methods then communicate nothing.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from echo_shared.errors import EchoError, LearnerError
 from echo_shared.process.child import HEADER_BYTES, Frame, pack_frame, unpack_frame
 
 SILENCE: Final = timedelta(minutes=30)
-"""Longest wait for another rank. The end of a process is noticed within a second; this limit is for a host that
-vanishes silently. The limit must exceed the longest time that any rank samples, because the other ranks wait for that
-rank."""
+"""Longest wait for another rank. If a rank's process ends, the others notice it within a second; this limit is for a
+host that vanishes silently. The limit must exceed the longest time that any rank samples, because the other ranks wait
+for that rank."""
 
 T = TypeVar("T")
 
@@ -148,7 +148,8 @@ class TrainingRanks:
         return frames
 
     def share(self, items: Sequence[T]) -> Sequence[T]:
-        """Return this rank's part of `items`, which are equal at all ranks: every `count`-th."""
+        """Return this rank's part of `items`: every `count`-th, from position `rank`. `items` must be equal at all
+        ranks."""
         return items[self.rank :: self.count]
 
     def micro_batches(self, groups: Sequence[WeightedGroup], *, micro_batch_tokens: int) -> list[MicroBatch]:

@@ -2,9 +2,9 @@
 
     y = x / sqrt(mean(x²) + ε) * weight
 
-Transformers writes the norm as seven operations on float32 copies of x. In float32, this module gives the same bits. In
-bfloat16, CUDA computes each pass in one kernel (since PyTorch 2.9) and keeps x in bfloat16; y is rounded once, after
-the product with the weight. Source: RMSNorm (arXiv 1910.07467).
+Transformers writes the norm as seven operations on float32 copies of x. For float32 inputs, this module gives the same
+bits. For bfloat16 inputs, CUDA computes the forward and the backward pass in one kernel each (since PyTorch 2.9) and
+keeps x in bfloat16; y is rounded once, after the product with the weight. Source: RMSNorm (arXiv 1910.07467).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _is_rms_norm(module: Any) -> bool:
 
 def _forward(module: Any, otherwise: Any, x: Tensor) -> Tensor:
     weight = module.weight
-    if x.dtype != weight.dtype:  # Transformers then returns another dtype than that of x.
+    if x.dtype != weight.dtype:  # Transformers then does not return the dtype of x.
         y: Tensor = otherwise(x)
         return y
     if torch.is_autocast_enabled(x.device.type):

@@ -1,11 +1,12 @@
 """Screening of all rollouts in a step against the learner's own forward pass, before they contribute to the gradient.
 
-The learner's policy π is a few steps newer than μ, which drew the rollout, and computes in another precision. So
-neither μ's claimed logprobs nor μ's interval (the range of cumulative probability within which the random number u
-draws a token) can match exactly. A rollout that no honest engine produces is left out of the step, with its whole
-group. Merely unusual rollouts stay; they are counted as evidence for judging nodes. Two tests run over each rollout's
-tokens, in order. Each test is a bet against the engine's honesty; an honest engine's expected winnings are zero. By
-Ville's inequality, the stake of an honest rollout ever reaches 1 / α with probability α at most.
+The learner's policy π is a few steps newer than μ, the policy that drew the rollout, and computes in another precision.
+So neither the logprobs that the node reported (claims) nor μ's intervals (the range of cumulative probability within
+which the random number u draws a token) can match exactly. A rollout that no honest engine produces is left out of the
+step, with its whole group. Merely unusual rollouts stay; they are counted as evidence for judging nodes. Two tests run
+over each rollout's tokens, in order. Each test is a bet against the engine's honesty; an honest engine's expected
+winnings are zero. By Ville's inequality, the probability that the stake of an honest rollout ever reaches 1 / α is at
+most α.
 
     claims      the ratio r = π(o_t) / claim, reduced by `SLACK` nats for rounding of both. If the claim is the true
                 probability of the draw, r has mean 1, for any two policies, however old:
@@ -123,8 +124,8 @@ def impossible(tokens: ScreenedTokens) -> NDArray[np.bool_]:
 def count(
     tokens: ScreenedTokens, turns_N: NDArray[np.int64]
 ) -> dict[tuple[int, int], tuple[list[int], list[int], float]]:
-    """Return the counts of these tokens by (rollout, turn), as in `Findings.counts`. Tokens without a known u are not
-    counted.
+    """Return the counts of these tokens by (rollout, turn), as in `ScreenFindings.counts`. Tokens without a known u are
+    not counted.
     """
     rollouts_N = np.repeat(np.arange(len(tokens.lengths)), tokens.lengths)
     known = np.isfinite(tokens.distances_N)

@@ -1,4 +1,4 @@
-"""Selection of a step's training rollouts by advantage, and their multiplicity.
+"""Selection of a step's training rollouts by advantage, and how often each of them is trained on.
 
 Source: Shuffle-R1 (arXiv 2508.05612). Pairwise trajectory sampling: a group is sorted by advantage. The largest is
 paired with the smallest, the second largest with the second smallest, and so on. The half of the pairs with the largest
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 
 def most_unlike(advantages_G: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Return the half (rounded up) of a group's pairs whose advantages differ most, as indices of rollouts [P, 2].
+    """Return half of a group's pairs, rounded up: those whose advantages differ most, as indices of rollouts [P, 2].
 
     The middle rollout of an odd group has no pair. Equal advantages keep the rollouts' order. A single rollout is
     paired with itself.

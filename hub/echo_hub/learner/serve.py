@@ -1,7 +1,7 @@
 """The learner's process: `python -m echo_hub.learner.serve`, controlled by `echo_hub.learner.process`.
 
-Commands are executed one at a time, in order, by the `LearnerWorker`. A refused command changes nothing (LearnerError).
-Any other failure ends the process; the next process starts from the newest checkpoint.
+`LearnerWorker` executes commands one at a time, in order. If it refuses a command (LearnerError), nothing changes. Any
+other failure ends the process; the next process starts from the newest checkpoint.
 
 With several processes (`echo_hub.learner.launch`), rank 0 talks to the hub, refuses invalid commands and owns the run
 directory. Every rank executes the accepted commands.
@@ -32,7 +32,7 @@ from echo_shared.process.heartbeat import Heartbeat
 log = logging.getLogger(__name__)
 
 TICK_S: Final = 60.0
-"""Interval of messages to ranks that wait for a command, well below `ranks.SILENCE`, their limit."""
+"""Interval, in seconds, of messages to ranks that wait for a command. It is well below their limit, `ranks.SILENCE`."""
 
 
 def serve(pipe: ParentPipe, ranks: TrainingRanks = ALONE) -> int:

@@ -69,13 +69,13 @@ class LearnerSettings(Section):
 
 
 def no_draws() -> NDArray[np.uint64]:
-    """Return an empty array for `TrainingRollout.draws`, which means that the random numbers that drew the tokens are
+    """Return the empty `TrainingRollout.draws`. It means that the random numbers with which the tokens were drawn are
     unknown."""
     return np.empty((0, 3), np.uint64)
 
 
 def no_turn_rewards() -> NDArray[np.float64]:
-    """Return an empty array of turn rewards, which means that turns before the last earned nothing."""
+    """Return the empty `TrainingRollout.turn_rewards`. It means that only the last turn earned a reward."""
     return np.empty(0, np.float64)
 
 
@@ -94,12 +94,12 @@ class TrainingRollout(RolloutPayload):
     reward: float
     """Reward of the episode; NaN if not known yet."""
     draws: NDArray[np.uint64] = field(default_factory=no_draws)
-    """[turns, 3], for each turn in order: seed and index from which the random numbers that drew its tokens follow
-    (`echo_shared.sampling.draws.uniforms`), and the number of its drawn tokens. With no rows, these are unknown and all
-    tokens count as one turn."""
+    """[turns, 3], one row for each turn in order: a seed and an index, which determine the random numbers that drew the
+    turn's tokens (`echo_shared.sampling.draws.uniforms`), and the number of its drawn tokens. Without rows, these are
+    unknown and all tokens count as one turn."""
     turn_rewards: NDArray[np.float64] = field(default_factory=no_turn_rewards)
-    """[turns - 1]: the part of `reward` earned by each turn except the last, which earned the rest. Empty if they
-    earned nothing."""
+    """[turns - 1]: the part of `reward` that each turn except the last earned. The last turn earned the rest. Empty if
+    only the last turn earned a reward."""
 
     @property
     def truncated(self) -> bool:
@@ -131,7 +131,7 @@ class StepTold:
     """The learner's report of a finished step."""
 
     metrics: Mapping[str, float]
-    """Metrics of `echo_hub.learner.step.screened_step`, and the seconds that passed between steps."""
+    """Metrics of `echo_hub.learner.step.screened_step`, and the seconds since the previous step."""
     screen: Mapping[str, Any] = field(default_factory=dict)
-    """Result of `echo_hub.learner.screen.Findings.frame`; empty if read from a checkpoint
-    without results of screening."""
+    """Result of `echo_hub.learner.screen.ScreenFindings.frame`; empty if the checkpoint it was read from has no results
+    of screening."""

@@ -1,9 +1,8 @@
 """Supervised fine-tuning of the policy on demonstrations, for the adapter that a run starts from.
 
-An update is a learner's step with another loss. It uses the same packed micro-batches, the same fit to the device's
-memory, the same optimizer, clipping and outlier rule for gradient norms. The loss is the mean of -log π over all
-trained tokens of the update's batch, at temperature 1: cross-entropy, as in TRL's SFTTrainer. Prompts, and tokens
-between two replies, have no loss.
+An update is a learner's step with another loss. It uses the same packed micro-batches, memory settings, optimizer,
+clipping and outlier rule for gradient norms. The loss is the mean of -log π over all trained tokens of the update's
+batch, at temperature 1: cross-entropy, as in TRL's SFTTrainer. Prompts, and tokens between two replies, have no loss.
 
 Checkpoints are written regularly, in the learner's layout, in parallel to the next updates. Training resumed from one
 gives the same adapter as uninterrupted training, bit for bit on a CPU.
@@ -59,7 +58,7 @@ class SftProgress:
     outliers: int = 0
     """Updates that were not applied, because their gradient norm was an outlier."""
     norms: tuple[float, ...] = ()
-    """Gradient norms of the newest updates, to which the next norm is compared."""
+    """Gradient norms of the newest updates, with which the next norm is compared."""
 
     def frame(self) -> dict[str, float]:
         """Return everything except `update` and `norms`, for a checkpoint."""
@@ -134,7 +133,8 @@ class Finetuning:
             self._cuts.put(first, first_cut(self.policy, self._settings), write=self.policy.device.type == "cuda")
 
     def run(self, *, told: Told, stop: threading.Event) -> bool:
-        """Train to the end, or until `stop` is set, which is read between updates. Return True at the end.
+        """Train to the end, or until `stop` is set, which is checked between updates. Return True if training reached
+        the end.
 
         `told` is called after each update. All files are written when this returns. Raises LearnerError if memory is
         too small for one example, StorageError if the disk fails.

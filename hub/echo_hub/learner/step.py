@@ -1,16 +1,17 @@
 """One step: a batch of groups turns policy version k - 1 into k.
 
-Between a micro-batch's forward and backward pass, its rollouts are screened (`echo_hub.learner.screen`). Groups left
-out get no gradient. Other groups keep their weights, so the step is smaller. A group may be split over micro-batches,
-and so over ranks. If a group is detected after a part of it entered the gradient, that part is computed again and
-subtracted before the optimizer runs. This is exact except for rounding. Clearly forged rollouts are left out at once,
-so the rounding error has the size of an honest gradient's. Without forged rollouts, the subtraction costs nothing.
+Between a micro-batch's forward and backward pass, its rollouts are screened for forgeries (`echo_hub.learner.screen`).
+Groups left out by the screen get no gradient. Other groups keep their weights, so the step is smaller. A group may be
+split over micro-batches, and so over ranks. If the screen leaves out a group after a part of it entered the gradient,
+that part is computed again and subtracted before the optimizer runs. This is exact except for rounding. Clearly forged
+rollouts are left out at once, so the rounding error has the size of an honest gradient's. Without forged rollouts,
+nothing is subtracted.
 
-With several updates in a step, later updates may contain rollouts of the first one's groups. Then all rollouts are
+If a step has several updates, later updates may contain rollouts of the first update's groups. Then all rollouts are
 screened before the first update: either all updates use a group, or none.
 
-An update is held back if its gradient norm is an outlier of the run's history (`echo_hub.learner.norms`). Weights and
-optimizer stay as they are, and the rollouts that dominate the gradient become suspects.
+An update is held back (not applied) if its gradient norm is an outlier of the run's history (`echo_hub.learner.norms`).
+Weights and optimizer stay as they are, and the rollouts that dominate the gradient become suspects.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def make_optimizer(policy: Policy, settings: TrainingConfig) -> torch.optim.Adam
 class StepOutcome:
     metrics: dict[str, float]
     screen: Mapping[str, Any]
-    """Result of `screen.Findings.frame`; at rank 0 it covers the rollouts of all ranks."""
+    """Result of `screen.ScreenFindings.frame`; at rank 0 it covers the rollouts of all ranks."""
     history: History
 
 
@@ -79,10 +80,10 @@ def screened_step(
 ) -> StepOutcome:
     """Train version `learner_version` on `groups`. Groups and metrics are the same at every rank.
 
-    `history` is that of the previous outcome. The metrics are mean_reward (before any penalty) and the learner's
+    `history` comes from the previous step's outcome. The metrics are mean_reward (before any penalty) and the learner's
     figures of `echo_shared.records.step_figures`, by key. Non-finite values, such as the loss or norm of a broken
-    gradient, are omitted with a warning. Metrics over trained tokens exist only if there are any. Metrics of a
-    correction, a KL term or an entropy bonus exist only if the objective has one.
+    gradient, are omitted with a warning. If no tokens were trained, the metrics over trained tokens are missing.
+    Metrics of a correction, a KL term or an entropy bonus exist only if the objective has one.
     """
     started = time.perf_counter()
     history, entropy_coefficient = entropy.adapt(history, settings.objective)
@@ -91,8 +92,8 @@ def screened_step(
     tokens = settings.learner.tokens_at_once
     shares = [policy.ranks.micro_batches(of_update, micro_batch_tokens=tokens) for of_update in step.updates]
     findings = ScreenFindings()
-    # With several updates, the log-probabilities at the start of the step need an extra forward pass. With one update,
-    # the update's own forward pass gives them.
+    # If the step has several updates, the log-probabilities at its start need an extra forward pass. If it has one, the
+    # update's own forward pass gives them.
     early = loss.needs_proximal or step.divides_groups
     proximal = [
         [_at_start(policy, batch, findings) if number and early else None for batch in share]
@@ -150,9 +151,9 @@ def smaller(
 
 
 Keep = Callable[[MicroBatch, Tensor, Tensor], Collection[int] | None]
-"""Selects the groups of a micro-batch that get a gradient. Arguments: the micro-batch in host memory, the learner's
-logprobs [N], and the distances [N] of u from the intervals of cumulative probability that draw the tokens. None means
-all groups.
+"""Chooses the groups of a micro-batch that get a gradient, and returns their indices; None means all groups. Arguments:
+the micro-batch in host memory, the learner's logprobs [N], and the distances [N] of u from the intervals of cumulative
+probability that draw the tokens.
 """
 
 
@@ -203,8 +204,8 @@ def _screened_gradient(
     *,
     scale: float,
 ) -> list[Tensor]:
-    """Add the gradient of this rank's micro-batches, without groups that any rank has detected as forged. Return the
-    STATISTICS.
+    """Add the gradient of this rank's micro-batches, except for groups in which any rank has detected a forged rollout.
+    Return the STATISTICS.
 
     `proximal` holds the result of `_at_start` for each micro-batch, or None. Micro-batches with a result are already
     screened.
@@ -227,8 +228,8 @@ def _screened_gradient(
     for number, groups in (*torn, *[(0, set[int]())] * (most - len(torn))):
         keep = partial(_only, groups)
         part = accumulate_gradient(policy, share[number], loss, proximal_N=proximal[number], scale=-scale, keep=keep)
-        # The removed part's sums enter negatively. The last entry is a maximum, which cannot be subtracted, so set it
-        # to 0.
+        # The removed part's sums enter with a minus sign. The last entry is a maximum, which cannot be subtracted, so
+        # set it to 0.
         statistics.append(torch.cat((-part[:-1], torch.zeros_like(part[-1:]))))
     return statistics
 

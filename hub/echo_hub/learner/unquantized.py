@@ -1,9 +1,9 @@
-"""Run a module as a program without imports that only other learners need.
+"""Run a module as a program, without imports that only other kinds of learner need.
 
 Usage: `python -m echo_hub.learner.unquantized MODULE [ARGUMENT...]`. PEFT imports bitsandbytes wherever it is
 installed, which makes PyTorch load its compiler. That takes two of the eight processor seconds of a learner's start,
-and only a quantised base needs it. Transformers imports SciPy's optimizers for the losses of object detection models, a
-tenth of the rest.
+and only a quantised base needs it. Transformers imports SciPy's optimizers for losses of object detection models, which
+takes a tenth of the rest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BLOCKED: Final = ("bitsandbytes", "scipy")
 
 
 def command(module: str) -> Sequence[str]:
-    """Return the arguments after `python -m` that run `module` without the imports that only other learners need."""
+    """Return the arguments after `python -m` that run `module` without these imports."""
     return (__name__, module)
 
 
@@ -29,6 +29,6 @@ if __name__ == "__main__":
     del sys.argv[0]
     with uncollected():
         importlib.import_module(sys.argv[0])
-    # Remove the loaded module, because runpy would warn about it. All that the module has imported stays loaded.
+    # Unload the module, because runpy would warn about it. The modules that it has imported stay loaded.
     del sys.modules[sys.argv[0]]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -1,7 +1,7 @@
-"""From a step's groups to the computed rollouts: each one's advantage, and the weight of its tokens in the loss.
+"""Compute each rollout's advantage and the weight of its tokens in the loss, from a step's groups.
 
 Everything is decided here, on the host, for the whole step. The loss is Σ weight · loss over tokens, so the split into
-micro-batches or processes does not matter. In this order:
+micro-batches or processes does not change it. In this order:
 
     reward      minus DAPO's soft penalty, if `objective.overlong` is "penalty"
     advantage   of every rollout, or of each of its turns (`credit`), against its group. Rollouts left out below still
@@ -21,9 +21,9 @@ micro-batches or processes does not matter. In this order:
     constant        1 / (N sampling.max_tokens)
     training.tokens_per_step Φ > 0: 1 / Φ, for any aggregation (C3PO of Ring-lite, arXiv 2506.14731)
 
-Remaining rollouts without advantage are not computed, but count in the denominators. If KL or entropy has a weight,
-such rollouts have a gradient and are computed. With an entropy target they are computed in every step. Steps whose
-entropy weight is 0 then measure the same tokens' entropy.
+Remaining rollouts without advantage count in the denominators, but are not computed. If KL or entropy has a weight,
+such rollouts have a gradient and are computed. With an entropy target they are computed in every step, so that steps
+whose entropy weight is 0 measure the entropy of the same kind of tokens.
 """
 
 from __future__ import annotations
@@ -73,15 +73,15 @@ class WeightedGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightedStep:
-    """The rollouts of a step that must be computed. Groups and updates without any are left out."""
+    """The rollouts of a step that must be computed. Groups and updates without such rollouts are left out."""
 
     updates: tuple[tuple[WeightedGroup, ...], ...]
     """Groups of each optimizer update, in order, with their weights in the whole step's loss."""
     divides_groups: bool
     """True if several updates may contain rollouts of one group, or the same rollout."""
     groups_without_advantage: int
-    """Number of groups whose rewards (after any penalty) are equal up to rounding; with credit by turn, whose returns
-    are equal in every turn.
+    """Number of groups whose rewards (after any penalty) are equal up to rounding; with `training.credit` = "turn",
+    groups whose returns are equal in every turn.
     """
     rollouts_masked: int
     """Number of rollouts left out because they were truncated."""
@@ -126,8 +126,8 @@ def _rewards(rollout: TrainingRollout, settings: LearnerSettings) -> EpisodeRewa
 
 
 def overlong_penalty(num_tokens: int, objective: ObjectiveConfig, *, max_tokens: int) -> float:
-    """Return DAPO's soft overlong punishment (arXiv 2503.14476, eq. 13): 0 down to -1 over the last tokens before the
-    limit.
+    """Return DAPO's soft overlong punishment (arXiv 2503.14476, eq. 13): it falls from 0 to -1 over the last
+    `objective.overlong_buffer_tokens` tokens before the limit.
 
     Return 0 unless `objective.overlong` is "penalty". With several turns, `num_tokens` is that of the last one, because
     the limit applies to each turn.
@@ -176,9 +176,9 @@ def _dealt(sub_batches: Sequence[Times], updates: int) -> list[Times]:
 def _weights(
     lengths: Sequence[NDArray[np.int64]], times: Times, settings: LearnerSettings
 ) -> list[NDArray[np.float64]]:
-    """Return the token weight of each rollout for each time that it counts, [G] for each group.
+    """Return the weight of each token of a rollout, [G] for each group, if the rollout counts once.
 
-    `times` is how often the rollout counts in the whole step; a group counts once.
+    `times` is how often each rollout counts in the whole step. A group counts once.
     """
     rollouts = sum(int(often.sum()) for often in times)
     groups = sum(bool(often.any()) for often in times)

@@ -1,12 +1,12 @@
 """Run a step on a device that may have too little memory: halve the micro-batches and restart until it fits.
 
 The result is the same except for rounding, because the loss is a sum over tokens, independent of micro-batches. A
-failed attempt leaves nothing: its gradient is dropped, and earlier updates of a multi-update step are undone and
-repeated.
+failed attempt leaves no trace: its gradient is dropped, and if the step has several updates, the earlier ones are
+undone and repeated.
 
-Ranks compute each layer together, so one that fails leaves the others waiting. With several ranks, the process ends,
-and all others with it. The hub restarts them from the newest checkpoint, and `Cuts` tells them to use smaller
-micro-batches.
+Ranks compute each layer together, so a rank that fails leaves the others waiting. Therefore, with several ranks, the
+process ends, and all others with it. The hub restarts them from the newest checkpoint, and `Cuts` tells them to use
+smaller micro-batches.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
-"""The work of the learner's process (`serve`): steps, evaluations and, in co-located mode, sampling.
+"""The work of the learner's process (`serve`): steps, evaluations and, in co-located mode (no nodes), sampling.
 
 A step is answered twice: after its computation, and after its adapter and checkpoint are on disk. Adapter and
 checkpoint are copied at the step's end and written in parallel to the next command. The next step's result never comes
-before this one's. A kill loses only steps without a checkpoint: two at most if every step is checkpointed. The hub
-sends those steps again. When the hub closes the pipe or ends, commands that have not started are dropped.
+before this step's. If the process is killed, only steps without a checkpoint are lost: two at most if every step is
+checkpointed. The hub sends those steps again. When the hub closes the pipe or ends, commands that have not started are
+dropped.
 
-A step may arrive before its batch is in the hub's store. Until the hub confirms that the batch is stored, the step's
-results are not written and no other step starts. So a step that the hub loses in a crash leaves nothing.
+A step may arrive before its batch is in the hub's database. Until the hub confirms that the batch is stored, the step's
+results are not written and no other step starts. So if the hub crashes before it has stored the batch, the step leaves
+no trace.
 
 Only one learner works in a run directory: it holds RUN/learner.lock, which the system releases when the process dies.
 """
@@ -66,7 +68,7 @@ class LearnerWorker:
         heartbeat: Heartbeat | None,
         room: Room,
     ) -> None:
-        """`heartbeat` is the one that rank 0 sends to the hub."""
+        """`heartbeat` is the one that rank 0 sends to the hub; None at other ranks."""
         self._settings = settings
         self._heartbeat = heartbeat
         self._checkpoints = run_dir / "checkpoints"
@@ -89,8 +91,7 @@ class LearnerWorker:
         """Time at which this process finished its last step."""
         self.policy_version = 0
         self.told: Mapping[int, StepTold] = {}
-        """Results of the step that made this policy version, and of the step before, by step number; empty if
-        unknown.
+        """Results, by step number, of the step that made this policy version and of the step before; empty if unknown.
         """
         self._history = NO_HISTORY
         self._cuts = Cuts(self._checkpoints)
@@ -147,8 +148,8 @@ class LearnerWorker:
             self._history = History.of_frame(told["history"])
 
     def _take_cuts(self) -> None:
-        """Take over the memory settings that rank 0 finds in the run directory. If there are none, choose those of the
-        first step.
+        """Use the memory settings that rank 0 finds in the run directory. If there are none, choose those of the first
+        step.
         """
         if self._ranks.rank == 0:
             self._cuts = Cuts.read(self._checkpoints, place=place(self._policy, self._settings.learner))
@@ -233,7 +234,7 @@ class LearnerWorker:
         answer({"kind": "result", "policy_version": self.policy_version, "at_work_s": seconds})
 
     def close(self) -> None:
-        """Wait until everything is written for which there is disk space. Raises the error of a write."""
+        """Write what is still waiting, as far as there is disk space. Raises the error of a write."""
         self._room.give_up()
         self._writer.wait()
 

@@ -1,8 +1,8 @@
-"""Operators' actions in the store: the action log, pending actions for the running hub, and database-only actions.
+"""Operators' actions in the store: the log of all actions, and the execution of actions that change only the database.
 
-Each action is inserted once and gets one outcome. The inserting transaction also carries out an action that changes
-only the database, in the hub or in a command's process. Any other action is inserted with the outcome "wanted"; the hub
-records its final outcome in the same transaction as its effects.
+Each action is inserted once and gets one outcome. If an action changes only the database, the inserting transaction
+also carries it out, in the hub or in a command's process. Any other action needs the running hub: it is inserted with
+the outcome "wanted", and the hub records its final outcome in the same transaction as its effects.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from echo_shared.records.run import Invite
 DAY_S: Final = 86_400.0
 _CONFIGURED: Final = "configured_settings"
 TOGETHER: Final = (frozenset({"max_staleness", "publish_every"}),)
-"""Sets of settings that only make sense together: if config.toml overrules one operator's change in a set, it overrules
-all changes in that set.
+"""Sets of settings that only make sense together. If config.toml overrules an operator's change to one setting of a
+set, it overrules the changes to all settings of the set.
 """
 
 
@@ -51,8 +51,7 @@ def note_action(
     secret_hash: str = "",
     undoes: int | None = None,
 ) -> ActionRecord:
-    """Insert an action into the log. If it changes only the database, carry it out too. Refused actions are also
-    logged.
+    """Insert an action into the log. If it changes only the database, carry it out too. Refused actions are logged too.
 
     `secret_hash` is the hash of the API token or invite that the action makes.
     """
@@ -81,7 +80,9 @@ def note_action(
 
 
 def settle_action(connection: Connection, settled: ActionSettled, now: float) -> None:
-    """Record the outcome of an action that the hub carried out without passing it to the coordinator."""
+    """Record the outcome of an action that the hub carried out without the coordinator (the state machine that decides
+    on leases, steps and versions).
+    """
     settle(connection, [settled], now)
 
 
@@ -104,7 +105,7 @@ def read_action_log(connection: Connection, *, limit: int, before: int | None = 
 
 
 def was_undone(connection: Connection, number: int) -> bool:
-    """Return True if an action that reverses this action is done or pending."""
+    """Return True if another action that undoes this action is done or pending."""
     of_it = (actions.c.undoes == number, actions.c.outcome != ActionOutcome.REFUSED)
     return connection.execute(select(actions.c.number).where(*of_it)).first() is not None
 
@@ -116,8 +117,8 @@ def read_api_tokens(connection: Connection) -> list[ApiToken]:
 
 
 def read_num_api_tokens(connection: Connection) -> tuple[int, int]:
-    """Return how many API tokens were made and how many were revoked. Any change of tokens changes one of the two
-    numbers.
+    """Return how many API tokens were made and how many were revoked. Every change of the tokens changes one of these
+    numbers, so a cache can compare them.
     """
     counts = select(func.count(), func.count(api_tokens.c.revoked_at)).select_from(api_tokens)
     made, revoked = connection.execute(counts).one()
@@ -152,7 +153,7 @@ def _find(connection: Connection, number: int) -> ActionRecord:
 
 
 def _done(connection: Connection, number: int, request: AnyRequest, secret_hash: str, now: float) -> ActionSettled:
-    """Carry out an action that changes only the database. Raises RefusedError."""
+    """Carry out an action that changes only the database. Raises ActionRefusedError."""
     match request:
         case Ban(node=node) | Unban(node=node):
             return _ban(connection, number, node, banned=isinstance(request, Ban), now=now)
@@ -239,8 +240,8 @@ def _revoke_token(connection: Connection, number: int, name: str, now: float) ->
 
 
 def settle(connection: Connection, records: Sequence[ActionSettled], now: float) -> None:
-    """Record outcomes of actions. A recorded outcome stays: after a crash, the hub may carry out the same action a
-    second time.
+    """Record outcomes of actions. An outcome that is already recorded stays: after a crash, the hub may carry out the
+    same action a second time.
     """
     for record in records:
         of_it = (actions.c.number == record.number, actions.c.outcome == "wanted")
@@ -258,7 +259,7 @@ def settle(connection: Connection, records: Sequence[ActionSettled], now: float)
 
 
 def note_settings(connection: Connection, records: Sequence[SettingRecorded]) -> None:
-    """Store the newest value of each setting. Safe without an upsert: the store has one writer."""
+    """Store the newest value of each setting. No upsert is needed: only one thread of the hub inserts such rows."""
     for name, stored in {record.setting: record.stored for record in records}.items():
         of_name = live_settings.c.name == str(name)
         if connection.execute(update(live_settings).where(of_name).values(value=stored)).rowcount == 0:

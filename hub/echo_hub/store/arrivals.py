@@ -18,14 +18,14 @@ from echo_hub.store.tables import fetches, versions
 from echo_hub.store.tallies import bytes_by_source, tally_fetches
 
 NODES_A_QUERY: Final = 128
-"""Nodes looked up in one statement. A statement of this size takes a few milliseconds."""
+"""Nodes looked up in one statement. Such a statement takes a few milliseconds."""
 
 
 def write_news(connection: Connection, news: Sequence[Release | Arrival], now: float, place: FetchMark) -> FetchMark:
-    """Write releases and arrivals in order. Then delete old fetch rows: twice as many as were added, plus a fixed
-    number, so that the table shrinks.
+    """Write releases (announced versions) and arrivals (finished fetches) in order. Then delete old fetch rows: twice
+    as many as were added, plus a fixed number, so that the table shrinks.
 
-    Return how far old fetch rows are deleted, as `forget_old_fetches` returns it.
+    Deletion continues at `place`. Return where the next deletion continues, as `forget_old_fetches` does.
     """
     forgotten = newest_forgotten(connection)
     for one in news:
@@ -46,7 +46,7 @@ def _write_release(connection: Connection, release: Release) -> None:
 
 
 def _fresh(connection: Connection, arrivals: Sequence[Arrival], now: float, forgotten: int) -> list[dict[str, Any]]:
-    """Return rows for arrivals that are not stored yet and whose version's fetches are still kept."""
+    """Return rows for arrivals that are not stored yet, except for old versions whose fetches are no longer kept."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for arrival in arrivals:
         version = arrival.fetched.policy_version

@@ -1,13 +1,13 @@
-"""The store for code on the event loop: one thread writes, another one reads.
+"""The store for code on the event loop: one thread writes, another thread reads.
 
 SQLite has one writer, so writes are committed in the order of their calls. A write that fails because the disk is full
 is retried until there is space, and all later writes wait behind it. Reads run in parallel to writes and see the last
 commit before they began. While a database server is unreachable, reads and writes wait for it. A write is applied
 exactly once, even if the connection breaks before the server confirms the commit.
 
-Web pages and curves read `store` directly on their own threads and never wait for these threads.
+Web pages and curves read `store` directly on their own threads, so they never wait for these two threads.
 
-The rollouts of a large trained step are marked as trained in parts, with other writes in between.
+The rollouts of a large trained step are marked as trained in parts, so that other writes can run in between.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from echo_shared.files.full_disk import Room
 from echo_shared.records.run import RunEvent
 
 OTHERS_SHARE: Final = 2.0
-"""Pause after each part of a large step's rollouts is marked as trained, as a multiple of the time that the part took.
-Other writes run during the pause."""
+"""When a part of a large step's rollouts is marked as trained, the writer pauses for this multiple of the time that the
+part took. Other writes run during the pause."""
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -57,8 +57,8 @@ class AsyncStore:
     async def read_counted(
         self, query: Callable[Concatenate[Connection, _P], _T], *args: _P.args, **kwargs: _P.kwargs
     ) -> _T:
-        """Run `query` once the rollouts of all steps trained so far are counted, that is marked as trained and added to
-        the totals.
+        """Wait until the rollouts of all steps trained so far are counted (marked as trained and added to the totals),
+        then run `query`.
         """
         await self.counted()
         return await self.read(query, *args, **kwargs)
@@ -85,7 +85,7 @@ class AsyncStore:
 
     async def close(self) -> None:
         """Finish counting trained rollouts, and close the store. If the disk is full or the server unreachable, the
-        next start counts the rest.
+        rest is counted at the next start.
         """
         self.give_up()
         try:

@@ -1,7 +1,7 @@
 """Read many rows from SQLite as one JSON value.
 
-SQLite's driver releases and retakes the GIL for each row. In a busy hub each retake waits for other threads: 20,000
-rows then take seconds. PostgreSQL's driver receives all rows at once and needs no workaround.
+SQLite's driver releases and retakes Python's GIL for each row. In a busy hub each retake waits for other threads:
+20,000 rows then take seconds. PostgreSQL's driver receives all rows at once and needs no workaround.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def rows_at_once(
 ) -> Sequence[Row[Any]]:
     """Return the query's rows, in its order.
 
-    Floats keep 15 digits, so a time is exact to ten microseconds. Columns of bytes are not supported. Pass the same
+    Floats keep 15 digits, so times are exact to ten microseconds. Columns of bytes are not supported. Pass the same
     query object with new `parameters` each time: its compiled form is cached.
     """
     if connection.dialect.name != "sqlite":
@@ -39,9 +39,8 @@ def rows_at_once(
 
 @dataclass(frozen=True, slots=True)
 class _AtOnce:
-    """A query that returns all rows as one JSON text, with decoders for columns of types that JSON lacks.
-
-    `decoders` are keyed by the column's position.
+    """A query that returns all rows as one JSON text. `decoders`, keyed by column position, convert values of types
+    that JSON lacks.
     """
 
     query: Select[tuple[str | None]]

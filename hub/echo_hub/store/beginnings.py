@@ -1,5 +1,5 @@
-"""The version at which a run's database begins: 0 for the bare base model, or the version from which the run was
-started or forked.
+"""The policy version with which a run's database begins: 0 for the bare base model, or the version from which the run
+was started or forked.
 """
 
 from __future__ import annotations

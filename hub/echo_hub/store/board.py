@@ -1,7 +1,7 @@
-"""The leaderboard, read from the running totals in `credit`. Reads only, and counts no receipts.
+"""The leaderboard, read from the running totals in the table `credit`. Reads only; no receipts are counted.
 
-The database ranks, sorts, searches and returns one page. A query reads one row for each node with credited work. Keys
-cost nothing to make, but a key without credited work has no row, so keys alone cannot slow the query down.
+The database ranks, sorts, searches and returns one page. A query reads one row for each node with credited work. Anyone
+can make any number of node keys, but a key without credited work has no row, so such keys cannot slow the query down.
 """
 
 from __future__ import annotations
@@ -54,13 +54,14 @@ _LAST_ID: Final = "~"
 
 
 def ranked(connection: Connection, kind: BoardKind) -> Subquery:
-    """Select each node with credit, or each team, with its name and rank. Rank 1 has most trained or evaluated
+    """Select each node with credit, or each team, with its name and rank. Rank 1 has the most trained or evaluated
     rollouts; ties are ordered by name and id.
 
-    An owner with one entry takes the place of its nodes. The column `lead` is a node's id: the row's own, or that of
-    the owner's node with most rollouts, whose name the row has.
+    An owner may have chosen one leaderboard entry for all its nodes; this entry then replaces the nodes' entries. The
+    column `lead` is a node id: the row's own node, or the owner's node with the most rollouts, whose name the row
+    shows.
     """
-    # Sort by code points as Python does, whatever the database's locale is.
+    # Sort by code points, as Python does, whatever the database's locale is.
     collation = "C" if connection.dialect.name == "postgresql" else "BINARY"
     lead: ColumnElement[str]
     name: ColumnElement[str]
@@ -101,12 +102,12 @@ _LEAD: Final = (
     .limit(1)
     .correlate(credit)
 )
-"""The owner's node with most rollouts."""
+"""Selects the owner's node with the most rollouts."""
 
 
 def _counts(kind: BoardKind) -> tuple[ColumnElement[bool], ...]:
-    """Return the conditions that a row of `credit` must meet to appear on the leaderboard. Those of nodes need the
-    join with `owners`.
+    """Return the conditions that a row of `credit` must meet to appear on the leaderboard. For nodes, the query must
+    also join the table `owners`.
     """
     if kind == "team":
         return (credit.c.kind == kind,)
@@ -198,7 +199,8 @@ def _standings(connection: Connection, rows: Sequence[Any], kind: BoardKind, now
 
 
 def _teams(connection: Connection, holders: Collection[str], kind: BoardKind) -> tuple[dict[str, str], dict[str, int]]:
-    """Return team names by node, or member counts by team; the other dictionary is empty."""
+    """For nodes, return team names by node id and an empty dictionary. For teams, return an empty dictionary and member
+    counts by holder."""
     if kind == "node":
         team_of = teams_of(connection, holders)
         of_these = select(teams.c.team_id, teams.c.name).where(teams.c.team_id.in_(set(team_of.values())))
@@ -228,7 +230,8 @@ def _together(works: Mapping[str, WorkKinds]) -> WorkKinds:
 
 
 def find_node(connection: Connection, start: str) -> str | None:
-    """Return the id of the node with credit whose id begins with `start`; if several do, the one with most rollouts."""
+    """Return the id of the node with credit whose id begins with `start`. If there are several, return the one with the
+    most rollouts."""
     if not start.isascii() or not start.isalnum():
         return None
     found = select(credit.c.holder).where(
@@ -266,7 +269,8 @@ def read_holder(connection: Connection, holder: str, kind: BoardKind, now: float
 
 
 def _below_its_owner(board: Subquery, node_id: str) -> Select[Any]:
-    """Select a node's own credit, with the rank of the owner that takes its place on the board."""
+    """Select a node's own credit, with the rank of its owner. Used if the owner has one entry that replaces its nodes'
+    entries."""
     of_owner = board.c.holder == literal(OWNER).concat(nodes.c.owner_key)
     return (
         select(credit, nodes.c.name, credit.c.holder.label("lead"), nodes.c.last_seen, board.c.rank)
@@ -313,8 +317,8 @@ def _elsewhere(connection: Connection, node_id: str) -> tuple[RunElsewhere, ...]
 
 
 def read_shares(connection: Connection, holder: str, width: int) -> dict[int, StepShare]:
-    """Return a holder's share of each bucket of `width` consecutive steps. Buckets without work of the holder are left
-    out.
+    """Return a holder's share of the work in each bucket of `width` consecutive steps. Buckets without work of the
+    holder are left out.
 
     Bucket b holds steps b·width + 1 to (b + 1)·width.
     """
@@ -336,7 +340,7 @@ def read_shares(connection: Connection, holder: str, width: int) -> dict[int, St
 
 
 def read_public_receipt(connection: Connection, lease_id: int, index: int) -> PublicReceipt | None:
-    """Return the public receipt of a rollout; None if no rollout of this id was ever leased."""
+    """Return the public receipt of a rollout; None if no rollout with this id was ever leased."""
     if not (0 <= lease_id < 2**63 and 0 <= index < MAX_GROUP_SIZE):
         return None
     of_it = (rollouts.c.lease_id == lease_id, rollouts.c.index == index)

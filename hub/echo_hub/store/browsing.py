@@ -1,8 +1,8 @@
 """Search rollouts by their properties for an operator, newest leases first. Reads only.
 
-Of a search's conditions, the one that matches the fewest rollouts is looked up in an index ordered by lease. The
-remaining conditions filter at most `LOOKED_AT` rollouts from that index. So search time stays constant as the run
-grows, but a page may have few rows or none. The next search continues at `Found.before`.
+Of the search's conditions, the one that matches the fewest rollouts is looked up in an index ordered by lease. The
+other conditions are tested on at most `LOOKED_AT` rollouts from that index. So the search time stays constant as the
+run grows, but a page may have few rows or none. The next search continues at `Found.before`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from echo_shared.wire.messages import Checked, rollout_id
 LOOKED_AT: Final = 20_000
 """Largest number of rollouts that one search reads from the index and tests."""
 LOOKED_BACK: Final = 2_000
-"""Number of a node's newest rollouts that are searched for checked ones, for the node's page."""
+"""For a node's page: number of the node's newest rollouts in which checked rollouts are searched."""
 NEWEST: Final = (2**62, 0)
-"""A (lease, index) above all stored rollouts: a search that begins before this key finds the newest rollout first."""
+"""A (lease, index) above all stored rollouts. A search that begins before this key finds the newest rollout first."""
 
 Key = tuple[int, int]
 """Lease number and index, which identify a rollout."""
@@ -54,9 +54,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredGroup(GroupRecord):
-    """All rollouts ever leased for a group, ordered by index, turn and lease; and the step that trained on
-    the group.
-    """
+    """A group, with all rollouts ever leased for it, ordered by index, turn and lease."""
 
     rollouts: tuple[RolloutSummary, ...]
 
@@ -224,8 +222,8 @@ def _step(connection: Connection, step: int) -> Any | None:
 def _conditions(
     connection: Connection, wanted: RolloutFilter
 ) -> tuple[list[ColumnElement[bool] | TextClause], list[_Within]]:
-    """Split a filter into exact conditions for the index lookup, and range conditions to test on the rows
-    found there.
+    """Split a filter into exact conditions for the index lookup, and conditions to test on the rows that the lookup
+    finds.
     """
     equal = {
         "group_id": wanted.group,
@@ -276,14 +274,15 @@ def _summaries(connection: Connection, rows: Sequence[Any]) -> tuple[RolloutSumm
 
 
 class HeldOutSet(Protocol):
-    """The part of a held-out set that this module needs. Implemented by `echo_hub.config.task_sections.ChosenSet`."""
+    """The attributes of a held-out set that this module needs. `echo_hub.config.task_sections.ChosenSet` implements
+    them."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def numbers(self) -> range:
-        """Positions of this set's problems in the list of all sets' problems."""
+        """Positions of this set's problems in the common list of all sets' problems."""
 
 
 def _summary(row: Any, step: int | None, node_name: str) -> RolloutSummary:
@@ -299,7 +298,7 @@ def _summary(row: Any, step: int | None, node_name: str) -> RolloutSummary:
 
 
 def evaluation_text(group_id: int, sets: Sequence[HeldOutSet] = ()) -> str:
-    """Return a description of an evaluation group, or "" for a training group. `sets` are the run's held-out sets."""
+    """Describe the evaluation to which a group belongs; "" for a training group. `sets` are the run's held-out sets."""
     about = EvaluationGroup.of(group_id)
     if about is None:
         return ""

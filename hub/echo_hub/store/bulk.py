@@ -1,11 +1,11 @@
-"""Execute one statement for many rows with a single compilation, select rows by many keys, and update rollouts.
+"""Execute one statement for many rows with a single compilation; select rows by many keys; change rollouts.
 
 SQLAlchemy looks up the names, defaults and types of every row's parameters, which takes several times as long as SQLite
-takes for the row. Here they are looked up once for each statement. Values are still converted by the type of their
+needs for the row. Here they are looked up once for each statement. Values are still converted by the type of their
 column.
 
-SQLite gets many rows in one statement: its driver releases and retakes the GIL for each execution, and in a busy hub
-each retake waits for other threads.
+SQLite gets many rows in one statement: its driver releases and retakes Python's GIL for each execution, and in a busy
+hub each retake waits for other threads.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ T = TypeVar("T")
 _KEPT: Final = 64
 MOST_PARAMETERS: Final = 900
 """Largest number of parameters in one statement; SQLite before 3.32 allows 999. The number of rows in a statement is
-always a power of two, so that few different statements are prepared.
+always a power of two, so that few different statements are compiled.
 """
 
 
 def among(connection: Connection, column: ColumnElement[T], values: Iterable[T]) -> ColumnElement[bool]:
     """Return the condition that a column's value is one of `values`, which are numbers or texts.
 
-    All values go as one parameter. With one parameter each, SQLAlchemy and PostgreSQL's driver spent several times as
-    long on 250 parameters as the database did on their rows.
+    All values are passed as one parameter. With one parameter for each value, SQLAlchemy and PostgreSQL's driver needed
+    several times as long for 250 parameters as the database needed for the rows.
     """
     if connection.dialect.name == "sqlite":
         each = func.json_each(literal(json.dumps(list(values)))).table_valued("value")
@@ -82,7 +82,7 @@ class _Many:
     text_of: Callable[[int], str] | None = None
     """Return the statement's text for N rows at once; None if the driver gets the rows with `executemany`."""
     first: Sequence[Any] = ()
-    """Parameter values that precede those of the rows, in the driver's order."""
+    """Parameter values that come before the values of the rows, in the driver's order."""
 
     def parameters(self, row: Mapping[str, Any]) -> Any:
         values = {**self.fixed, **row}
@@ -128,8 +128,8 @@ def _insert_of(text: str, num_columns: int) -> Callable[[int], str]:
 def _update_of(text: str, places: Sequence[str], *, names: Sequence[str], fixed: Sequence[str]) -> Callable[[int], str]:
     """Return a function that makes the text of an UPDATE for N rows.
 
-    `text` has one "?" for each of `places`. `names` are the parameters of a row; `fixed` are the parameters before all
-    rows.
+    `text` has one "?" for each of `places`. `names` are the parameters of each row; `fixed` are the parameters that all
+    rows share.
     """
     written = {name: f"?{number}" for number, name in enumerate(fixed, 1)}
     written |= {name: f"given.column{number}" for number, name in enumerate(names, 1)}
@@ -164,7 +164,7 @@ def change(connection: Connection, statement: Update, rows: Rows, what: str) -> 
 
 
 def check_changed(changed: int, wanted: int, what: str) -> None:
-    """Raise LocalProtocolError if an update changed another number of rollouts than it had to."""
+    """Raise LocalProtocolError unless an update has changed the wanted number of rollouts."""
     if changed != wanted:
         raise LocalProtocolError(
             "The coordinator's records do not fit the store; no record of this turn was written.",

@@ -1,14 +1,15 @@
-"""Credit for work that counted: of each node, each team, the whole run, and each owner with one leaderboard entry.
+"""Credit for work that counted: of each node, each team, the whole run, and each owner that has one leaderboard entry.
 
 A rollout counts when it is trained on or evaluated; the transaction that records this also adds the credit. The node
-that held the lease is credited with the rollout, and the nodes that sampled its tokens with the tokens: they differ if
-the rollout was resumed on another node. Work of a node in a team is also credited to the team, permanently. Nothing
-else gives credit, and nodes cannot claim any. Only sums are stored, so an update costs the same at the first rollout as
-at the millionth, and no page counts receipts.
+that held the lease gets credit for the rollout. The nodes that sampled its tokens get credit for the tokens: these
+nodes differ if another node resumed the rollout. If a node is in a team, its work is also credited to the team,
+permanently. Nothing else gives credit, and nodes cannot claim any. Only sums are stored, so an update costs the same at
+the first rollout as at the millionth, and no page counts receipts.
 
 An owner's credit is the sum of the credit of its present nodes (`echo_hub.store.owners`).
 
-A *holder* is a node by its id, a team as "/team/12", an owner as "/owner/" and its key, or the run as "/run".
+A *holder* is the name of a row: a node's id, a team as "/team/12", an owner as "/owner/" and its key, or the run as
+"/run".
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ RUN: Final = "/run"
 _TEAM: Final = "/team/"
 OWNER: Final = "/owner/"
 KEYS_A_QUERY: Final = 500
-"""Keys looked up in one query. A query of this size takes a few milliseconds."""
+"""Keys looked up in one query. Such a query takes a few milliseconds."""
 
 
 def team_holder(team_id: int) -> str:
@@ -78,7 +79,7 @@ def grant(connection: Connection, earned: Mapping[str, Mapping[str, int]], *, at
                 "new_streak_days": streak,
                 "new_longest_streak": max(streak, row["longest_streak"]),
                 "new_first_day": day if row["first_day"] is None else row["first_day"],
-                # If the clock was set back, `day` is before `last_day`: the streak then neither ends nor grows.
+                # If the clock was set back, `day` is before `last_day`: then the streak stays as it is.
                 "new_last_day": day if row["last_day"] is None else max(day, row["last_day"]),
             }
         )
@@ -89,8 +90,8 @@ def grant(connection: Connection, earned: Mapping[str, Mapping[str, int]], *, at
 
 
 def _holders_of(connection: Connection, step: int, holders: Collection[str]) -> frozenset[str]:
-    """Return the `holders` with earlier credit for this step: a large step is credited in parts, but counts once for
-    each holder.
+    """Return those `holders` that already have credit for this step. A large step is credited in parts, but counts as
+    one step for each holder.
     """
     of_step = select(credit_steps.c.holder).where(credit_steps.c.step == step)
     return frozenset(
@@ -101,7 +102,7 @@ def _holders_of(connection: Connection, step: int, holders: Collection[str]) -> 
 
 
 def _with_groups(connection: Connection, earned: dict[str, Counter[str]]) -> dict[str, Counter[str]]:
-    """Add what the run, the teams and the owners earned through their nodes."""
+    """Add entries for the run, the teams and the owners, which earn everything that their nodes earn."""
     team_of, owner_of = teams_of(connection, earned), _owners_of(connection, earned)
     found: dict[str, Counter[str]] = {RUN: Counter(), **earned}
     for node_id, part in earned.items():
@@ -159,8 +160,8 @@ def _ensuring(dialect: Any) -> Any:
     return dialect.insert(credit).on_conflict_do_nothing(index_elements=["holder"])
 
 
-# Columns for credit in this run. The other two columns hold credit from other runs, which `echo-hub credit import`
-# writes.
+# Columns with credit of this run. The remaining two columns hold credit from other runs; `echo-hub credit import`
+# writes them.
 _OWN: Final = ("rollouts", "tokens", "steps", "recent", "streak_days", "longest_streak", "first_day", "last_day")
 _CHANGE: Final = (
     update(credit)

@@ -1,6 +1,4 @@
-"""Nodes' totals over the whole run, and their ranks: the figures that the hub tells each connected node about
-itself.
-"""
+"""Nodes' totals and ranks over the whole run. The hub tells each connected node its own figures."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from echo_hub.store.tallies import EVALUATED, TRAINED
 
 KEYS_A_QUERY: Final = 10_000
 """Nodes in one query. Every query ranks all nodes, so one large query is cheaper than several small ones. Few hubs have
-more nodes connected, and both databases allow three times as many parameters in one statement."""
+more connected nodes, and both databases allow three times as many parameters in one statement."""
 _USEFUL: Final = (TRAINED, EVALUATED)
 
 
@@ -45,7 +43,7 @@ def read_credits(connection: Connection, node_ids: Collection[str]) -> dict[str,
     """
     board, keys = ranked(connection, "node"), sorted(node_ids)
     ranks = select(board.c.holder, board.c.rollouts, board.c.rank).where(board.c.rollouts > 0).subquery()
-    # An owner with one entry on the board takes the place of its nodes.
+    # An owner may have one leaderboard entry, which replaces the entries of its nodes. Then use the owner's rank.
     of_owner = ranks.c.holder == literal(OWNER).concat(nodes.c.owner_key)
     own = select(credit.c.holder.label("node_id"), credit.c.rollouts, ranks.c.rank)
     places_of = own.join(nodes, nodes.c.node_id == credit.c.holder, isouter=True).join(

@@ -1,12 +1,13 @@
 """The connection to the database: engine, pragmas, migrations, and driver errors as errors of this project.
 
-SQLite runs in WAL mode with synchronous=FULL: when a commit returns, it is on disk, so acknowledged data survives a
-power cut if the disk honours syncs. With NORMAL, a power cut could lose the last commits, and the database would be
+SQLite runs in WAL mode with synchronous=FULL: when a commit returns, it is on disk. So acknowledged data survives a
+power cut, if the disk honours syncs. With NORMAL, a power cut could lose the last commits, and the database would be
 behind the learner's checkpoint. The hub commits once per coordinator pass, which costs one sync. PostgreSQL does the
 same by default (synchronous_commit=on).
 
-A file that a broken disk has damaged is refused when it is opened, not after hours of work. SQLite's quick_check reads
-the structure of every page, at 5 to 6 s a GB from memory (1.3 s for 10^6 rollouts), for `CHECK_S` at most.
+A file that a broken disk has damaged is refused when it is opened, not after hours of work. For this, SQLite's
+quick_check reads the structure of every page. From memory this takes 5 to 6 s a GB (1.3 s for 10^6 rollouts); it ends
+after `CHECK_S` at the latest.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ BUSY_TIMEOUT_MS: Final = 5_000
 OLDEST_SQLITE: Final = (3, 33)
 """First SQLite release that supports UPDATE ... FROM, which updates many rows from a list of values."""
 STATEMENTS: Final = 512
-"""Prepared statements that SQLite's driver caches. Bulk statements have one form per power of two rows."""
+"""Prepared statements that SQLite's driver caches. A bulk statement has one form for each power of two of its rows."""
 
 IDLE_TRANSACTION: Final = "60s"
-"""PostgreSQL ends a transaction that is idle for this long. Otherwise, after a broken connection, the dead transaction
+"""PostgreSQL ends a transaction that is idle for this long. Otherwise, if a connection breaks, its dead transaction
 would keep its locks, and the hub's next connection would wait for them.
 """
 LINE: Final = {
@@ -55,12 +56,13 @@ LINE: Final = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
-"""libpq settings used where the URL sets none: with these, the hub notices a silently vanished server within about a
-minute.
+"""libpq settings, used unless the URL sets them. With these, the hub notices within about a minute that a server has
+silently vanished.
 """
 
 CHECK_S: Final = 10.0
-"""Time limit of the damage check at the start. Damage in pages that were not checked is found when the hub reads them.
+"""Time limit of the check for damage at the start, in seconds. Damage in pages that were not checked is found when the
+hub reads them.
 """
 
 _CANNOT_OPEN: Final = "The hub's database cannot be opened."
@@ -117,7 +119,8 @@ def open_to_read(engine: Engine) -> Iterator[Connection]:
 
 @contextmanager
 def one_look(engine: Engine) -> Iterator[None]:
-    """Let all reads of this thread see the state of one commit until the `with` block ends. Raises StorageError."""
+    """Until the `with` block ends, let all reads of this thread see the database at the same commit. Raises
+    StorageError."""
     with open_to_read(engine) as connection:
         token = _LOOK.set((engine, connection))
         try:
@@ -139,7 +142,7 @@ def open_to_write(engine: Engine) -> Iterator[Connection]:
 
 
 def write_meta(connection: Connection, key: str, value: str) -> None:
-    """Insert or replace one row of `run_meta`. Safe without an upsert: the store has one writer."""
+    """Insert or replace one row of `run_meta`. No upsert is needed: only one thread of the hub inserts such rows."""
     if connection.execute(update(run_meta).where(run_meta.c.key == key).values(value=value)).rowcount == 0:
         connection.execute(insert(run_meta), {"key": key, "value": value})
 
@@ -149,9 +152,9 @@ def read_meta(connection: Connection) -> dict[str, str]:
 
 
 def connect(url: str) -> Engine:
-    """Return the engine of an SQLAlchemy URL, without connecting. Raises ConfigError for a URL that cannot be used.
+    """Return the engine for an SQLAlchemy URL, without connecting. Raises ConfigError for a URL that cannot be used.
 
-    Transactions with the execution option `writes` wait for other writers before they begin.
+    With the execution option `writes`, a transaction waits for other writers before it begins.
     """
     try:
         parsed = make_url(url)
@@ -183,7 +186,7 @@ def _engine(url: URL) -> Engine:
     if url.drivername != "postgresql+psycopg":
         return create_engine(url)
     line = {name: value for name, value in LINE.items() if name not in url.query}
-    # Try each connection before use: after a server restart, all pooled connections are dead.
+    # Test each pooled connection before use: after a server restart, all pooled connections are dead.
     engine = create_engine(url, pool_pre_ping=True, connect_args=line)
     event.listen(engine, "connect", _prepare_postgresql)
     return engine
@@ -196,8 +199,8 @@ def _prepare_postgresql(connection: Any, _record: Any) -> None:
 
 
 def _prepare_sqlite(connection: Any, _record: Any) -> None:
-    # Turn off the driver's own transactions: it begins one only at the first change, so reads would see several
-    # commits.
+    # Turn off the driver's own transactions. The driver begins a transaction only at the first change, so reads before
+    # it would see several commits.
     connection.isolation_level = None
     cursor = connection.cursor()
     for pragma in ("journal_mode=WAL", "synchronous=FULL", f"busy_timeout={BUSY_TIMEOUT_MS}"):
@@ -206,7 +209,8 @@ def _prepare_sqlite(connection: Any, _record: Any) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    # Use BEGIN IMMEDIATE: SQLite refuses to write in a transaction that has read before another process wrote.
+    # To write, use BEGIN IMMEDIATE: if another process writes after this transaction has read, SQLite refuses its
+    # writes.
     writes = connection.get_execution_options().get("writes", False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
@@ -254,9 +258,9 @@ def check_undamaged(engine: Engine) -> None:
 
 
 def shrink(engine: Engine) -> tuple[int, int]:
-    """Shrink an SQLite file to its contents. Return its bytes before and after.
+    """Shrink an SQLite file to its contents. Return its size in bytes before and after.
 
-    No other process may have the file open, and the disk needs room for two more copies of it. Raises StorageError,
+    No other process may have the file open, and the disk needs space for two more copies of it. Raises StorageError,
     ConfigError.
     """
     if engine.dialect.name != "sqlite":
@@ -323,7 +327,7 @@ def check_migrated(engine: Engine) -> None:
 
 
 def _check_known(current: str | None, scripts: ScriptDirectory) -> None:
-    """Raise StorageError if this release has no migration from this schema revision. None stands for an empty
+    """Raise StorageError if this release has no migration from the schema revision `current`. None means an empty
     database.
     """
     known = {script.revision for script in scripts.walk_revisions()}
@@ -343,7 +347,7 @@ def _check_known(current: str | None, scripts: ScriptDirectory) -> None:
 
 
 def _is_there(engine: Engine) -> bool:
-    """Return False for an SQLite file that is missing or empty: connecting would create a database in it."""
+    """Return False for an SQLite file that is missing or empty: to connect would create a database there."""
     if engine.dialect.name != "sqlite" or engine.url.query.get("uri"):
         return True
     path = Path(engine.url.database or "")

@@ -15,7 +15,7 @@ from echo_shared.wire.messages import DropReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredDraw:
-    """A rollout with stored tokens, and the facts that determine the random numbers that drew these tokens."""
+    """A rollout with stored tokens, and the facts that determine the random numbers with which they were drawn."""
 
     stored: StoredPayload
     index: int
@@ -28,7 +28,7 @@ class StoredDraw:
 
 def read_draws(connection: Connection, rollout_ids: Sequence[str]) -> list[StoredDraw]:
     """Return, for each of these rollouts in the given order, its stored tokens and the facts that determine the random
-    numbers that drew them. Rollouts whose tokens were deleted are left out.
+    numbers with which they were drawn. Rollouts whose tokens were deleted are left out.
     """
     found = read_payloads(connection, rollout_ids)
     group_ids = {stored.group_id for stored in found}

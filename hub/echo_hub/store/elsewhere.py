@@ -1,7 +1,8 @@
 """Credit across runs: export this run's credit for other hubs, and import the signed exports of other hubs.
 
-An export holds everything that a run's nodes ever earned. So a newer export replaces the older one of the same run, and
-importing an export twice changes nothing. Teams belong to one hub: credit from other runs does not count for a team.
+An export holds everything that the nodes of a run have earned so far. So a newer export replaces the older one of the
+same run, and importing an export twice changes nothing. Teams belong to one hub: credit from other runs does not count
+for a team.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from echo_shared.signing.signed_document import moment
 
 Taken = Literal["new", "newer", "known"]
 """Result of an import. "new": the first export of its run. "newer": it replaced an older one. "known": the stored
-export is as new or newer, so nothing was imported.
+export has the same age or is newer, so nothing was imported.
 """
 
 

@@ -1,5 +1,5 @@
-"""Events of a run in the store. Only the newest events of each kind are kept: frequent kinds, or kinds that strangers
-can cause, displace no other kind.
+"""Events of a run in the store. Only the newest events of each kind are kept, so kinds that are frequent, or that
+strangers can cause, do not displace other kinds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ KEPT: Final = 2_000
 """Default number of events kept for each kind."""
 _NEWEST: Final = select(events).order_by(events.c.number.desc()).limit(bindparam("most"))
 _FROM: Final = {severity.value: tuple(Severity)[place:] for place, severity in enumerate(Severity)}
-"""Maps a severity to itself and all higher severities."""
+"""Maps a severity to the list of itself and all higher severities."""
 
 
 def add_events(connection: Connection, new: Sequence[RunEvent], *, kept: int) -> None:

@@ -1,11 +1,11 @@
 """Delete tokens that the hub no longer needs, and keep copies of some of them for people to read.
 
-Groups are kept whole, so that a kept group can be read in full. The group's number alone decides whether the group is
-kept: among any consecutive groups, the share `Keeping.share` is. If the copies exceed `Keeping.max_bytes`, those with
+Groups are kept whole, so that a kept group can be read in full. Whether a group is kept depends only on its number:
+among any consecutive groups, the share `Keeping.share` is kept. If the copies exceed `Keeping.max_bytes`, those with
 the oldest leases are deleted.
 
-A rollout without tokens has the reason in `not_kept`: `share` or `bytes`. NULL without a copy has two causes: the
-rollout never came in, or keeping was off when its tokens were deleted.
+For a rollout without tokens, the column `not_kept` gives the reason: `share` or `bytes`. If it is NULL and there is no
+copy, either the rollout never came in, or keeping was off when its tokens were deleted.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ TRIMMED_AT_ONCE: Final = 5_000
 """Largest number of copies that one transaction deletes. If the operator lowers the byte limit a lot, deletion takes
 several transactions."""
 TRIMMED_A_QUERY: Final = 250
-"""Copies read at a time. Usually few must be deleted, and PostgreSQL's driver fetches all rows that a query returns."""
+"""Copies read at a time. Usually only a few must be deleted, but PostgreSQL's driver fetches all rows of a query."""
 _GOLDEN: Final = 0x9E3779B97F4A7C15
-"""2**64 divided by the golden ratio. Its multiples modulo 2**64 are evenly spread (Knuth, The Art of Computer
-Programming 3, 6.4), so they choose an even share of consecutive group numbers.
+"""2**64 divided by the golden ratio. The multiples of this number modulo 2**64 are evenly spread (Knuth, The Art of
+Computer Programming 3, 6.4), so they choose an even share of consecutive group numbers.
 """
 
 Key = tuple[int, int]
@@ -72,8 +72,8 @@ class KeptTotals:
 
 
 def forget(connection: Connection, keys: Iterable[Key], keeping: Keeping) -> None:
-    """Delete the stored payloads of these rollouts, given as (lease, index), and copy those of the groups that
-    `keeping` chooses.
+    """Delete the stored payloads of these rollouts, given as (lease, index). If `keeping` chooses a rollout's group,
+    copy its payload first.
     """
     wanted = set(keys)
     rows = [

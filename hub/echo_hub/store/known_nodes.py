@@ -23,7 +23,7 @@ def note_still_here(connection: Connection, node_ids: Sequence[str], now: float)
 
 
 def ban_nodes(connection: Connection, node_ids: Collection[str], now: float) -> None:
-    """Ban these nodes. A node that is banned already keeps the time of its earlier ban."""
+    """Ban these nodes. A node that is already banned keeps the time of its first ban."""
     of_these = nodes.c.node_id.in_(node_ids)
     connection.execute(update(nodes).where(of_these, nodes.c.banned_at.is_(None)).values(banned_at=now))
 

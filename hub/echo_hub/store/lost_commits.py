@@ -1,11 +1,11 @@
-"""After a connection has broken during COMMIT, find out whether the COMMIT took effect, before writing again.
+"""Find out whether a COMMIT took effect, after the connection has broken during it, before writing again.
 
     BEGIN ... UPDATE run_meta SET value = MARK WHERE key = 'last_write'; COMMIT ──x  the connection breaks
     once the server answers: SELECT value ... FOR UPDATE                             if it is MARK: committed
 
 The row's lock makes the answer final: the SELECT waits until a pending COMMIT has finished. PostgreSQL's pg_xact_status
-cannot answer this: after a crash, the number of a transaction that reached no log is assigned again. Only the hub's
-writer uses this row. SQLite needs none of this: its commits cross no network.
+cannot answer this: if a transaction has left nothing in the log, its number is assigned again after a crash. Only the
+hub's writer uses this row. SQLite needs none of this: its commits cross no network.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _WAITS: Final[ContextVar[Room | None]] = ContextVar("waits", default=None)
 _SERVER_GONE: Final = frozenset({"57P01", "57P02", "57P03", "53300"})
 """SQLSTATEs of a server that shuts down, has crashed, cannot accept connections now, or has too many connections."""
 _REFUSALS: Final = ("authentication", "does not exist", "pg_hba", "permission denied", "not permitted", "certificate")
-"""Parts of error texts by which a reachable server refuses the connection settings. Waiting does not help against
-these.
+"""Parts of error texts with which a reachable server refuses the connection settings. Waiting does not help against
+these errors.
 """
 
 
@@ -50,8 +50,8 @@ def is_away(error: DBAPIError) -> bool:
 
 @contextmanager
 def finding_out(room: Room) -> Iterator[None]:
-    """Treat writes of this thread inside the block as the hub's. If such a write loses its connection during COMMIT, it
-    waits with `room` until the server tells whether the commit took effect.
+    """Inside the block, treat this thread's writes as the hub's own. If such a write loses its connection during
+    COMMIT, it waits with `room` until the server tells whether the commit took effect.
     """
     token = _WAITS.set(room)
     try:

@@ -1,5 +1,5 @@
 """One node's full record for its page, and its contribution for its certificate. Reads only. The number of rows read is
-limited, so a long run costs no more time than a new one.
+limited, so the time does not grow with the run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from echo_shared.records.node import CheckEvidence, NodeOutcome, NodeRecord, Tok
 
 DECISIONS: Final = 50
 ROLLOUTS: Final = 10
-"""Number of newest rollouts shown, and of newest checked rollouts."""
+"""Number of the node's newest rollouts on its page, and of its newest checked rollouts."""
 
 
 def read_node_record(connection: Connection, node_id: str) -> NodeRecord | None:
@@ -67,7 +67,7 @@ def _decisions(connection: Connection, node_id: str) -> tuple[TrustDecision, ...
 
 
 def _evidence(stored: Mapping[str, Any] | None) -> CheckEvidence | None:
-    """Return the stored evidence; None if there is none, or if another release stored it in another form."""
+    """Return the stored evidence; None if there is none, or if a release with another form stored it."""
     if not stored or set(stored) != set(STORED):
         return None
     draws, claims = stored["draws"], stored["claims"]

@@ -1,14 +1,14 @@
 """Keep fetch rows, one for each node and version, for the newest versions only.
 
-Otherwise the table would grow by one row for each node and version forever. Totals are updated as fetches come in
-(`tallies`). How long a version took to arrive is written to its row once, before the first of its fetch rows is
-deleted.
+Without deletion, the table would grow by one row for each node and version forever. Totals are updated as fetches come
+in (`tallies`). How long a version took to arrive is written to the version's row once, before the first of its fetch
+rows is deleted.
 
     version    63      64                      65      66 ...
     rows       gone    gone | to be deleted    kept
                             FetchMark(64, at_s)
 
-Rows are deleted in the order of `ix_fetches_version`, and each part starts where the last one ended. In PostgreSQL,
+Rows are deleted in the order of `ix_fetches_version`, and each deletion starts where the last one ended. In PostgreSQL,
 index entries of deleted rows stay until VACUUM. A search from the index's start would read all these entries.
 """
 
@@ -23,10 +23,10 @@ from echo_hub.store.tables import fetches, versions
 
 KEPT_VERSIONS: Final = 64
 FORGOTTEN_AT_ONCE: Final = 1_000
-"""Rows deleted by each call, in addition to the `more` that the caller asks for. Calls come with each batch of releases
-and arrivals, and when the tokens of old steps are deleted."""
+"""Rows deleted by each call, in addition to the `more` that the caller asks for. The hub calls this for each batch of
+releases and arrivals, and when it deletes the tokens of old steps."""
 ROWS_A_STATEMENT: Final = 128
-"""Rows in one DELETE. A statement of this size takes a few milliseconds."""
+"""Rows in one DELETE. Such a statement takes a few milliseconds."""
 
 _OLDEST: Final = (
     select(fetches.c.policy_version)
@@ -38,9 +38,9 @@ _OLDEST: Final = (
 
 @dataclass(frozen=True, slots=True)
 class FetchMark:
-    """The point up to which fetch rows are deleted. No row of a version before `version` is left. Of `version` itself,
-    rows without `broadcast_s` (late arrivals) and rows with `broadcast_s` before `at_s` are deleted. If `at_s` is None,
-    every row with a `broadcast_s` is deleted.
+    """The point up to which fetch rows are deleted. No row of a version before `version` is left. In `version` itself,
+    late arrivals (rows without `broadcast_s`) and rows with `broadcast_s` before `at_s` are deleted. If `at_s` is None,
+    all rows of `version` are deleted.
     """
 
     version: int = -1
@@ -48,7 +48,7 @@ class FetchMark:
 
 
 def newest_forgotten(connection: Connection) -> int:
-    """Return the newest version whose fetches are no longer recorded."""
+    """Return the newest version that is so old that its fetches are no longer recorded."""
     newest = connection.scalar(select(func.max(versions.c.policy_version)))
     return (newest or 0) - KEPT_VERSIONS
 
@@ -56,8 +56,8 @@ def newest_forgotten(connection: Connection) -> int:
 def forget_old_fetches(connection: Connection, place: FetchMark, more: int = 0) -> FetchMark:
     """Delete `FORGOTTEN_AT_ONCE + more` fetch rows of the oldest versions, but none of the `KEPT_VERSIONS` newest.
 
-    Return the point up to which rows are deleted once this transaction is committed. A caller that knows no point may
-    start at `FetchMark()`.
+    `place` is where the last call ended; `FetchMark()` if unknown. Return where the next call continues, once this
+    transaction is committed.
     """
     forgotten, most = newest_forgotten(connection), FORGOTTEN_AT_ONCE + more
     while most > 0:
@@ -92,7 +92,7 @@ def _in_order(column: ColumnElement[Any], *which: ColumnElement[bool]) -> Select
 def _delete(connection: Connection, *which: ColumnElement[bool], most: int) -> int:
     """Delete at most `most` of the matching rows, in index order, and return how many were deleted.
 
-    Rows are named by their physical position (rowid, ctid), so that only one index is searched.
+    Rows are named by their physical position (rowid, ctid), so that the database searches only one index.
     """
     is_sqlite = connection.dialect.name == "sqlite"
     row: ColumnElement[Any] = literal_column("rowid" if is_sqlite else "ctid")
@@ -102,10 +102,10 @@ def _delete(connection: Connection, *which: ColumnElement[bool], most: int) -> i
 
 
 def arrived_s(connection: Connection, version: int) -> dict[str, float | None]:
-    """Return the arrival times of a version: at half of its nodes, at 95 % of them, and at the last one.
+    """Return the times at which a version had arrived at half of its nodes, at 95 % of them, and at the last one.
 
-    The values are seconds after the announcement; None before the first fetch. The database counts along a covering
-    index.
+    The values are seconds after the announcement; None before the first fetch. The database counts inside an index,
+    without reading the rows.
     """
     of_version = (fetches.c.policy_version == version, fetches.c.broadcast_s.is_not(None))
     number = connection.scalar(select(func.count(fetches.c.broadcast_s)).where(*of_version)) or 0
@@ -117,8 +117,8 @@ def arrived_s(connection: Connection, version: int) -> dict[str, float | None]:
 
 
 def _at(connection: Connection, seconds: Select[Any], number: int, percent: int) -> float | None:
-    """Return a percentile of `number` sorted values: the smallest value with at least `percent` % of the values up to
-    it.
+    """Return a percentile of `number` sorted values: the smallest value for which at least `percent` % of the values
+    are not larger.
     """
     from_largest = number - -(-percent * number // 100)
     ordered = seconds.order_by(fetches.c.policy_version.desc(), fetches.c.broadcast_s.desc())

@@ -1,7 +1,7 @@
-"""Permanent receipts of rollouts whose rows were deleted. A receipt request is answered as before the deletion.
+"""Permanent receipts of rollouts whose rows were deleted, so that requests for receipts are answered as before.
 
-The receipts of `LEASES` consecutive leases form one row: columns of values as deflated JSON, about 30 bytes a rollout.
-Times are kept to the millisecond.
+The receipts of `LEASES` consecutive leases form one row: their values, column by column, as compressed JSON, about 30
+bytes a rollout. Times are kept to the millisecond.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from echo_hub.store.tables import old_receipts
 from echo_hub.store.tallies import dialect_of
 
 LEASES: Final = 64
-"""Leases whose receipts share a row. Unpacking, changing and repacking such a row takes about a millisecond."""
+"""Leases whose receipts share a row. To unpack, change and repack such a row takes about a millisecond."""
 _BLOCKS_A_QUERY: Final = 1_000
 
 Key = tuple[int, int]
@@ -28,7 +28,7 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OldReceipt:
-    """One receipt. Its fields are those columns of the deleted row that a receipt needs."""
+    """One receipt. Its fields are the columns of the deleted row that a receipt needs."""
 
     lease_id: int
     index: int
@@ -79,8 +79,8 @@ def find(connection: Connection, keys: Collection[Key]) -> dict[Key, OldReceipt]
 
 
 def note_checked(connection: Connection, checked: Mapping[Key, str]) -> int:
-    """Record results of checks that ended after the rollouts' rows were deleted. Return how many of the rollouts have a
-    receipt here.
+    """Record the results of checks that ended after the rollouts' rows were deleted. Return how many of these rollouts
+    have a receipt here.
     """
     found = find(connection, checked)
     add(connection, (replace(receipt, checked=checked[key]) for key, receipt in found.items()))

@@ -1,7 +1,8 @@
-"""Owners of nodes: which nodes belong to an owner, and the credit of owners that the leaderboard shows as one entry.
+"""Owners of nodes: which nodes an owner has, and the credit of owners that the leaderboard shows as one entry.
 
-The table `owners` has a row for each owner with one entry. Such an owner's credit is the sum over its present nodes:
-`credit.grant` adds new work, and `recount_owners` computes the sum again after nodes have come or gone.
+The table `owners` has a row for each owner that has chosen one entry. The credit of such an owner is the sum over its
+present nodes: `credit.grant` adds new work, and `recount_owners` computes the sum again after nodes have joined or left
+the owner.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ from echo_hub.store.tables import MUST_RECOUNT, credit, credit_days, credit_step
 from echo_shared.wire.messages import MAX_FLEET
 
 RECOUNTED_AT_ONCE: Final = 16
-"""Owners whose credit is computed again in one transaction: each takes a scan of its nodes' days and steps."""
+"""Owners whose credit is computed again in one transaction. For each owner, all days and steps of its nodes are
+read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnedNode:
-    """One of an owner's nodes. `claim` is the owner's signature, `tokens` those of its credited `rollouts`."""
+    """One of an owner's nodes. `claim` is the owner's signature over the node's id and the hub's key. `rollouts` and
+    `tokens` are the node's credit.
+    """
 
     node_id: str
     node_key: bytes
@@ -36,7 +40,7 @@ class OwnedNode:
 
 
 def read_owned(connection: Connection, owner_key: str) -> tuple[OwnedNode, ...]:
-    """Return the owner's nodes, those that were seen last first, at most `MAX_FLEET`."""
+    """Return the owner's nodes, at most `MAX_FLEET`; those seen last come first."""
     found = (
         select(nodes, func.coalesce(credit.c.rollouts, 0).label("done"), func.coalesce(credit.c.tokens, 0).label("of"))
         .select_from(nodes.outerjoin(credit, credit.c.holder == nodes.c.node_id))
@@ -63,7 +67,8 @@ def read_counts_once(connection: Connection, owner_key: str) -> bool:
 
 
 def set_counts_once(connection: Connection, owner_key: str, *, counts_once: bool) -> None:
-    """Give an owner one leaderboard entry, or each of its nodes its own again."""
+    """Give an owner one leaderboard entry, or, if `counts_once` is False, give each of its nodes its own entry
+    again."""
     if counts_once == read_counts_once(connection, owner_key):
         return
     if counts_once:
@@ -74,8 +79,8 @@ def set_counts_once(connection: Connection, owner_key: str, *, counts_once: bool
 
 
 def note_owner(connection: Connection, node_id: str, owner_key: str) -> None:
-    """Mark owners for a new count if the node's owner changes to this one; "" = no owner. Call it before the node's row
-    is written.
+    """If the node's owner changes, mark the old and the new owner, so that their credit is computed again. `owner_key`
+    is the new owner; "" means none. Call this before the node's row is written.
     """
     before = connection.scalar(select(nodes.c.owner_key).where(nodes.c.node_id == node_id)) or ""
     if before != owner_key:
@@ -84,7 +89,7 @@ def note_owner(connection: Connection, node_id: str, owner_key: str) -> None:
 
 
 def recount_owners(connection: Connection) -> None:
-    """Compute the credit of owners again whose nodes have changed, at most `RECOUNTED_AT_ONCE` of them."""
+    """Recompute the credit of owners whose nodes have changed, for at most `RECOUNTED_AT_ONCE` owners."""
     due = select(owners.c.owner_key).where(MUST_RECOUNT).order_by(owners.c.owner_key).limit(RECOUNTED_AT_ONCE)
     for owner_key in connection.scalars(due).all():
         _recount(connection, owner_key)
@@ -108,7 +113,7 @@ def _recount(connection: Connection, owner_key: str) -> None:
 
 
 def _sum_up(connection: Connection, table: Table, name: str, holder: str, members: Any) -> None:
-    """Insert the sums over the nodes `members` by day or step."""
+    """Insert the sums over the nodes `members` for each day or step. `name` is the key column, "day" or "step"."""
     key = table.c[name]
     sums = select(literal(holder), key, func.sum(table.c.rollouts), func.sum(table.c.tokens))
     of_nodes = sums.where(table.c.holder.in_(members)).group_by(key)
@@ -124,7 +129,7 @@ def _summed(recents: Sequence[float]) -> float | None:
 
 
 def _streaks(days: Sequence[int]) -> dict[str, int | None]:
-    """Return the columns of `credit` that follow from the days with credit, in ascending order."""
+    """Return the columns of `credit` about streaks. `days` are the days with credit, in ascending order."""
     streak, longest, last = 0, 0, None
     for day in days:
         streak, last = longer(streak, last, day), day

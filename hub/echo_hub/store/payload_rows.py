@@ -1,8 +1,7 @@
-"""Columns that hold a rollout's tokens, and the conversion between rows and payloads, for the tables `payloads` and
-`kept`.
+"""Columns that hold a rollout's tokens, in the tables `payloads` and `kept`; conversion between rows and payloads.
 
-Columns and conversion follow from the fields of `RolloutPayload`. Columns of fields without a default are never NULL.
-In the other columns, NULL stands for the field's default.
+Columns and conversion are derived from the fields of `RolloutPayload`. If a field has no default, its column is never
+NULL. In the other columns, NULL stands for the field's default.
 """
 
 from __future__ import annotations
@@ -86,8 +85,8 @@ def columns() -> list[Column[Any]]:
 
 
 def row_of(payload: RolloutPayload) -> dict[str, Any]:
-    """Return the column values of a received payload, without the environment's answer to the turn, which
-    comes later.
+    """Return the column values of a received payload. The column for the environment's answer to the turn is left out,
+    because the answer comes later.
     """
     return {name: write(payload) for name, write in _WRITERS}
 
@@ -96,7 +95,7 @@ def payload_of(row: Any, *, is_attributed: bool = False) -> RolloutPayload:
     """Return the payload in a row that has all columns of `NAMES`.
 
     With `is_attributed`, the row also has its lease's `node_id` and `policy_version`. If the row does not store which
-    node and version drew which tokens, all tokens are attributed to this node and version.
+    node and version drew which tokens, all tokens are attributed to these.
     """
     values = {name: read(stored) for name, get, read in _READERS if (stored := get(row)) is not None}
     if is_attributed and "spans" not in values:

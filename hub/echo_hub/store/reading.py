@@ -1,4 +1,4 @@
-"""Read payloads to score, a step's batch, and receipts, for the hub and the learner."""
+"""Read payloads to score, a step's batch, and receipts. The hub and the learner use these queries."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _ANSWERED = (ReceiptState.SCORED, ReceiptState.TRAINED, ReceiptState.EVALUATED)
 """States in which the environment has answered a turn and the turn's tokens are still stored."""
 
 _KEYS_A_QUERY: Final = 1_000
-"""Keys of one query, far below the parameter limit of either database."""
+"""Keys in one query, far below either database's limit of parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnsweredTurn:
-    """A turn that the environment has answered. `completion_ids` were sampled; `observation_ids` are all ids between
-    them and the next turn.
+    """A turn that the environment has answered. `completion_ids` were sampled; `observation_ids` are all token ids
+    between these and the next turn's completion.
     """
 
     completion_ids: NDArray[np.int32]
@@ -194,8 +194,8 @@ def in_parts(keys: Iterable[_Key]) -> Iterator[list[_Key]]:
 
 
 def read_batch(connection: Connection, step: int) -> list[BatchGroup]:
-    """Return a planned batch in training order. Raises StorageError if the batch was never planned or is already
-    pruned.
+    """Return a planned batch in training order. Raises StorageError if the step was never planned or its tokens are
+    already deleted (pruned).
     """
     batch = connection.execute(
         select(steps.c.group_ids, steps.c.rollout_ids, steps.c.pruned).where(steps.c.step == step)
@@ -211,7 +211,8 @@ def read_batch(connection: Connection, step: int) -> list[BatchGroup]:
 
 
 def read_groups(connection: Connection, wanted: Mapping[int, Sequence[str]]) -> list[BatchGroup]:
-    """Return groups with the given rollouts, in the given order. Groups with a deleted rollout are left out."""
+    """Return groups with the given rollouts, in the given order. A group is left out if the tokens of any of these
+    rollouts are deleted."""
     rows = _rollout_rows(connection, wanted)
     there = {group_id: names for group_id, names in wanted.items() if all(name in rows for name in names)}
     return _batch_groups(connection, there, [(name, rows[name]) for names in there.values() for name in names])
@@ -357,8 +358,8 @@ def read_receipts(connection: Connection, node_id: str, asked: Sequence[str]) ->
 
 
 def _possible_key(asked: str) -> tuple[int, int] | None:
-    """Return the lease and index in a rollout id; None if no hub can have issued it. PostgreSQL fails on too large
-    numbers.
+    """Return the lease and index in a rollout id; None if no hub can have issued this id. The test is needed because
+    PostgreSQL fails on too large numbers.
     """
     lease_id, index = key_of(asked)
     given = lease_id < 2**63 and index < MAX_GROUP_SIZE and rollout_id(lease_id, index) == asked

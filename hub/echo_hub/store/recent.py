@@ -1,6 +1,6 @@
 """Recent rollouts, versions and nodes, as input for estimates of speed. Reads only.
 
-The cost does not grow with the run: lease ids increase with time, so the newest rollouts are at the end of the table.
+The cost does not grow with the run: lease ids increase with time, so the newest rollouts are at the end of the index.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from echo_hub.store.at_once import rows_at_once
 from echo_hub.store.tables import fetches, nodes, payloads, rollouts, steps, versions
 
 ARRIVALS_READ: Final = 20_000
-"""Largest number of arrivals read for one version; enough to estimate a quantile."""
+"""Largest number of arrivals read for one version. This many are enough to estimate a quantile."""
 
 NODES_A_QUERY: Final = 1_000
 
@@ -27,14 +27,14 @@ class RecentRollout:
     received_at: float | None
     """Time at which the hub received the rollout, in seconds since the epoch; None before that."""
     sampling_s: float | None = None
-    """Seconds of sampling as the node reported them; None for a rollout that was not received, or whose tokens were
+    """Seconds of sampling, as the node reported them. None if the rollout was not received, or if its tokens were
     deleted.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """Distribution of one published version to the nodes."""
+    """How one published version spread to the nodes."""
 
     policy_version: int
     trained_at: float | None
@@ -50,7 +50,7 @@ class NodeKind:
     backend: str
     device: str
     cost_per_hour: float = 0.0
-    """Price that the node asks, in US dollars."""
+    """Price of the node, in US dollars per hour."""
     power_watts: float = 0.0
 
 

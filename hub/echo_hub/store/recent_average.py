@@ -1,21 +1,21 @@
 """The recent average credit of a node or a team: an exponential average of tokens a day, with a half-life of one week.
 
 The rule is BOINC's, https://github.com/BOINC/boinc/wiki/CreditNew and `update_average` in its lib/util.cpp, in the
-limit of a zero interval between updates. With h = 7 days, work of w tokens at time t turns an earlier average r(t0)
+limit of a zero interval between updates. With h = 7 days, work of w tokens at time t turns the earlier average r(t0)
 into
 
     r(t) = r(t0) · 2^(-(t - t0) / h)  +  w · (ln 2) / h
 
-So w tokens on each day converge to an average of w tokens a day; a week after work stops, half is left. BOINC divides
-the work by the time since the last update. Here the number and order of updates do not matter: equal receipts give
-equal averages on any hub.
+So if w tokens are sampled every day, the average converges to w tokens a day; a week after work stops, half is left.
+BOINC divides the work by the time since the last update. Here the number and order of updates do not matter: equal
+receipts give equal averages on any hub.
 
 The stored value is one number that does not change with time,
 
     L = log2 r(t) + t / h,    and so    r(t) = 2^(L - t / h)
 
-Decay lowers all exponents by the same amount, so a larger L means a larger average at any time. An order by L therefore
-never needs an update. Near the year 2100, L is about 7,000, of which a double has 13 digits.
+Decay lowers all exponents by the same amount, so the larger L always means the larger average. Therefore, rows ordered
+by L never need an update. Near the year 2100, L is about 7,000, of which a double has 13 digits.
 """
 
 from __future__ import annotations

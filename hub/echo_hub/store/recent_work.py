@@ -36,9 +36,9 @@ class BatchAges:
 
 
 def read_lengths(connection: Connection, newest: int) -> list[LengthCount]:
-    """Count the training completions that were received, among the `newest` leased rollouts, by outcome and length.
+    """Count the received training completions among the `newest` leased rollouts, by outcome and length.
 
-    The database counts: SQLite's driver takes the GIL for each row, which is slow in a busy hub.
+    The database counts: SQLite's driver takes Python's GIL for each row, which is slow in a busy hub.
     """
     columns = (rollouts.c.group_id, rollouts.c.state, rollouts.c.drop_reason, rollouts.c.num_tokens)
     of_newest = select(*columns).order_by(rollouts.c.lease_id.desc()).limit(newest).subquery()

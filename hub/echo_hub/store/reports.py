@@ -1,4 +1,4 @@
-"""Read models of `echo_shared.records.run` from the tables: counts of receipts and of fetches. Reads only."""
+"""Build the records of `echo_shared.records.run` (figures of a run for its pages) from the tables. Reads only."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ _FETCHED: Final = select(version_tallies).where(
     version_tallies.c.policy_version.in_(bindparam("wanted", expanding=True))
 )
 KEYS_A_QUERY: Final = 1_000
-"""Keys in one query, far below the parameter limit of either database."""
+"""Keys in one query, far below either database's limit of parameters."""
 
 
 def read_leaderboard(
@@ -139,11 +139,11 @@ def read_leaderboard(
     always: Collection[str] = (),
     only: Collection[str] | None = None,
 ) -> list[NodeTotals]:
-    """Return nodes' totals; the node with most useful rollouts (trained on or evaluated) comes first.
+    """Return nodes' totals; the node with the most useful rollouts (trained on or evaluated) comes first.
 
-    Without arguments, return every node. `most` limits the number, because keys cost nothing to make and the database
-    may hold any number of nodes: nodes with most useful rollouts are chosen first, then those seen last. Nodes in
-    `always` are added. `only` returns just the nodes in it.
+    Without arguments, return every node. `most` limits the number, because anyone can make any number of node keys, and
+    the database may hold as many nodes. The nodes with the most useful rollouts are chosen first, then those seen last.
+    Nodes in `always` are added. If `only` is given, return just the nodes in it.
     """
     if only is not None:
         chosen: set[str] | None = set(only)
@@ -176,12 +176,13 @@ def read_leaderboard(
 
 
 def read_under_way(connection: Connection) -> dict[str, int]:
-    """Return how many received rollouts of each node are not final yet. An index holds just these rows."""
+    """Return how many received rollouts of each node are not final yet. An index holds only these rows."""
     return {row.node_id: row.number for row in rows_at_once(connection, _UNDER_WAY)}
 
 
 _UNKNOWN: Final = {"backend": "", "device": "", "first_seen": 0.0, "last_seen": 0.0}
-"""Figures of nodes without a row: the hub's own sampler, and nodes that joined before a database was lost."""
+"""Values for nodes without a row in `nodes`: the hub's own sampler, and nodes that joined before a database was
+lost."""
 
 
 def _said(node: Row[Any]) -> dict[str, Any]:
@@ -223,8 +224,8 @@ def _stands(standing: Row[Any]) -> dict[str, Any]:
 
 
 def _foremost(connection: Connection, most: int) -> set[str]:
-    """Return the ids of `most` nodes: those with most useful rollouts, then those seen last. The database sorts, so at
-    most `most` rows of each query are read.
+    """Return the ids of `most` nodes: those with the most useful rollouts, then those seen last. The database sorts, so
+    at most `most` rows of each query are read.
     """
     useful = func.sum(tallies.c.rollouts).desc()
     of_use = select(tallies.c.node_id).where(_IS_USEFUL).group_by(tallies.c.node_id)
@@ -316,8 +317,8 @@ def _step_record(row: Any) -> StepRecord:
 
 @dataclass(slots=True)
 class FetchSummary:
-    """Counts of one version's fetches by transport, and its arrival times. Fetches are only added, so an equal count
-    means equal contents.
+    """Counts of one version's fetches by transport, and its arrival times. Fetches are only ever added, so an equal
+    count means equal contents.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -333,8 +334,8 @@ def read_published(connection: Connection, newest: int) -> Sequence[Row[Any]]:
 def read_fetched(
     connection: Connection, wanted: Sequence[int], known: Mapping[int, FetchSummary]
 ) -> dict[int, FetchSummary]:
-    """Return the fetches of these versions. Arrival times are read only for versions with more fetches than
-    in `known`.
+    """Return the fetches of these versions. Arrival times are read again only for versions with more fetches than
+    `known` has.
     """
     found = {version: FetchSummary() for version in wanted}
     for row in rows_at_once(connection, _FETCHED, {"wanted": wanted}):
@@ -364,8 +365,8 @@ def version_records(published: Sequence[Row[Any]], fetched: Mapping[int, FetchSu
 
 
 def _arrived(row: Row[Any], counted: Mapping[str, float | None]) -> dict[str, float | None]:
-    """Return a version's arrival times. They come from the version's row if its fetch rows are deleted, because
-    `old_fetches` writes them there first. Otherwise they are the ones just counted.
+    """Return a version's arrival times. Before the version's fetch rows were deleted, `old_fetches` wrote these times
+    to its row. Without written times, return those just counted.
     """
     written = {"p50": row.arrived_p50_s, "p95": row.arrived_p95_s, "max": row.arrived_max_s}
     is_written = row.arrived_max_s is not None

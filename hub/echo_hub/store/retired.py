@@ -1,4 +1,5 @@
-"""Records up to which step a run's rollouts were deleted from its database (`echo_hub.store.retiring`)."""
+"""Records up to which step the rollouts of a run were retired, that is deleted from its database
+(`echo_hub.store.retiring`)."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ _RETIRED: Final = "retired"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetiredMark:
-    """A point in the run: after step `step`, and after all groups up to id `group`."""
+    """A point in the run: after step `step`, and after all groups with ids up to `group`."""
 
     step: int
     group: int
@@ -24,7 +25,8 @@ class RetiredMark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSpan:
-    """The steps after `after`, up to and including `through`, whose rollouts are retired together."""
+    """The steps after `after`, up to and including `through`, whose rollouts are retired (deleted from the database)
+    together."""
 
     after: RetiredMark
     through: RetiredMark
@@ -34,9 +36,9 @@ class StepSpan:
 
 
 def read_last(connection: Connection) -> StepSpan | None:
-    """Return the range of steps that was retired last (its rollouts deleted); None if none ever was.
+    """Return the range of steps whose rollouts were retired last; None if none ever were.
 
-    All rollouts of earlier steps are deleted. Those of the returned steps are deleted or being deleted.
+    All rollouts of earlier steps are deleted. Rollouts of the returned steps are deleted, or are being deleted.
     """
     found = connection.scalar(select(run_meta.c.value).where(run_meta.c.key == _RETIRED))
     if found is None:
@@ -48,7 +50,7 @@ def read_last(connection: Connection) -> StepSpan | None:
 def note_last(connection: Connection, span: StepSpan) -> bool:
     """Record that these steps are being retired. Return False if they or later steps were recorded before.
 
-    The row's lock makes other processes that call this wait for this transaction.
+    The row is locked, so that another process that calls this waits for this transaction.
     """
     connection.execute(select(run_meta.c.key).where(run_meta.c.key == _RETIRED).with_for_update())
     last = read_last(connection)

@@ -1,11 +1,11 @@
-"""Delete the rollouts of old steps from the database once nothing needs their rows; their receipts are kept.
+"""Retire old steps: delete their rollouts from the database once nothing needs the rows. Their receipts are kept.
 
     step 1          ...   K | K + 1     ...                     newest
     old_receipts, groups, steps | rollouts, kept copies, groups, steps
 
-Totals, credit and contributions are running totals and do not depend on the rows. Receipts continue as `old_receipts`.
-The rollouts of steps up to K are: the groups of their batches, groups dropped in that time, and the evaluations of
-versions before K. A step may be retired under two conditions: its tokens are deleted, and all groups up to its newest
+Totals, credit and contributions are running totals and do not depend on the rows. Receipts continue in the table
+`old_receipts`. The rollouts of steps up to K are: the groups of their batches, groups dropped in that time, and the
+evaluations of versions before K. A step may be retired if its tokens are deleted, and if all groups up to its newest
 group are finished. Then neither a restarted hub nor a check reads the step's rows.
 """
 
@@ -40,19 +40,19 @@ milliseconds.
 TRIES: Final = 100
 _BRIEFLY: Final = "200ms"
 """Longest wait of this command for a row that the hub has locked, in PostgreSQL. It is shorter than PostgreSQL's
-deadlock timeout, so that the server never cancels the hub's transaction.
+deadlock timeout, so the server never cancels the hub's transaction instead.
 """
 _HELD_UP: Final = "55P03"
 """PostgreSQL's error code lock_not_available: the wait for a row exceeded the limit."""
 _FINAL: Final = (ReceiptState.TRAINED, ReceiptState.EVALUATED, ReceiptState.DROPPED)
 _GONE: Final = delete(rollouts).where(rollouts.c.lease_id == bindparam("lease"), rollouts.c.index == bindparam("at"))
 FACTS: Final = ("node_id", "state", "drop_reason", "reward", "num_tokens")
-"""Rollout columns that must match between database row and archived copy before a deletion."""
+"""Rollout columns that must be equal in database row and archived copy before the row is deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ripe:
-    """A step whose rollouts may be retired together with all earlier steps' rollouts."""
+    """A step that may be retired, together with all earlier steps."""
 
     mark: RetiredMark
     num_rollouts: int
@@ -62,7 +62,7 @@ class Ripe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copies:
-    """An operator's archive of rollouts. The operator wants the archived rows deleted from the database."""
+    """An operator's archive of rollouts. The operator wants the archived rollouts' rows deleted from the database."""
 
     facts: Mapping[str, Mapping[str, Any]]
     """The values of `FACTS` in the archive, by rollout id."""
@@ -94,7 +94,7 @@ def read_trained_at(connection: Connection, step: int) -> float | None:
 
 
 def read_final_keys(connection: Connection, span: StepSpan) -> list[Key]:
-    """Return the rollouts of these steps whose rows can be deleted now, as (lease, index): final, and without a stored
+    """Return the rollouts of these steps whose rows can be deleted now, as (lease, index): final ones without a stored
     payload.
     """
     found = [
@@ -108,8 +108,8 @@ def read_final_keys(connection: Connection, span: StepSpan) -> list[Key]:
 def retire(store: Store, keys: Sequence[Key], span: StepSpan, copies: Copies | None = None) -> int:
     """Delete up to `ROWS_AT_ONCE` rollouts of these steps; return the number of deleted rows.
 
-    Each attempt is one transaction; it is repeated while another process has locked the rows. Raises StorageError, and
-    deletes nothing, if `copies` differ from the rows.
+    Each attempt is one transaction; if another process has locked the rows, it is repeated. If `copies` differ from the
+    rows, raises StorageError and deletes nothing.
     """
     for _ in range(TRIES):
         try:
@@ -133,7 +133,7 @@ def _retire_once(connection: Connection, keys: Sequence[Key], span: StepSpan, co
 
 
 def _wait_briefly(connection: Connection) -> None:
-    """Limit waits for row locks in PostgreSQL. SQLite locks no rows: its single writer waits before its transaction
+    """Limit waits for row locks in PostgreSQL. SQLite has no row locks: its single writer waits before its transaction
     begins.
     """
     if connection.dialect.name == "postgresql":
@@ -154,7 +154,7 @@ def read_ripe(connection: Connection, after: RetiredMark, before_step: int) -> l
     waiting = connection.scalar(select(func.min(groups.c.group_id)).where(IS_OPEN))
     under_way = connection.scalar(
         # Add 0 so that PostgreSQL cannot search all rollouts in the order of the group index. It then uses the partial
-        # index, which holds only the few unfinished ones.
+        # index, which holds only the few unfinished rollouts.
         select(func.min(rollouts.c.group_id + 0)).where(IS_UNFINISHED, rollouts.c.group_id < FIRST_EVALUATION_ID)
     )
     end = min((each for each in (waiting, under_way) if each is not None), default=FIRST_EVALUATION_ID)
@@ -175,8 +175,8 @@ def read_ripe(connection: Connection, after: RetiredMark, before_step: int) -> l
 
 
 def read_groups_of_steps(connection: Connection, span: StepSpan) -> list[int]:
-    """Return all groups that belong to these steps: groups trained on, dropped groups with ids in the span, and
-    evaluations of versions in the span.
+    """Return all groups that belong to these steps: groups trained on, dropped groups with ids in the span, and groups
+    of evaluations of versions in the span.
     """
     batches = select(steps.c.group_ids).where(steps.c.step > span.after.step, steps.c.step <= span.through.step)
     dropped = select(groups.c.group_id).where(

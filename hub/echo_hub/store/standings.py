@@ -19,13 +19,13 @@ from echo_hub.store.database import write_meta
 from echo_hub.store.tables import run_meta, trust, trust_log
 
 COARSE_CLASSES: Final = "coarse_classes"
-"""Key in `run_meta` of the coarse numerics classes: kinds of engine whose results deviate more than usual."""
+"""Key in `run_meta` of the coarse numerics classes: kinds of engine whose results deviate more than those of others."""
 STORED: Final = ("draws", "claims", "mismatch_kl", "bias")
 """Fields of `Evidence` that the database stores, as JSON."""
 
 
 def write_standings(connection: Connection, rows: Sequence[StandingRow]) -> None:
-    """Store the newest standing of each node. Safe without an upsert: the store has one writer."""
+    """Store the newest standing of each node. No upsert is needed: only one thread of the hub inserts such rows."""
     newest = {row.node_id: row for row in rows}
     known = set(connection.scalars(select(trust.c.node_id).where(among(connection, trust.c.node_id, newest))))
     fresh = [_columns(row) for row in newest.values() if row.node_id not in known]
@@ -42,7 +42,7 @@ def write_standings(connection: Connection, rows: Sequence[StandingRow]) -> None
 
 
 def write_decisions(connection: Connection, decisions: Sequence[TrustDecided]) -> None:
-    """Add decisions to the log. A pardon decision also clears the operator's request to pardon that node."""
+    """Add decisions to the log. A decision to pardon a node also clears the operator's request for it."""
     connection.execute(
         insert(trust_log),
         [
@@ -109,7 +109,7 @@ def _columns(row: StandingRow) -> dict[str, Any]:
 
 
 def _as_json(evidence: Evidence) -> dict[str, Any]:
-    """Return the evidence as JSON without its curves, which are large and quickly learned again."""
+    """Return the evidence as JSON, without its curves, which are large and quickly learned again."""
     return {name: list(value) if isinstance(value := getattr(evidence, name), tuple) else value for name in STORED}
 
 
@@ -120,8 +120,8 @@ def _evidence(stored: dict[str, Any]) -> Evidence:
 
 
 def _sums(stored: list[float]) -> Sums:
-    """Return the stored sums of the statistical tests. If another release stored another number of sums, all start at
-    0. If only the sums of the reward test are missing, only these start at 0.
+    """Return the stored sums of the statistical tests. If only the sums of the reward test are missing, these start at
+    0. If another release stored another number of sums, all start at 0.
     """
     if len(stored) == Alternative.SHOPPED:
         return (*stored, *NOTHING[Alternative.SHOPPED :])

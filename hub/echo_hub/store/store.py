@@ -1,7 +1,8 @@
 """The hub's database: `Store.read` and `Store.write` run the queries and commands of this package.
 
-A query or command is a function whose first argument is a connection (`reports.read_costs`, `standings.want_pardon`).
-Each call is one transaction. `Store` itself has methods only for operations with state that lasts between transactions.
+A query or command is a function whose first argument is a connection (for example `reports.read_costs`,
+`standings.want_pardon`). Each call is one transaction. `Store` itself has methods only for operations whose state lasts
+between transactions.
 
 All methods block the calling thread. The hub writes from one thread. Another process may write too (`echo-hub ban`);
 the database lets one of them write at a time. Reads may run on other threads at the same time: SQLite in WAL mode and
@@ -57,23 +58,23 @@ class Store:
         self.events_kept = events_kept
         """Number of events kept for each kind."""
         self.touched = Touched()
-        """Nodes whose totals have changed since the hub's start."""
+        """Nodes whose totals have changed since the hub's start, with the order of the changes."""
         self.is_uncounted = False
         """True if a trained step has rollouts that are not counted yet."""
         self._fetched: Mapping[int, reports.FetchSummary] = {}
-        """Cache of the fetches of each version that the last `versions_history` returned. Fetches of a version are read
-        again only if their number has changed."""
+        """Cache of the fetches of each version that the last `versions_history` returned. The arrival times of a
+        version are read again only if its number of fetches has changed."""
         self._forgotten = FetchMark()
-        """Point up to which old fetch rows are deleted."""
+        """Where the deletion of old fetch rows continues."""
 
     @classmethod
     def open(
         cls, url: str, *, beside_hub: bool = False, keeping: Keeping | None = None, events_kept: int = KEPT
     ) -> Store:
-        """Open or create the database, check it for damage, and migrate it. Raises ConfigError for a bad URL, else
-        StorageError.
+        """Open or create the database, check it for damage, and migrate it. Raises ConfigError for a bad URL,
+        StorageError for any other failure.
 
-        Set `beside_hub` if a hub may be using the database. The database is then neither created nor migrated:
+        Set `beside_hub` if a hub may be using the database. Then the database is neither created nor migrated:
         ConfigError is raised if no hub has made it yet, StorageError if it needs a migration. `keeping` limits the kept
         copies of tokens that the hub no longer needs; None means the default limits. `events_kept` is the number of
         events kept for each kind.
@@ -142,10 +143,11 @@ class Store:
             self.count_trained()
 
     def prune(self, checkpoint_step: int) -> None:
-        """Delete the tokens of steps up to `checkpoint_step`, the oldest kept checkpoint, because the learner can no
-        longer repeat these steps. Keep the copies that `keeping` chooses.
+        """Delete the tokens of steps up to `checkpoint_step`, the oldest kept checkpoint: the learner can no longer
+        repeat these steps. If `keeping` chooses a group, its tokens are copied first.
 
-        Also delete old fetch rows. A step whose rollouts are not all counted yet keeps its tokens until the next call.
+        Also delete old fetch rows. If the rollouts of a step are not all counted yet, its tokens stay until the next
+        call.
         """
         with open_to_write(self.engine) as connection:
             counted = steps.c.step.not_in(uncounted_steps(connection))
@@ -177,8 +179,8 @@ class Store:
         owner_key: bytes = b"",
         owner_claim: bytes = b"",
     ) -> None:
-        """Record that a node has joined, for the first time or again. Without an invite, the node keeps the invite of
-        its first join. Without an owner, it leaves its former owner.
+        """Record that a node has joined, for the first time or again. If it gives no invite, the invite of its first
+        join stays. If it gives no owner, it leaves its former owner.
         """
         said = {
             "public_key": public_key.hex(),
@@ -208,10 +210,10 @@ class Store:
         self._forgotten = forgotten
 
     def record_evaluations(self, measured: Sequence[Evaluation]) -> None:
-        """Record all evaluations of a version, or replace them, in one transaction: a version is never partly
+        """Record all evaluations of a version, or replace them. This is one transaction, so a version is never partly
         evaluated.
 
-        The payloads of the evaluated rollouts are deleted, except copies that `keeping` chooses.
+        The payloads of the evaluated rollouts are deleted. If `keeping` chooses a group, its payloads are copied first.
         """
         with open_to_write(self.engine) as connection:
             for evaluation in measured:

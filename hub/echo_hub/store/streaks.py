@@ -1,4 +1,4 @@
-"""Streaks: consecutive days on which work of a node or a team counted.
+"""Streaks: numbers of consecutive days on which work of a node or a team counted.
 
 A day is a UTC day by the hub's clock, numbered from 1970-01-01.
 """
@@ -16,7 +16,7 @@ def day_of(at: float) -> int:
 
 
 def longer(streak_days: int, last_day: int | None, day: int) -> int:
-    """Return the length of the streak that includes `day`, given the streak before it: `streak_days` days, the last on
+    """Return the length of the streak after work on `day`. Before it, the streak had `streak_days` days, the last on
     `last_day`.
     """
     if last_day is None or day > last_day + 1:
@@ -25,5 +25,5 @@ def longer(streak_days: int, last_day: int | None, day: int) -> int:
 
 
 def current(streak_days: int, last_day: int | None, today: int) -> int:
-    """Return the length of today's streak; 0 if a full day has passed without counted work."""
+    """Return the length of today's streak; 0 if yesterday and today have no counted work."""
     return streak_days if last_day is not None and last_day >= today - 1 else 0

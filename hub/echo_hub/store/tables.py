@@ -129,8 +129,8 @@ groups = Table(
 # Read when the hub starts, if the run has a curriculum. Without a curriculum, the index is empty.
 Index("ix_groups_rated", groups.c.group_id, **only_where(groups.c.pass_rate.is_not(None)))
 IS_OPEN = text("step IS NULL AND drop_reason IS NULL")
-"""A text, not an SQLAlchemy expression: SQLite uses a partial index only if the query repeats its condition word for
-word, and an expression would add table names.
+"""A text, not an SQLAlchemy expression: SQLite uses a partial index only if the query repeats the index's condition
+word for word, and an expression would add table names.
 """
 # Read when a hub starts. Few groups are open.
 Index("ix_groups_open", groups.c.group_id, **only_where(IS_OPEN))
@@ -164,8 +164,7 @@ rollouts = Table(
     sqlite_with_rowid=False,
 )
 IS_CHECKED = text("checked <> 'no'")
-"""A text, as `IS_OPEN` is: SQLite uses a partial index only for queries that repeat its text. The same holds for the
-constant below."""
+"""A text, for the same reason as `IS_OPEN`. The constant below is one too."""
 IS_UNFINISHED = text("state IN ('leased', 'received', 'scored')")
 Index("ix_rollouts_unfinished", rollouts.c.state, rollouts.c.node_id, **only_where(IS_UNFINISHED))
 _NEWEST = (rollouts.c.lease_id, rollouts.c.index)
@@ -267,7 +266,7 @@ fetches = Table(
     Column("mesh_bytes", BigInteger, nullable=False, server_default="0"),
     Column("model_hub_bytes", BigInteger, nullable=False, server_default="0"),
     Column("broadcast_s", Double),
-    # Yields a version's arrivals in order of time, so that percentiles are counted inside the index.
+    # Gives a version's arrivals in order of time, so that the database counts percentiles inside the index.
     Index("ix_fetches_version", "policy_version", "broadcast_s"),
 )
 

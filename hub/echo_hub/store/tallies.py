@@ -1,7 +1,7 @@
-"""Running totals of facts that never change again: final rollouts and fetches.
+"""Running totals of facts that never change again: rollouts in a final state, and fetches.
 
-The transaction that makes a rollout final (trained on, evaluated or dropped) also updates the totals, so totals always
-agree with receipts. No page has to count the history of the run.
+The transaction that makes a rollout final (trained on, evaluated or dropped) also updates the totals. So the totals
+always agree with the receipts, and no page has to count the history of the run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SOURCES: Final[tuple[Source, ...]] = get_args(Source)
 
 TRAINED: Final = ReceiptState.TRAINED.value
 EVALUATED: Final = ReceiptState.EVALUATED.value
-"""Outcomes of a final rollout are TRAINED, EVALUATED and the value of every DropReason."""
+"""TRAINED and EVALUATED are outcomes of a final rollout. All other outcomes are values of DropReason."""
 
 _BY_OUTCOME: Final = select(outcome_tallies)
 _COUNTED: Final = ("rollouts", "received", "tokens")
@@ -57,15 +57,15 @@ _COUNT: Final = select(
     func.coalesce(func.sum(rollouts.c.num_tokens), 0),
 ).group_by(rollouts.c.node_id)
 LEASES_A_QUERY: Final = 64
-"""Leases in one query; each lease holds at most a group's rollouts. A query of this size takes a few milliseconds."""
+"""Leases in one query; each lease holds at most a group's rollouts. Such a query takes a few milliseconds."""
 
 
 def tally(connection: Connection, keys: Collection[tuple[int, int]], outcome: str) -> Mapping[str, Mapping[str, int]]:
     """Add rollouts that have just become final, given as (lease, index), to the totals. Return the added counts by
     node.
 
-    `outcome` is trained, evaluated or a drop reason. A rollout counts for the node that held its lease, its tokens for
-    the nodes that sampled them. The payloads must still be stored.
+    `outcome` is trained, evaluated or a drop reason. A rollout counts for the node that held its lease; its tokens
+    count for the nodes that sampled them. The payloads must still be stored.
     """
     by_node: dict[str, dict[str, int]] = {}
     for node_id, num_tokens, spans in _rows_of(connection, keys):
@@ -82,10 +82,10 @@ def tally(connection: Connection, keys: Collection[tuple[int, int]], outcome: st
 def tally_leases(
     connection: Connection, lease_ids: Sequence[int], drawn_by_several: Collection[tuple[int, int]], outcome: str
 ) -> Mapping[str, Mapping[str, int]]:
-    """Add all rollouts of these leases in the final state `outcome` to the totals, as `tally` does, but count inside
-    the database.
+    """Like `tally`, add to the totals, but for all rollouts of these leases in the final state `outcome`, and count
+    inside the database.
 
-    `drawn_by_several` lists the rollouts, as (lease, index), whose tokens were sampled by several nodes.
+    `drawn_by_several` lists the rollouts, as (lease, index), whose tokens several nodes sampled.
     """
     of_these = among(connection, rollouts.c.lease_id, lease_ids), rollouts.c.state == outcome
     by_node = {
@@ -120,7 +120,7 @@ def _add_tallies(connection: Connection, by_node: Mapping[str, Mapping[str, int]
 
 
 def tally_fetches(connection: Connection, fetched: Iterable[tuple[int, Mapping[Source, int]]]) -> None:
-    """Add fetched policy versions to the totals, each under the transport that brought most of its bytes."""
+    """Add fetched policy versions to the totals. Each fetch counts for the transport that brought most of its bytes."""
     by_key: dict[tuple[int, Transport], Counter[str]] = {}
     for policy_version, sizes in fetched:
         of_key = by_key.setdefault((policy_version, main_transport(sizes)), Counter())
@@ -148,7 +148,8 @@ def tally_costs(connection: Connection, accrued: Iterable[NodeCost]) -> None:
 
 
 def tally_checking(connection: Connection, credited: Iterable[tuple[str, int]]) -> None:
-    """Add rollouts and tokens that nodes recomputed, to check other nodes, to the totals of the checking nodes."""
+    """Add rollouts and tokens that nodes recomputed to check other nodes. They count in the totals of the checking
+    nodes."""
     by_node: dict[str, Counter[str]] = {}
     for node_id, num_tokens in credited:
         by_node.setdefault(node_id, Counter()).update(rollouts=1, tokens=num_tokens)
@@ -178,8 +179,8 @@ def bytes_by_source(fetch: Mapping[str, Any]) -> dict[Source, int]:
 def main_transport(fetched: Mapping[Source, int]) -> Transport:
     """Return the transport that brought most of a fetch's bytes.
 
-    If any bytes came through shared memory, all did. Pushed and mesh bytes are added up: "broadcast" if other nodes
-    forwarded any bytes, else "inline".
+    If any bytes came through shared memory, all did. Pushed and mesh bytes are summed; the sum counts as "broadcast" if
+    other nodes forwarded any bytes, else as "inline".
     """
     if fetched["shared_memory"] > 0:
         return "shared_memory"

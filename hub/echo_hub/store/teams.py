@@ -1,8 +1,8 @@
 """Teams of nodes. A node is in at most one team, and any node may join any team. The node that makes a team is its
 founder.
 
-A node's work counts for the team that it is in at that moment, and stays with the team when the node leaves
-(`echo_hub.store.credit`). An empty team with credit is kept; without credit, it is deleted.
+A node's work counts for the team that the node is in at that moment, and stays with the team when the node leaves
+(`echo_hub.store.credit`). If the last node leaves, a team with credit is kept; a team without credit is deleted.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ MOST_TEAMS: Final = 10_000
 
 
 def name_key(name: str) -> str:
-    """Return a team name's key. Names with the same key are the same name: Unicode's compatibility form, without case
-    and extra spaces.
+    """Return a team name's key, Unicode's compatibility form without case and extra spaces. Names with equal keys count
+    as the same name.
     """
     return " ".join(unicodedata.normalize("NFKC", name).casefold().split())
 
@@ -53,7 +53,7 @@ def create_team(connection: Connection, node_id: str, name: str, now: float) -> 
         raise RefusedError("This name cannot be used for a team.", got=name, do=f"Use another name: {fault}.")
     own = select(credit.c.rollouts).where(credit.c.holder == node_id)
     if not connection.scalar(own):
-        # Require credited work: keys cost nothing to make, so anyone could make any number of teams.
+        # Require credited work: anyone can make any number of node keys, and could make as many teams.
         raise RefusedError(
             "Nothing of this node's work has counted yet, so it cannot make a team.",
             do="Join a team, or wait until one of the node's rollouts was trained on or evaluated.",

@@ -1,8 +1,8 @@
-"""Records which nodes' totals have changed, for caches of thousands of nodes: after a first full read, a cache reads
-only changed nodes.
+"""A log of the nodes whose totals have changed. A cache of thousands of nodes reads all nodes once, then only the
+changed ones.
 
-Covers the commits of this process. Other processes (`echo-hub ban`) change few columns of nodes, which the hub reads
-separately.
+The log covers the commits of this process. Other processes (`echo-hub ban`) change few columns of nodes, which the hub
+reads separately.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from collections.abc import Collection, Iterator
 class Touched:
     """Thread-safe log of changed nodes.
 
-    The writer calls `note` after its commit. A reader takes `number` before it reads the database; `since(number)`
-    later returns every node whose change the read may have missed.
+    The writer calls `note` after its commit. A reader takes `number` before it reads the database. Later,
+    `since(number)` returns every node with a change that the read may have missed.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._last: dict[str, int] = {}
-        """Number of each node's latest change; the node that changed last is last."""
+        """Number of each node's latest change. Ordered: the node that changed last comes last."""
         self._number = 0
 
     @property
     def number(self) -> int:
-        """Return the number of `note` calls so far, which numbers the changes."""
+        """Return the number of `note` calls so far. It serves as the number of the latest change."""
         return self._number
 
     def note(self, node_ids: Collection[str]) -> None:

@@ -3,8 +3,9 @@
     train            steps.trained_at                     uncounted: one row for each part, with its leases
     count_trained    rollouts.state, tallies, credit      uncounted: that row is deleted
 
-Each line is one transaction. Other writes run in between, so a step of thousands of rollouts delays no other rollout. A
-start continues where the last process ended. A step of one part is counted in the transaction that marks it as trained.
+Each line is one transaction. Other writes run in between, so a step of thousands of rollouts delays no other rollout.
+After a restart, counting continues where the last process ended. If a step has only one part, it is counted in the
+transaction that marks it as trained.
 """
 
 from __future__ import annotations
@@ -26,8 +27,7 @@ from echo_shared.wire.messages import ReceiptState
 COUNTED_AT_ONCE: Final = 512
 """Largest number of rollouts whose rows change in one transaction. Such a transaction takes a few milliseconds."""
 CHANGED_A_STATEMENT: Final = 64
-"""Leases in one UPDATE. A lease may have a group's worth of rollouts, and PostgreSQL updates all indexes for each row.
-"""
+"""Leases in one UPDATE. One lease may have all rollouts of a group, and PostgreSQL updates all indexes for each row."""
 
 
 def train(connection: Connection, records: Sequence[StepTrained], now: float) -> Collection[str]:
@@ -87,8 +87,8 @@ def count_trained(connection: Connection) -> Collection[str]:
 
 
 def _parts(record: StepTrained) -> Iterator[list[int]]:
-    """Yield the leases of each part. Leases of one node are adjacent, so that its totals are updated in one part or
-    two.
+    """Yield the leases of each part. Leases of one node are adjacent, so that most nodes' totals are updated only once
+    or twice.
     """
     sizes = Counter(key_of(rollout_id)[0] for rollout_id in record.rollout_ids)
     node_of = {key_of(each)[0]: node_id for each, node_id in zip(record.rollout_ids, record.node_ids, strict=False)}

@@ -1,4 +1,5 @@
-"""The snapshot from which the coordinator continues when the hub starts: all unfinished work, and the counters."""
+"""The snapshot from which the coordinator continues when the hub starts: all unfinished work, and the next free
+numbers."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def read_snapshot(connection: Connection) -> CoordinatorSnapshot:
     ).all()
     open_groups = _open_groups(connection, [group_id for row in planned for group_id in row.group_ids])
     kept = connection.scalars(select(steps.c.step).where(steps.c.trained_at.is_not(None), steps.c.pruned.is_(False)))
-    # Groups with ids above the newest planned group are in no step yet: they wait for a step, or were dropped after
+    # Groups with ids above the newest planned group are in no step yet. They wait for a step, or were dropped after
     # that group was planned.
     newest_first = select(groups.c.group_id).where(groups.c.step.is_not(None)).order_by(groups.c.group_id.desc())
     newest_planned = -1 if (newest := connection.scalar(newest_first.limit(1))) is None else newest
@@ -89,8 +90,8 @@ def _open_groups(connection: Connection, planned: Sequence[int]) -> list[Any]:
 
 
 def _results(connection: Connection, newest_planned: int) -> tuple[GroupResult, ...]:
-    """Return pass rates of groups: all groups after the newest planned group, and the newest `REMEMBERED` groups up to
-    it.
+    """Return pass rates of groups: of all groups after the newest planned group, and of the newest `REMEMBERED` groups
+    up to it.
     """
     rated = select(groups.c.group_id, groups.c.prompt, groups.c.pass_rate).where(groups.c.pass_rate.is_not(None))
     newest_first = rated.order_by(groups.c.group_id.desc())
@@ -103,7 +104,7 @@ def _results(connection: Connection, newest_planned: int) -> tuple[GroupResult, 
 
 
 def _evaluated(connection: Connection) -> frozenset[tuple[int, int]]:
-    """Return the finished (group, index) pairs of versions whose evaluation result is not recorded yet.
+    """Return the finished episodes, as (group, index), of versions whose evaluation result is not recorded yet.
 
     The search walks along the index of groups from version to version, so it skips the rollouts of recorded
     evaluations.

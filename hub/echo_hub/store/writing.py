@@ -1,9 +1,9 @@
 """Write the records of one pass of the coordinator as bulk SQL statements.
 
 Records are applied kind by kind, in the order of a rollout's life: leased, received, scored, evaluated, planned,
-trained or dropped. So one pass may take a rollout through several states. Every UPDATE states the state that it
-expects. If a row is in another state, the whole pass is rolled back, so a final state never changes. The result of a
-check has its own column: it may arrive after the rollout is final.
+trained or dropped. So one pass may take a rollout through several states. Every UPDATE names the state that it expects.
+If a row is in another state, the whole pass is rolled back, so a final state never changes. The result of a check has
+its own column, because it may arrive after the rollout is final.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def write(connection: Connection, records: Sequence[Record], now: float) -> Writ
     touched: set[str] = set()
     for kind in sorted(by_kind, key=_ORDER.__getitem__):
         touched.update(WRITERS[kind](connection, by_kind[kind], now) or ())
-    # Keep the tokens of rollouts that the learner left out as forged (SCREENED): after a crash, the learner may have to
+    # Rollouts that the learner left out as forged (SCREENED) keep their tokens: after a crash, the learner may have to
     # repeat their planned batch.
     gone = [record for record in by_kind.get(RolloutsDropped, ()) if record.reason is not DropReason.SCREENED]
     keys = [key_of(rollout_id) for record in gone for rollout_id in record.rollout_ids]
@@ -267,7 +267,7 @@ def _drop_groups(connection: Connection, records: Sequence[GroupDropped], now: f
 
 
 def _publish(connection: Connection, records: Sequence[VersionRecorded], now: float) -> None:
-    """Record published versions. A version that a restarted hub publishes again keeps its first time."""
+    """Record published versions. If a restarted hub publishes a version again, the version keeps its first time."""
     for record in records:
         known = select(versions.c.policy_version).where(versions.c.policy_version == record.policy_version)
         if connection.scalar(known) is None:

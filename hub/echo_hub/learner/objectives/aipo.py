@@ -2,8 +2,8 @@
 
     l_t = -sg(min(π_θ(o_t) / μ(o_t), ρ)) A log π_θ(o_t), sg = no gradient
 
-μ is the behaviour policy: the generator's own log-probabilities. Unlike CISPO's, the ratio is never taken against the
-learner's own.
+μ is the behaviour policy: the log-probabilities that the generator itself reported. CISPO may compare with the
+learner's own log-probabilities instead; AIPO never does.
 
 Published: ρ in 2..10 (5 here), A = R - mean, the mean over tokens.
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 MAX_LOG_RATIO: Final = 20.0
-"""Cap of the log-ratio, so that a token that the learner finds far likelier than its sampler did causes no overflow in
+"""Largest log-ratio. If the learner finds a token far likelier than its sampler did, the cap prevents an overflow in
 float32."""
 
 

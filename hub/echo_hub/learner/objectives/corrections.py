@@ -1,4 +1,5 @@
-"""Corrections of token losses for tokens drawn by another policy than the denominator of the objective's ratio.
+"""Corrections of token losses, for tokens that another policy drew than the one in the denominator of the objective's
+ratio.
 
     k_t = π_prox(o_t) / μ(o_t), π_prox the learner at the start of the step, μ the behaviour policy
     none        1: no correction for the engine's mismatch and the rollout's age

@@ -1,4 +1,5 @@
-"""Decoupled PPO: the trust region is around the learner's own recent policy; a correction accounts for the sampler's.
+"""Decoupled PPO: the trust region is around the learner's own recent policy; a weight corrects for the policy that
+sampled.
 
     u_t = π_θ(o_t) / π_prox(o_t)
     w_t = π_prox(o_t) / μ(o_t), 0 where it exceeds the cap

@@ -9,10 +9,10 @@ advantage per rollout, and the mean over rollouts of their token means, its valu
 paper's one term per rollout. A correction of a token's loss then acts on that token's own gradient; a shared s would
 spread it over all T. T counts the tokens that the policy drew, in all turns.
 
-Published: ε_low = 3e-4, ε_high = 4e-4, A = (R - mean) / std. The bounds are small because the ratio is a mean. Against
-the behaviour policy of an old version, or of an engine with other numerics, most rollouts are clipped. Against the
-proximal policy, none are clipped in a step's first update, but then only `objective.correction` corrects for age and
-engine.
+Published: ε_low = 3e-4, ε_high = 4e-4, A = (R - mean) / std. The bounds are small because the ratio is a mean. If the
+denominator is the behaviour policy of an old version, or of an engine with other numerics, most rollouts are clipped.
+If it is the proximal policy, none are clipped in a step's first update, but then only `objective.correction` corrects
+for age and engine.
 
 Source: GSPO (arXiv 2507.18071, eq. 5-7; GSPO-token in section 4.3).
 """

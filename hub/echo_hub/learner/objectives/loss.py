@@ -3,13 +3,13 @@
     Σ_t weight_t (1 - veto) (correction_t (1 - mask) l_t + β (π_ref / π_θ - log(π_ref / π_θ) - 1) - α H_t)
 
 π_ref is the reference policy, usually the base model. Source of the KL term: GRPO (DeepSeekMath, arXiv 2402.03300, eq.
-4). As there, the term ignores that another policy than π_θ drew the tokens. Its value estimates KL(π_θ ‖ π_ref). Its
+4). As there, the term ignores that a policy other than π_θ drew the tokens. Its value estimates KL(π_θ ‖ π_ref). Its
 gradient, (1 - π_ref / π_θ) ∇ log π_θ for each token, has the mean ∇ KL(π_ref ‖ π_θ): it pulls towards everything that
 the reference finds likely. Departure: above log(π_ref / π_θ) = MAX_KL_LOG_RATIO the term is a straight line.
 
-H_t is the entropy of the whole distribution of π_θ at the sampling temperature, at the token's position. Positions
-reached by another policy than π_θ are not corrected either. `echo_hub.learner.entropy` computes α. Source of the bonus:
-A3C (arXiv 1602.01783, section 4).
+H_t is the entropy of the whole distribution of π_θ at the sampling temperature, at the token's position. The bonus also
+ignores that another policy than π_θ reached these positions. `echo_hub.learner.entropy` computes α. Source of the
+bonus: A3C (arXiv 1602.01783, section 4).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from echo_hub.learner.objectives.registry import make_objective
 
 
 class Statistics(NamedTuple):
-    """A micro-batch's contributions to step metrics, in the tensor's order: sums over tokens or rollouts, then a
-    maximum.
+    """A micro-batch's contributions to step metrics, in the order of the tensor that `StepLoss` returns. All are sums
+    over tokens or rollouts, except the last one, a maximum.
     """
 
     loss: float
@@ -47,7 +47,7 @@ class Statistics(NamedTuple):
 STATISTICS: Final = Statistics._fields
 
 MAX_KL_LOG_RATIO: Final = 3.0
-"""Log-ratio up to which the KL term is exact. A token's gradient is then at most e³ - 1 = 19 times β
+"""Log-ratio up to which the KL term is exact. So a token's gradient is at most e³ - 1 = 19 times β
 (objective.kl_coefficient). At GRPO's β = 0.04, a token that the reference finds far likelier than the learner does not
 outweigh an advantage of 1."""
 

@@ -2,12 +2,12 @@
 
     l_t = -f(r_t) A,   f(r) = (4 / τ) σ(τ (r - 1)),   τ = τ_pos where A > 0, else τ_neg
 
-The gradient is that of -w(r) r A log π_θ with w = 4 p (1 - p), p = σ(τ (r - 1)). Its peak is w = 1 at r = 1, the
-unclipped value; w falls on both sides. w(r) r is below 1.6 for τ >= 1, so no claimed logprob lets one token dominate a
-step.
+The gradient is that of -w(r) r A log π_θ with w = 4 p (1 - p), p = σ(τ (r - 1)). At r = 1, w has its peak 1, which is
+the unclipped gradient; w falls on both sides. For τ >= 1, w(r) r is below 1.6, so no reported logprob, however false,
+lets one token dominate a step.
 
-Published: τ_pos = 1, τ_neg = 1.05 (a push away from a token spreads over all others, and is damped sooner), the mean
-over rollouts of their token means, A = (R - mean) / std. Nothing is ever clipped.
+Published: τ_pos = 1, τ_neg = 1.05 (a push away from a token spreads over all other tokens, so it is damped more), the
+mean over rollouts of their token means, A = (R - mean) / std. Nothing is ever clipped.
 
 Source: Soft Adaptive Policy Optimization (arXiv 2511.20347).
 """

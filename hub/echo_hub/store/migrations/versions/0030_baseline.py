@@ -1,7 +1,7 @@
 """All tables of release 0.2.
 
-Release 0.2 is the oldest whose databases are migrated. Its layout has the number 0030: a lower number belongs to a
-release before 0.2 (`echo_hub.store.database.migrate` refuses such a database).
+Release 0.2 is the oldest release whose databases are migrated. Its schema has the number 0030. A lower number belongs
+to an older release: `echo_hub.store.database.migrate` refuses such a database.
 """
 
 from __future__ import annotations
