@@ -1,7 +1,7 @@
-"""`echo-hub act`, `undo`, `audit` and `tokens`: operator actions from the hub's own computer.
+"""`echo-hub act`, `undo`, `audit` and `tokens`: operators' actions, given on the hub's own computer.
 
-The commands store the request in the run's database. A running hub carries it out within a second, a stopped one at its
-next start.
+The commands store the action as a request in the run's database. A running hub carries it out within a second; a
+stopped hub carries it out at its next start.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def tokens(
 def noted(
     store: Store, request: AnyRequest, *, wait_s: float = 0.0, undoes: int | None = None, secret_hash: str = ""
 ) -> ActionRecord:
-    """Store a request in the database and return its record, after waiting up to `wait_s` for the outcome."""
+    """Store a request in the database, wait up to `wait_s` for its outcome, and return its record."""
     from echo_hub.store.actions import note_action
 
     record = store.write(note_action, request, me(), time.time(), undoes=undoes, secret_hash=secret_hash)

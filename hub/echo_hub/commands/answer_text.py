@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 console = Console(soft_wrap=True, highlight=False)
 MOST_CHARACTERS: Final = 2_000
-"""Largest number of characters printed of a text. Of a longer text, the beginning and the end are printed."""
+"""Largest number of characters printed of a text. If a text is longer, its beginning and its end are printed."""
 SHOWN: Final = 2
 """Number of completions printed for each group: the first solved and the first unsolved one, if both exist."""
 

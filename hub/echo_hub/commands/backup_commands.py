@@ -67,9 +67,7 @@ def _database(directory: RunDirectory, config: HubConfig) -> Path:
 
 
 def _own_database(directory: RunDirectory) -> None:
-    """Remove store.url from the restored config.toml: the restored database is in the run directory, wherever it was
-    before.
-    """
+    """Remove store.url from the restored config.toml, because the restored database is in the run directory."""
     import tomlkit
 
     text = directory.config.read_text(encoding="utf-8-sig")

@@ -1,7 +1,7 @@
 """`echo-hub demo`: train the base model with one hub and its nodes on this machine, then exit.
 
-The nodes are ordinary `echo-node join` processes with their own data directories. All data reaches them through the
-hub's port and the swarm, as on remote machines.
+The nodes are ordinary `echo-node join` processes with their own data directories. They get all data over the network,
+through the hub's port and from other nodes, as nodes on remote machines do.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ log = logging.getLogger(__name__)
 LOG_LINES: Final = 5
 NODE_STOP_S: Final = 8.0
 REFRESH_S: Final = 1.0
-"""Seconds between two pictures of the progress. Each reads the run's views, which takes a hundredth of a second."""
+"""Seconds between two updates of the progress display. For each update, the run's views are read, which takes a
+hundredth of a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoReport:
-    """The demo's results. `seconds` passed from its start to the evaluation of the last version."""
+    """The demo's results. `seconds` is the time from its start to the evaluation of the last version."""
 
     accuracy_before: float
     accuracy_after: float
@@ -90,7 +91,7 @@ async def run_demo(
     report_json: Path | None,
     spawned: SupervisedChild | None,
 ) -> None:
-    """Run the demo to its end, or until cancelled. All processes that it started have ended when this returns.
+    """Run the demo to its end, or until it is cancelled. When this returns, all processes that it started have ended.
 
     `spawned` is passed to `open_hub`. Raises ConnectError if a node ends before the run does.
     """
@@ -133,7 +134,7 @@ async def _nodes(url: str, root: Path, backends: tuple[str, ...]) -> AsyncIterat
 
 @contextmanager
 def _watched(nodes: list[_Node], tasks: asyncio.TaskGroup) -> Iterator[None]:
-    """Within the block, raise an error as soon as a node ends."""
+    """While the block runs, raise an error as soon as a node ends."""
     watchers = [tasks.create_task(_watch(node)) for node in nodes]
     try:
         yield
@@ -175,7 +176,8 @@ async def _start_node(url: str, home: Path, name: str, backend: str) -> _Node:
                 "OMP_NUM_THREADS": "1",
                 "ECHO_NODE_EXIT_WITH_STDIN": "true",
                 "ECHO_NODE_BENCH_SECONDS": "0",
-                # At the default low priority, the learner on this machine would leave the nodes no processor time.
+                # With a node's default low priority, the learner on this machine would leave the nodes no processor
+                # time.
                 "ECHO_NODE_MANNERS__PRIORITY": "normal",
             },
             start_new_session=True,  # Ctrl-C in the terminal reaches only this process, which then stops the nodes.

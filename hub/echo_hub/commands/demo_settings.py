@@ -1,8 +1,8 @@
 """Non-default settings of `echo-hub demo` for each demo task.
 
-The first task is sums of three-digit numbers with the smallest base model, one number per completion. The others use a
-base model that writes a calculation before the answer. Their completion lengths differ by a factor of ten or more, so
-that a batch waits for its longest completion and nodes hold many completions at a time.
+The first task is sums of three-digit numbers, with the smallest base model and one number per completion. The other
+tasks use a base model that writes a calculation before the answer. Their completion lengths differ by a factor of ten
+or more. So a batch waits for its longest completion, and nodes hold many completions at a time.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _COMMON: Final[Settings] = {
     "server": {"shared_memory": False},
     "dissemination": {"way": "swarm"},
 }
-"""Settings of every demo task: nodes behave as if on other machines, without shared memory and with adapters through
-the swarm.
+"""Settings of every demo task. Nodes behave as if on other machines: no shared memory, and adapters come through the
+BitTorrent swarm.
 """
 
 _SMALL: Final[Settings] = {
@@ -37,8 +37,8 @@ _SMALL: Final[Settings] = {
     "training": {"steps": 40, "groups_per_step": 16, "learning_rate": 1e-3},
     "evaluation": {"problems": 256},
 }
-"""Settings of the demo tasks whose completions contain a written calculation. With them a step takes a few seconds on
-one core, although the model is four times as large and completions are long."""
+"""Settings of the demo tasks whose completions contain a written calculation. The model is four times as large and
+completions are long, but a step takes only a few seconds on one core."""
 
 _OF_TASK: Final[Mapping[DemoTask, Settings]] = {
     DemoTask.ARITHMETIC: {

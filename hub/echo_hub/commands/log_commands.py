@@ -49,7 +49,7 @@ def log(
 
 
 def _looked_at(lines: int, level: str) -> int:
-    """Return how many of the log's last lines to read: `lines`, or all of them if a level leaves some out."""
+    """Return how many of the log's last lines to read: `lines`; or all of them, if `level` leaves out some lines."""
     return lines if level == "debug" or not lines else 2**31
 
 

@@ -113,7 +113,7 @@ def _checked(name: str) -> str:
 
 
 def _write(where: Path, files: dict[str, str]) -> None:
-    """Write both files or neither: both are moved into place once both are complete."""
+    """Write both files or neither: when both are complete, they are moved into place."""
     where.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=where, prefix=".new-task-") as temporary:
         for name, text in files.items():

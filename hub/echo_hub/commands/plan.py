@@ -90,17 +90,17 @@ class FleetFile(_Part):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedFleet:
-    """The fleet to plan for. `nodes` are the sampling nodes, `kinds` the classes that could be added."""
+    """The fleet to plan for. `nodes` are the sampling nodes; `kinds` are the classes of nodes that could be added."""
 
     workload: Workload
     nodes: tuple[NodeClass, ...]
     kinds: tuple[NodeClass, ...]
     scoring: str = ""
-    """Where scoring runs, in words; "" if the fleet was read from a file, which does not state it."""
+    """Where scoring runs, in words; "" if the fleet was read from a file, which does not say."""
     verifying: str = ""
-    """Where verifying runs, in words; "" if the fleet was read from a file, which does not state it."""
+    """Where verifying runs, in words; "" if the fleet was read from a file, which does not say."""
     evaluating: str = ""
-    """Where evaluation runs, in words; "" if the fleet was read from a file, which does not state it."""
+    """Where evaluation runs, in words; "" if the fleet was read from a file, which does not say."""
     spent: LearnerTime | None = None
     """How the learner spent its recent time; None if the fleet was read from a file, not from a run."""
 
@@ -114,8 +114,7 @@ class Plan:
     cheapest: Mix | None
     """The cheapest nodes to add, of one or two kinds; None if no addition reaches the target."""
     times_as_many: float | None
-    """Factor by which the present nodes would have to be multiplied to reach the target; None if no factor
-    reaches it.
+    """Number by which the present nodes would have to be multiplied to reach the target; None if no number is enough.
     """
     placement: Placement | None
     """The cheapest subset of the present nodes that reaches the target, and its settings."""
@@ -227,7 +226,8 @@ def changed(
 ) -> PlannedFleet:
     """Return the fleet with other settings and with more nodes.
 
-    `add` has entries CLASS=N; CLASS is a class name, or a part of the name that is unique among classes.
+    Each entry of `add` is CLASS=N. CLASS is the name of a class, or a part of the name that no other class's name
+    contains.
     """
     workload, nodes = fleet.workload, list(fleet.nodes)
     if workload.mode != "async" and (staleness is not None or publish_every is not None):

@@ -19,7 +19,7 @@ LANES: Final[dict[str, tuple[Lane, ...]]] = {
     "broadcast": ("broadcast",),
     "sampling": ("sampling",),
 }
-"""Rows of the picture: for each name, the kinds of time spans drawn in it."""
+"""Rows of the picture: the row's name, and the kinds of time spans that are drawn in this row."""
 
 FILL: Final[dict[Lane, str]] = {"training": "=", "waiting": ".", "broadcast": ">", "sampling": "-"}
 KINDS_SHOWN: Final = 20
@@ -118,7 +118,7 @@ def seconds(value: float) -> str:
 
 
 def picture(spans: Sequence[TimeSpan]) -> Iterator[str]:
-    """Yield the rows of learner, broadcast and nodes, with time from left to right."""
+    """Yield the picture's rows for learner, broadcast and sampling. Time runs from left to right."""
     end = max(span.end_s for span in spans)
     scale = COLUMNS / end
     for name, lanes in LANES.items():

@@ -1,4 +1,4 @@
-"""Show on stderr how much of a command's work is done: one live line on a terminal, otherwise a line now and then."""
+"""Show on stderr how much of a command's work is done: a live line on a terminal, otherwise a new line now and then."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from echo_hub.evaluation.work_count import WorkCount
 
 errors = Console(stderr=True)
-"""Console for messages on stderr. Log lines use it, too, so that they appear above a live line."""
+"""Console for messages on stderr. Log lines use it too, so that they appear above a live line."""
 PLAIN_S: Final = 10.0
-"""Seconds between two lines without a terminal."""
+"""Seconds between two lines if stderr is no terminal."""
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def progress_line(count: WorkCount) -> Iterator[None]:
             spinner.update(text=count.text(time.monotonic()))
             return spinner
 
-        # Printed text appears above the live line. Rich writes it to stderr, so only if stdout is a terminal, too.
+        # Rich moves printed text above the live line by writing it to stderr. Do this only if stdout is a terminal too.
         is_beside = sys.stdout.isatty()
         with Live(get_renderable=line, console=errors, transient=True, redirect_stdout=is_beside):
             yield

@@ -80,7 +80,7 @@ def rollouts(
 
 
 def _understood(asked: dict[str, Any], before: str) -> tuple[RolloutFilter, str]:
-    """Parse the filters like the query of the rollouts page. Raises ConfigError."""
+    """Parse the filters in the same way as the query of the rollouts page. Raises ConfigError."""
     from echo_hub.dashboard.rollouts_page import WrongQueryError, filter_of, place_of
 
     query = {name: str(value) for name, value in asked.items() if value not in (None, "")}

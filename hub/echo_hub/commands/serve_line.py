@@ -1,6 +1,6 @@
-"""The status display of `echo-hub serve`: one live line on a terminal, otherwise a line now and then.
+"""The status display of `echo-hub serve`: a live line on a terminal, otherwise a new line now and then.
 
-Output errors are ignored: the hub keeps running.
+Errors of the output are ignored, so that the hub keeps running.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from echo_shared.records.health import HubState
 
 REFRESH_S: Final = 2.0
 PLAIN_S: Final = 300.0
-"""Seconds between two lines without a terminal. A change of the run's state is printed at once."""
+"""Seconds between two lines if there is no terminal. A change of the run's state is printed at once."""
 DONE: Final = "The pages stay available until you press Ctrl-C."
 
 
 def line_of(view: RunView) -> str:
-    """Return the status, what matters most first: a narrow terminal cuts off the end."""
+    """Return the status in one line. The most important part comes first, because a narrow terminal cuts off the
+    end."""
     parts = [view.health.state.value, f"step {view.trained_step:,} of {view.steps_total:,}"]
     why = view.health.reasons[0] if view.health.reasons else view.state_detail
     if why and view.health.state is not HubState.FINISHED:
@@ -43,8 +44,8 @@ def line_of(view: RunView) -> str:
 
 
 class ServeLine:
-    """Shows the run's status. `terminal` is the console that log lines use, `out` the file for lines if there is no
-    terminal.
+    """Shows the run's status. `terminal` is the console that log lines use. If it is no terminal, lines are written to
+    the file `out`.
     """
 
     def __init__(self, pages: PagesSource, *, terminal: Console, out: TextIO) -> None:
@@ -82,7 +83,7 @@ class ServeLine:
             waited_s += REFRESH_S
 
     async def _view(self) -> RunView | None:
-        """Return the run's view; None if the database cannot be read now. Another part of the hub logs that."""
+        """Return the run's view; None if the database cannot be read now, which another part of the hub logs."""
         with suppress(StorageError):
             return await self._pages.run_view()
         return None

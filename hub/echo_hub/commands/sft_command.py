@@ -129,7 +129,7 @@ def _print_what(prepared: PreparedSft) -> None:
 
 
 class _Shown:
-    """Prints a line per epoch, and counts the updates."""
+    """Prints a line for each epoch, and counts the updates."""
 
     def __init__(self, prepared: PreparedSft) -> None:
         self._epochs = prepared.options.epochs

@@ -1,8 +1,8 @@
 """Choose settings for a base model and a task: what `echo-hub init --base MODEL --task NAME` writes.
 
-Only settings that differ from the defaults, each with its reason. Lengths come from the task's own problems, encoded
-with the base's tokenizer and chat template. Batch sizes depend on the base's number of weights and on this machine.
-What the base actually answers is measured by `echo-hub try-task --sample`.
+It writes only settings that differ from the defaults, each with its reason. Lengths come from the task's own problems,
+encoded with the base's tokenizer and chat template. Batch sizes depend on the base's number of weights and on this
+machine. `echo-hub try-task --sample` measures what the base actually answers.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ SAMPLED: Final = 64
 """Number of the task's problems that are sampled to measure lengths."""
 TAGS: Final = "\nEnd with your answer as <answer>...</answer>."
 _OF_ANSWER: Final = 4
-"""Completion tokens allowed for each token of the reference answer, so that the model can reason before it answers."""
+"""Completion tokens for each token of the reference answer. The model needs this many, because it reasons before it
+answers."""
 _CHAT_TOKENS: Final = 96
-"""Completion tokens allowed in addition for what a chat model writes around an answer."""
+"""Further completion tokens, for the text that a chat model writes around an answer."""
 _THINKING_TOKENS: Final = 1_024
 _LEAST_TOKENS: Final = 16
 _SMALL: Final = 1_000_000_000
-"""Number of weights below which a base model is expected to solve few problems."""
+"""A base model with fewer weights than this is expected to solve few problems."""
 _RATES: Final = ((500_000_000, 1e-4), (3_000_000_000, 5e-5))
-"""Pairs (number of weights, learning rate): the rate applies to models with fewer weights."""
+"""Pairs (number of weights, learning rate). A model gets the rate of the first pair whose number exceeds its own."""
 _LARGE_RATE: Final = 2e-5
 _ROLLOUTS, _ROLLOUTS_ON_CPU = 128, 64
-"""Number of rollouts in a step, if the learner has a GPU and if not."""
+"""Number of rollouts in a step with a GPU for the learner, and without one."""
 _SAVED_OF_HIDDEN, _SAVED_OF_INNER = 14, 4
-"""Values that each layer keeps per token for the backward pass, as multiples of the hidden size and of the
-inner size.
+"""Values that each layer keeps for each token until the backward pass, as multiples of the hidden size and of the inner
+size.
 """
 
 Section = dict[str, Any]
@@ -58,7 +59,7 @@ class BaseFacts:
 
     num_weights: int
     activation_bytes: int
-    """Bytes that the activations of one token take in float32 for the backward pass; 0 if the model's configuration
+    """Bytes that the activations of one token take until the backward pass, in float32; 0 if the model's configuration
     does not tell.
     """
     is_chat: bool
@@ -67,10 +68,10 @@ class BaseFacts:
 
 
 def suited_settings(flags: Mapping[str, Mapping[str, Any]], *, has_gpu: bool) -> tuple[HubConfig, Suited]:
-    """Return all settings, and the settings for config.toml with reasons.
+    """Return all settings, and those for config.toml with their reasons.
 
     `flags` are model.base, task.name and all other settings given by the user. Raises ConfigError if base or task
-    cannot be used, or do not fit each other.
+    cannot be used, or do not fit together.
     """
     given = load_config(None, flags)
     base_dir = resolve_base(given.model.base)

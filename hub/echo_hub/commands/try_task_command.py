@@ -94,7 +94,8 @@ def _echo_json(found: object) -> None:
 
 
 def _of_one_task(settings: Path | None, task: str | None, options: dict[str, Any], given: dict[str, Any]) -> HubConfig:
-    """Return the settings with only this task. Raises ConfigError if a mixture does not have it."""
+    """Return the settings with only this task. Raises ConfigError if the settings have several tasks but not this
+    one."""
     config = load_config(settings, given)
     mixture = config.task.mixture
     if not mixture:
@@ -112,7 +113,7 @@ def _of_one_task(settings: Path | None, task: str | None, options: dict[str, Any
 
 
 def option_of(text: str) -> tuple[str, Any]:
-    """Parse NAME=VALUE; a value that is not TOML is text. Raises ConfigError if the name is missing."""
+    """Parse NAME=VALUE. A value that is no valid TOML is a text. Raises ConfigError if the name is missing."""
     name, is_there, value = text.partition("=")
     if not is_there or not name.strip():
         raise ConfigError(
@@ -145,8 +146,8 @@ async def _answer(config: HubConfig, count: int, completions: WorkCount) -> Base
 async def _opened(
     config: HubConfig, completions: WorkCount | None = None
 ) -> AsyncIterator[tuple[Problems, ScoringPool, Evaluator]]:
-    """Open a task outside of any run. Yield its problems, its scorer processes, and an evaluator that starts
-    on demand and counts `completions`.
+    """Open a task outside of any run. Yield its problems, its scorer processes, and an evaluator, which starts on
+    demand and updates `completions`.
     """
     from echo_hub.evaluation.evaluator import evaluator_of
     from echo_hub.learner.settings import LearnerSettings

@@ -15,10 +15,10 @@ from echo_shared.errors import EchoError
 
 
 def run_until_stopped(main: Coroutine[Any, Any, Any], *, stopped: str = "the run resumes where it stopped") -> Any:
-    """Run `main` to its end, or until Ctrl-C or SIGTERM cancels it, so that everything closes in order; then return
+    """Run `main` to its end. If Ctrl-C or SIGTERM stops it, cancel it, so that everything closes in order, and return
     None.
 
-    `stopped` tells the user what happens to the unfinished work.
+    `stopped` is printed then: it tells the user what happens to the unfinished work.
     """
 
     async def until_signalled() -> Any:

@@ -64,8 +64,8 @@ class MicroBatch:
         return len(self.lengths)
 
     def of_groups(self, groups: Collection[int]) -> tuple[MicroBatch, Tensor]:
-        """Return a copy in which only the tokens of these groups have a loss, and the indices of these tokens in this
-        batch. The forward pass still computes all tokens.
+        """Return a copy in which only tokens of these groups have a loss, and the indices of these tokens here. The
+        forward pass still computes all tokens.
         """
         kept_R = [group in groups for group in self.groups]
         places = np.flatnonzero(np.repeat(kept_R, self.lengths))  # Found on the host: the device need not wait.

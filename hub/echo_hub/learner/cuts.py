@@ -5,7 +5,7 @@ from an older checkpoint uses the same micro-batches and gives identical bits. A
 step restarts with it: if one of several learner processes runs out of memory, all of them end, and only this file
 survives.
 
-The file is ignored if it was written on another device or for other settings.
+A file of another device or of other settings is ignored.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The largest micro-batch that fits in memory, computed from the peaks of two small ones. Loads no torch.
 
-Each token's activations are held until the backward pass reaches them. The memory for gradients and one chunk of logits
-is the same for any number of tokens. So peak memory is a line, bytes = fixed + per_token · tokens, which two points
+Each token's activations are held until the backward pass reaches them. Gradients and one chunk of logits take
+constant memory. So peak memory is a line, bytes = fixed + per_token · tokens, which two points
 determine.
 
 Example: 512 tokens need 1.5 GiB and 1,024 tokens 2.5 GiB. So fixed is 0.5 GiB and per_token 2 MiB. With 70 GiB free,

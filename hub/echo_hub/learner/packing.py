@@ -2,7 +2,7 @@
 
 A micro-batch is one sequence without padding: each prompt once, followed by its completions. Everything that a
 transformer computes token by token (projections, norms, feed-forward) runs on that sequence. Only attention mixes
-tokens. For attention, the sequence is gathered into rows of a prompt and one completion each. Causal attention runs on
+tokens. For attention, each row (prompt plus one completion) is gathered from the sequence. Causal attention runs on
 these rows without a mask, and its results are scattered back. So a prompt's tokens are computed once for all
 completions. The attention kernels are the same as for separate rows.
 

@@ -133,5 +133,5 @@ class StepTold:
     metrics: Mapping[str, float]
     """Metrics of `echo_hub.learner.step.screened_step`, and the seconds since the previous step."""
     screen: Mapping[str, Any] = field(default_factory=dict)
-    """Result of `echo_hub.learner.screen.ScreenFindings.frame`; empty if the checkpoint it was read from has no results
-    of screening."""
+    """Result of `echo_hub.learner.screen.ScreenFindings.frame`; empty if read from a checkpoint without such
+    results."""

@@ -1,11 +1,11 @@
-"""Archive old steps' rollouts in Parquet files, one per range of steps, and delete them from the database.
+"""Archive old steps' rollouts in Parquet files, one file for each range of steps, and delete them from the database.
 
     steps-000001-000212.parquet   all rollouts of these steps, by group (`echo_hub.store.retiring`)
     steps-000213-000380.parquet   its metadata `echo` names the run, the steps and the number of rows
 
-A file gets its name once it is on disk and has been read back identically; it never changes after that. A restart after
-a crash therefore continues behind the last file. A row is deleted from the database only if the file, with verified
-checksums, contains the same facts.
+A file gets its final name only when it is on disk and has been read back without a difference; after that it never
+changes. So if the process is killed, a restart continues after the last complete file. A row is deleted from the
+database only if the file has valid checksums and contains the same facts.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from echo_shared.files.atomic import disk_errors, sync
 FORMAT: Final = 1
 ROWS_A_FILE: Final = 50_000
 TOKENS_A_FILE: Final = 5_000_000
-"""Approximate number of tokens in a file: a step is never split. A file must be small enough
-to be compared in memory."""
+"""Approximate number of tokens in a file, small enough to compare the file in memory. A step is never split, so a file
+may have more."""
 METADATA: Final = b"echo"
 _CANNOT_WRITE: Final = "The archive cannot be written."
 
@@ -63,8 +63,8 @@ class ArchiveFile:
 class Archive:
     """A directory of one run's archive files.
 
-    Raises ConfigError if pyarrow is not installed or the directory contains another run's files; StorageError if a file
-    is damaged or the disk refuses.
+    Raises ConfigError if pyarrow is not installed or the directory contains another run's files. Raises StorageError if
+    a file is damaged or the disk refuses.
     """
 
     def __init__(self, folder: Path, *, run_id: str, store: Store, reader: RolloutReader) -> None:
@@ -116,8 +116,8 @@ class Archive:
         return found
 
     def missing(self, files: Sequence[ArchiveFile]) -> list[tuple[int, int]]:
-        """Return step ranges missing from both database and files: rollouts deleted without archiving, or archived
-        elsewhere.
+        """Return the ranges of steps that are neither in the database nor in the files: their rollouts were deleted
+        without an archive, or archived elsewhere.
         """
         found, there = [], self._store.read(read_first_mark).step
         for after, through in [*((one.span.after.step, one.span.through.step) for one in files), (self._gone(), 0)]:
@@ -149,8 +149,8 @@ class Archive:
         return ArchiveFile(path=path, span=span, rollouts=said["rollouts"])
 
     def write(self, *, before_step: int) -> Iterator[ArchiveFile]:
-        """Write files for all archivable steps before `before_step` that are in no file yet. Yield each file when it is
-        complete.
+        """Write files for all archivable steps before `before_step` that no file contains yet. Yield each file
+        when it is complete.
         """
         there, last, beginning = self.files(), self._store.read(read_last), self._store.read(read_first_mark)
         after = max(

@@ -1,4 +1,4 @@
-"""Shared parts of the operator's commands that read a run's database, whether a hub serves the run or not."""
+"""Functions for the operator's commands that read a run's database, whether a hub serves the run or not."""
 
 from __future__ import annotations
 

@@ -59,8 +59,8 @@ _OF_BOOKS: Final[Mapping[str, tuple[str, Better]]] = {
     "completion_tokens_mean": ("tokens of a completion", ""),
     "dropped_per_rollout": ("rollouts dropped per rollout trained", "lower"),
 }
-"""Title and better direction of the figures that are computed from the database, by key. The learner's own figures
-follow them in the table.
+"""Title of each figure that is computed from the database, by key, and which direction is better ("" if neither). In
+the table, the learner's own figures follow these.
 """
 
 
@@ -132,8 +132,8 @@ def differing(configs: Sequence[HubConfig]) -> dict[str, tuple[Any, ...]]:
 def sparkline(curve: Curve, *, low: float, high: float, last_step: int, width: int) -> str:
     """Draw the curve from step 0 to `last_step` as `width` characters.
 
-    Each character stands for some steps: its height is their mean value on the scale from `low` to `high`. A space
-    means no values.
+    Each character stands for several steps. Its height is their mean value, on the scale from `low` to `high`. A space
+    means that these steps have no values.
     """
     columns: dict[int, list[float]] = {}
     for step, value in curve.points:

@@ -35,11 +35,11 @@ from echo_shared.records.run import Evaluation
 def export_adapter(
     directory: RunDirectory, destination: Path, *, policy_version: int | None, base: str | None = None
 ) -> int:
-    """Copy a version's PEFT directory to a new `destination`; None means the newest. Returns the version.
+    """Copy a version's PEFT directory to a new `destination`, and return the version; None means the newest version.
 
     The weights are those that were published and evaluated; the learner's float32 weights are in its checkpoints. A
-    model card is added. The adapter's configuration names the base so that PEFT finds it: by its model hub id, or by
-    its directory on this machine. `base` overrides that name.
+    model card is added. So that PEFT finds the base model, the adapter's configuration names it: by its model hub id,
+    or by its directory on this machine. `base` overrides that name.
     """
     version, source = _adapter(directory, policy_version)
     with _written(destination) as whole:
@@ -90,7 +90,7 @@ class EvaluatedVersions:
 
     evaluations: list[Evaluation] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
-    """The last version compared with the first; empty for a single version."""
+    """Comparison of the last version with the first; empty if there is only one version."""
     examples: list[AnswerExample] = field(default_factory=list)
     """A few greedy answers of each version."""
 
@@ -98,9 +98,10 @@ class EvaluatedVersions:
 async def evaluate_versions(
     config: HubConfig, directory: RunDirectory, *, policy_versions: Sequence[int] | None, count: WorkCount | None = None
 ) -> EvaluatedVersions:
-    """Evaluate versions (0 = base) on this machine; None means base, initial version and newest.
+    """Evaluate versions (0 = base model) on this machine. None means the base, the run's initial version and the
+    newest.
 
-    May run while a hub serves the run. `count` counts the completions.
+    May run while a hub serves the run. `count` is updated with the number of finished completions.
     """
     if policy_versions is None:
         start = read_start(directory)
@@ -117,8 +118,8 @@ async def evaluate_versions(
 async def evaluate_adapters(
     config: HubConfig, adapters: Mapping[int, Path | None], *, count: WorkCount | None = None
 ) -> EvaluatedVersions:
-    """Evaluate adapters. `adapters` maps a version number, for the report, to a directory; None is the bare base model.
-    `count` counts the completions.
+    """Evaluate adapters. `adapters` maps a version number, which the report shows, to a directory; None means the bare
+    base model. `count` is updated with the number of finished completions.
     """
     base_dir = resolve_base(config.model.base)
     codec = PromptCodec.of_run(config, base_dir)

@@ -1,10 +1,12 @@
 """Create a new run from a version of another run, with other settings: `echo-hub fork`.
 
-The new run has RUN's effective settings, including changes by operators while it was served, and its version K: the
-adapter and, if a checkpoint of step K exists, the learner's float32 weights and optimizer state. Everything else is
-new: database, keys, address. Steps continue after K, with problems that RUN had not trained on by then.
+The new run gets the effective settings of RUN, including changes by operators while RUN was served. It also gets
+version K of RUN: the adapter and, if a checkpoint of step K exists, the learner's float32 weights and optimizer state.
+Everything else is new: database, keys, address. Steps continue after K, with problems that RUN had not trained on
+before step K ended.
 
-config.toml is written last: without it the new directory contains no run, and the same command starts over.
+config.toml is written last. If the command is killed before that, the new directory contains no run yet, and the same
+command starts over.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ class Forked:
 
 
 def fork(parent: RunDirectory, target: RunDirectory, *, at: int | None, changes: Sequence[str]) -> Forked:
-    """Create `target` from version `at` of `parent`; None means the newest. `changes`: section.key=value.
+    """Create `target` from version `at` of `parent`; None means the newest. `changes` are texts section.key=value.
 
     May run while a hub serves `parent`. Raises ConfigError, StorageError.
     """
@@ -87,8 +89,8 @@ def fork(parent: RunDirectory, target: RunDirectory, *, at: int | None, changes:
 
 
 def nested(changes: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Parse section.key=value texts into settings by section. Values are TOML; anything else is taken as a text. Raises
-    ConfigError.
+    """Parse section.key=value texts into settings by section. A value is TOML; if it is no valid TOML, it is taken as a
+    text. Raises ConfigError.
     """
     found: dict[str, dict[str, Any]] = {}
     for change in changes:
@@ -103,7 +105,7 @@ def nested(changes: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def value_of(text: str) -> Any:
-    """Parse a TOML value; text that is not TOML is returned as it is."""
+    """Parse a TOML value. Invalid TOML is returned unchanged, as a text."""
     try:
         return tomllib.loads(f"value = {text}")["value"] if "\n" not in text else text
     except tomllib.TOMLDecodeError:

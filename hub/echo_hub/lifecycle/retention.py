@@ -1,4 +1,5 @@
-"""Delete rollouts of steps older than `keeping.steps` from the database, in small transactions while the hub runs."""
+"""Delete the rollouts of all but the newest `keeping.steps` steps from the database, in small transactions while the
+hub runs."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from echo_hub.store.retiring import ROWS_AT_ONCE, read_final_keys, read_first_ma
 
 LOOKED_S: Final = 15.0
 REST: Final = 4.0
-"""Pause after each transaction, as a multiple of its duration, so that the database's writer stays free for the hub."""
+"""Pause after each transaction, as a multiple of its duration. During the pause, the hub can write to the database."""
 
 
 class Retention:

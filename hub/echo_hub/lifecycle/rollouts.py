@@ -1,7 +1,7 @@
-"""Read rollouts for people: database rows with texts, log-probabilities per token, and advantages.
+"""Read rollouts for people: database rows with texts, log-probabilities of the tokens, and advantages.
 
-Texts are decoded on request and never stored. A text search decodes at most `TOKENS_READ` tokens per answer; the answer
-says where to continue.
+Texts are decoded on request and never stored. A text search decodes about `TOKENS_READ` tokens for one answer; if more
+rollouts are left, the answer says where to continue.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ from echo_shared.records.rollout import (
 from echo_shared.wire.messages import rollout_id
 
 TOKENS_READ: Final = 400_000
-"""Approximate number of tokens that one answer decodes at most."""
+"""Largest number of tokens, approximately, that are decoded for one answer."""
 ROW_TOKENS: Final = 20
-"""Tokens that a rollout counts in addition to its own, because reading a row also takes time."""
+"""Tokens counted for each rollout in addition to its own, because reading its row takes time too."""
 ROWS_READ: Final = 200
 """Number of rollouts read at a time in a search for a text."""
 
@@ -73,8 +73,8 @@ class WholeRollout:
     """Advantage of the rollout's turn, as in `RolloutView`; None for a rollout without advantage."""
     prompt: str
     drawn: RolloutText | None
-    """The rollout's texts, without `pieces`, whose decoding would take most of the time. None if its tokens are not
-    kept.
+    """The rollout's texts; None if its tokens are not kept. `pieces` is empty, because its decoding would take most of
+    the time.
     """
 
 
@@ -97,7 +97,7 @@ class Prompts(Protocol):
 
 
 class ProblemsOnDemand:
-    """The run's problems, prepared when the first prompt is requested, because that takes some seconds."""
+    """The run's problems. They are prepared when the first prompt is requested, because this takes some seconds."""
 
     def __init__(self, config: HubConfig, codec: PromptCodec) -> None:
         self._config = config
@@ -108,12 +108,12 @@ class ProblemsOnDemand:
         return Problems.of_run(self._config, self._codec)
 
     def prompt_ids(self, group_id: int) -> NDArray[np.int32]:
-        """Return the token ids of a group's prompt. Raises any error of preparing the problems."""
+        """Return the token ids of a group's prompt. Raises the errors of preparing the problems."""
         return self._problems.prompt_ids(group_id)
 
 
 class RolloutReader:
-    """Reads rollouts with texts and advantages. Thread-safe. Every method raises StorageError, and any error of
+    """Reads rollouts with texts and advantages. Thread-safe. Every method may raise StorageError, and errors of
     preparing the problems.
     """
 
@@ -129,8 +129,8 @@ class RolloutReader:
         self._problems = problems
 
     def page(self, wanted: RolloutFilter, *, before: str, limit: int) -> RolloutsPage:
-        """Return at most `limit` rollouts, newest lease first, that were leased before the rollout `before`; "" starts
-        with the newest.
+        """Return at most `limit` rollouts that were leased before the rollout with the id `before`, newest lease first.
+        "" starts with the newest.
         """
         rows, last = self._matching(wanted, key_of(before) if before else NEWEST, limit)
         totals = self._store.read(read_kept_totals)
@@ -146,7 +146,7 @@ class RolloutReader:
         )
 
     def group(self, group_id: int) -> GroupView | None:
-        """Return a group with everything known about it; None if none of its rollouts was ever leased."""
+        """Return a group with everything known about it; None if no rollout of the group was ever leased."""
         group = self._store.read(read_group, group_id)
         if group is None:
             return None
@@ -169,7 +169,7 @@ class RolloutReader:
             yield from self._whole([row.summary for row in rows], gains)
 
     def of_groups(self, group_ids: Sequence[int], keys: Collection[Key]) -> Iterator[WholeRollout]:
-        """Yield the rollouts in `keys` of these groups, group by group, in the database's order."""
+        """Yield those rollouts of these groups that are in `keys`, group by group, in the database's order."""
         gains = _Gains(self)
         for start in range(0, len(group_ids), GROUPS_READ):
             found = self._store.read(summaries_of_groups, group_ids[start : start + GROUPS_READ])
@@ -215,7 +215,7 @@ class RolloutReader:
         return rows, last
 
     def _told(self, summary: RolloutSummary) -> RolloutSummary:
-        """Return the summary with its task and evaluation set, which are not stored but follow from the group."""
+        """Return the summary with its task and evaluation set. These are not stored, but follow from the group's id."""
         if len(self._keys) == len(self._sets) == 1:
             return summary
         evaluation = evaluation_text(summary.group_id, self._sets)

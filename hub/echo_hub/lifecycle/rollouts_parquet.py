@@ -36,7 +36,7 @@ def pyarrow_parquet() -> tuple[Any, Any]:
 
 
 def write_parquet(rollouts: Iterable[WholeRollout], path: Path) -> int:
-    """Write one row per rollout and return the number of rows. The file appears complete or not at all.
+    """Write one row for each rollout, and return the number of rows. The file appears when it is complete.
 
     Raises ConfigError if pyarrow is not installed or the file cannot be written.
     """

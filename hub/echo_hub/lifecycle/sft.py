@@ -5,9 +5,10 @@
     RUN/sft-work/checkpoints/   the progress: `echo_hub.learner.sft`
     RUN/sft/                    the resulting adapter in PEFT layout, and sft.json with its figures
 
-The command trains what the run starts with: the base, the adapter named by model.start_from, or a fork's version. The
-result replaces it: model.start_from becomes RUN/sft, or a fork's RUN/start is rewritten. Each stage is written
-completely before the next: a crash loses the updates since the last checkpoint, and the same command resumes.
+The command trains what the run starts with: the base, the adapter that model.start_from names, or a fork's version. The
+result replaces it: model.start_from becomes RUN/sft, or the RUN/start of a fork is rewritten. Each stage is written
+completely before the next one. So a crash loses only the updates since the last checkpoint, and the same command
+resumes.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ _IDENTITY: Final = (
     *(name for name in KEPT if name != "model.start_from"),
     *("run.seed", "training.max_grad_norm", "learner.precision", "learner.base_bits"),
 )
-"""Settings that the adapter depends on, in addition to the command's options."""
+"""Settings on which the adapter depends, in addition to the command's options."""
 
 
 class SftWork(BaseModel):
@@ -69,10 +70,11 @@ class SftWork(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     identity: Annotated[dict[str, Any], Field(min_length=1)]
-    """Everything that the adapter depends on, by a name for people. Progress is resumed only if all of it is equal."""
+    """Everything on which the adapter depends, keyed by a readable name. Progress is resumed only if all of it is
+    equal."""
     origin: AdapterOrigin = AdapterOrigin()
     placed_sha256: str = ""
-    """Only for a fork: SHA-256 of the fine-tuned weights, in the precision that nodes get, that RUN/start holds now."""
+    """Only for a fork: SHA-256 of the fine-tuned weights that RUN/start holds now, in the precision that nodes get."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,11 +150,11 @@ def prepare(directory: RunDirectory, config: HubConfig, file: Path, options: Sft
 def finetune(
     prepared: PreparedSft, *, anew: bool, told: Callable[[SftProgress], object], stop: threading.Event
 ) -> Finetuned | None:
-    """Train to the end, resuming earlier progress, and make the result the run's start. Return None if `stop` was set
-    first.
+    """Train to the end, resume earlier progress, and make the result the run's start. Return None if `stop` was set
+    before the end.
 
-    `anew` discards earlier progress made with other options; without it, such progress raises ConfigError. Also raises
-    LearnerError and StorageError.
+    If there is earlier progress with other options, `anew` discards it; without `anew`, ConfigError is raised. Also
+    raises LearnerError and StorageError.
     """
     work = prepared.work
     _open_work(prepared, anew=anew)
@@ -172,7 +174,8 @@ def finetune(
 
 
 def figures(progress: SftProgress) -> dict[str, Any]:
-    """Return the figures for sft.json. Losses are in nats per token: before the first epoch and after each one."""
+    """Return the figures for sft.json. Losses, in nats per token, are those before the first epoch and after each
+    epoch."""
     return {
         "updates": progress.update,
         "training_losses": progress.training_losses,
@@ -202,7 +205,7 @@ def _check_not_begun(directory: RunDirectory) -> None:
 
 
 def _begins_with(directory: RunDirectory, config: HubConfig, base_dir: Path) -> tuple[Weights | None, AdapterOrigin]:
-    """Return weights and origin of the run's start before any fine-tuning by `echo-hub sft`."""
+    """Return the weights and the origin of what the run started with before any fine-tuning by `echo-hub sft`."""
     work, start, reference = work_of(directory), read_start(directory), config.model.start_from
     is_own = False
     if work.is_dir():
@@ -259,7 +262,7 @@ def _read_work(directory: RunDirectory) -> SftWork:
 
 
 def _open_work(prepared: PreparedSft, *, anew: bool) -> None:
-    """Create RUN/sft-work for these options, or check that it matches them."""
+    """Create RUN/sft-work for these inputs, or check that the existing RUN/sft-work belongs to the same inputs."""
     work, identity, placed = prepared.work, _identity(prepared), ""
     if work.is_dir():
         there = _read_work(prepared.directory)
@@ -297,8 +300,8 @@ def _replace_start(prepared: PreparedSft, start: Start) -> None:
     directory, config = prepared.directory, prepared.config
     weights = read_weights(result_of(directory), config, prepared.base_dir)
     placed = _read_work(directory).model_copy(update={"placed_sha256": hash_of(published_files(weights, config))})
-    # Write this before RUN/start: after a crash in between, the fine-tuned start would otherwise look like a foreign
-    # one.
+    # Write this before RUN/start: otherwise, after a crash in between, the fine-tuned start would look like a start
+    # from elsewhere.
     _write_work(work_of(directory), placed)
     finetuned = start.model_copy(update={"demonstrations": prepared.origin.demonstrations})
     write_start(directory, config, weights, finetuned)

@@ -1,7 +1,7 @@
-"""The hub's other runs ("siblings"): their state for the pages, and their nodes' credit for the leaderboard.
+"""Read the hub's other runs ("siblings"): their state for the pages, their nodes' credit for the leaderboard.
 
-Each run has its own process and directory; the common key makes them runs of one hub (`echo_hub.run.siblings`).
-Processes never wait for each other: each reads the other runs' databases and writes only its own.
+Each run has its own process and directory; runs with the same key belong to one hub (`echo_hub.run.siblings`).
+Processes never wait for each other: each reads the other runs' databases and writes only to its own.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 LOOK_S: Final = 30.0
 REST: Final = 50.0
-"""Pause between two readings, as a multiple of a reading's duration. Reading then uses at most 2 % of a processor."""
+"""Pause between two readings, as a multiple of the reading time. So readings use at most 2 % of a processor."""
 ADDRESS: Final = "address"
 """Key in `run_meta` under which a run stores the URL of its pages."""
 
@@ -78,7 +78,7 @@ class SiblingRuns:
             await asyncio.sleep(max(LOOK_S, REST * (time.monotonic() - began)))
 
     async def look(self) -> None:
-        """Read the other runs once, and import their new credit. An error in one of them does not affect this run."""
+        """Read the other runs once, and import their new credit. A run that cannot be read is only logged."""
         found = await asyncio.to_thread(lambda: list(self._read()))
         for each in found:
             nodes = each.credit.nodes
@@ -92,8 +92,8 @@ class SiblingRuns:
             self._changes.notify()
 
     def _read(self) -> Iterator[_Found]:
-        """Yield the runs that can be read. If two directories hold the same run, as with a backup, yield the one with
-        more steps.
+        """Yield the runs that can be read. If two directories hold the same run, for example a backup, yield the one
+        with more steps.
         """
         by_run: dict[str, _Found] = {}
         try:

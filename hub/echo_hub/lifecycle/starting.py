@@ -2,7 +2,7 @@
 
     model.start_from ──> RUN/start ──> RUN/adapters, RUN/checkpoints ──> the database
 
-Each stage is written completely before the next one, so after a crash the next start repeats one stage at most. Once
+Each stage is written completely before the next one, so after a crash, the next start repeats at most one stage. When
 RUN/start is complete, the original adapter may be deleted.
 """
 
@@ -38,7 +38,8 @@ from echo_shared.files.atomic import atomic_directory
 
 
 async def begin(store: AsyncStore, directory: RunDirectory, config: HubConfig, base_dir: Path) -> Start | None:
-    """Return what the run starts with. At the first start, copy it into the run's directory. None means the bare base.
+    """Return what the run starts with, and copy it into the run's directory at the first start. None means the bare
+    base.
 
     Raises ConfigError if the adapter named by model.start_from cannot be used, and StorageError.
     """
@@ -59,8 +60,7 @@ async def begin(store: AsyncStore, directory: RunDirectory, config: HubConfig, b
 
 
 def take_start(directory: RunDirectory, config: HubConfig, base_dir: Path) -> Start:
-    """Create RUN/start from the adapter named by model.start_from, after checking it. Raises ConfigError,
-    StorageError."""
+    """Check the adapter that model.start_from names, and create RUN/start from it. Raises ConfigError, StorageError."""
     adapter_dir, ancestors = adapter_to_start_from(config)
     weights = read_weights(adapter_dir, config, base_dir)
     origin = read_origin(adapter_dir) or AdapterOrigin(source=adapter_dir.resolve().name, ancestors=ancestors)
@@ -76,8 +76,8 @@ def take_start(directory: RunDirectory, config: HubConfig, base_dir: Path) -> St
 
 
 def ancestors_of(directory: RunDirectory, policy_version: int) -> tuple[Ancestor, ...]:
-    """Return the ancestors of a run that begins with this version of `directory`: that run first, then the run's own
-    ancestors.
+    """Return the ancestors of a new run that begins with this version of the run in `directory`: first that run, then
+    that run's own ancestors.
     """
     run_id, before = "", read_start(directory)
     with suppress(EchoError), store_of(directory) as store:
@@ -112,7 +112,7 @@ def check_steps(policy_version: int, config: HubConfig) -> None:
 
 
 def adapter_to_start_from(config: HubConfig) -> tuple[Path, tuple[Ancestor, ...]]:
-    """Return the directory of the adapter named by model.start_from, and its ancestors.
+    """Return the directory of the adapter that model.start_from names, and its ancestors.
 
     Raises ConfigError if there is no such adapter.
     """

@@ -1,4 +1,4 @@
-"""Operators' actions in the store: the log of all actions, and the execution of actions that change only the database.
+"""Operators' actions in the store: log all actions, and carry out those that change only the database.
 
 Each action is inserted once and gets one outcome. If an action changes only the database, the inserting transaction
 also carries it out, in the hub or in a command's process. Any other action needs the running hub: it is inserted with
@@ -117,8 +117,8 @@ def read_api_tokens(connection: Connection) -> list[ApiToken]:
 
 
 def read_num_api_tokens(connection: Connection) -> tuple[int, int]:
-    """Return how many API tokens were made and how many were revoked. Every change of the tokens changes one of these
-    numbers, so a cache can compare them.
+    """Return how many API tokens were made and how many were revoked. Every change of tokens changes one of these
+    numbers, so caches compare them.
     """
     counts = select(func.count(), func.count(api_tokens.c.revoked_at)).select_from(api_tokens)
     made, revoked = connection.execute(counts).one()

@@ -56,8 +56,8 @@ LINE: Final = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
-"""libpq settings, used unless the URL sets them. With these, the hub notices within about a minute that a server has
-silently vanished.
+"""libpq settings, used unless the URL sets them. They let the hub notice a silently vanished server within
+about a minute.
 """
 
 CHECK_S: Final = 10.0

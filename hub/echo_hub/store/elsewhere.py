@@ -18,8 +18,8 @@ from echo_shared.records.run_credit import NodeCredit, RunCredit
 from echo_shared.signing.signed_document import moment
 
 Taken = Literal["new", "newer", "known"]
-"""Result of an import. "new": the first export of its run. "newer": it replaced an older one. "known": the stored
-export has the same age or is newer, so nothing was imported.
+"""Result of an import. "new": the first export of its run. "newer": it replaced an older one. "known": nothing was
+imported, because the stored export has the same age or is newer.
 """
 
 

@@ -31,8 +31,8 @@ def read_invites(connection: Connection) -> list[Invite]:
 
 
 def read_num_invites(connection: Connection) -> tuple[int, int]:
-    """Return how many invites were made and how many were revoked. Every change of the invites changes one of these
-    numbers, so a cache can compare them.
+    """Return how many invites were made and how many were revoked. Every change of invites changes one of these
+    numbers, so caches compare them.
     """
     made, revoked = connection.execute(
         select(func.count(), func.count(invites.c.revoked_at)).select_from(invites)

@@ -102,7 +102,7 @@ def _delete(connection: Connection, *which: ColumnElement[bool], most: int) -> i
 
 
 def arrived_s(connection: Connection, version: int) -> dict[str, float | None]:
-    """Return the times at which a version had arrived at half of its nodes, at 95 % of them, and at the last one.
+    """Return a version's arrival times: when half of its nodes had it, when 95 % had it, and when the last node had it.
 
     The values are seconds after the announcement; None before the first fetch. The database counts inside an index,
     without reading the rows.

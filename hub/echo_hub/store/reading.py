@@ -211,8 +211,8 @@ def read_batch(connection: Connection, step: int) -> list[BatchGroup]:
 
 
 def read_groups(connection: Connection, wanted: Mapping[int, Sequence[str]]) -> list[BatchGroup]:
-    """Return groups with the given rollouts, in the given order. A group is left out if the tokens of any of these
-    rollouts are deleted."""
+    """Return groups with the given rollouts, in the given order. Groups with a rollout whose tokens are deleted
+    are left out."""
     rows = _rollout_rows(connection, wanted)
     there = {group_id: names for group_id, names in wanted.items() if all(name in rows for name in names)}
     return _batch_groups(connection, there, [(name, rows[name]) for names in there.values() for name in names])

@@ -50,7 +50,7 @@ def read_last(connection: Connection) -> StepSpan | None:
 def note_last(connection: Connection, span: StepSpan) -> bool:
     """Record that these steps are being retired. Return False if they or later steps were recorded before.
 
-    The row is locked, so that another process that calls this waits for this transaction.
+    This locks the row, so another process that calls this function waits for this transaction.
     """
     connection.execute(select(run_meta.c.key).where(run_meta.c.key == _RETIRED).with_for_update())
     last = read_last(connection)

@@ -146,8 +146,7 @@ class Store:
         """Delete the tokens of steps up to `checkpoint_step`, the oldest kept checkpoint: the learner can no longer
         repeat these steps. If `keeping` chooses a group, its tokens are copied first.
 
-        Also delete old fetch rows. If the rollouts of a step are not all counted yet, its tokens stay until the next
-        call.
+        Also delete old fetch rows. Steps with uncounted rollouts keep their tokens until the next call.
         """
         with open_to_write(self.engine) as connection:
             counted = steps.c.step.not_in(uncounted_steps(connection))

@@ -4,7 +4,7 @@
     count_trained    rollouts.state, tallies, credit      uncounted: that row is deleted
 
 Each line is one transaction. Other writes run in between, so a step of thousands of rollouts delays no other rollout.
-After a restart, counting continues where the last process ended. If a step has only one part, it is counted in the
+After a restart, counting continues where the last process ended. A step with a single part is counted in the
 transaction that marks it as trained.
 """
 

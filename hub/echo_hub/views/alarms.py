@@ -1,6 +1,6 @@
-"""Warn operators about the newest step's figures: signs of forged rollouts, or of a run that diverges.
+"""Warn operators about suspicious figures of the newest step: signs of forged rollouts, or of a run that diverges.
 
-Alarms never make the hub unready: otherwise a hostile node could make it unready with forged rollouts.
+Alarms never make the hub unready: otherwise a hostile node could make the hub unready with forged rollouts.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from echo_shared.records.step_figures import (
 )
 
 LARGEST_RATIO: Final = 1e3
-"""Largest ratio of a token's probability under the learner to its claimed probability that raises no alarm. Whatever
-the two policies are, an honestly drawn token has a ratio of r or more with a probability of at most 1/r.
+"""Largest ratio of a token's probability (the learner's, divided by the one that the node claimed) that raises no
+alarm. For any two policies, an honestly drawn token has a ratio of r or more with a probability of at most 1/r.
 
-Measured with the built-in model on 2e5 tokens, four steps old, some from 4-bit engines: the largest was 6. At four
-times the default learning rate it was 41."""
+Measured with the built-in model on 2e5 tokens, four steps old, some from 4-bit engines: the largest ratio was 6. At
+four times the default learning rate it was 41."""
 LARGEST_MISMATCH: Final = 0.1
-"""Largest mismatch KL between claims and learner that raises no alarm, in nats per token. In the measurement for
-LARGEST_RATIO, rollouts two steps old had 2e-3."""
+"""Largest mismatch KL between the claimed and the learner's log-probabilities that raises no alarm, in nats per token.
+In the measurement for LARGEST_RATIO, rollouts two steps old had 2e-3."""
 
 
 def alarms(step: StepRecord | None) -> tuple[str, ...]:

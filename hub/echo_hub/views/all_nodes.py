@@ -1,9 +1,9 @@
-"""Views of all nodes, updated incrementally, so that a page of thousands of nodes costs next to nothing.
+"""Views of all nodes. Only changed nodes are read again, so a page of thousands of nodes costs very little.
 
-A background thread reads all nodes from the database, the less often the longer a reading takes. In between, each page
-reads only changed nodes: those that connected, left, were banned or unbanned, hold another number of rollouts, or were
-written by the hub since (`echo_hub.store.touched`). A view is rebuilt only if the node's record or its own report
-changed.
+A background thread reads all nodes from the database. The longer a reading takes, the rarer it is. In between, each
+page reads only changed nodes: nodes that connected, left, were banned or unbanned, hold another number of rollouts, or
+were written by the hub in the meantime (`echo_hub.store.touched`). A view is rebuilt only if the node's record or its
+own report has changed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from echo_hub.views.beside import ReadBeside
 from echo_shared.records.run import LiveNode, NodeTotals
 
 MOST_NODES: Final = 10_000
-"""Largest number of nodes that the pages know in addition to the connected ones. Making a key costs nothing, and the
-database keeps every node ever seen.
+"""Largest number of nodes that the pages know in addition to the connected ones. The database keeps every node ever
+seen, and anyone can make any number of node keys.
 """
 FRESH_S: Final = 0.2
 """Seconds for which a partial reading is reused, because pages request nodes and leaderboard one after the other."""
@@ -32,7 +32,8 @@ FRESH_S: Final = 0.2
 _AWAY: Final = LiveNode(activity="")
 
 SEEN_S: Final = 15.0
-"""Age in seconds, or up to twice that, at which a connected node's view is rebuilt to set its "last seen" to now."""
+"""Age in seconds at which a connected node's view is rebuilt to set its "last seen" to now. For some nodes, up to twice
+as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class AllNodes:
         self._books = ReadBeside(self._read_all, every_s=0.0, name="all nodes")
         self._whole = _Whole({}, 0)
         self._rows: dict[str, NodeTotals] = {}
-        """Result of the last full reading, with changed nodes replaced by later partial readings."""
+        """Result of the last full reading. Later partial readings have replaced changed nodes in it."""
         self._touched = 0
         """`_rows` includes all changes up to this number of `Touched`."""
         self._under_way: Mapping[str, int] = {}
@@ -73,8 +74,8 @@ class AllNodes:
     def fleet(self, connected: Mapping[str, LiveNode], leased: Mapping[str, int], *, touched: int) -> FleetView:
         """Return the views of all nodes.
 
-        `leased` counts the rollouts leased to each node and not yet received. `touched` is `Touched.number`, taken
-        before this call.
+        `leased` counts, for each node, the leased rollouts that are not received yet. `touched` is `Touched.number`,
+        taken before this call.
         """
         with self._lock:
             changed = self._read_changes(frozenset(connected), touched)
@@ -92,13 +93,13 @@ class AllNodes:
         known = self._here.get(row.node_id)
         if known is not None and known.row is row and known.said == said and now < known.good_until:
             return known
-        # Spread the expiry by the node id, so that views built together are not all rebuilt together.
+        # Let views expire at different times, by node id, so that views built together are not all rebuilt together.
         lasts_s = SEEN_S * (1 + hash(row.node_id) % 8 / 8) if node is not None else float("inf")
         shown = row if node is None else replace(row, last_seen=now)
         return _Made(node_view(shown, node, in_flight=held), row, said, now + lasts_s)
 
     def _let_go(self, changed: Collection[str], here: Mapping[str, NodeView]) -> None:
-        """Rebuild the views of disconnected nodes without rollouts, if any such node changed."""
+        """If a disconnected node without leased rollouts has changed, rebuild the views of such nodes."""
         before = self._away.by_id
         is_another = len(before) + len(here) != len(self._rows) or any(node_id in before for node_id in here)
         if is_another or any(node_id not in here for node_id in changed):
@@ -113,7 +114,7 @@ class AllNodes:
             )
 
     def _read_changes(self, connected: frozenset[str], touched: int) -> Collection[str]:
-        """Read what changed since the last reading, and return the affected nodes."""
+        """Read the nodes that have changed since the last reading, and return their ids."""
         if time.monotonic() - self._read_at < FRESH_S and connected == self._of and not self._books.is_quick:
             return ()
         banned, under_way, whole = (
@@ -138,7 +139,7 @@ class AllNodes:
         return self._rows if is_new else changed
 
     def _wrongly(self, banned: Collection[str]) -> set[str]:
-        """Return the nodes whose ban in `_rows` differs from the database: another process may have changed it."""
+        """Return the nodes whose ban in `_rows` differs from the database, because another process has changed it."""
         shown = {node_id for node_id, row in self._rows.items() if row.banned_at is not None}
         return (shown ^ set(banned)) & self._rows.keys()
 

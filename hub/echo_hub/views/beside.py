@@ -1,4 +1,4 @@
-"""Cache slow readings, and refresh them on a background thread while callers get the last result."""
+"""Cache slow readings. A background thread refreshes them, while callers get the last result."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, Generic, ParamSpec, TypeVar
 
 QUICK_S: Final = 0.02
-"""Processor seconds up to which a reading counts as quick. A caller then reads by itself and gets a current result."""
+"""A reading that takes at most this many processor seconds is quick. Then the caller itself reads, and gets a current
+result."""
 REST: Final = 200.0
-"""Shortest time between two readings, as a multiple of the last one's processor time."""
+"""Shortest time between two readings, as a multiple of the processor time of the last reading."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -20,10 +21,10 @@ T = TypeVar("T")
 class ReadBeside(Generic[P, T]):
     """Caches the result of `read`. Thread-safe; only one reading runs at a time.
 
-    The first callers wait until a reading returns something other than None. A next reading is due `every_s` after the
-    last one, or `REST` times its processor time if that is longer. A quick reading is done by the caller that finds it
-    due. A slow one is done by a background thread, and callers get the last result meanwhile. An error of the
-    background thread is raised to the next caller, and the reading is tried again.
+    The first callers wait until a reading returns something other than None. The next reading is due `every_s` after
+    the last one, or `REST` times its processor time if that is longer. If readings are quick, the caller that finds a
+    reading due does it. If they are slow, a background thread does it, and callers get the last result meanwhile. If
+    the background thread fails, the next caller gets the error, and the reading is tried again.
     """
 
     def __init__(self, read: Callable[P, T], *, every_s: float, name: str) -> None:
@@ -38,7 +39,8 @@ class ReadBeside(Generic[P, T]):
 
     @property
     def is_quick(self) -> bool:
-        """Return True if the next reading is done by the caller that finds it due, not by the background thread."""
+        """Return True if the next reading will be done by the caller that finds it due, not by the background
+        thread."""
         return self._newest is not None and self._newest[1] <= QUICK_S
 
     def newest(self, *asked: P.args, **named: P.kwargs) -> T:

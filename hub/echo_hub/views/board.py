@@ -1,4 +1,4 @@
-"""The leaderboard for the pages: read on threads and cached briefly, however many clients ask."""
+"""The leaderboard for the pages. Answers are read on threads and cached briefly, however many clients ask."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from echo_shared.records.credit import Board, BoardQuery, Holder, PublicReceipt,
 LEAST_S: Final = 2.0
 """Shortest time for which an answer is cached, in seconds."""
 REST: Final = 19.0
-"""Time for which an answer is cached, as a multiple of its reading time. Constantly repeated queries then use at most
-1/20 of a thread.
+"""Time for which an answer is cached, as a multiple of its reading time. So a query that is repeated all the time uses
+at most 1/20 of a thread.
 """
 MOST_KEPT: Final = 256
-"""Largest number of cached answers. Clients can make any number of different searches."""
+"""Largest number of cached answers. The limit is needed because clients can make any number of different searches."""
 
 _T = TypeVar("_T")
 
@@ -51,8 +51,8 @@ class HubBoard:
         return await self._ask(("shares", holder, width), lambda: self._store.read(read_shares, holder, width))
 
     async def receipt(self, rollout_id: str) -> PublicReceipt | None:
-        """Return one receipt. It is not cached: a single row is cheap, and the node that requests it wants current
-        data.
+        """Return one receipt. It is not cached: reading a single row is cheap, and the node that requests it wants
+        current data.
         """
         lease_id, _, index = rollout_id.partition("-")
         return await asyncio.to_thread(self._store.read, read_public_receipt, int(lease_id), int(index))
@@ -73,5 +73,5 @@ class HubBoard:
             known.task.add_done_callback(done)
             if len(self._answers) > MOST_KEPT:
                 del self._answers[next(iter(self._answers))]
-        found: _T = await asyncio.shield(known.task)  # Other callers still wait for this reading.
+        found: _T = await asyncio.shield(known.task)  # Shielded: other callers still wait for this reading.
         return found

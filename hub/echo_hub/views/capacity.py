@@ -1,6 +1,6 @@
-"""Is the learner kept busy? Measured time shares, the capacity model's expectation, and advice.
+"""How busy the learner is: measured shares of time, the capacity model's expectation, and advice for more.
 
-On a large fleet a reading takes a fraction of a second, so it is cached for a few seconds and refreshed in the
+In a large fleet a reading takes a fraction of a second, so its result is cached for a few seconds and refreshed in the
 background.
 """
 
@@ -38,19 +38,20 @@ from echo_hub.views.pace import RunPace, kinds_of, newest_steps, read_pace
 READ_EVERY_S: Final = 10.0
 
 TARGET: Final = 0.98
-"""Share of time in which the learner need not wait for nodes, at which the advice aims."""
+"""Goal of the advice: the share of time in which the learner need not wait for nodes."""
 
 USUAL_STALENESS: Final = TrainingConfig.model_fields["max_staleness"].default
 
 KINDS_ADVISED: Final = 4
-"""Number of the most numerous kinds of nodes (engine and device) for which advice is given."""
+"""Number of kinds of nodes (engine and device) for which advice is given: the most numerous kinds."""
 
 BATCHES_TRIED: Final = (2, 4, 8, 16, 32)
-"""Factors by which larger batches are tried. With them a step takes longer, so that rollouts age by fewer steps."""
+"""Factors by which larger batches are tried. With a larger batch, a step takes longer, so rollouts age by fewer
+steps."""
 
 KINDS_TRIED: Final = 2
-"""Number of kinds for which the reachable utilisation is computed if no number of nodes suffices. Each computation
-takes long."""
+"""Number of kinds for which the reachable utilisation is computed if no number of nodes suffices. The limit is needed
+because each computation takes long."""
 
 
 class CapacityViews:
@@ -67,8 +68,8 @@ class CapacityViews:
         """Return the capacity view; None before the first step.
 
         `config` holds the current settings. `connected` are the nodes to count; None means all recently active ones.
-        `waits_for` says why the learner waits now, as one of `learner_time`'s reasons; None if it trains or has nothing
-        left to do.
+        `waits_for` is the reason for which the learner waits now, one of `learner_time.REASONS`; None if it trains or
+        has nothing left to do.
         """
         return self._views.newest(config, connected, waits_for)
 
@@ -108,7 +109,7 @@ def expect(pace: RunPace, target: float = TARGET) -> tuple[Prediction, Advice]:
 def verdict(
     workload: Workload, nodes: Sequence[NodeClass], expected: Prediction, advice: Advice, target: float = TARGET
 ) -> str:
-    """Say whether the learner waits, why, and what would help."""
+    """Say in a few sentences whether the learner waits, why, and what would help."""
     if not expected.rollouts_per_s:
         return "No node has returned enough rollouts recently for a prediction."
     if reaches(workload, Pool.of(nodes), target):
@@ -169,7 +170,7 @@ def _what(workload: Workload, nodes: Sequence[NodeClass], advice: Advice, target
 
 
 def _how_far(workload: Workload, nodes: Sequence[NodeClass], kinds: Sequence[NodeClass]) -> str:
-    """List the most helpful changes if no single change is sufficient."""
+    """Say how far each single change would raise the utilisation. Used if no single change is sufficient."""
     pool = Pool.of(nodes)
     ways: list[tuple[float, str]] = []
     for kind in kinds:

@@ -14,16 +14,16 @@ EVALUATIONS_SHOWN: Final = 120
 
 
 class EvaluationViews:
-    """Evaluations as views; each is read from the store once. `read` is thread-safe."""
+    """All evaluations as views. Each evaluation is read from the store only once. `read` is thread-safe."""
 
     def __init__(self, store: Store, sets: Sequence[str] = ()) -> None:
-        """`sets`: names of the run's evaluation sets, if there are several."""
+        """`sets` names the run's evaluation sets, if there are several."""
         self._store = store
         self._sets = sets
         self._known: dict[tuple[str, int, EvaluationKind], Evaluation] = {}
 
     def read(self) -> dict[str, list[EvaluationView]]:
-        """Return all evaluations by set name ("" = the run's own), each list in order of versions."""
+        """Return all evaluations by the name of their set ("" = the run's own), each list in order of versions."""
         known = self._known
         since = max((row.evaluated_at for row in known.values()), default=0.0)
         known = known | {
@@ -39,7 +39,7 @@ class EvaluationViews:
 
 
 def thinned(views: Sequence[EvaluationView], most: int) -> tuple[EvaluationView, ...]:
-    """Return at most `most` views, evenly spaced, always including the first and the newest."""
+    """Return at most `most` views, evenly spaced. The first and the newest are always included."""
     every = -(-len(views) // (most - 1)) if len(views) > most else 1
     return tuple(view for place, view in enumerate(views) if place % every == 0 or place == len(views) - 1)
 

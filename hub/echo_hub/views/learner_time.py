@@ -5,11 +5,11 @@
                rollouts        hand_off, evaluation,    training
                or start        down
 
-A step is planned when its rollouts have arrived, perhaps while the previous step is still training. A free learner
-before the plan waits for rollouts; before the run's first step this is the start of the run. Hand-off is free learner
-time between plan and training. The learner reports evaluations itself. A hand-off far above the usual means that the
-learner or the hub was down. The database cannot distinguish a hub stopped while waiting for rollouts from one that
-waited.
+A step is planned when its rollouts have arrived, perhaps while the previous step is still training. While the learner
+is free and the step is not planned, it waits for rollouts; before the run's first step, this time is the start of the
+run. Hand-off is the time between plan and training in which the learner is free. The learner itself reports the time of
+evaluations. A hand-off far above the usual one means that the learner or the hub was down. If a hub is stopped while it
+waits for rollouts, the database cannot show this: it looks like waiting.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from echo_shared.records.step_figures import EVAL_S, SECONDS
 REASONS: Final = ("rollouts", "hand_off", "evaluation", "down", "start")
 
 NOT_A_HAND_OFF_S: Final = 1.0
-"""A hand-off shorter than this many seconds never counts as downtime, because a restart of the learner takes longer."""
+"""Hand-offs shorter than this many seconds never count as downtime, because a restart of the learner takes longer."""
 
 NOT_USUAL: Final = 5.0
 """A hand-off that takes longer than this multiple of the usual one counts as downtime."""
@@ -33,12 +33,12 @@ NOT_USUAL: Final = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerTime:
-    """How the learner spent the measured time: shares in 0..1 that sum to 1."""
+    """How the learner spent the measured time: shares in 0..1. `training` and the shares in `idle` sum to 1."""
 
     window_s: float
     training: float
     idle: Mapping[str, float]
-    """Share of time without training, by reason; contains every one of `REASONS`."""
+    """Share of time without training, for each reason in `REASONS`."""
 
     @property
     def idle_share(self) -> float:
@@ -46,10 +46,10 @@ class LearnerTime:
 
 
 def usual_hand_off_s(steps: Sequence[StepRecord]) -> float:
-    """Return the median seconds of a step, after its plan and the previous step's end, that are neither training nor
-    evaluation.
+    """Return the median hand-off time of a step, in seconds: the time after its plan and the previous step's end that
+    is neither training nor evaluation.
 
-    0 without steps.
+    Return 0 if there are no steps.
     """
     if not steps:
         return 0.0
@@ -62,8 +62,8 @@ def learner_time(
 ) -> LearnerTime | None:
     """Return the shares of time over `steps`, which are in order; None if nothing is known.
 
-    Time counts from the end of the first of the steps; if that is the run's first step, from the run's start.
-    `waits_since` describes idle time after the last step: (reason, since, until).
+    Time counts from the end of the first of these steps. If that is the run's first step, time counts from the run's
+    start. `waits_since` describes idle time after the last step: (reason, since, until).
     """
     seconds, training_s = dict.fromkeys(REASONS, 0.0), 0.0
     usual = usual_hand_off_s(steps)
@@ -92,8 +92,8 @@ def learner_time(
 
 
 def _after_plan(step: StepRecord, free_at: float) -> tuple[float, float, float]:
-    """Return the seconds of hand-off, evaluation and training, counted from the moment when the step is planned and the
-    learner is free.
+    """Return the seconds of hand-off, evaluation and training. They count from the moment when the step is planned and
+    the learner is free.
     """
     lasted_s = max(0.0, step.trained_at - max(step.planned_at, free_at))
     train_s = min(step.figures.get(SECONDS.key) or 0.0, lasted_s)

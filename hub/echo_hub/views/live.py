@@ -1,4 +1,4 @@
-"""The run's current settings: config.toml, changed by the operators' later actions."""
+"""The run's current settings: those of config.toml, with the operators' later changes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def with_live(config: HubConfig, settings: CoordinatorSettings) -> HubConfig:
 
 
 def with_stored(config: HubConfig, stored: Mapping[str, Any]) -> HubConfig:
-    """Return `config` with the changes stored in the database, for callers without a coordinator."""
+    """Return `config` with the operators' changes that the database stores, for callers without a coordinator."""
     training = config.training
     settings = CoordinatorSettings(
         mode=config.run.mode,

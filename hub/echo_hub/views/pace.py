@@ -1,16 +1,16 @@
 """Measure the capacity model's inputs from the database: the recent pace of the learner and of each node.
 
-All are medians or high quantiles over a window, so that one slow step, node or link does not dominate. Each query reads
-a fixed number of the newest rows.
+All inputs are medians or high quantiles over a window, so that one slow step, node or link does not dominate. Each
+query reads a fixed number of the newest rows.
 
-A node's throughput is its rate when it has enough work. Usually it has less, because work is leased as late as keeps
-the learner busy. While n rollouts that take s_1 .. s_n seconds are sampled concurrently, the rate is 1/s_1 + ... +
-1/s_n. The rate is thus defined at every moment, and its integral equals the number of rollouts. Only moments count in
-which the node held at least `BUSY` times its median concurrency. The node itself causes delays in these moments, for
-example by loading an adapter.
+A node's throughput is its rate of rollouts while it has enough work. Usually it has less work, because work is leased
+as late as possible without letting the learner wait. While n rollouts that take s_1 .. s_n seconds are sampled at the
+same time, the rate is 1/s_1 + ... + 1/s_n. So the rate is defined at every moment, and its integral equals the number
+of rollouts. A moment counts only if the node held at least `BUSY` times its median number of concurrent rollouts.
+Delays in these moments are the node's own, for example while it loads an adapter.
 
-The sampling time of a rollout is reported by the node. It counts as at most the lease's duration, and it cannot raise
-the throughput above `TRUSTED` times the rate that the hub measured.
+A node reports the sampling time of each rollout itself. This time counts only up to the lease's duration, and it cannot
+raise the throughput above `TRUSTED` times the rate that the hub measured.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ STEPS_READ: Final = 64
 ROLLOUTS_READ: Final = 20_000
 VERSIONS_READ: Final = 16
 VERSIONS_COUNTED: Final = 4
-"""Number of newest versions to use, among those that have arrived at any node. Over a slow link, several versions are
-in transit at a time.
+"""Number of newest versions to use, among those that have arrived at any node. It is above 1 because several versions
+may be on their way over a slow link.
 """
 
 _Lease = tuple[float, float, float]
 """Times of one rollout: (leased, sampling began, received)."""
 
 SLOW: Final = 0.9
-"""A node's latency is this quantile of its rollouts' times from lease to receipt."""
+"""A node's latency is this quantile of the times from lease to receipt of its rollouts."""
 
 LATE: Final = 0.95
-"""Share of nodes that must hold a version before the version counts as disseminated."""
+"""Share of nodes that must hold a version before the version counts as distributed."""
 
 BUSY: Final = 0.75
-"""Share of its median concurrency below which a node counts as lacking work. Its throughput is measured over the other
-moments."""
+"""If a node holds less than this share of its median concurrency, it counts as lacking work. Its throughput is measured
+over the other moments."""
 
 TRUSTED: Final = 2.0
 """Cap on a node's self-reported throughput, as a multiple of what the hub measured."""
 
 LEAST_ROLLOUTS: Final = 3
-"""A node with fewer recent rollouts than this gets the throughput of nodes of the same kind."""
+"""If a node has fewer recent rollouts than this, it gets the throughput of nodes of the same kind."""
 
 WASTED: Final = (DropReason.NO_ADVANTAGE, DropReason.INVALID, DropReason.SCORER_FAILED)
 """Drop reasons of received rollouts whose frequency does not depend on the number of nodes."""
@@ -69,7 +69,7 @@ WASTED: Final = (DropReason.NO_ADVANTAGE, DropReason.INVALID, DropReason.SCORER_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPace:
-    """What the learner consumes and what the nodes supply, as measured."""
+    """What the learner consumes and what the nodes supply, measured recently."""
 
     workload: Workload
     nodes: tuple[NodeClass, ...]
@@ -89,7 +89,7 @@ def read_pace(
 ) -> RunPace | None:
     """Return the measurements; None before the first step that took any time.
 
-    `connected`: the nodes that count; None means all recently active ones.
+    `connected` are the nodes that count; None means all recently active ones.
     """
     if not steps:
         return None
@@ -112,7 +112,7 @@ def read_pace(
 
 
 def kinds_of(nodes: Iterable[NodeClass]) -> tuple[NodeClass, ...]:
-    """Return the kinds of nodes, most numerous first, each with its median node's values."""
+    """Return the kinds of nodes, most numerous first, with the median over each kind's nodes."""
     by_name: dict[str, list[NodeClass]] = defaultdict(list)
     for node in nodes:
         by_name[node.name].append(node)
@@ -146,8 +146,8 @@ def broadcast_s(spreads: Sequence[Spread]) -> float:
     """Return how many seconds a version takes to reach nearly all nodes: the median over versions, 0 if unknown.
 
     A version's time counts from the end of its training, or from the arrival of the previous version if that is later.
-    `spreads` are given newest first; versions that arrived at no node are ignored. The newest and the oldest are
-    skipped if there are others: the newest may be in transit, and the oldest has no known predecessor.
+    `spreads` are given newest first. Versions that arrived at no node are ignored. If there are other versions, the
+    newest is skipped, because it may still be on its way, and so is the oldest, because its predecessor is unknown.
     """
     took: list[float] = []
     free_at = float("-inf")
@@ -162,10 +162,10 @@ def broadcast_s(spreads: Sequence[Spread]) -> float:
 
 
 def behind_versions(leases: Sequence[_Lease], trained_at: Sequence[float], broadcast_s: float) -> list[_Lease]:
-    """Return the leases as if each began when its version arrived at the node.
+    """Return the leases with their begin moved to the time at which their version had arrived at the node.
 
-    In sequential mode, work is leased while its version is still in transit; that time belongs to the dissemination,
-    not to the node. `trained_at` lists when each version was trained, in order.
+    In sequential mode, work is leased while its version is still on its way to the node. That time belongs to the
+    distribution, not to the node. `trained_at` lists when each version was trained, in order.
     """
     there = []
     for begin, drawn_from, end in leases:
@@ -184,8 +184,8 @@ def _share_wasted(steps: Sequence[StepRecord]) -> float:
 
 
 def _settled_at(steps: Sequence[StepRecord]) -> float:
-    """Return the time from which leases count. Leases before the end of the run's first step are ignored if there are
-    later ones, because engines were still starting.
+    """Return the time from which leases count. If there are later leases, those before the end of the run's first step
+    are ignored, because engines were still starting.
     """
     return steps[0].trained_at if steps[0].step == 1 and len(steps) > 2 else float("-inf")
 
@@ -203,7 +203,7 @@ def _by_node(recent: Iterable[RecentRollout], *, since: float) -> dict[str, list
 def _nodes(
     work: Mapping[str, Sequence[_Lease]], said: Mapping[str, NodeKind], counted: Collection[str]
 ) -> list[tuple[str, NodeClass]]:
-    """Return the measured class of each node in `counted`, with the node's id."""
+    """Return the measured class of each node in `counted`, as pairs of node id and class."""
     measured, scarce = {}, defaultdict(list)
     for node_id, leases in work.items():
         kind = _kind(node_id, said)
@@ -211,7 +211,7 @@ def _nodes(
             measured[node_id] = node
         else:
             scarce[kind].append(leases)
-    # In a large fleet, each node may have returned too few rollouts: measure all nodes of a kind together.
+    # In a large fleet, each node may have returned too few rollouts. Then measure all nodes of a kind together.
     together = (_node(kind, of_nodes) for kind, of_nodes in scarce.items())
     alike = {node.name: node for node in together if node} | {node.name: node for node in kinds_of(measured.values())}
     nodes = []
@@ -223,16 +223,15 @@ def _nodes(
 
 
 def cost_per_hour(settings: CostConfig, said: NodeKind | None) -> float:
-    """Return what an active node costs in US dollars per hour, including electricity if configured."""
+    """Return the cost of an active node in US dollars per hour, including electricity if its price is configured."""
     if said is None:
         return 0.0
     return said.cost_per_hour + said.power_watts / 1000 * settings.electricity_per_kwh
 
 
 def _node(kind: str, of_nodes: Sequence[Sequence[_Lease]]) -> NodeClass | None:
-    """Return a node's throughput and latency, measured as the mean over these nodes; None if their leases
-    took no time.
-    """
+    """Return the throughput and latency of one node, as the mean over these nodes; None if their leases took no
+    time."""
     took = sorted(end - begin for leases in of_nodes for begin, _, end in leases)
     held_s = sum(busy_seconds((begin, end) for begin, _, end in leases) for leases in of_nodes)
     if not held_s:
@@ -245,8 +244,8 @@ def _node(kind: str, of_nodes: Sequence[Sequence[_Lease]]) -> NodeClass | None:
 def busy_rate(leases: Iterable[_Lease]) -> float:
     """Return the node's rollouts per second while it had enough work; 0 if no rollout took any time."""
     changes: list[tuple[float, int, int, float]] = []
-    """One entry for each change: (time, change of held rollouts, change of rollouts sampled concurrently, change of
-    rate).
+    """One entry for each change: (time, change of the number of held rollouts, change of the number of rollouts sampled
+    at the same time, change of the rate).
     """
     for begin, drawn_from, end in leases:
         faster = 1 / (end - drawn_from) if end > drawn_from else 0.0

@@ -30,8 +30,8 @@ class Rate:
         self._seen: deque[tuple[float, int]] = deque([(now, 0)])
 
     def per_s(self, number: int, now: float) -> float:
-        """Return the rate a second since the oldest reading within `WINDOW_S`; with no other reading in that time,
-        since the previous one.
+        """Return the rate a second since the oldest reading within `WINDOW_S`. If that time has no other reading,
+        return the rate since the previous reading.
         """
         self._seen.append((now, number))
         while len(self._seen) > 2 and self._seen[0][0] < now - WINDOW_S:
@@ -41,7 +41,7 @@ class Rate:
 
 
 class HubPages:
-    """The hub's `PagesSource`. It reads momentary state on the event loop, and the database on a thread."""
+    """The hub's `PagesSource`. It reads the hub's current state on the event loop, and the database on a thread."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class HubPages:
         return partial(self._run.read, moment, rollouts_per_s=rollouts_per_s, connected=connected)
 
     def _reading_of_nodes(self, moment: Moment) -> Callable[[], FleetView]:
-        """Copy the coordinator's leases now, on the event loop, and return the function to call on a thread. Without a
+        """Copy the coordinator's leases now, on the event loop, and return a function to call on a thread. Without the
         copy, the leases would change while the thread reads them.
         """
         leased, touched = dict(moment.status.leased_by_node), self._store.touched.number

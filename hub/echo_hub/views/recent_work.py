@@ -1,6 +1,6 @@
 """Outcomes of the newest rollouts by length, and the staleness of the newest batches.
 
-A reading takes some hundredths of a second, so it is cached for a few seconds and refreshed in the background.
+A reading takes some hundredths of a second, so its result is cached for a few seconds and refreshed in the background.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RecentWorkViews:
 
 
 def work_view(lengths: Iterable[LengthCount], ages: Iterable[BatchAges]) -> WorkView:
-    """Return the view. Outcomes: trained, in flight, then drop reasons, most frequent first."""
+    """Return the view. Its outcomes are in this order: trained, in flight, then drop reasons, most frequent first."""
     by_outcome: dict[str, list[int]] = defaultdict(list)
     for length in lengths:
         by_outcome[length.outcome] += [length.num_tokens] * length.rollouts
@@ -53,7 +53,7 @@ def work_view(lengths: Iterable[LengthCount], ages: Iterable[BatchAges]) -> Work
 
 
 def _lengths(outcome: str, tokens: list[int]) -> LengthsView:
-    """Return the lengths' statistics. `tokens` is ascending and not empty."""
+    """Return statistics of the lengths. `tokens` is ascending and not empty."""
     return LengthsView(
         outcome=outcome,
         rollouts=len(tokens),

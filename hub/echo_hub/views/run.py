@@ -41,7 +41,7 @@ from echo_shared.records.health import Health
 from echo_shared.records.run import EventFilter
 
 EVENTS_KEPT: Final = 50
-"""Number of newest events shown, over all kinds."""
+"""Number of newest events shown, counted over all kinds of events."""
 LEARNER_IS_DOWN: Final = (
     "The learner process has died and is being restarted. If it dies again, `echo-hub log RUN` says why."
 )
@@ -99,13 +99,13 @@ DETAILS: Final = {
     Doing.EVALUATING: "evaluating",
     Doing.FINISHED: "",
 }
-"""What the run does now, in words, by its `Doing`; "" once the run is over."""
+"""What the run does now, in words, for each `Doing`; "" when the run is over."""
 _EVALUATES: Final = "; the learner evaluates"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """Momentary state of the hub that is not in the database."""
+    """The part of the hub's current state that the database does not hold."""
 
     status: CoordinatorStatus
     distribution: DistributionStatus
@@ -117,7 +117,7 @@ class Moment:
     learner_is_starting: bool
     """True while the learner starts for the first time, before anything can be trained."""
     learner_is_down: bool
-    """True while a dead learner is being restarted."""
+    """True while the learner restarts after a failure."""
     learner_evaluates: bool
     """True while the learner draws an evaluation."""
     last_is_published: bool
@@ -128,9 +128,9 @@ class Moment:
     windows_install_command: str = ""
     address: str = ""
     turned_away: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Refusals since the hub's start, by kind and reason."""
+    """Number of refusals since the hub's start, by kind (such as connection or passkey) and by reason."""
     judges_away: Mapping[str, str] = field(default_factory=dict)
-    """Judges that stay unavailable: the reason, by the judge's name."""
+    """Judges that do not answer for a longer time: the reason, by the judge's name."""
     scoring_away: str = ""
     """Why scoring waits for its processes; "" if it does not wait."""
     verifier_away: str = ""
@@ -192,8 +192,8 @@ class RunViews:
         self._work = RecentWorkViews(store)
 
     def read(self, moment: Moment, *, rollouts_per_s: float, connected: Collection[str]) -> RunView:
-        """Return the run's view. `connected`: ids of connected nodes, except those that the spend cap excludes from
-        work."""
+        """Return the run's view. `connected` are the ids of connected nodes that may get work: those that the spend cap
+        excludes are missing."""
         status, distribution = moment.status, moment.distribution
         config = with_live(self._config, status.settings) if status.settings else self._config
         # Read the database, not the coordinator: its newest step may not be committed yet.
@@ -296,12 +296,12 @@ def _curriculum(status: CurriculumStatus | None) -> CurriculumView | None:
 
 
 def problems(moment: Moment) -> tuple[str, ...]:
-    """Return the texts of everything that is broken."""
+    """Return a text for every problem that is broken now or shared by many nodes."""
     return (*broken_now(moment).values(), *common_faults(moment))
 
 
 def broken_now(moment: Moment) -> dict[ProblemKind, str]:
-    """Return the problems that keep the hub from working now, each with its text."""
+    """Return the problems that keep the hub from working now, with a text for each."""
     down = {ProblemKind.LEARNER_DOWN: LEARNER_IS_DOWN} if moment.learner_is_down else {}
     full = {ProblemKind.DISK_FULL: DISK_IS_FULL.format(said=moment.lacks_room)} if moment.lacks_room else {}
     away = " ".join(moment.lacks_database.split())
@@ -321,7 +321,7 @@ def broken_now(moment: Moment) -> dict[ProblemKind, str]:
 
 
 def _beside(moment: Moment) -> set[ProblemKind]:
-    """Return the kinds of monitored problems that `broken_now` shows anyway, so that `noticed` leaves them out."""
+    """Return those kinds of monitored problems that `broken_now` shows already, so that `noticed` leaves them out."""
     always = (
         ProblemKind.LEARNER_DOWN,
         ProblemKind.DISK_FULL,
@@ -335,7 +335,7 @@ def _beside(moment: Moment) -> set[ProblemKind]:
 
 
 def common_faults(moment: Moment) -> tuple[str, ...]:
-    """Return faults that too many nodes share to be caused by the nodes themselves."""
+    """Return a text for each fault that so many nodes share that the nodes themselves cannot be its cause."""
     trust = moment.status.trust
     return (
         *(COMMON_FAULT.format(what=what) for what in trust.suspended),
@@ -344,7 +344,7 @@ def common_faults(moment: Moment) -> tuple[str, ...]:
 
 
 def goes_on_with(moment: Moment) -> dict[ProblemKind, str]:
-    """Return faults that do not stop the run, each with a text."""
+    """Return the faults that do not stop the run, with a text for each."""
     status = moment.status
     withdrawn = (VERSION_IS_WITHDRAWN.format(version=one, reason=why) for one, why in sorted(status.withdrawn.items()))
     lagging = (NODE_LAGS.format(node_id=node_id, what=what) for node_id, what in status.trust.lagging)
@@ -353,8 +353,8 @@ def goes_on_with(moment: Moment) -> dict[ProblemKind, str]:
 
 
 def noticed(moment: Moment, *, is_told: bool) -> tuple[str, ...]:
-    """Return the texts of monitored problems that are reported nowhere else. `is_told` means that the newest step's
-    alarms are shown already.
+    """Return the texts of monitored problems that are shown nowhere else. `is_told` is True if the newest step's alarms
+    are shown already.
     """
     told = {ProblemKind.COMMON_FAULT, *([ProblemKind.ATTACK] if is_told else []), *_beside(moment)}
     return tuple(problem.text for problem in moment.watched if problem.kind not in told)
@@ -375,7 +375,8 @@ def health(moment: Moment) -> Health:
 
 
 def waits_for(moment: Moment) -> str | None:
-    """Return why the learner waits, as one of `learner_time`'s reasons; None if it trains or has nothing left to do."""
+    """Return the reason for which the learner waits, one of `learner_time.REASONS`; None if it trains or has nothing
+    left to do."""
     if moment.finished or moment.last_is_published:
         return None
     if moment.learner_is_down or moment.learner_is_starting:

@@ -1,4 +1,4 @@
-"""Views of the published versions, and of the newest one's dissemination."""
+"""Views of the published versions, and of the newest version's way to the nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZES_KEPT: Final = 1_024
 
 
 class VersionViews:
-    """Reads versions from the database, and the size of each version's adapter once."""
+    """Reads versions from the database. The size of each version's adapter is read only once."""
 
     def __init__(self, store: Store, directory: RunDirectory) -> None:
         self._store = store

@@ -3,7 +3,7 @@
     Σ_t weight_t (1 - veto) (correction_t (1 - mask) l_t + β (π_ref / π_θ - log(π_ref / π_θ) - 1) - α H_t)
 
 π_ref is the reference policy, usually the base model. Source of the KL term: GRPO (DeepSeekMath, arXiv 2402.03300, eq.
-4). As there, the term ignores that a policy other than π_θ drew the tokens. Its value estimates KL(π_θ ‖ π_ref). Its
+4). As there, the term ignores that another policy than π_θ drew the tokens. Its value estimates KL(π_θ ‖ π_ref). Its
 gradient, (1 - π_ref / π_θ) ∇ log π_θ for each token, has the mean ∇ KL(π_ref ‖ π_θ): it pulls towards everything that
 the reference finds likely. Departure: above log(π_ref / π_θ) = MAX_KL_LOG_RATIO the term is a straight line.
 
