@@ -1,8 +1,8 @@
 """Choose settings for a base model and a task: what `echo-hub init --base MODEL --task NAME` writes.
 
-It writes only settings that differ from the defaults, each with its reason. Lengths come from the task's own problems,
-encoded with the base's tokenizer and chat template. Batch sizes depend on the base's number of weights and on this
-machine. `echo-hub try-task --sample` measures what the base actually answers.
+Only settings that differ from the defaults are written, each with its reason. Lengths come from the task's own
+problems, encoded with the base's tokenizer and chat template. Batch sizes depend on the base's number of weights and on
+this machine. `echo-hub try-task --sample` measures what the base actually answers.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _RATES: Final = ((500_000_000, 1e-4), (3_000_000_000, 5e-5))
 """Pairs (number of weights, learning rate). A model gets the rate of the first pair whose number exceeds its own."""
 _LARGE_RATE: Final = 2e-5
 _ROLLOUTS, _ROLLOUTS_ON_CPU = 128, 64
-"""Number of rollouts in a step with a GPU for the learner, and without one."""
+"""Number of rollouts in a step: if the learner has a GPU, and if it has none."""
 _SAVED_OF_HIDDEN, _SAVED_OF_INNER = 14, 4
 """Values that each layer keeps for each token until the backward pass, as multiples of the hidden size and of the inner
 size.

@@ -1,7 +1,7 @@
-"""The interface between the dashboard and the hub for an operator's actions, and the buttons for nodes.
+"""The interface between the dashboard and the hub for operators' actions, and the action buttons of nodes.
 
-The access guard has authenticated each request and names its actor (`actor_of`). `echo_hub.actions.requests` defines
-the actions; pages and API only parse requests and show results.
+When a page acts, the access guard has already authenticated the request and names its actor (`actor_of`).
+`echo_hub.actions.requests` defines the actions; pages and API only parse requests and show results.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ class ForbiddenError(Exception):
 
 
 class NoSuchActionError(Exception):
-    """No action has this number, or the action cannot be reversed."""
+    """No action has this number, or the action cannot be undone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionResult:
-    """An action's outcome, as known at the time of the hub's answer."""
+    """An action's outcome, as far as it is known when the hub answers."""
 
     record: ActionRecord
     secret: str = ""
-    """A newly made token, shown only in this answer, because the hub stores only its hash. "" for other actions."""
+    """A newly made token; "" for other actions. It is shown only in this answer, because the hub stores only its
+    hash."""
 
 
 class OperatorDesk(Protocol):
@@ -50,7 +51,7 @@ class Button:
     action: str
     label: str
     question: str
-    """Consequence shown before the action is confirmed."""
+    """The consequence of the action, shown before the operator confirms it."""
     is_for: Callable[[NodeView], bool]
     in_table: bool = True
     """True: also offered in tables of nodes. False: only on the node's own page."""

@@ -1,7 +1,7 @@
 """The operator's actions page: GET /actions, with a form for each action and the log of past actions.
 
-The forms are generated from the table of actions, so page, API and command line have the same fields and bounds.
-Actions that stop work, lock somebody out or cannot be undone need a confirmation. The hub itself requests the
+The forms are generated from the table of actions, so page, API and command line have the same fields and bounds. If an
+action stops work, locks a user out or cannot be undone, it needs a confirmation. The hub's own page asks for the
 confirmation, because browsers may have scripts turned off.
 
 A new token is shown once, on the page that answers the form.
@@ -29,7 +29,7 @@ from echo_hub.dashboard.templating import Template
 RECORDS_SHOWN: Final = 50
 CONFIRMED: Final = "confirmed"
 OF_NODES: Final = frozenset({"ban", "unban", "pardon", "trust", "distrust"})
-"""Actions on one node. This page shows no form for these: node tables and node pages have buttons."""
+"""Actions on one node. This page shows no form for them, because tables of nodes and pages of nodes have buttons."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

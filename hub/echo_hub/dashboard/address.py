@@ -1,4 +1,5 @@
-"""Rewrite the commands with which volunteers join, to use the hub address that the reader's own request used."""
+"""Rewrite the commands that volunteers use to join, so that they contain the hub address of the reader's own
+request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first screen's three questions, answered in words: is it learning, is it fed, is anything wrong?"""
+"""The first screen's three questions, answered in words: is the run learning, is it fed, is anything wrong?"""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ IDLE: Final = {
     "down": "learner down",
     "start": "start of the run",
 }
-"""Words for the learner's idle reasons, by the keys of `CapacityView.idle_by_reason`."""
+"""Words for the learner's idle reasons, keyed as in `CapacityView.idle_by_reason`."""
 FED: Final = 0.1
-"""Largest idle share of the learner at which it counts as fed with rollouts. With small models, the hand-off between
+"""Largest idle share at which the learner counts as fed (with enough rollouts). With small models, the hand-off between
 hub and learner alone takes a few hundredths.
 """
 STARVED: Final = 0.4
@@ -88,7 +88,8 @@ def _accuracy(run: RunView) -> str:
 
 
 def fed(run: RunView, now: RunNow) -> Answer:
-    """Answer "is it fed?" by the learner's idle share, or by the missing resource if the run waits now."""
+    """Answer "is it fed?" (does the learner get enough rollouts?) by its idle share, or by what the run waits for
+    now."""
     capacity = run.capacity
     verdict: str
     tone: Tone

@@ -92,10 +92,10 @@ class Api:
 
 
 class EventStream:
-    """Tells programs that the run has changed, at most once per snapshot.
+    """Tells programs that the run has changed, at most once for each snapshot.
 
-    A viewer that stops reading is disconnected after aiohttp-sse's send timeout; one that has closed its connection is
-    noticed at the next heartbeat.
+    A viewer that stops reading is disconnected after aiohttp-sse's send timeout. A viewer that has closed its
+    connection is noticed at the next heartbeat.
     """
 
     def __init__(self, snapshots: Snapshots, viewers: Viewers, *, heartbeat_s: float) -> None:

@@ -64,7 +64,7 @@ def accounting_segments(run: RunView) -> tuple[BarSegment, ...]:
 
 
 def learner_time_segments(capacity: CapacityView | None) -> tuple[BarSegment, ...]:
-    """Return the learner's training time, then its idle time by reason."""
+    """Return the learner's training time, then its idle time for each reason."""
     if capacity is None:
         return ()
     parts: list[tuple[str, str, float]] = [("training", "trained", 1 - capacity.idle_share)]

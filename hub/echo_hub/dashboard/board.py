@@ -1,4 +1,4 @@
-"""The interface between the public pages and the credit data, and the parsing of leaderboard queries."""
+"""The interface through which the public pages read credit, and the parsing of leaderboard queries."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_SEARCHED: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AboutView:
-    """The operator's description of the run, unescaped: the pages must escape it."""
+    """The operator's description of the run. The texts are not escaped: the pages must escape them."""
 
     description: str = ""
     contact: str = ""
@@ -45,7 +45,8 @@ class BoardSource(Protocol):
     async def board(self, wanted: BoardQuery) -> Board: ...
 
     async def node(self, start: str) -> tuple[str, Holder] | None:
-        """Return a node's id and credit by a prefix of its id; None if no work of such a node was credited."""
+        """Return the id and credit of the node whose id has this prefix; None if no work of such a node was
+        credited."""
         ...
 
     async def team(self, name: str) -> tuple[str, Holder] | None: ...
@@ -55,7 +56,7 @@ class BoardSource(Protocol):
         ...
 
     async def receipt(self, rollout_id: str) -> PublicReceipt | None:
-        """Return a rollout's receipt; None if no rollout of this id was ever leased."""
+        """Return a rollout's receipt; None if no rollout with this id was ever leased."""
         ...
 
 
@@ -74,7 +75,7 @@ def board_query(query: Mapping[str, str], *, kind: BoardKind, rows: int = ROWS_S
 
 
 def sort_of(wanted: BoardQuery) -> str:
-    """Return the value of `sort` in an address that asks for this order."""
+    """Return the value of `sort` in the address of a page with this order."""
     return f"{'-' if wanted.reverse else ''}{wanted.order}"
 
 

@@ -1,5 +1,5 @@
-"""The response to requests while the database server is unreachable: retry soon, because the hub
-waits for the server.
+"""The response while the database server is unreachable: clients should retry soon, because the hub waits for the
+server.
 """
 
 from __future__ import annotations

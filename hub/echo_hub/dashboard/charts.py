@@ -1,7 +1,7 @@
 """Definitions of the pages' charts, which `static/charts.js` draws: titles, axes, lines and data columns.
 
 A line's values are a column of a table. The table is /api/v1/curves, to which new rows are added live, or a live part
-of the page with JSON, {"x": [...], COLUMN: [...], ...}. The horizontal axis is optimizer steps or policy versions; both
+of the page with JSON, {"x": [...], COLUMN: [...], ...}. The horizontal axis is optimizer steps or policy versions. Both
 have the same numbers, so one cursor serves all charts.
 """
 
@@ -27,7 +27,7 @@ class ChartLine:
     colour: str
     """Name of a colour variable in `echo.css`, without its dashes."""
     table: str = CURVES
-    """CURVES, or the id of the page part that holds the table."""
+    """The table of the line's values: CURVES, or the id of the part of the page that holds the table."""
     error: str = ""
     """Column that holds the values' standard error, drawn as a band around the line; "" for none."""
     style: Literal["line", "steps", "dotted", "points"] = "line"
@@ -52,7 +52,7 @@ class ChartView:
     share: bool = False
     """True if the values are shares, to be shown as percentages."""
     at_least: float = 0.0
-    """Smallest upper end of the vertical axis, so that tiny values do not fill the chart."""
+    """Smallest upper end of the vertical axis, so that tiny values do not look large."""
     tall: bool = False
     own_range: bool = False
     """True if the horizontal axis begins at the first value's step; False if it begins at 0."""
@@ -192,8 +192,8 @@ def _accuracies(views: Sequence[EvaluationView]) -> Mapping[str, list[float | No
 
 
 def tables(run: RunView) -> Mapping[str, Mapping[str, list[float | None]]]:
-    """Return the charts' data tables that are not at /api/v1/curves, keyed by the ids of the page parts that
-    hold them.
+    """Return the data tables of the charts, except the one at /api/v1/curves. Each table's key is the id of the page
+    part that holds the table.
     """
     evaluations, versions = run.evaluations, run.versions[::-1]
     arrived = [view.record for view in versions if view.record.dissemination_max_s is not None]

@@ -1,12 +1,12 @@
 """The charts' curves, /api/v1/curves: all steps of the run in a bounded number of points.
 
-A point stands for `width` consecutive steps. The width is a power of two; it doubles when the points exceed
-`MOST_POINTS`. Points stay in memory and each step is read once. So an answer costs the same at step 100 and at step
+A point stands for `width` consecutive steps. The width is a power of two; if there are more than `MOST_POINTS` points,
+it doubles. Points stay in memory and each step is read once. So an answer costs the same at step 100 and at step
 100,000.
 
-The mean reward is smoothed step by step, independent of `width`. The exponential mean weighs the step `SMOOTHED_OVER`
-steps ago by 1/e. The standard deviation about that mean uses the same weights. A point holds the values of its last
-step.
+The mean reward is smoothed step by step, independent of `width`, by an exponential mean: the step `SMOOTHED_OVER` steps
+ago has the weight 1/e. The standard deviation about that mean uses the same weights. A point holds the values of its
+last step.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from echo_shared.records.run import StepRecord
 MOST_POINTS: Final = 600
 """Largest number of points in the curves, about a chart's width in pixels."""
 SMOOTHED_OVER: Final = 6.0
-"""Decay length of the smoothed reward, in steps. One step's mean covers dozens of rollouts, and a run's trend takes
-dozens of steps.
+"""Decay length of the smoothed reward, in steps. A few steps are enough: one step's mean covers dozens of rollouts, and
+a run's trend takes dozens of steps.
 """
 TREND_OVER: Final = 12
-"""Distance in steps between the two smoothed rewards that the trend compares: twice the decay length, so that the two
-share little data.
+"""Distance in steps between the two smoothed rewards that the trend compares. It is twice the decay length, so that
+they share little data.
 """
 LEAST_TREND: Final = 8
 """Number of steps needed before a trend is reported."""
 CLEAR: Final = 3.0
-"""Number of standard errors beyond which a trend counts as rising or falling; a smaller trend may be chance."""
+"""Number of standard errors that a trend must exceed to count as rising or falling. A smaller trend may be chance."""
 SMOOTH: Final = "reward_smooth"
 SPREAD: Final = "reward_spread"
 
 
 def _means() -> tuple[str, ...]:
-    """Return the keys of figures that a point shows as their mean over its steps. Steps without the figure do not
-    count.
+    """Return the keys of figures for which a point shows the mean over its steps. Steps without the figure are not
+    counted.
     """
     return ("mean_reward", "staleness_mean", *(f.key for f in step_figures.STEP_FIGURES if not f.largest))
 
@@ -55,7 +55,7 @@ def _largest() -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurveMark:
-    """The curves that a browser has: points of `width` steps each, up to step `step`."""
+    """The curves that a browser has already: points of `width` steps each, up to step `step`."""
 
     width: int
     step: int
@@ -90,21 +90,21 @@ class Smoothed:
 
 @dataclass(slots=True, kw_only=True)
 class _Point:
-    """Sums over the steps that the point stands for. Two points can be merged by adding their sums."""
+    """Sums over the steps for which the point stands. To merge two points, add their sums."""
 
     first_step: int
     step: int
-    """Number of the last step that the point stands for."""
+    """Number of the last step for which the point stands."""
     sums: dict[str, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     largest: dict[str, float] = field(default_factory=dict)
     newest: dict[str, float] = field(default_factory=dict)
-    """Figures of the point's last step, which are shown as they are."""
+    """Figures of the point's last step. The point shows them unchanged."""
     rollouts: int = 0
-    """Rollouts of those steps whose duration is known: all but the run's first step."""
+    """Number of rollouts in those steps whose duration is known: in all but the run's first step."""
     seconds: float = 0.0
-    """Summed duration, in seconds, of the steps that `rollouts` covers. A step lasts from the previous step's end to
-    its own."""
+    """Duration in seconds of the steps that `rollouts` covers, summed. A step lasts from the previous step's end to its
+    own end."""
 
     def take(self, other: _Point) -> None:
         self.step, self.newest = other.step, other.newest
@@ -127,7 +127,7 @@ class _Point:
 
 
 def _short(value: float) -> float:
-    """Round to six digits, more than a chart can show, which makes answers two thirds smaller."""
+    """Round to six digits. A chart cannot show more, and answers become a third as large."""
     return float(f"{value:.6g}")
 
 
@@ -166,8 +166,8 @@ class Curves:
     def trend(self) -> Trend | None:
         """Return the trend of the reward; None before the first step.
 
-        The mean of smoothed values has the standard error of a mean over about 2 * `SMOOTHED_OVER` steps. A recent rise
-        also widens the deviation, so a short rise is not detected more easily.
+        A smoothed value has the standard error of a mean over about 2 * `SMOOTHED_OVER` steps. A recent rise also
+        widens the deviation, so a short rise is not detected more easily.
         """
         if not self._trend:
             return None
@@ -217,10 +217,10 @@ class CurvesRoom:
         self._lock = asyncio.Lock()
 
     async def serve(self, request: web.Request) -> web.Response:
-        """GET /api/v1/curves?width=W&since=N: the new points for a browser that has the points of width W up to step N.
+        """GET /api/v1/curves?width=W&since=N: new points for a browser that has the points of width W up to step N.
 
-        The answer is {"width": ..., "points": [...]}. If the width has changed, it holds all points. Otherwise it holds
-        points with a step after N; the first may replace the browser's last one.
+        The answer is {"width": ..., "points": [...]}. If the width has changed, the answer holds all points. Otherwise
+        it holds the points with a step after N; the first of them may replace the browser's last point.
         """
         width, since = (whole_number(request.query.get(name, "0")) for name in ("width", "since"))
         if width is None or since is None:
@@ -230,12 +230,12 @@ class CurvesRoom:
         return json_response({"width": self._curves.width, "points": points})
 
     async def news(self, mark: CurveMark | None) -> tuple[CurveMark, dict[str, object]]:
-        """Return the new mark, and the points that a browser lacks; `mark` says which points it has, None at its first
+        """Return the new mark, and the points that a browser lacks. `mark` tells which points it has; None at its first
         call.
 
-        The points are {"width": ..., "since": ..., "points": [...]}: those of that width with a step after `since`. The
-        first call returns no points; neither does a call after a change of width. A browser that lacks earlier points
-        requests /api/v1/curves.
+        The points are {"width": ..., "since": ..., "points": [...]}: the points of that width with a step after
+        `since`. The first call returns no points, and neither does a call after a change of width. If a browser lacks
+        earlier points, it requests /api/v1/curves.
         """
         await self.newest()
         now = CurveMark(width=self._curves.width, step=self._curves.last_step)

@@ -1,7 +1,7 @@
 """The operator's fleet list: filtering, sorting and counting nodes.
 
-Works on a snapshot's nodes: at most ten thousand, plus the connected ones. Engines, devices, precisions and names are
-untrusted texts that nodes report, possibly a different one from every node.
+The functions work on a snapshot's nodes: at most ten thousand, plus the connected ones. Engines, devices, precisions
+and names are untrusted texts from the nodes, possibly a different text from every node.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _ID: Final = attrgetter("totals.node_id")
 NODES_SHOWN: Final = 100
 FOREMOST_SHOWN: Final = 10
 KINDS_SHOWN: Final = 8
-"""Number of most frequent pairs of engine and precision that the summary shows."""
+"""Number of pairs of engine and precision that the summary shows: the most frequent pairs."""
 CHOICES_SHOWN: Final = 40
-"""Number of most frequent engines, and of precisions, that the filter's lists offer."""
+"""Number of engines, and of precisions, that the filter's lists offer: the most frequent ones."""
 MOST_ASKED: Final = 128
 """Longest text in a filter's query, in characters."""
 
@@ -39,7 +39,8 @@ STANDINGS: Final = ("quarantined", "suspect", "new", "proven", UNCHECKED)
 FASTEST: Final = "speed"
 """Key of the default sort column."""
 NOT_SAID: Final = "-"
-"""Value of a filter in an address that selects the nodes without this property, such as an unknown precision."""
+"""Value of a filter in an address. It selects the nodes without this property, for example with an unknown
+precision."""
 
 _PLACE: Final = {state: place for place, state in enumerate(STATES)}
 _RANK: Final = {standing: rank for rank, standing in enumerate(STANDINGS)}
@@ -69,7 +70,7 @@ def standing_of(node: NodeView) -> str:
 
 
 def why_idle(node: NodeView, run: RunView) -> str:
-    """Return a few words on why a connected node does not sample; "" for a node that samples."""
+    """Return a few words that say why a connected node does not sample; "" if it samples."""
     if node.standby:
         return node.standby
     if node.activity != "waiting":
@@ -132,12 +133,12 @@ def columns(*, has_costs: bool) -> tuple[Column[NodeView], ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetQuery:
-    """A filter for nodes. A node matches if it meets every condition; the value "" is met by every node."""
+    """A filter for nodes. A node matches if it meets every condition; every node meets an empty condition ("")."""
 
     sort: str = ""
-    """A column's key, with "-" in front for the reverse order; empty keeps the given order."""
+    """A column's key, with "-" in front for the reverse order; "" keeps the given order."""
     search: str = ""
-    """Text that must be part of the name, engine, device or invite name, ignoring case, or be a prefix of the id."""
+    """Text to find in the name, engine, device or invite name, ignoring case, or at the beginning of the id."""
     state: str = ""
     standing: str = ""
     engine: str = ""
@@ -192,7 +193,8 @@ class FleetPart:
 
 
 def find_nodes(nodes: Iterable[NodeView], wanted: FleetQuery) -> FleetPart:
-    """Return a page of the matching, sorted nodes. Without a sort column, nodes with most useful work come first."""
+    """Return a page of the matching, sorted nodes. Without a sort column, nodes with the most useful work come
+    first."""
     found = [node for node in nodes if _fits(node, wanted)] if wanted.is_narrow else list(nodes)
     # Sort first by a unique key, so that ties keep their order between snapshots.
     found.sort(key=_ID if wanted.sort else _work)
@@ -216,15 +218,15 @@ def _fits(node: NodeView, wanted: FleetQuery) -> bool:
         return False
     if not wanted.search:
         return True
-    # The search text is a single line, so it cannot match across two of the texts that newlines join below.
+    # The search text is a single line, so it cannot match across the newlines that join the texts below.
     looked_for = wanted.search.casefold()
     texts = f"{totals.name}\n{totals.device}\n{totals.backend}\n{totals.invite}"
     return looked_for in texts.casefold() or totals.node_id.startswith(looked_for)
 
 
 def foremost(nodes: FleetView) -> list[NodeView]:
-    """Return the few nodes that interest an operator most: mistrusted ones first, then the fastest. All connected nodes
-    precede disconnected ones.
+    """Return the few nodes that interest an operator most: distrusted ones first, then the fastest. Connected nodes
+    come before disconnected ones.
     """
     here = [node for node in nodes.here.values() if node.connected]
     first = heapq.nsmallest(FOREMOST_SHOWN, here, key=_mistrust_and_speed)
@@ -245,7 +247,7 @@ def _mistrust_and_speed(node: NodeView) -> tuple[bool, float, float, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetKind:
-    """The number of nodes with a common property, and the address of the list that shows them."""
+    """The number of nodes with a common property, and the address of the list of these nodes."""
 
     name: str
     number: int
@@ -263,7 +265,7 @@ class Kinds:
     num_other_engines: int
     """Number of pairs that are not listed."""
     all_engines: tuple[str, ...]
-    """The most frequent engines, for the filter's list. An engine counts once for all its precisions."""
+    """The most frequent engines, for the filter's list. An engine is counted over all its precisions together."""
     all_precisions: tuple[str, ...]
     has_costs: bool
 

@@ -1,6 +1,4 @@
-"""The operator's page of one node, `/fleet/ID`: its own reports, its history, its trust standing and the possible
-actions.
-
+"""The operator's page of one node, `/fleet/ID`: its own reports, its history, its trust standing and possible actions.
 As JSON: /api/v1/nodes/ID. The public page of a node is `/nodes/ID`; it shows only credited work.
 """
 
@@ -25,7 +23,7 @@ from echo_shared.records.run import EventFilter
 EVENTS_SHOWN: Final = 20
 MOST_ID: Final = 64
 _IN_JSON: Final = ("public_key", "outcomes", "shown", "decisions", "checked", "rollouts")
-"""Fields of `NodeRecord` that the JSON answer contains, next to the node's view."""
+"""Fields of `NodeRecord` in the JSON answer, next to the node's view."""
 
 
 class FleetNodePage:

@@ -1,7 +1,7 @@
-"""The operator's fleet page, `/fleet`: nodes by state, standing and work, one page of them at a time.
+"""The operator's fleet page, `/fleet`: nodes by state, standing and work, on several pages.
 
 Only the first page of a filter is updated live. Searches and later pages are static, because clients can request any
-number of different ones.
+number of different searches and pages.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ _SPANS: Final = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 
 def display_name(name: str, node_id: str = "") -> str:
-    """Return a node's name without characters that hide or reorder others; if nothing is left, a prefix of
+    """Return a node's name without characters that hide or reorder other characters; if nothing is left, a prefix of
     `node_id`.
     """
     visible = "".join(" " if unicodedata.category(c) in _INVISIBLE else c for c in name)
@@ -27,7 +27,8 @@ def display_name(name: str, node_id: str = "") -> str:
 def visible(text: str) -> str:
     """Return the text with invisible and reordering characters written out.
 
-    Control characters become their pictures (␛), others their number (⟨U+202E⟩). Newlines and tabs stay.
+    Control characters become their pictures (␛), other invisible characters become their number (⟨U+202E⟩). Newlines
+    and tabs stay.
     """
     if text.isprintable():
         return text

@@ -1,7 +1,7 @@
 """Security headers for every response of the hub's port.
 
-Node names are untrusted and must never run as scripts. Nothing is loaded from other hosts or shown in another site's
-frame. Inline style elements and attributes are refused like inline scripts; scripts may still set styles.
+Node names are untrusted and must never run as scripts. Nothing is loaded from other hosts. Frames of other sites may
+not show a page. Inline style elements and attributes are refused, as inline scripts are; scripts may still set styles.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SECURITY_HEADERS: Final[Mapping[str, str]] = {
     "Cross-Origin-Embedder-Policy": "require-corp",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "same-origin",  # With no-referrer, browsers would not tell which page sent a form.
+    "Referrer-Policy": "same-origin",  # With no-referrer, browsers would not say which page sent a form.
     "X-Content-Type-Options": "nosniff",
 }
 TRANSPORT_SECURITY: Final = f"max-age={180 * 86_400}"

@@ -1,7 +1,7 @@
-"""The public boards: `/leaderboard` of nodes and `/teams`, with instructions for lending a machine.
+"""The public leaderboards: `/leaderboard` of nodes and `/teams`, with instructions for lending a machine.
 
-The database sorts, searches and returns one page of `ROWS_SHOWN` rows, whatever the number of nodes. Only a prefix of
-each node's id is shown.
+The database sorts, searches and returns one page of `ROWS_SHOWN` rows, for any number of nodes. Only a prefix of each
+node's id is shown.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ _SEEN: Final[Column[CreditStanding]] = Column(
 
 
 def columns(kind: BoardKind, *, has_elsewhere: bool = False) -> tuple[Column[CreditStanding], ...]:
-    """Return a board's columns; the column for other runs only if any are known."""
+    """Return a leaderboard's columns. The column "All runs" is included only if the hub knows credit from other
+    runs."""
     title = "Team" if kind == "team" else "Node"
     name: Column[CreditStanding] = Column(key="name", title=title, order=lambda row: (row.name.casefold(), row.node))
     if kind == "team":
@@ -103,8 +104,8 @@ class LeaderboardPage:
         return await self._serve(request, "team")
 
     async def _serve(self, request: web.Request, kind: BoardKind) -> web.StreamResponse:
-        """Answer with the board. Only its first page is updated live: clients can request any number of searches and
-        later pages.
+        """Answer with the leaderboard. Only its first page is updated live, because clients can request any number of
+        searches and later pages.
         """
         wanted = board_query(request.query, kind=kind)
         snapshot = await self._snapshots.get()
@@ -114,8 +115,8 @@ class LeaderboardPage:
             return partial(self._render, snapshot, await self._board.board(wanted), wanted)
 
         def personal(text: str) -> str:
-            """Insert the hub address that this reader used into the page. The address comes from the Host header, and
-            was checked to contain only characters of a host name.
+            """Insert the hub address that this reader used into the page. The address comes from the Host header; it is
+            already checked to contain only characters of a host name.
             """
             return text.replace(own, address) if own and address else text
 

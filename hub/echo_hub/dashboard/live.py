@@ -1,9 +1,9 @@
 """Live pages: an address returns the page as HTML, or the page's changes as `text/event-stream`.
 
 A page module describes a page by a `LiveRequest` and calls `LivePages.answer`. Its template marks the live parts
-(`live_parts`). A page is rendered once per snapshot for all its watchers. Each watcher is sent the changes since the
-rendering that it shows. Rendering runs on a thread, because the event loop has other work. Events of a stream, each
-with a JSON object:
+(`live_parts`). A page is rendered once for each snapshot; all watchers share the rendering. Each watcher gets the
+changes since the rendering that its browser shows. Rendering runs on a thread, because the event loop has other work. A
+stream has these events, each with a JSON object:
 
     hello    {"of": id of run and static files; if it differs, the browser reloads the page, "now": the hub's time,
              "silent_s": after this time without an event the stream is dead}
@@ -12,8 +12,8 @@ with a JSON object:
     beat     {}: nothing has changed for a while
     gone     {}: the page no longer exists, and the stream ends
 
-The browser sends the revision that it shows as `live=REVISION` in the query. Parts of an unknown revision are sent in
-full.
+The browser sends the revision (the rendering's id) that it shows as `live=REVISION` in the query. If the hub does not
+know that revision, it sends all parts in full.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from echo_hub.dashboard.viewers import Viewers
 from echo_shared.errors import StorageError
 
 MOST_PAGES: Final = 64
-"""Number of rendered pages kept in memory; beyond it, the least recently used page is dropped."""
+"""Number of rendered pages kept in memory. If there are more, the least recently used page is dropped."""
 MOST_REVISIONS: Final = 64
-"""Number of past renderings whose fingerprints are remembered for each page, so that reconnecting browsers get only
+"""Number of past renderings of each page whose fingerprints are remembered. So browsers that reconnect get only
 changes.
 """
 SILENT_BEATS: Final = 2.5
@@ -53,9 +53,9 @@ class LiveRequest:
     """Describes a page that is updated live, and how to render it."""
 
     key: tuple[str, ...]
-    """Requests with equal keys share one rendered page."""
+    """Key of the page. Requests with equal keys share one rendered page."""
     prepare: Callable[[Snapshot], Awaitable[Callable[[], str]]]
-    """Read the page's data and return a function that renders it. Raises web.HTTPException if the page does not
+    """Reads the page's data and returns a function that renders it. Raises web.HTTPException if the page does not
     exist."""
     personal: Callable[[str], str] = str
     """Inserts this viewer's own values, such as the hub address, into a page or into an event's JSON."""
@@ -72,9 +72,7 @@ class _Page:
         self._newest: Rendering | None = None
         self._known: OrderedDict[str, Marks] = OrderedDict()
         self._news: dict[str, str | None] = {}
-        """The event that updates each older revision to the newest one, keyed by the older revision; None if nothing
-        changed.
-        """
+        """Maps each older revision to the event that updates it to the newest revision; None if nothing changed."""
         self.took_s = 0.0
         """Processor time of the newest rendering, in seconds."""
 
@@ -101,12 +99,13 @@ class _Page:
             return self._newest
 
     def known(self, revision: str) -> tuple[str, Marks]:
-        """Return the revision that a browser shows with its fingerprints; "" and {} if the revision is unknown here."""
+        """Return the revision that a browser shows, and its fingerprints; "" and {} if the hub does not know the
+        revision."""
         return (revision, self._known[revision]) if revision in self._known else ("", {})
 
     def news(self, revision: str, seen: Marks) -> tuple[str | None, str, Marks]:
-        """Return the event that updates `revision` to the newest one, the newest revision and its fingerprints. The
-        event is None if nothing changed.
+        """Return the event that updates `revision` to the newest revision, the newest revision, and its fingerprints.
+        The event is None if nothing changed.
         """
         newest = self._newest
         assert newest is not None
@@ -118,8 +117,8 @@ class _Page:
 
 
 class _Turns:
-    """Renders watched pages one at a time, with a pause after each that grows with its processor time. Each of many
-    watched pages is therefore updated less often.
+    """Renders watched pages one at a time. After each page, rendering pauses; the pause grows with the page's processor
+    time. So if many pages are watched, each is updated less often.
     """
 
     def __init__(self) -> None:
@@ -129,7 +128,7 @@ class _Turns:
     async def render(self, page: _Page, look: LiveRequest, snapshot: Snapshot) -> None:
         clock = asyncio.get_running_loop().time
         async with self._lock:
-            if page.is_of(snapshot):  # While this call waited, another watcher had the page rendered.
+            if page.is_of(snapshot):  # Another watcher had the page rendered while this call waited.
                 return
             await asyncio.sleep(max(0.0, self._free_at - clock()))
             await page.rendered(look, snapshot)
@@ -175,8 +174,8 @@ class LivePages:
         await page.rendered(look, snapshot)
         async with sse_response(request, ping_interval=self._heartbeat_s, headers={"Vary": "Accept"}) as stream:
             watcher = _Watcher(stream, look, page, self._curves, shows=request.query.get("live", ""))
-            # Expected: the viewer left or stopped reading, or the database is unreachable now. The browser reconnects
-            # later.
+            # These errors are expected: the viewer left or stopped reading, or the database is unreachable now. The
+            # browser reconnects later.
             with suppress(ConnectionResetError, TimeoutError, StorageError):
                 of = f"{snapshot.run.run_id}.{self._of}"
                 silent_s = SILENT_BEATS * self._heartbeat_s
@@ -199,7 +198,7 @@ class LivePages:
 
 
 class _Watcher:
-    """One open event stream, and the revision of the page that its browser shows."""
+    """One open event stream, and the revision of the page that its browser shows now."""
 
     def __init__(
         self, stream: EventSourceResponse, look: LiveRequest, page: _Page, curves: CurvesRoom, *, shows: str

@@ -6,11 +6,11 @@ are rows with own ids:
     <p id="facts" data-live>...</p>
     <tbody id="nodes" data-live="rows"><tr id="node-1">...</tr> <tr id="node-2">...</tr></tbody>
 
-A changed element of the first kind is sent in full. Of the second kind, only changed rows are sent, and the order of
-ids if it changed. Live elements are never nested, and exist on their page in every state of the run. Templates belong
-to the hub and escape their inputs, so every tag here was written by a template.
+If an element of the first kind changes, it is sent in full. For an element of the second kind, only changed rows are
+sent, and the order of ids if it changed. Live elements are never nested, and exist on their page in every state of the
+run. Templates belong to the hub and escape their inputs, so every tag here was written by a template.
 
-`<time data-ago>` shows an age that the browser updates itself; a different age does not count as a change.
+`<time data-ago>` shows an age, which the browser updates itself. Another age does not count as a change.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _TITLE: Final = re.compile(r"<title>(.*?)</title>", re.DOTALL)
 _COUNTED: Final = re.compile(r"(<time\b[^>]* data-ago[^>]*>)[^<]*")
 
 Marks = Mapping[str, int]
-"""Fingerprints of a rendering, valid in this process only. Keys are parts and "part/row"; values are hashes of the
-text, or for parts with rows, of the order of row ids."""
+"""Fingerprints of a rendering, valid in this process only. Keys are ids of parts and "part/row". Values are hashes of
+the text; for parts with rows, hashes of the order of row ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """The operator's event log, /log: events by kind, severity and subject, newest first.
 
-As JSON: /api/v1/log, with the same query. Event texts may contain texts from nodes; they are escaped and shown on one
-line.
+As JSON: /api/v1/log, with the same query. Event texts may contain texts from nodes, so they are escaped and shown on
+one line.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The Prometheus endpoint, /metrics.
 
 Each scrape fills a new registry from one snapshot, on a thread; this module keeps no counters. Figures of nodes are
-sums over the fleet. Series for each node exist only if the settings request them.
+sums over the fleet. Series for each single node exist only if the settings request them.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from echo_shared.records.node import TrustStatus
 from echo_shared.records.run import StepRecord, VersionRecord
 
 _VERSION: Final = re.compile(r"\d{1,9}(\.\d{1,9}){0,2}", re.ASCII)
-"""A valid version of the exposition format. The Prometheus library fails on other versions, and would repeat an invalid
-one in its answer.
+"""A valid version of the exposition format. The Prometheus library fails on other versions, or would repeat an invalid
+version in its answer.
 """
 
 
@@ -319,7 +319,7 @@ def _seconds(name: str, help_text: str, version: VersionRecord) -> Metric:
     """Return a gauge of the seconds from the announcement until a share of the nodes had the complete, verified
     version.
 
-    The label is not called `quantile`, which is reserved for summaries.
+    The label is not called `quantile`, because that name is reserved for summaries.
     """
     known = {
         "0.5": version.dissemination_p50_s,

@@ -19,7 +19,7 @@ STREAKS: Final = (3, 7, 30, 100, 365, 1_000)
 class Milestone:
     text: str
     day: int | None = None
-    """UTC day on which the milestone was reached, counted from 1970-01-01; None if it is not reached or the day is
+    """UTC day on which the milestone was reached, counted from 1970-01-01; None if it is not reached, or if the day is
     unknown.
     """
     reached: bool
@@ -27,7 +27,7 @@ class Milestone:
 
 def milestones(standing: CreditStanding, days: Sequence[CreditDay]) -> tuple[Milestone, ...]:
     """Return the reached milestones, and the next one of each kind."""
-    # If earlier days are missing, sums over days are too small, and the day of a milestone is unknown.
+    # If earlier days are missing, the sums over days are too small. Then the day of a milestone is unknown.
     is_whole = sum(day.rollouts for day in days) == standing.rollouts
     by_day = {"rollouts": [day.rollouts for day in days], "tokens": [day.tokens for day in days]}
     found = []

@@ -1,6 +1,6 @@
 """All data that the pages read: immutable views of the run.
 
-Stored figures are shown as they are (`echo_shared.records.run`); a view adds live figures that are not stored. The same
+A view shows stored figures unchanged (`echo_shared.records.run`), and adds live figures that are not stored. The same
 dataclasses are the JSON of /api/v1/, so field names must not change.
 
 Times are seconds since the epoch on the hub's clock. Names of durations end in `_s`, of sizes in `_bytes`; shares and
@@ -56,7 +56,7 @@ class Doing(StrEnum):
 
 
 class Readiness(StrEnum):
-    """Readiness of the hub to train."""
+    """States of the hub as /readyz reports them: can it train?"""
 
     STARTING = "starting"
     READY = "ready"
@@ -65,11 +65,11 @@ class Readiness(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationView:
-    """One version's results on the held-out problems: greedy, and with several samples if the run asks for them."""
+    """One version's results on the held-out problems: greedy, and with several samples if the run has them."""
 
     greedy: Evaluation = field(metadata=FLAT)
-    """Results with greedy sampling. In JSON, its fields are merged into this object; the fields below win where names
-    are equal.
+    """Results with greedy sampling. In JSON, its fields are merged into this object. If two fields have the same name,
+    the field below wins.
     """
     samples: int = 0
     """Completions of each problem at the run's temperature; 0 means greedy only."""
@@ -112,7 +112,7 @@ class VersionView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DisseminationView:
-    """How far the newest announced version has reached the nodes."""
+    """How many nodes already have the newest announced version."""
 
     policy_version: int
     carrier: str
@@ -120,11 +120,11 @@ class DisseminationView:
     size_bytes: int
     payload_bytes: int
     since_s: float
-    """Seconds since the announcement. Once all nodes have the version: seconds from the announcement to the last node's
+    """Seconds since the announcement. If all nodes have the version: seconds from the announcement to the last node's
     report.
     """
     num_told: int
-    """Nodes to which the version was announced. Nodes that left before they had the version do not count."""
+    """Nodes to which the version was announced. Nodes that left without the version are not counted."""
     num_reached: int
     """Nodes among `num_told` that have the version."""
     share_arrived: float
@@ -137,7 +137,7 @@ class DisseminationView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvisedNodes:
-    """Number of nodes of one kind to add so that the learner stays busy."""
+    """Number of nodes of one kind that must be added to keep the learner busy."""
 
     kind: str
     """Engine and device as reported by such nodes: untrusted text."""
@@ -147,7 +147,7 @@ class AdvisedNodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityView:
-    """How busy the learner is, as measured over the newest steps, and as the capacity model predicts."""
+    """How busy the learner is: measured over the newest steps, and predicted by the capacity model."""
 
     window_s: float
     """Length of the measured time, in seconds, to which the shares below refer."""
@@ -167,19 +167,19 @@ class CapacityView:
     needed_per_s: float
     """Rollouts a second that a learner without idle time would consume."""
     missing_per_s: float
-    """Rollouts a second that the nodes cannot supply; 0 if they are fast enough. Even then, rollouts may arrive too
+    """Rollouts a second that the nodes cannot supply; 0 if they are fast enough. Rollouts may then still arrive too
     late.
     """
     advised_nodes: tuple[AdvisedNodes, ...]
-    """Additions of nodes; each entry alone would keep the learner busy."""
+    """Nodes to add. Each entry alone would keep the learner busy."""
     advised_staleness: int | None
     """Smallest staleness bound that would keep the learner busy with the connected nodes. None if no bound suffices, or
-    in a mode without staleness bound.
+    if the run's mode has no staleness bound.
     """
     advised_interval: int | None
     """Smallest number of steps between published versions that would keep the learner busy."""
     verdict: str
-    """A summary for the operator in words."""
+    """A summary in words, for the operator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +198,7 @@ class LengthsView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkView:
-    """Outcomes of the newest rollouts and staleness of the newest batches, at most some seconds old."""
+    """Outcomes of the newest rollouts, and staleness of the newest batches. At most some seconds old."""
 
     lengths: tuple[LengthsView, ...] = ()
     """Received training completions among the newest 5,000 leased rollouts."""
@@ -215,14 +215,14 @@ class CostView:
     spend_per_hour: float
     """Hourly cost of all active nodes together."""
     spend_cap_per_hour: float
-    """Upper limit of the hourly cost; 0 means that only free nodes work."""
+    """Upper limit of the hourly cost; 0 means that only nodes without a price work."""
     total: float
-    """Cost of the run so far, from the store: at most seconds behind."""
+    """Cost of the run so far, from the database, so a few seconds old."""
     active_s: float
-    """Active seconds that were paid for, summed over nodes."""
+    """Seconds of paid work, summed over nodes."""
     per_trained_rollout: float | None
-    """Total cost divided by the number of all trained rollouts, including those of free nodes; None before the first
-    one.
+    """Total cost divided by the number of all trained rollouts, including those of nodes without a price; None before
+    the first trained rollout.
     """
     nodes_active: int
     """Connected nodes with a price that may get leases now."""
@@ -244,7 +244,7 @@ class CurriculumView:
     """Number of problems (or tasks) with a pass rate above 0 and below 1: the rollouts of their groups have different
     rewards, which give a training signal."""
     passed_over: int
-    """Problems that the curriculum left out since the hub's start."""
+    """Number of problems that the curriculum has left out since the hub's start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,7 +279,7 @@ class RunView:
     doing: Doing = Doing.TRAINING
     """Current activity, or the reason for waiting, as a value for programs."""
     health: Health = field(default_factory=lambda: Health(state=HubState.READY))
-    """The hub's health state, and the reasons why it is not better."""
+    """The hub's health state, and the reasons for it."""
     install_command: str = ""
     """Command that installs a node from this hub and joins; empty if the operator does not offer it."""
     windows_install_command: str = ""
@@ -293,14 +293,14 @@ class RunView:
     problem_kinds: tuple[str, ...] = ()
     """Kinds of the problems found by the hub's monitoring."""
     starting: bool = False
-    """True while the hub starts: nodes may join, and nothing is trained."""
+    """True while the hub starts. Nodes may join, but nothing is trained yet."""
     started_at: float
     finished_at: float | None = None
     steps_total: int
     first_version: int = 0
-    """Version at the run's start; 0 is the base model."""
+    """Version with which the run started; 0 is the base model."""
     lineage: tuple[str, ...] = ()
-    """Origins of the first version in words, nearest first."""
+    """Origins of the first version, in words. The nearest origin comes first."""
     trained_step: int = 0
     published_version: int = 0
     group_size: int
@@ -314,8 +314,8 @@ class RunView:
     rollouts_per_s: float = 0.0
     """Rate of received rollouts over about the last minute."""
     rollouts_gone_on: int = 0
-    """Rollouts received since the hub's start that resumed an unfinished rollout, of another node or from before their
-    node's restart.
+    """Rollouts received since the hub's start that resumed an unfinished rollout: one of another node, or one from
+    before their node's restart.
     """
     tokens_saved: int = 0
     """Tokens that resumed rollouts kept instead of sampling them again."""
@@ -333,8 +333,8 @@ class RunView:
     """Groups whose rollouts are complete and scored, and that wait for a training step."""
     accounting: Accounting = field(default_factory=Accounting)
     evaluations: tuple[EvaluationView, ...] = ()
-    """Evaluations in the order of versions. Of very many, some are left out. If there are several held-out sets,
-    figures are their weighted means.
+    """Evaluations in the order of versions. If there are very many, some are left out. If there are several held-out
+    sets, figures are weighted means over the sets.
     """
     evaluation_sets: tuple[EvaluationSetView, ...] = ()
     """Results on each held-out set; empty if there is only one."""
@@ -347,7 +347,7 @@ class RunView:
     dissemination: DisseminationView | None = None
     """How far the newest version has reached the nodes; None before the hub has announced a version since its start."""
     newest_complete: int | None = None
-    """Newest version that all nodes to which it was announced have. A node with a newer version counts as having it."""
+    """Newest version that all nodes to which it was announced have. Nodes with a newer version count as having it."""
     nodes_on_newest: int = 0
     """Connected nodes that hold the newest published version."""
     nodes_connected: int = 0
@@ -370,9 +370,7 @@ class RunView:
 
     @property
     def broken(self) -> bool:
-        """Return True if any problem is not an alarm: the hub cannot recover from such a
-        problem without the operator.
-        """
+        """Return True if the hub needs the operator to recover from a problem (any problem except alarms)."""
         return len(self.problems) > len(self.alarms)
 
     @property
@@ -423,7 +421,7 @@ class NodeView:
     totals: NodeTotals = field(metadata=FLAT)
     connected: bool
     activity: str
-    """Activity in its last report: preparing, waiting, fetching, sampling, paused or draining. Empty if the node is
+    """Activity in the node's last report: preparing, waiting, fetching, sampling, paused or draining. "" if the node is
     away."""
     policy_version: int | None
     """Newest version that the node can sample from."""
@@ -432,14 +430,12 @@ class NodeView:
     """Rollouts leased to the node and not yet received."""
     tokens_per_s: float
     precision: str = ""
-    """Precision of the engine's weights, as reported now or at the last check; empty if unknown."""
+    """Precision of the engine's weights, as reported now or at the last check; "" if unknown."""
     costs_per_hour: float = 0.0
-    """Hourly cost while the node works, in US dollars, with its electricity if the operator has set a price
-    for that.
+    """Hourly cost while the node works, in US dollars. Includes its electricity if the operator has set a price for it.
     """
     standby: str = ""
-    """Reason why the node stands by (is connected but gets no leases), as the hub told the node; "" if it was told
-    none.
+    """Why the node stands by (is connected but gets no leases), as the hub told the node; "" if it does not stand by.
     """
 
     @property
@@ -459,8 +455,8 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodesAway:
-    """Disconnected nodes that hold no rollouts. If any of them changes, the whole object is replaced, so a caller may
-    cache values by object.
+    """Disconnected nodes that hold no rollouts. If any of these nodes changes, a new object replaces this one, so
+    callers may cache values computed from this object.
     """
 
     by_id: Mapping[str, NodeView]

@@ -1,6 +1,6 @@
 """The API for scripts as OpenAPI 3.1: GET /api/v1/openapi.json.
 
-Generated from the classes that validate requests and form answers, so document and behaviour always agree.
+The document is generated from the classes that validate requests and form answers, so it always agrees with the API.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def document() -> dict[str, Any]:
 
 
 def answer_schemas() -> dict[str, Any]:
-    """Return the JSON schema of each class used in answers, by name, in the form that `responses.jsonable` writes."""
+    """Return the JSON schema of each class in answers, by class name, as `responses.jsonable` writes the class."""
     classes = {kind.__name__: kind for top in ANSWERS for kind in _dataclasses_in(top)}
     inputs: list[Any] = [(name, "serialization", TypeAdapter(kind)) for name, kind in classes.items()]
     _, generated = TypeAdapter.json_schemas(inputs, ref_template=_REF)

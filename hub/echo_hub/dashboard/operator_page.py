@@ -91,16 +91,15 @@ class OperatorPage:
 
 
 def rail_ticks(run: RunView) -> tuple[tuple[float, float], ...]:
-    """Return the marks on the progress bar for at most `TICKS_SHOWN` evaluations: position along the run in
-    thousandths, and accuracy.
+    """Return the marks of at most `TICKS_SHOWN` evaluations on the progress bar: position along the run in thousandths,
+    and accuracy.
     """
     shown = [view.greedy for view in run.evaluations[:: 1 + len(run.evaluations) // TICKS_SHOWN]]
     return tuple((1000 * min(e.policy_version / run.steps_total, 1.0), e.accuracy) for e in shown)
 
 
 def newest_evaluations(run: RunView) -> tuple[EvaluationView, ...]:
-    """Return the newest evaluations, newest first. The last one is always the run's first evaluation, for
-    comparison.
-    """
+    """Return the newest evaluations, newest first, and always the run's first evaluation as last entry, for
+    comparison."""
     newest = run.evaluations[: -EVALUATIONS_SHOWN - 1 : -1]
     return newest if len(newest) == len(run.evaluations) else (*newest[:-1], run.evaluations[0])

@@ -45,8 +45,9 @@ def routes(
 ) -> list[web.AbstractRouteDef]:
     """Return the routes that the pages add to the hub's application, whose middleware is `guard.middleware`.
 
-    Viewers see nothing older than `min_interval_s`. A live connection sends something every `heartbeat_s`. Without
-    `rollouts`, rollout pages do not exist. `node_series` adds series for each node to /metrics.
+    Viewers see nothing older than `min_interval_s`, except when snapshots are expensive. A live connection sends
+    something every `heartbeat_s`. Without `rollouts`, there are no pages of rollouts. `node_series` adds series for
+    each node to /metrics.
     """
     snapshots = Snapshots(source, min_interval_s=min_interval_s)
     assets = Assets()

@@ -1,5 +1,5 @@
-"""Pictures to share, drawn on the first request and then cached. The hub draws one picture at a time: many requests
-cannot occupy the machine.
+"""Pictures to share. Each is drawn on the first request and then cached. The hub draws one picture at a time, so that
+many requests cannot occupy the machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GOOD_S: Final = 600.0
 MOST_KEPT: Final = 256
 """Largest number of pictures cached, about 40 kB each."""
 MOST_WAITING: Final = 16
-"""Largest number of requests that wait for drawing. A further request is answered "try again later"."""
+"""Largest number of requests that wait for drawing. The answer to a further request is "try again later"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

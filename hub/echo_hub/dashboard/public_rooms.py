@@ -28,7 +28,7 @@ WHAT_IT_MEANS: Final = {
     "node does not change that: the node samples new work.",
     "forged": "The hub recomputed this rollout: the named version does not produce it. It does not count.",
 }
-"""Explanations by `ReceiptState`, or by `DropReason` if that tells more."""
+"""Explanations for each `ReceiptState`. If a `DropReason` tells more, it has its own explanation."""
 
 
 class PublicRooms:

@@ -19,11 +19,11 @@ _FRESH: Final = {"Cache-Control": "no-store"}
 def jsonable(value: Any) -> Any:
     """Convert `value` to JSON types.
 
-    Dataclasses become objects: fields marked as flat are merged into their parent, and the properties in `ALSO_IN_JSON`
+    Dataclasses become objects. Fields marked as flat are merged into their parent, and the properties in `ALSO_IN_JSON`
     are added. Numbers that are not finite become null.
     """
     if value is None or isinstance(value, (str, int)):
-        return value  # Tested first, because it is the most frequent case.
+        return value  # Tested first, because this case is the most frequent.
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         found: dict[str, Any] = {}
         for field in dataclasses.fields(value):
@@ -53,7 +53,7 @@ def json_response(value: Any, *, status: int = 200) -> web.Response:
 
 
 async def large_json_response(value: Any) -> web.Response:
-    """Serialise the value on a thread, because a large fleet takes a second."""
+    """Return a JSON response. The value is serialised on a thread, because a large fleet takes a second."""
     return await asyncio.to_thread(json_response, value)
 
 
@@ -62,7 +62,7 @@ def html_response(text: str, *, status: int = 200) -> web.Response:
 
 
 def plain_html_response(body: bytes, *, status: int = 200) -> web.Response:
-    """Return an uncompressed page. For a small page, compression costs more than it saves."""
+    """Return a page without compression. For a small page, compression costs more than it saves."""
     return web.Response(body=body, status=status, content_type="text/html", charset="utf-8", headers=_FRESH)
 
 

@@ -3,7 +3,7 @@ rollouts.
 
 As JSON: /api/v1/rollouts and /api/v1/rollouts/GROUP, with the same query. Both pages work without scripts. Every list
 and group has its own address. Completions are untrusted: they are escaped and keep their own text direction, and
-invisible or reordering characters are written out (`visible`).
+invisible or reordering characters are shown as visible signs (`visible`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "drop": tuple(reason.value for reason in DropReason),
     "check": tuple(checked.value for checked in Checked),
 }
-"""Allowed values of the query fields that select from a list."""
+"""Allowed values of the query fields that have a fixed list of values."""
 
 
 class RolloutsSource(Protocol):
@@ -89,7 +89,7 @@ def place_of(query: Mapping[str, str]) -> str:
 
 
 def asked(wanted: RolloutFilter) -> dict[str, str]:
-    """Return the query fields of an address that requests this filter."""
+    """Return the query fields of an address that asks for this filter."""
     return {name: str(value) for name, value in asdict(wanted).items() if value not in (None, "")}
 
 

@@ -1,6 +1,6 @@
 """The run's current state in one word, and the remaining time.
 
-A run that waits is never called running. The remaining time is unknown while no steps are trained.
+A waiting run is never called running. The remaining time is unknown while no steps are trained.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Tone = Literal["good", "waiting", "bad", "over"]
 
 STALLED: Final = "stalled"
 STALLED_TIMES: Final = 3.0
-"""A run counts as stalled when the newest step is older than this multiple of the longest recent step. Evaluations
-before a step count as part of its time.
+"""A run counts as stalled if its newest step is older than this multiple of the longest recent step. An evaluation
+before a step counts as part of that step's time.
 """
 STALLED_S: Final = 60.0
-"""Time since the newest step, in seconds, below which a run is never called stalled."""
+"""A run whose newest step is younger than this many seconds is never called stalled."""
 LEAST_STEPS: Final = 3
 """Number of recent steps needed to estimate the time of a step."""
 
@@ -49,7 +49,7 @@ DETAILS: Final = {
     Doing.LACKS_NODES: "Nothing is sampled while no node is connected.",
     Doing.EVALUATING: "All steps are trained; the last version is being evaluated.",
 }
-"""A sentence for the states whose word is not enough."""
+"""Explanations, one sentence each, of states whose word alone is unclear."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,8 @@ class RunNow:
     detail: str
     """One or two sentences that explain the state; "" if the word is enough."""
     remaining_s: float | None
-    """Estimated time of the remaining steps at the recent pace; None if steps do not follow each other now."""
+    """Estimated time of the remaining steps at the recent pace, in seconds; None if steps do not follow each other
+    now."""
 
 
 def run_now(run: RunView, recent: Sequence[StepRecord]) -> RunNow:
@@ -81,8 +82,8 @@ def run_now(run: RunView, recent: Sequence[StepRecord]) -> RunNow:
 
 
 def remaining_s(run: RunView, recent: Sequence[StepRecord]) -> float | None:
-    """Return the time that the remaining steps take at the recent pace, waits included. None if the run does not train
-    steady steps now.
+    """Return the seconds that the remaining steps take at the recent pace, waits included. Return None if steps do not
+    follow each other steadily now.
     """
     if run.doing not in MOVING or len(recent) < LEAST_STEPS or stalled_s(run, recent) is not None:
         return None
@@ -91,8 +92,8 @@ def remaining_s(run: RunView, recent: Sequence[StepRecord]) -> float | None:
 
 
 def stalled_s(run: RunView, recent: Sequence[StepRecord]) -> float | None:
-    """Return the seconds since the newest step if the run has stalled: steps should follow each other, but the time far
-    exceeds that of every recent step. None otherwise.
+    """Return the seconds since the newest step if the run has stalled, else None. A run has stalled if steps should
+    follow each other, but this time is far longer than every recent step.
     """
     if run.doing not in MOVING or len(recent) < LEAST_STEPS:
         return None

@@ -1,8 +1,7 @@
-"""A node's or a team's standing as a picture to share: PNG, 1200 x 630, the size that social networks and messengers
-show.
-
+"""A picture that shows a node's or a team's standing, to share: PNG, 1200 x 630, the size that social networks and
+messengers show.
 Pillow draws it with an installed font or its built-in one; nothing is downloaded. Names are untrusted: if the font
-lacks a character, the picture shows a prefix of the node's id instead.
+lacks a character of a name, the picture shows a prefix of the node's id instead.
 """
 
 from __future__ import annotations
@@ -112,8 +111,8 @@ def _font(size: int) -> FreeTypeFont:
 
 
 def _has_shape(character: str) -> bool:
-    """Return True if the font has a glyph for the character; False if it would show its placeholder for
-    missing ones.
+    """Return True if the font has a glyph for the character. Return False if it would show its placeholder for missing
+    glyphs.
     """
     if character == " ":
         return True

@@ -1,4 +1,4 @@
-"""Snapshots of the run, shared by all viewers, so that a thousand viewers cost the hub as much as one."""
+"""Snapshots of the run. All viewers share one snapshot, so a thousand viewers cost the hub as much as one viewer."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from echo_hub.dashboard.model import FleetView, RunView
 from echo_hub.dashboard.source import PagesSource
 
 REST: Final = 40.0
-"""Pause after a snapshot or a rendering, as a multiple of its processor time. Repeated work for the pages then takes at
+"""Pause after a snapshot or a rendering, as a multiple of its processor time. So repeated work for the pages takes at
 most 1/40 of a core.
 """
 LONGEST_REST_S: Final = 1.5
 """Longest pause after a snapshot or a rendering, in seconds, so that the pages stay current on a busy machine."""
 LEAST_REST: Final = 9.0
-"""Smallest pause, as a multiple of the processor time; it overrides `LONGEST_REST_S`. Pages never use more than a tenth
-of a core.
+"""Shortest pause, as a multiple of the processor time. This minimum overrides `LONGEST_REST_S`, so pages never use more
+than a tenth of a core.
 """
 
 
@@ -25,8 +25,8 @@ of a core.
 class Snapshot:
     """The run and its nodes at one moment.
 
-    Every change with a number up to `change` is included. `taken_at` and `good_until` are event-loop times; no newer
-    snapshot is taken before `good_until`. `took_s` is the time from the request to the result.
+    The snapshot includes every change with a number up to `change`. `taken_at` and `good_until` are event-loop times;
+    no newer snapshot is taken before `good_until`. `took_s` is the time from the request to the result.
     """
 
     change: int
@@ -40,15 +40,15 @@ class Snapshot:
 def rest_s(processor_s: float) -> float:
     """Return the pause in seconds after work that used `processor_s` of processor time.
 
-    Only processor time counts: with time spent waiting, pages on a busy machine would be needlessly old.
+    Only processor time counts. If waiting counted too, pages on a busy machine would be older than necessary.
     """
     return max(min(REST * processor_s, LONGEST_REST_S), LEAST_REST * processor_s)
 
 
 class Snapshots:
-    """Takes snapshots on demand: one per `min_interval_s` at most, expensive snapshots less often.
+    """Takes snapshots when viewers ask for them: at most one in `min_interval_s`, and fewer if a snapshot is expensive.
 
-    With `min_interval_s` 0, every request takes a new one.
+    If `min_interval_s` is 0, every request takes a new snapshot.
     """
 
     def __init__(self, source: PagesSource, *, min_interval_s: float) -> None:
@@ -58,7 +58,7 @@ class Snapshots:
         self._newest: Snapshot | None = None
 
     async def get(self) -> Snapshot:
-        """Return the newest snapshot. If its interval and pause are over, take a new one first."""
+        """Return the newest snapshot. If its interval and pause are over, first take a new one."""
         async with self._lock:
             newest = self._newest
             if newest is None or asyncio.get_running_loop().time() >= newest.good_until:

@@ -1,4 +1,4 @@
-"""The interface through which pages read from the hub and learn of changes."""
+"""The interface through which pages read from the hub and learn that something has changed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from echo_shared.records.run import EventFilter, RunEvent, StepRecord
 
 
 class Changes:
-    """Announces that something changed, without saying what. A waiting task then reads the newest state, so it may skip
-    changes without harm. Use it on one event loop only.
+    """Announces that something changed, without saying what. A waiting task then reads the newest state, so it may miss
+    single changes without harm. Use it on one event loop only.
     """
 
     def __init__(self) -> None:
@@ -23,13 +23,13 @@ class Changes:
         self._next = asyncio.Event()
 
     def notify(self) -> None:
-        """Announce a change. This is cheap, so call it at every change."""
+        """Announce a change. This is cheap: call it at every change."""
         self.number += 1
         woken, self._next = self._next, asyncio.Event()
         woken.set()
 
     async def wait(self, seen: int) -> int:
-        """Wait until `number` exceeds `seen`, and return it. Cancelling the wait loses nothing."""
+        """Wait until `number` exceeds `seen`, and return `number`. If the wait is cancelled, nothing is lost."""
         while self.number <= seen:
             await self._next.wait()
         return self.number
@@ -44,8 +44,8 @@ class RunPicture:
 
 
 class PagesSource(Protocol):
-    """The data that the pages request; the hub supplies the implementation. Calls may overlap; each returns the newest
-    state.
+    """The data that the pages request; the hub supplies the implementation. Calls may overlap, and each returns the
+    newest state.
     """
 
     @property
@@ -56,13 +56,13 @@ class PagesSource(Protocol):
     async def picture(self) -> RunPicture: ...
 
     def health(self) -> Health:
-        """Return the hub's health from memory: a liveness probe must not wait for anything."""
+        """Return the hub's health from memory, because a liveness probe must not wait for anything."""
         ...
 
     async def events(self, wanted: EventFilter, limit: int) -> tuple[RunEvent, ...]: ...
 
     async def node(self, node_id: str) -> NodeRecord | None:
-        """Return a node by its full id; None if no such node ever joined or got a lease."""
+        """Return a node by its full id; None if no such node ever joined or had a lease."""
         ...
 
     async def steps(self, since: int) -> tuple[StepRecord, ...]:

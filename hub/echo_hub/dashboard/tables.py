@@ -1,4 +1,4 @@
-"""Tables that readers sort by following a link, so sorting needs no script and a sorted table has its own address."""
+"""Tables that readers sort by a link. So sorting needs no script, and a sorted table has its own address."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column(Generic[Row]):
-    """A column. `key` names it in the address; `order` is its ascending sort key. A `descending` column shows its
-    largest value first.
+    """A column. `key` names it in the address; `order` returns a row's sort key for ascending order. If `descending`,
+    the largest value comes first.
     """
 
     key: str
@@ -25,7 +25,8 @@ class Column(Generic[Row]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heading:
-    """A column's heading for the template. `sorted` is the value of aria-sort, empty for all columns but one."""
+    """A column's heading for the template. `sorted` is the value of aria-sort; "" for all columns except the sorted
+    one."""
 
     title: str
     href: str
@@ -39,7 +40,7 @@ def known_sort(columns: Iterable[Column[Row]], requested: str) -> str:
 
 
 def sort_rows(rows: Iterable[Row], columns: Iterable[Column[Row]], requested: str) -> tuple[Row, ...]:
-    """Sort rows by the column `requested`; "-key" reverses the order. An unknown column leaves the rows as they are."""
+    """Sort rows by the column `requested`; "-key" reverses the order. If the column is unknown, the order stays."""
     for column in columns:
         if requested.removeprefix("-") == column.key:
             return tuple(sorted(rows, key=column.order, reverse=column.descending != requested.startswith("-")))
@@ -47,9 +48,9 @@ def sort_rows(rows: Iterable[Row], columns: Iterable[Column[Row]], requested: st
 
 
 def headings(columns: Iterable[Column[Row]], requested: str, *, kept: Mapping[str, str], anchor: str) -> list[Heading]:
-    """Return headings that link to their column's order, or to its reverse if the rows have that order.
+    """Return headings with links. A link sorts the rows by its column; the sorted column's link reverses the order.
 
-    `kept` holds the address's other fields.
+    `kept` holds the other fields of the address.
     """
     result = []
     for column in columns:
@@ -65,10 +66,10 @@ def headings(columns: Iterable[Column[Row]], requested: str, *, kept: Mapping[st
 
 
 def page_links(asked: Mapping[str, str], *, after: int, limit: int, shown: int, found: int) -> tuple[str, str]:
-    """Return the addresses of the previous and next page; "" stands for a missing page.
+    """Return the addresses of the previous and the next page; "" if there is no such page.
 
-    `asked` holds the address's other fields. `after` rows are skipped, `shown` of at most `limit` are on this page, and
-    `found` exist.
+    `asked` holds the other fields of the address. `after` rows are skipped, this page shows `shown` rows (at most
+    `limit`), and `found` rows exist.
     """
 
     def link(after: int) -> str:

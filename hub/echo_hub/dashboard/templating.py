@@ -50,7 +50,8 @@ def environment(assets: Assets) -> jinja2.Environment:
 
 
 class Template:
-    """A template, compiled on first use. Compiling all of them would add tenths of a second to the hub's start."""
+    """A template, compiled when it is first used. Compiling all of them would add tenths of a second to the hub's
+    start."""
 
     def __init__(self, templates: jinja2.Environment, name: str) -> None:
         self._templates = templates

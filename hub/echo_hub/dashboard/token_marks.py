@@ -1,7 +1,7 @@
-"""A completion as marked text, coloured by token probability or by policy version.
+"""A completion as marked text. Marks show each token's probability or its policy version by colour.
 
 A mark is a class of the style sheet, because the pages' security policy forbids inline colours. The legend explains the
-colours; each mark's title has its figures.
+colours; the title of each mark has its figures.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Colour = Literal["logprob", "version", "none"]
 MOST_PIECES: Final = 4_000
 """Largest number of pieces that get marks; the rest of a longer completion is shown without marks."""
 BOUNDS: Final = (0.9, 0.5, 0.1, 0.01)
-"""Thresholds of a token's probability. A token's mark is one level stronger for each threshold above its
-probability.
+"""Thresholds of a token's probability. A token's mark is one level stronger for each threshold that its probability is
+below.
 """
 NUM_VERSION_MARKS: Final = 6
-"""Number of marks for policy versions; with more versions in a group, marks are reused."""
+"""Number of marks for policy versions. If a group has more versions, marks are reused."""
 _LEAST_LIKELY: Final = 3
 
 
@@ -89,8 +89,8 @@ def summary_of(drawn: RolloutText) -> Figures:
 
 
 def _probability(piece: TextPiece) -> float:
-    """Return the geometric mean of the token probabilities in a piece. Nodes may claim impossible values, so the result
-    is limited to 0..1.
+    """Return the geometric mean of the probabilities of a piece's tokens. A node may claim impossible values, so the
+    result is limited to 0..1.
     """
     return math.exp(min(0.0, piece.logprob / piece.num_tokens)) if math.isfinite(piece.logprob) else 0.0
 

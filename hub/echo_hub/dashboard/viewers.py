@@ -1,4 +1,5 @@
-"""Limits on open event streams, so that strangers cannot use up the hub's connections. Operators are not limited."""
+"""Limits on the number of open event streams, so that strangers cannot use up the hub's connections. Operators have no
+limit."""
 
 from __future__ import annotations
 
@@ -15,13 +16,13 @@ from echo_shared.errors import RemoteProtocolError
 
 MAX_VIEWERS: Final = 2_000
 MAX_VIEWERS_OF_ADDRESS: Final = 100
-"""Largest number of streams from one address, so that one address cannot take all places. Viewers behind a proxy share
-an address unless the hub trusts the proxy.
+"""Largest number of streams from one address, so that one address cannot take all places. If the hub does not trust a
+proxy, all viewers behind it share one address.
 """
 
 
 class Viewers:
-    """Admits at most `MAX_VIEWERS` public viewers, and `MAX_VIEWERS_OF_ADDRESS` from one address."""
+    """Admits at most `MAX_VIEWERS` public viewers, at most `MAX_VIEWERS_OF_ADDRESS` from each address."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
@@ -33,7 +34,7 @@ class Viewers:
 
     @contextmanager
     def admitted(self, request: web.Request) -> Iterator[web.Response | None]:
-        """Count the viewer inside the block. Yield None, or the answer to a viewer that is not admitted."""
+        """Inside the block, count the viewer. Yield None for an admitted viewer, else the refusal to answer."""
         if self._guard.is_operator(request):
             yield None
             return

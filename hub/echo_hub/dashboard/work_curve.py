@@ -1,4 +1,5 @@
-"""The effect of a holder's work: the run's reward curve, and the holder's share of each step's training tokens.
+"""The effect of a holder's (a node's or a team's) work: the run's reward curve, and the holder's share of each step's
+training tokens.
 
 The points are those of /api/v1/curves, each for `width` consecutive steps, with the holder's share added.
 """
@@ -13,13 +14,13 @@ from echo_shared.records.credit import StepShare
 
 WIDE: Final = 1_000.0
 HIGH: Final = 200.0
-"""Height of the drawing. Width and height are in the drawing's own units."""
+"""Height of the drawing. Height and width are in the drawing's own units."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkPoint:
     step: int
-    """The last step that the point stands for."""
+    """The last step for which the point stands."""
     mean_reward: float | None
     rollouts: int
     """Number of the holder's rollouts that were trained on in the point's steps."""
@@ -30,7 +31,7 @@ class WorkPoint:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkCurve:
     width: int
-    """Number of steps that each point stands for."""
+    """Number of steps for which each point stands."""
     points: tuple[WorkPoint, ...]
 
     @property
@@ -52,7 +53,7 @@ class WorkCurve:
 
     def bars(self, wide: float = WIDE, high: float = HIGH) -> list[tuple[float, float, float]]:
         """Return the left edge, width and height of a bar for each point in which the holder has a share. The highest
-        bar is half as high as the drawing.
+        bar has half the height of the drawing.
         """
         each = wide / max(len(self.points), 1)
         largest = self.largest_share or 1.0
@@ -66,7 +67,8 @@ class WorkCurve:
 
 
 def work_curve(width: int, points: Sequence[Mapping[str, float | None]], shares: Mapping[int, StepShare]) -> WorkCurve:
-    """Combine points of /api/v1/curves with `shares`, which are numbered by buckets of `width` steps from 0."""
+    """Combine points of /api/v1/curves with `shares`. Keys of `shares` are numbers of buckets of `width` steps, from
+    0."""
     found = []
     for point in points:
         step = int(point["step"] or 0)

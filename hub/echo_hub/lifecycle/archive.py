@@ -116,8 +116,8 @@ class Archive:
         return found
 
     def missing(self, files: Sequence[ArchiveFile]) -> list[tuple[int, int]]:
-        """Return the ranges of steps that are neither in the database nor in the files: their rollouts were deleted
-        without an archive, or archived elsewhere.
+        """Return step ranges missing from both database and files: their rollouts were deleted without an archive, or
+        archived elsewhere.
         """
         found, there = [], self._store.read(read_first_mark).step
         for after, through in [*((one.span.after.step, one.span.through.step) for one in files), (self._gone(), 0)]:

@@ -59,8 +59,8 @@ _OF_BOOKS: Final[Mapping[str, tuple[str, Better]]] = {
     "completion_tokens_mean": ("tokens of a completion", ""),
     "dropped_per_rollout": ("rollouts dropped per rollout trained", "lower"),
 }
-"""Title of each figure that is computed from the database, by key, and which direction is better ("" if neither). In
-the table, the learner's own figures follow these.
+"""Title and better direction ("" for none) of each figure computed from the database, by key. In the table, the
+learner's own figures follow these.
 """
 
 

@@ -89,8 +89,8 @@ def fork(parent: RunDirectory, target: RunDirectory, *, at: int | None, changes:
 
 
 def nested(changes: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Parse section.key=value texts into settings by section. A value is TOML; if it is no valid TOML, it is taken as a
-    text. Raises ConfigError.
+    """Parse section.key=value texts into settings by section. A value is TOML; invalid TOML is taken as a text. Raises
+    ConfigError.
     """
     found: dict[str, dict[str, Any]] = {}
     for change in changes:

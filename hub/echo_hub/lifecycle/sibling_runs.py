@@ -1,7 +1,7 @@
 """Read the hub's other runs ("siblings"): their state for the pages, their nodes' credit for the leaderboard.
 
 Each run has its own process and directory; runs with the same key belong to one hub (`echo_hub.run.siblings`).
-Processes never wait for each other: each reads the other runs' databases and writes only to its own.
+Processes never wait for each other: each process reads the other runs' databases and writes only its own database.
 """
 
 from __future__ import annotations

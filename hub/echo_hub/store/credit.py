@@ -2,9 +2,9 @@
 
 A rollout counts when it is trained on or evaluated; the transaction that records this also adds the credit. The node
 that held the lease gets credit for the rollout. The nodes that sampled its tokens get credit for the tokens: these
-nodes differ if another node resumed the rollout. If a node is in a team, its work is also credited to the team,
-permanently. Nothing else gives credit, and nodes cannot claim any. Only sums are stored, so an update costs the same at
-the first rollout as at the millionth, and no page counts receipts.
+nodes differ if another node resumed the rollout. Work of a team's node is also credited to the team, permanently.
+Nothing else gives credit, and nodes cannot claim any. Only sums are stored, so an update costs the same at the first
+rollout as at the millionth, and no page counts receipts.
 
 An owner's credit is the sum of the credit of its present nodes (`echo_hub.store.owners`).
 

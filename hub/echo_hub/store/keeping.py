@@ -4,8 +4,8 @@ Groups are kept whole, so that a kept group can be read in full. Whether a group
 among any consecutive groups, the share `Keeping.share` is kept. If the copies exceed `Keeping.max_bytes`, those with
 the oldest leases are deleted.
 
-For a rollout without tokens, the column `not_kept` gives the reason: `share` or `bytes`. If it is NULL and there is no
-copy, either the rollout never came in, or keeping was off when its tokens were deleted.
+For a rollout without tokens, the column `not_kept` gives the reason: `share` or `bytes`. NULL without a copy has two
+causes: the rollout never came in, or keeping was off when its tokens were deleted.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def _decisions(connection: Connection, node_id: str) -> tuple[TrustDecision, ...
 
 
 def _evidence(stored: Mapping[str, Any] | None) -> CheckEvidence | None:
-    """Return the stored evidence; None if there is none, or if a release with another form stored it."""
+    """Return the stored evidence; None if the node has none, or if another release stored evidence in another form."""
     if not stored or set(stored) != set(STORED):
         return None
     draws, claims = stored["draws"], stored["claims"]

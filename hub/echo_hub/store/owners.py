@@ -1,6 +1,6 @@
 """Owners of nodes: which nodes an owner has, and the credit of owners that the leaderboard shows as one entry.
 
-The table `owners` has a row for each owner that has chosen one entry. The credit of such an owner is the sum over its
+The table `owners` has a row for each owner that has chosen one entry. Such an owner's credit is the sum over its
 present nodes: `credit.grant` adds new work, and `recount_owners` computes the sum again after nodes have joined or left
 the owner.
 """

@@ -16,8 +16,8 @@ from echo_shared.records.credit import Board, BoardQuery, Holder, PublicReceipt,
 LEAST_S: Final = 2.0
 """Shortest time for which an answer is cached, in seconds."""
 REST: Final = 19.0
-"""Time for which an answer is cached, as a multiple of its reading time. So a query that is repeated all the time uses
-at most 1/20 of a thread.
+"""Time for which an answer is cached, as a multiple of its reading time. So constantly repeated queries use at most
+1/20 of a thread.
 """
 MOST_KEPT: Final = 256
 """Largest number of cached answers. The limit is needed because clients can make any number of different searches."""

@@ -5,11 +5,11 @@
                rollouts        hand_off, evaluation,    training
                or start        down
 
-A step is planned when its rollouts have arrived, perhaps while the previous step is still training. While the learner
-is free and the step is not planned, it waits for rollouts; before the run's first step, this time is the start of the
-run. Hand-off is the time between plan and training in which the learner is free. The learner itself reports the time of
-evaluations. A hand-off far above the usual one means that the learner or the hub was down. If a hub is stopped while it
-waits for rollouts, the database cannot show this: it looks like waiting.
+A step is planned when its rollouts have arrived, perhaps while the previous step is still training. Until the plan, a
+free learner waits for rollouts; before the run's first step, this time is the start of the run. Hand-off is the time
+between plan and training in which the learner is free. The learner itself reports the time of evaluations. A hand-off
+far above the usual one means that the learner or the hub was down. If a hub is stopped while it waits for rollouts, the
+database cannot show this: it looks like waiting.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def learner_time(
 
 
 def _after_plan(step: StepRecord, free_at: float) -> tuple[float, float, float]:
-    """Return the seconds of hand-off, evaluation and training. They count from the moment when the step is planned and
+    """Return the seconds of hand-off, evaluation and training. Time counts from the moment when the step is planned and
     the learner is free.
     """
     lasted_s = max(0.0, step.trained_at - max(step.planned_at, free_at))

@@ -40,8 +40,8 @@ STEPS_READ: Final = 64
 ROLLOUTS_READ: Final = 20_000
 VERSIONS_READ: Final = 16
 VERSIONS_COUNTED: Final = 4
-"""Number of newest versions to use, among those that have arrived at any node. It is above 1 because several versions
-may be on their way over a slow link.
+"""Number of newest versions to use, among those that have arrived at any node. Over a slow link, several versions are
+in transit at a time.
 """
 
 _Lease = tuple[float, float, float]
@@ -146,8 +146,8 @@ def broadcast_s(spreads: Sequence[Spread]) -> float:
     """Return how many seconds a version takes to reach nearly all nodes: the median over versions, 0 if unknown.
 
     A version's time counts from the end of its training, or from the arrival of the previous version if that is later.
-    `spreads` are given newest first. Versions that arrived at no node are ignored. If there are other versions, the
-    newest is skipped, because it may still be on its way, and so is the oldest, because its predecessor is unknown.
+    `spreads` are given newest first. Versions that arrived at no node are ignored. If possible, the newest and the
+    oldest version are skipped: the newest may still be in transit, and the oldest one's predecessor is unknown.
     """
     took: list[float] = []
     free_at = float("-inf")

@@ -1,7 +1,7 @@
 """API tokens for scripts, each with a scope and an expiry. The hub stores only their SHA-256.
 
-A token holds 256 random bits, so a fast hash protects it as well as a slow one. Tokens are looked up by hash, so lookup
-times reveal nothing about a token.
+A token holds 256 random bits, so a fast hash protects it as well as a slow one. The hub looks tokens up by their hash,
+so the time of a lookup reveals nothing about a token.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 from echo_hub.actions.records import ApiToken
 
 PREFIX: Final = "echo_"
-"""Prefix by which people and secret scanners recognise a token."""
+"""Prefix of each token, by which people and secret scanners recognise it."""
 MOST_CHARACTERS: Final = 128
 
 
@@ -29,7 +29,7 @@ def hash_of(token: str) -> str:
 
 
 class ApiTokens:
-    """The database's tokens in memory, so that requests need no query."""
+    """All API tokens of the database, kept in memory, so that requests need no query."""
 
     def __init__(self) -> None:
         self._by_hash: dict[str, ApiToken] = {}

@@ -1,4 +1,4 @@
-"""Rate limit for password attempts from one address: a burst of attempts, then one every `EVERY_S` seconds."""
+"""Rate limit for password attempts from one address: a burst of attempts first, then one every `EVERY_S` seconds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ BURST: Final = 5
 EVERY_S: Final = 20.0
 """Seconds after which an address gains one more attempt."""
 MOST_PLACES: Final = 10_000
-"""Largest number of addresses remembered. Beyond it, the address whose last attempt is oldest is forgotten."""
+"""Largest number of addresses remembered. Beyond this number, the address with the oldest last attempt is forgotten."""
 
 
 class Attempts:

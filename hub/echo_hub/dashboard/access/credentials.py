@@ -1,10 +1,10 @@
 """The operator's credentials: the token made by the hub, and the password set by the operator.
 
 Both are files in the run's directory, readable only by their owner. Of the password, only its Argon2id hash is stored
-(19 MiB, two passes, one lane: https://cheatsheetseries.owasp.org, Password Storage). Verifying takes about 30 ms of one
-processor core. A thread verifies one password at a time, and the queue is short. More lanes or memory would make each
-guess by a stranger cost the hub more, too. A single permanent thread verifies passwords, because the allocator keeps
-the hash's memory for each thread that used it.
+(19 MiB, two passes, one lane: https://cheatsheetseries.owasp.org, Password Storage). To verify a password takes about
+30 ms of one processor core. More lanes or memory would make each guess by a stranger cost the hub more, too. One
+permanent thread verifies one password at a time, because the allocator keeps the hash's memory for each thread that
+ever used it. The queue is short.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TOKEN_BYTES: Final = 32
 LEAST_CHARACTERS: Final = 10
 MOST_CHARACTERS: Final = 1_024
 MOST_WAITING: Final = 4
-"""Passwords that may wait for verification; a further one is rejected with "try again"."""
+"""Number of passwords that may wait for verification. A further one is rejected with "try again"."""
 _HASHER: Final = PasswordHasher(time_cost=2, memory_cost=19_456, parallelism=1)
 
 
@@ -89,7 +89,7 @@ class OperatorCredentials:
 
     @property
     def password_set_at(self) -> int:
-        """Return the password file's modification time in ns, which changes with each new password; 0 without a
+        """Return the password file's modification time in ns, which changes with each new password; 0 if there is no
         password.
         """
         try:

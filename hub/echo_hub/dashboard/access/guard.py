@@ -1,13 +1,13 @@
-"""Access control: every route is for the operator, unless `PUBLIC` lists it.
+"""Access control: only the operator may call a route, unless `PUBLIC` lists it.
 
 An operator authenticates with `Authorization: Bearer TOKEN`, as scripts and Prometheus do, or with a session cookie. A
 script may have its own token with a scope; a token for reading cannot change anything. Opening `/?token=TOKEN` begins a
-session, like the form at /login. Every change is a POST. With a session, the POST must come from a page of this hub
+session, like the form at /login. Every change is a POST. In a session, the POST must come from a page of this hub
 (Origin, Sec-Fetch-Site) and carry the session's key or the hub's token.
 
-Browsers send a cookie to every port of its host, so another server on the host receives the session cookie. The key
-protects against that: it is in no cookie and on no page. Login puts the key after # in the redirect address. `key.js`
-moves it into the origin's storage, which is separate for each port.
+Browsers send a cookie to every port of its host, so another server on the host receives the session cookie. The
+session's key protects against that server: the key is in no cookie and on no page. Login puts the key after # in the
+redirect address. `key.js` moves it into the browser's storage for this origin, which is separate for each port.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ KEY: Final = "page_key"
 TOKEN: Final = "hub_token"
 """Name of the form field that holds the hub's token."""
 _OPEN_TO_SESSIONS: Final = "/logout"
-"""Route that a session may call without its key: a forged request could only end the session."""
+"""Route that a session may call without its key: a forged request can do no harm except to end the session."""
 NOT_OWN_PAGE: Final = (
     "This form is not from a page of this hub. Open the hub's own page and try again. Behind a proxy that speaks TLS,"
     " name the proxy in server.trusted_proxies and have it pass on Host and X-Forwarded-Proto."
@@ -83,24 +83,24 @@ _ACTOR: Final = web.RequestKey("actor", Actor)
 _SAFE: Final = frozenset({"GET", "HEAD"})
 _BEARER: Final = "Bearer "
 _CREDENTIALS_S: Final = 1.0
-"""Seconds between checks whether the password file has changed."""
+"""Seconds between two checks whether the password file has changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visits:
-    """Facts of a request that depend on the hub's settings: its source and whether it came over TLS."""
+    """Facts of a request that depend on the hub's settings: where it came from, and whether it came over TLS."""
 
     place: Callable[[web.Request], str]
-    """Returns a key of the request's origin. Requests with equal keys count as one address in all limits."""
+    """Returns a key for the origin of a request. Requests with equal keys count as one address in all limits."""
     is_https: Callable[[web.Request], bool]
     address: Callable[[web.Request], str] = lambda _: ""
-    """Address at which the request reached the hub, for links; empty if the request does not tell."""
+    """Returns the address at which the request reached the hub, for links; "" if the request does not tell."""
 
 
 class Guard:
     """Middleware that authenticates requests.
 
-    `name` distinguishes this run's cookie from those of other hubs on the same host: cookies ignore the port.
+    `name` distinguishes this run's cookie from those of other hubs on the same host, because cookies ignore the port.
     """
 
     def __init__(
@@ -158,8 +158,8 @@ class Guard:
             return site is not None
         try:
             sent_from = urlsplit(origin)
-            # The browser has already compared the schemes. The hub cannot: a proxy may terminate TLS without telling
-            # the hub.
+            # The browser has already compared the schemes. The hub cannot compare them: a proxy may terminate TLS
+            # without telling the hub.
             if site is not None:
                 return sent_from.netloc == request.host
             scheme = "https" if self.visits.is_https(request) else "http"
@@ -191,8 +191,8 @@ class Guard:
 
     def begin_session(self, request: web.Request) -> web.Response:
         """Begin a session, and return the response that sets its cookie."""
-        # Notice a new password before the session begins: otherwise the next check would end it with the older
-        # sessions.
+        # Notice a new password before the session begins. Otherwise the next check would end this session together with
+        # the older ones.
         self._heed_new_password()
         session = self._sessions.begin(time.monotonic())
         response = see_other(f"/#key={session.key}")

@@ -22,12 +22,12 @@ from echo_shared.errors import RemoteProtocolError
 log = logging.getLogger(__name__)
 
 MOST_BYTES: Final = 8_192
-"""Largest accepted login form in bytes. Anyone may send one."""
+"""Largest accepted login form, in bytes. The limit is needed because anyone may send one."""
 BODY_S: Final = 10.0
 """Seconds within which a login form must be received."""
 PAGES_KEPT: Final = 256
-"""Number of rendered login pages kept. Clients that guess passwords request them hundreds of times a second, in few
-variants.
+"""Number of rendered login pages kept in memory. Clients that guess passwords request these pages hundreds of times a
+second, in few variants.
 """
 
 
@@ -39,7 +39,8 @@ class LoginPage:
         self._rendered = lru_cache(PAGES_KEPT)(self._render)
 
     async def serve(self, request: web.Request) -> web.Response:
-        """GET /login. Also serves logged-in users: a browser that lost its key gets a new one."""
+        """GET /login. Logged-in users get the page too: if a browser has lost its session's key, a new login gives it a
+        new one."""
         return self._page()
 
     async def log_in(self, request: web.Request) -> web.Response:

@@ -10,7 +10,7 @@ from typing import Final
 _SECRET_BYTES: Final = 32
 LIFE_S: Final = 7 * 86_400.0
 MOST: Final = 64
-"""Largest number of open sessions. A further session ends the oldest."""
+"""Largest number of open sessions. If one more begins, the oldest ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class BrowserSession:
 
 
 class BrowserSessions:
-    """The open sessions. `now` is in seconds from any origin."""
+    """The open sessions. `now` is a time in seconds, counted from any fixed moment."""
 
     def __init__(self) -> None:
         self._open: dict[str, BrowserSession] = {}
