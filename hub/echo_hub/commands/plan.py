@@ -114,8 +114,7 @@ class Plan:
     cheapest: Mix | None
     """The cheapest nodes to add, of one or two kinds; None if no addition reaches the target."""
     times_as_many: float | None
-    """Factor on the number of present nodes that reaches the target; None if no number is enough.
-    """
+    """Factor on the number of present nodes that reaches the target; None if no number is enough."""
     placement: Placement | None
     """The cheapest subset of the present nodes that reaches the target, and its settings."""
     verdict: str

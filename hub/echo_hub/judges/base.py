@@ -11,8 +11,8 @@ from echo_hub.judges.asking import Asked
 log = logging.getLogger(__name__)
 
 FIRST_S: Final = 1.0
-"""Longest delay before the first retry of a judge that does not answer, in seconds. The delay doubles with each retry;
-jitter shortens it by up to half."""
+"""Longest delay before the first retry of a judge that does not answer, in seconds. The delay doubles with each retry.
+Random jitter shortens it by up to half."""
 LIMIT_S: Final = 60.0
 
 
@@ -27,9 +27,9 @@ class Counts:
     without_verdict: int = 0
     """Answers in which no verdict was found."""
     tokens_read: int = 0
-    """Tokens that the judge has read, as it reports."""
+    """Number of tokens that the judge has read, as the judge reports."""
     tokens_written: int = 0
-    """Tokens that the judge has written, as it reports."""
+    """Number of tokens that the judge has written, as the judge reports."""
 
 
 class Judge(Protocol):
@@ -40,20 +40,20 @@ class Judge(Protocol):
     absence: Absence
 
     async def value(self, asked: Asked) -> float:
-        """Return the component for a completion. Waits while the judge does not answer.
+        """Return the component for a completion. While the judge does not answer, wait.
 
-        Raises ScorerError if the judge finds no value for this completion. An impatient judge (`is_patient` False) also
-        raises it instead of waiting.
+        Raises ScorerError if the judge finds no value for this completion. If `is_patient` is False, the judge raises
+        ScorerError instead of waiting.
         """
 
 
 class Absence:
-    """The present outage of a judge, if any. Logs each outage once."""
+    """The current outage of a judge, if there is one. Logs each outage once."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self.reason = ""
-        """Why the judge does not answer; empty if it does."""
+        """Why the judge does not answer; "" if it answers."""
 
     def answered(self) -> None:
         if self.reason:

@@ -1,8 +1,8 @@
 """All judges of a run, opened and asked together.
 
-A completion gets its judges' components after its task has scored it. Only received rollouts wait here, and leases
-limit their number, so the queue needs no limit. A scored completion is stored with its components, so no judge is asked
-about it twice.
+A completion gets its judges' components after its task has scored it. Only received rollouts wait here, and the number
+of leases limits them, so the queue needs no limit. A scored completion is stored with its components, so no judge gets
+it a second time.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ class Judges:
     async def open(
         cls, settings: Mapping[str, JudgeConfig], *, logs: Path, is_patient: bool = True
     ) -> AsyncIterator[Judges]:
-        """Open all judges; leaving the block closes their connections and processes.
+        """Open all judges. At the end of the block, their connections and processes are closed.
 
-        `is_patient`: wait for judges that do not answer. Raises ConfigError if a judge's key is not in the environment.
+        If `is_patient`, judges that do not answer are waited for. Raises ConfigError if a judge's key is not in the
+        environment.
         """
         async with contextlib.AsyncExitStack() as stack:
             judges: list[Judge] = []
@@ -63,15 +64,15 @@ class Judges:
 
     @property
     def absent(self) -> dict[str, str]:
-        """Why judges do not answer, by name of the judge; empty if all answer."""
+        """Why judges do not answer, by the judge's name; empty if all answer."""
         return {judge.name: judge.absence.reason for judge in self._judges if judge.absence.reason}
 
     @property
     def counts(self) -> dict[str, dict[str, int]]:
-        """Counters of each judge since it was opened, by the field names of `Counts`."""
+        """Counters of each judge since it was opened, by the judge's name, then by the field names of `Counts`."""
         return {judge.name: asdict(judge.counts) for judge in self._judges}
 
 
 def secrets_of(settings: Mapping[str, JudgeConfig]) -> tuple[str, ...]:
-    """Return the judges' keys, which no log may contain. Raises ConfigError if one is not in the environment."""
+    """Return the judges' API keys, which no log may contain. Raises ConfigError if a key is not in the environment."""
     return tuple(key_of(name, one) for name, one in settings.items() if isinstance(one, LlmJudgeConfig))

@@ -1,9 +1,9 @@
 """A judge that is a language model behind an OpenAI-compatible endpoint: `POST URL/chat/completions`.
 
-The hub's event loop sends up to `concurrency` requests at the same time; the others wait, and leases limit their
-number. Faults of the judge are retried with growing delays: connection errors, timeouts, statuses such as 401, 404, 429
-or 503, and malformed responses. A status that blames the request (400, 413, 422) is final only if the judge has
-answered some request before.
+The hub's event loop sends up to `concurrency` requests at the same time; further requests wait, and the number of
+leases limits them. Faults of the judge are retried with growing delays: connection errors, timeouts, statuses such as
+401, 404, 429 or 503, and malformed responses. A status that blames the request (400, 413, 422) is final only if the
+judge has answered another request before.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from echo_shared.process.backoff import backoff_s
 MOST_BYTES: Final = 4 * 2**20
 """Maximum number of bytes of an answer."""
 IMPATIENT_ATTEMPTS: Final = 3
-"""Number of attempts if the caller does not wait for an unresponsive judge."""
+"""Number of attempts if the caller does not want to wait for an unresponsive judge."""
 _OF_THE_QUESTION: Final = frozenset({400, 413, 422})
 _PATH: Final = "/chat/completions"
 
@@ -41,7 +41,7 @@ class _AwayError(Exception):
 
 
 def key_of(name: str, settings: LlmJudgeConfig) -> str:
-    """Return the endpoint's key; empty if it needs none. Raises ConfigError if the environment variable is not set."""
+    """Return the endpoint's key; "" if it needs none. Raises ConfigError if the environment variable is not set."""
     if not settings.api_key_env:
         return ""
     if key := os.environ.get(settings.api_key_env, ""):
@@ -54,7 +54,7 @@ def key_of(name: str, settings: LlmJudgeConfig) -> str:
 
 
 class LlmJudge:
-    """The judge at one endpoint; it uses `session`. `is_patient`: wait while the endpoint does not answer."""
+    """The judge at one endpoint; it uses `session`. If `is_patient`, it waits while the endpoint does not answer."""
 
     def __init__(
         self,
@@ -136,8 +136,8 @@ class LlmJudge:
         raise _AwayError(reason, wait_s=_retry_after(answer.headers.get("Retry-After", "")))
 
     def _content(self, body: bytes) -> str:
-        """Return the text of a chat completion. Raises _AwayError if the body is something else. For a truncated
-        answer, return a text without a verdict."""
+        """Return the text of a chat completion. If the answer was cut off, return a text without a verdict. Raises
+        _AwayError if the body is no chat completion."""
         try:
             read = json.loads(body)
             choice = read["choices"][0]
@@ -152,7 +152,7 @@ class LlmJudge:
 
 
 def session_for(settings: LlmJudgeConfig, key: str) -> aiohttp.ClientSession:
-    """Open a session for one endpoint. A loopback endpoint is reached without proxies."""
+    """Open a session for one endpoint. An endpoint on this machine (loopback) is reached without proxies."""
     headers = {"User-Agent": "echo-hub"} | ({"Authorization": f"Bearer {key}"} if key else {})
     connector = aiohttp.TCPConnector(limit=settings.concurrency)
     is_near = _is_loopback(urlsplit(settings.url).hostname or "")

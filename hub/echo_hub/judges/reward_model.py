@@ -1,8 +1,8 @@
-"""Supervise the process of a reward model and send it completions; this module does not import torch.
+"""Supervise the process of a reward model, and send it completions. Loads no torch.
 
 All waiting completions are sent together, up to `TOGETHER`. If the process dies, its unanswered completions are sent to
-the next process one by one. So a completion that kills several processes is found, and fails. A process that cannot
-start or load its model is started again without limit, with growing delays; completions wait.
+the next process one by one. So a completion that kills several processes is found, and it fails. If a process cannot
+start or load its model, it is started again without limit, with growing delays, and completions wait.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ log = logging.getLogger(__name__)
 TOGETHER: Final = 256
 """Maximum number of completions sent to the process together."""
 DEATHS_OF_ONE: Final = 3
-"""Number of processes that die with the same unanswered completion before that completion fails. After the first death
-the completion is sent alone."""
+"""If this many processes die with the same unanswered completion, that completion fails. After the first death, the
+completion is sent alone."""
 ANSWER_S: Final = 1_800.0
-"""Timeout for each answer after the process is ready, in seconds."""
+"""Timeout for each answer of a ready process, in seconds."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -41,7 +41,7 @@ class _Job:
     asked: Asked
     value: asyncio.Future[float] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     deaths: int = 0
-    """Number of processes that died before they answered for this completion."""
+    """Number of processes that died before they answered this completion."""
 
     def answer(self, value: float) -> None:
         if not self.value.done():
@@ -53,7 +53,7 @@ class _Job:
 
 
 class RewardModel:
-    """A judge that is a reward model in a child process. Usable inside `working`."""
+    """A judge that is a reward model in a child process. It works only inside the block of `working`."""
 
     def __init__(
         self,
@@ -64,7 +64,8 @@ class RewardModel:
         is_patient: bool = True,
         first_s: float = FIRST_S,
     ) -> None:
-        """`log`: file for the process's output. `is_patient`: wait while the process cannot be started."""
+        """`log` is the file for the process's output. If `is_patient`, completions wait while the process cannot be
+        started."""
         self.name = name
         self.counts = Counts()
         self.absence = Absence(name)
@@ -111,14 +112,14 @@ class RewardModel:
                 except (ChildExited, ScorerError) as error:
                     await self._rest(error)
                 except Exception as error:
-                    # Nothing above this task handles errors; if the task ended, callers would wait forever.
+                    # No caller handles the errors of this task. If it ended, callers would wait forever.
                     log.exception("the judge %s failed", self.name)
                     await self._rest(ScorerError("The judge failed.", got=repr(error), do="See the hub's log."))
         finally:
             await self._stop()
 
     async def _score(self) -> None:
-        """Score all waiting completions. Raises ChildExited if the process dies, ScorerError if the model cannot be
+        """Score all waiting completions. Raises ChildExited if the process dies, and ScorerError if the model cannot be
         loaded."""
         if self._child is None:
             self._child = await self._start()
@@ -140,8 +141,8 @@ class RewardModel:
         self._some.clear()
 
     def _taken(self) -> list[_Job]:
-        """Return one completion that a dead process left without an answer. If there is none, return all that wait, up
-        to TOGETHER."""
+        """If a dead process has left completions without an answer, return one of them. Otherwise return all waiting
+        completions, up to TOGETHER."""
         while self._again:
             job = self._again.popleft()
             if not job.value.done():
@@ -168,8 +169,8 @@ class RewardModel:
         return child
 
     async def _rest(self, error: EchoError) -> None:
-        """Stop the process after a failure, put its unanswered completions back or let them fail, and pause before the
-        next start."""
+        """After a failure, stop the process, put its unanswered completions back into the queue (or let them fail), and
+        pause before the next start."""
         had_begun = self._child is not None
         await self._stop()
         self.counts.unanswered += len(self._in_hand)
@@ -179,7 +180,7 @@ class RewardModel:
             if job.deaths < DEATHS_OF_ONE:
                 self._again.append(job)
             else:
-                job.fail(ScorerError(f"The process of the judge {self.name} dies of it.", got=str(error)))
+                job.fail(ScorerError(f"This completion kills the process of the judge {self.name}.", got=str(error)))
         if not had_begun:
             self.absence.stays_away(str(error))
             if not self._is_patient:

@@ -1,7 +1,7 @@
 """Process of a reward model: `python -m echo_hub.judges.worker`, started by `echo_hub.judges.reward_model`.
 
-A prompt and its completion form one sequence: a conversation if the tokenizer has a chat template, else a text pair.
-Sequences of similar length are scored together, within a token budget.
+A prompt and its completion form one sequence: a conversation if the tokenizer has a chat template, else a pair of
+texts. Sequences of similar length are scored together, within a token budget.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Classifier:
             tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
         except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
             raise ScorerError(
-                "This is no reward model that transformers loads.", got=f"{settings.model}: {error!r}"[:2000]
+                "Transformers cannot load this reward model.", got=f"{settings.model}: {error!r}"[:2000]
             ) from error
         if model.config.num_labels != 1:
             raise ScorerError(
@@ -70,7 +70,7 @@ class Classifier:
         return cls(model.to(device).eval(), tokenizer, settings)
 
     def score(self, asked: Sequence[tuple[str, str]]) -> Iterator[Frame]:
-        """Yield one answer for each (prompt, completion) with its index; short sequences come first."""
+        """Yield one answer with its index for each (prompt, completion). Short sequences come first."""
         encoded = {}
         for at, (prompt, completion) in enumerate(asked):
             try:
@@ -85,8 +85,8 @@ class Classifier:
             yield from self._scored(encoded, places)
 
     def _encoded(self, prompt: str, completion: str) -> dict[str, list[int]]:
-        """Encode prompt and completion as plain text: strings that look like control tokens are not read as such, so no
-        completion can add a turn."""
+        """Encode prompt and completion as plain text. Strings that look like control tokens are not read as control
+        tokens, so no completion can add a turn."""
         if self._tokenizer.chat_template:
             turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
             found = self._tokenizer.apply_chat_template(turns, sanitize_control_tokens=True, return_dict=True)
@@ -129,8 +129,8 @@ def _length(encoded: dict[str, list[int]]) -> int:
 
 
 def _batches(lengths: dict[int, int], tokens_at_once: int) -> Iterator[list[int]]:
-    """Yield batches of indices, shortest sequences first. A batch keeps the token budget, with padding, or has one
-    sequence."""
+    """Yield batches of indices, shortest sequences first. With padding, a batch stays within the token budget, unless
+    it has a single sequence."""
     batch: list[int] = []
     for at in sorted(lengths, key=lambda at: lengths[at]):
         if batch and (len(batch) + 1) * lengths[at] > tokens_at_once:

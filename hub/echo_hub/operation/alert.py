@@ -1,4 +1,4 @@
-"""One alert, the gate that decides if it is sent, and its JSON form. Pure: no input or output."""
+"""One alert, its JSON form, and the gate that decides whether it is sent. Pure: no input or output."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from echo_hub.operation.problems import Change
 
 HOUR_S: Final = 3_600.0
 PER_HOUR: Final = 20
-"""Maximum number of alerts per hour, because a person can act on no more. The next alert that is sent tells how many
-were suppressed."""
+"""Maximum number of alerts per hour, because people can act on no more. The next alert that is sent tells how many were
+suppressed."""
 VERSION: Final = 1
-"""Version of the JSON format. A later release may add fields to a version, but removes none."""
+"""Version of the JSON format. A later release may add fields to a version, but removes no field."""
 
 AlertState = Literal["began", "ended", "finished", "test"]
 
@@ -25,7 +25,7 @@ AlertState = Literal["began", "ended", "finished", "test"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
     alert_id: str
-    """Equal in all delivery attempts: receivers can recognise repetitions."""
+    """The same in all delivery attempts, so that receivers can recognise repetitions."""
     kind: str
     """A `ProblemKind`, `finished` or `test`."""
     state: AlertState
@@ -55,14 +55,14 @@ def alert_of(change: Change, alert_id: str) -> Alert:
 class AlertGate:
     """Decides which alerts are sent: only wanted kinds, no duplicates, at most `PER_HOUR` per hour.
 
-    A problem's end is sent only after its beginning. A problem that recurs is sent again at the earliest an hour after
-    its last beginning.
+    A problem's end is sent only after its beginning. If a problem recurs, it is sent again at the earliest an hour
+    after its last beginning.
     """
 
     def __init__(self, *, kinds: Collection[str]) -> None:
         self._kinds = frozenset(kinds)
         self._began: dict[str, float] = {}
-        """Time when the beginning of a problem was last sent, by kind."""
+        """Time when the beginning of a problem was last sent, by kind of problem."""
         self._open: set[str] = set()
         """Kinds of problems whose beginning was sent, and whose end was not sent yet."""
         self._sent: deque[float] = deque()
@@ -115,8 +115,8 @@ def signature(body: bytes, secret: str, at: int) -> str:
     """Return the value of the header Echo-Signature: `t=SECONDS,v1=HEX`, where HEX is the HMAC-SHA256 of "SECONDS." and
     the body.
 
-    Receivers should compare it in constant time and refuse signatures that are minutes old, because they may be
-    replays.
+    Receivers should compare it in constant time. They should refuse signatures that are minutes old, because these may
+    be replays.
     """
     mac = hmac.new(secret.encode(), b"%d." % at + body, hashlib.sha256)
     return f"t={at},v1={mac.hexdigest()}"

@@ -1,7 +1,7 @@
 """Queue alerts and send them to the run's webhook in a separate task, so that a receiver that does not answer never
 delays the hub.
 
-When the queue is full, the oldest alerts are dropped, because the newest ones describe the present state.
+If the queue is full, the oldest alerts are dropped, because the newest alerts describe the current state.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class RunDescription(Protocol):
 
 
 class Alerts:
-    """The queue of alerts. `changed` and `finished` return at once; `run` delivers until cancelled. Without `webhook`,
-    no alert is sent."""
+    """The queue of alerts. `changed` and `finished` return at once; `run` delivers alerts until cancelled. If `webhook`
+    is None, no alert is sent."""
 
     def __init__(self, settings: AlertsConfig, about: RunDescription, *, webhook: Webhook | None) -> None:
         self._about = about
@@ -71,7 +71,7 @@ class Alerts:
         try:
             await webhook.send(alert, self._about.about())
         except EchoError as error:
-            # Warn only at the first of several failures in a row: page and log show the problems as well.
+            # Warn only at the first of several failures in a row, because page and log also show the problems.
             level = logging.INFO if self._fails else logging.WARNING
             extra = {"event": "alert_failed", "data": {"alert": alert.kind}}
             log.log(level, "an alert was not delivered: %s", error.brief, extra=extra)

@@ -1,11 +1,11 @@
 """Convert log lines to events of a run. Pure.
 
 Every line that the hub logs at `info` or above becomes an event. Its kind is `log`, unless the line's `extra` names
-one:
+another kind:
 
     log.info("node %s joined", name, extra={"event": "node_joined", "subject": node_id, "data": {"engine": "torch"}})
 
-Terminal, hub.log, store and page therefore show the same text.
+So terminal, hub.log, database and page show the same text.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def event_of(*, at: float, level: int, text: str, extra: Mapping[str, Any]) -> R
 
 
 def decision_line(decided: TrustDecided) -> tuple[int, str, tuple[str, str], dict[str, Any]]:
-    """Return what to log about a decision on a node: level, format, arguments and `extra`."""
+    """Return what to log about a decision on a node's trust: level, format, arguments and `extra`."""
     kind, level, text = _DECIDED[decided.decision]
     data = {"rollout_id": decided.rollout_id} if decided.rollout_id else {}
     reason = decided.reason or "no reason given"

@@ -1,4 +1,4 @@
-"""Handlers for what the hub and its libraries log while serving: RUN/logs/hub.log, and the run's events.
+"""Handlers for everything that the hub and its libraries log while serving: RUN/logs/hub.log, and the run's events.
 
 RUN/logs/hub.log has one JSON object per line:
 
@@ -28,10 +28,10 @@ log = logging.getLogger(__name__)
 
 MAX_BYTES: Final = 10_000_000
 KEPT: Final = 4
-"""Number of older log files that are kept. The database keeps events, so that the log is only needed for details of
-recent days."""
+"""Number of older log files that are kept. The database keeps events, so the log is needed only for details of recent
+days."""
 EXTRA: Final = ("event", "subject", "data")
-"""Optional fields of a log line; `events` explains them."""
+"""Optional fields of a log line. The module `events` explains them."""
 _SECRET: Final = "[secret]"
 
 
@@ -71,8 +71,8 @@ class JsonLines(logging.Formatter):
 def logged_to_file(settings: LogConfig, run_dir: Path, *, secrets: Collection[str]) -> Iterator[LogFile]:
     """Inside the block, copy everything that this program logs to the run's log file, at the configured level.
 
-    While the disk is full or the directory read-only, lines are lost and nothing else happens. The other handlers
-    report this once; when writing works again, the log says how many lines are missing.
+    While the disk is full or the directory is read-only, lines are lost, and nothing else happens. The other handlers
+    report this once. When writing works again, the log says how many lines are missing.
     """
     path = path_of(run_dir)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -96,15 +96,15 @@ def logged_to_file(settings: LogConfig, run_dir: Path, *, secrets: Collection[st
 
 
 class Notes(Protocol):
-    """Takes events for the store. Implemented by `echo_hub.driving.driver`."""
+    """Takes events and stores them. Implemented by `echo_hub.driving.driver`."""
 
     def note_threadsafe(self, event: RunEvent) -> None:
         """Take an event. May be called from any thread."""
 
 
 class EventLog(logging.Handler):
-    """Makes an event of each line at level INFO or above of the loggers that it is added to. Passes it to `notes` on
-    the thread that logs."""
+    """Added to a logger, makes an event of each line at level INFO or above. Passes the event to `notes` on the thread
+    that logs."""
 
     def __init__(self, notes: Notes) -> None:
         super().__init__(logging.INFO)

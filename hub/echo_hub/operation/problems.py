@@ -1,7 +1,7 @@
-"""Track the run's problems: when each begins and ends. Pure: gets observations, returns changes.
+"""Track the run's problems: when each begins and ends. Pure: takes observations, returns changes.
 
-A problem ends when no observation has shown it for `END_S`. A measured value must also pass its limit by a margin: a
-value hovering at the limit then causes one problem, not many.
+A problem ends if no observation has shown it for `END_S`. A measured value must also pass its limit by a margin, so
+that a value that hovers around the limit causes one problem, not many.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from echo_hub.operation.reward_trend import RewardTrend
 
 END_S: Final = 60.0
 BETTER: Final = 0.8
-"""Margin for the end of a problem: idleness and attacks end below this share of their limit; low disk space ends above
+"""Margin for the end of a problem. Idleness and attacks end below this share of their limit; low disk space ends above
 limit / BETTER."""
 IDLE_SHARE: Final = 0.8
 """Share of waiting time from which the learner counts as idle. At this share it could train on five times as many
 rollouts."""
 NO_NODES_S: Final = 300.0
-"""Seconds without any connected node that are a problem. A restart of the hub or of a router takes less."""
+"""Seconds without any connected node that count as a problem. A restart of the hub or of a router takes less."""
 TURNED_AWAY_PER_S: Final = 50.0
-"""Refused connections, nodes and frames a second that count as an attack. Honest nodes wait before they try again."""
+"""This many refused connections, nodes and frames a second count as an attack. Honest nodes wait before they try
+again."""
 QUARANTINED: Final = 3
-"""Number of nodes quarantined within an hour that counts as an attack. Honest nodes are hardly ever quarantined, so
-three at once are no coincidence."""
+"""This many nodes quarantined within an hour count as an attack. Honest nodes are hardly ever quarantined, so three at
+once are no coincidence."""
 HOUR_S: Final = 3_600.0
 RATE_S: Final = 60.0
 """Seconds over which the rate of refused connections, nodes and frames is measured."""
@@ -64,7 +65,7 @@ class RunObservation:
     broken: Mapping[ProblemKind, str] = field(default_factory=dict)
     """Texts of failures of the hub itself, by kind."""
     is_over: bool = False
-    """True once the last version is published: nothing is leased for training then."""
+    """True when the last version is published: from then on, nothing is leased for training."""
     lacks_nodes: bool = False
     """True if the run needs nodes and none is connected."""
     nodes_connected: int = 0
@@ -101,7 +102,7 @@ class Change:
 
 
 class RunProblems:
-    """All current problems. Call `observe` every few seconds. A limit of 0 disables its check."""
+    """All current problems. Call `observe` every few seconds. If a limit is 0, its check is off."""
 
     def __init__(self, *, learner_idle_s: float, disk_free_bytes: int) -> None:
         self._learner_idle_s = learner_idle_s
@@ -113,7 +114,7 @@ class RunProblems:
         self._waits_since: float | None = None
         self._alone_since: float | None = None
         self._fed_since: float | None = None
-        """Time since which nodes have been connected without a break; at first the time of the first observation."""
+        """Time since which at least one node has always been connected; at first, the time of the first observation."""
         self._quarantined: deque[tuple[float, int]] = deque()
         """Pairs of (time, number of quarantined nodes), of the last hour."""
         self._turned_away: deque[tuple[float, int]] = deque()
@@ -140,7 +141,7 @@ class RunProblems:
         return changes
 
     def _note(self, seen: RunObservation, now: float) -> None:
-        """Record since when each condition holds that becomes a problem only if it lasts."""
+        """Record since when each lasting condition holds. Some conditions become a problem only if they last."""
         waits = seen.learner_waits and not seen.is_over
         alone = seen.lacks_nodes and not seen.is_over
         self._waits_since = _since(self._waits_since, waits, now)

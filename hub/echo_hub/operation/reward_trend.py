@@ -1,10 +1,10 @@
-"""Detect a fall of the reward below its best level. Pure: no input or output.
+"""Detect that the reward falls below its best level. Pure: no input or output.
 
 A fall is measured relative to the gain, because rewards have no absolute scale. Means over `WINDOW` consecutive steps
 are compared: the gain is the best mean minus the lowest mean before it. A fall must also exceed `SIGNIFICANT` standard
 errors of the difference of two means. That threshold is high because the best of many means is high by chance; three
 standard errors would cause too many false alarms. The variance of a step's reward is estimated from the differences of
-all consecutive steps (von Neumann), which learning hardly inflates; the variance within one window of 16 steps would
+all consecutive steps (von Neumann), which learning hardly inflates. The variance within one window of 16 steps would
 often be too low.
 """
 
@@ -18,10 +18,11 @@ from typing import Final
 
 WINDOW: Final = 16
 LOST: Final = 0.5
-"""A fall is the loss of more than this share of the gain: the best window's mean minus the lowest mean before it."""
+"""If more than this share of the gain is lost, the reward has fallen. The gain is the best window's mean minus the
+lowest mean before it."""
 SIGNIFICANT: Final = 6.0
 RECOVERED: Final = 0.5
-"""Once fallen, the reward has recovered when the fall is below this share of either limit (gain, standard errors)."""
+"""A fallen reward has recovered when the fall is below this share of either limit (gain, standard errors)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +70,9 @@ class RewardTrend:
             self._best, self._lowest = now, self._lowest_so_far
 
     def fall(self, *, has_fallen: bool) -> Fall | None:
-        """Return the fall from the best window; None if the fall is below LOST of the gain, or explained by chance.
-        With `has_fallen`, the reward had fallen before, and half of both limits suffices.
+        """Return the fall from the best window; None if the fall is below LOST of the gain, or if chance explains it.
+
+        With `has_fallen`, the reward had fallen before; then half of both limits is enough for a fall.
         """
         best, now = self._best, self._now
         if best is None or now is None:

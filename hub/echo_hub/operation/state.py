@@ -15,9 +15,10 @@ NO_NODES: Final = "No node is connected."
 def health_of(
     *, is_finished: bool, is_starting: bool, broken: Sequence[str], lacks_nodes: bool, watched: Sequence[RunProblem]
 ) -> Health:
-    """Return the hub's health. `broken`: texts of failures that stop training. `watched`: the current problems.
+    """Return the hub's health. `broken` holds texts of failures that stop training. `watched` holds the current
+    problems.
 
-    A hub without nodes is live and never degraded, however long it has none: only volunteers can change that.
+    A hub without nodes is live and never degraded, however long it has none, because only volunteers can change that.
     """
     if is_finished:
         disk = tuple(problem.text for problem in watched if problem.kind is ProblemKind.DISK)

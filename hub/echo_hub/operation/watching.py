@@ -1,6 +1,6 @@
 """Check the run every few seconds; log and report each problem that begins or ends.
 
-The check uses the same source as the pages, so page, event and alert agree.
+The check reads the same source as the pages, so page, event and alert agree.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LOOK_S: Final = 10.0
 
 
 class WatchedRun(Protocol):
-    """The run that is watched. Implemented by `echo_hub.oversight.operating`."""
+    """The run to watch. Implemented by `echo_hub.oversight.operating`."""
 
     async def observe(self) -> RunObservation:
         """Return the state of the run, even while the database cannot be read."""
@@ -45,7 +45,7 @@ def free_bytes(directory: Path) -> int | None:
 
 
 class Watching:
-    """Watches the run. `problems` holds the current problems; only this object changes it."""
+    """Watches the run. `problems` holds the current problems; only this object changes them."""
 
     def __init__(self, problems: RunProblems, *, run: WatchedRun, told: Alerts) -> None:
         self._problems = problems

@@ -1,4 +1,4 @@
-"""Post an alert to the webhook: signed, with a timeout and retries, without following redirects."""
+"""Post alerts to the webhook: signed, with a timeout and retries, without following redirects."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from echo_shared.process.backoff import backoff_s
 
 ATTEMPTS: Final = 5
 FIRST_S: Final = 2.0
-"""Longest wait before the second attempt, in seconds. The wait doubles with each attempt up to LIMIT_S; jitter shortens
-it by up to half."""
+"""Longest wait before the second attempt, in seconds. The wait doubles with each attempt up to LIMIT_S. Random jitter
+shortens it by up to half."""
 LIMIT_S: Final = 60.0
 ATTEMPT_S: Final = 10.0
 """Time limit of one attempt, in seconds."""
 _TRY_AGAIN: Final = frozenset({408, 425, 429})
-"""Client errors (HTTP status) after which another attempt may succeed. After a server error there is always another
+"""HTTP statuses of client errors after which another attempt may succeed. After a server error there is always another
 attempt."""
 
 
 class Webhook:
-    """The receiver of alerts named in the settings. `attempts`: maximum number of attempts per alert."""
+    """The receiver of alerts that the settings name. `attempts` is the maximum number of attempts for each alert."""
 
     def __init__(self, settings: AlertsConfig, *, attempts: int = ATTEMPTS) -> None:
         self._settings = settings
@@ -74,7 +74,7 @@ class Webhook:
 
     @property
     def _host(self) -> str:
-        """Host of the webhook's URL, the only part that logs may contain: the rest may be secret."""
+        """Host of the webhook's URL. Logs may contain only this part of the URL, because the rest may be secret."""
         return urlsplit(self._settings.webhook_url).hostname or ""
 
 

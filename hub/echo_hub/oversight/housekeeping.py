@@ -1,5 +1,4 @@
-"""Periodic work: record which nodes are connected, delete old data, and apply the operator's bans, pardons and
-invites."""
+"""Periodic work: record connected nodes, delete old data, and apply the operator's bans, pardons and invites."""
 
 from __future__ import annotations
 
@@ -28,17 +27,18 @@ log = logging.getLogger(__name__)
 
 HOUSEKEEPING_S: Final = 15.0
 BANS_S: Final = 1.0
-"""Seconds between two readings of bans, invites and pardons, which the operator's commands write to the store."""
+"""Seconds between two readings of bans, invites and pardons from the database, where the operator's commands write
+them."""
 
 
 def kept_steps(settings: LearnerConfig) -> int:
-    """Return the number of steps, at least 2, whose tokens are kept in the store: a restarted learner may repeat all
-    steps after the oldest kept checkpoint."""
+    """Return the number of newest steps, at least 2, whose tokens stay in the database. They are kept because a
+    restarted learner may repeat all steps after the oldest kept checkpoint."""
     return settings.checkpoint_every * (settings.checkpoints_kept + 1)
 
 
 class Housekeeping:
-    """Periodic work on the store and the run directory."""
+    """Periodic work on the database and the run directory."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Housekeeping:
         invitations: Invitations,
         nodes: ConnectedNodes,
     ) -> None:
-        """`live`: ids of the connected nodes. `evaluating`: versions that evaluations still need."""
+        """`live` holds the ids of the connected nodes. `evaluating` holds the versions that evaluations still need."""
         self._settings = settings
         self._store = store
         self._directory = directory
@@ -74,8 +74,8 @@ class Housekeeping:
             await self.keep_house()
 
     async def keep_house(self) -> None:
-        """Record the connected nodes, and find the useful ones. Delete old adapters, and the tokens of steps that are
-        older than every kept checkpoint."""
+        """Record the connected nodes, and find the nodes whose work counted. Delete old adapters, and the tokens of
+        steps older than every kept checkpoint."""
         status = self._coordinator.status()
         if self._live:
             await self._store.write(note_still_here, list(self._live), time.time())
@@ -105,8 +105,8 @@ class Housekeeping:
             await asyncio.sleep(BANS_S)
 
     async def watch_pardons(self) -> None:
-        """Pass the operator's pardons of nodes to the coordinator, until cancelled. A pardon is passed again until the
-        store has recorded it."""
+        """Pass the operator's pardons of nodes to the coordinator, until cancelled. Pardons are passed repeatedly until
+        the database has recorded them."""
         while True:
             for node_id in sorted(await self._store.read(read_wanted_pardons)):
                 await self._queue.put(NodePardoned(node_id=node_id))

@@ -1,4 +1,4 @@
-"""The hub's present state that only its memory, not the store, holds; for pages and alerts."""
+"""The part of the hub's current state that only its memory holds, not the database. Pages and alerts use it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from echo_hub.views.run import Moment
 
 
 class Moments:
-    """Collects the present state of all services."""
+    """Collects the current state of all services."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Moments:
         self._server = server
 
     def now(self) -> Moment:
-        """Return the present state. Call it on the hub's event loop."""
+        """Return the current state. Call it on the hub's event loop."""
         resources, progress = self._shared.resources, self._shared.progress
         config, scoring, evaluator = resources.config, resources.scoring, self._training.evaluator
         return Moment(

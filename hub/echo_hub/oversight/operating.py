@@ -35,7 +35,7 @@ from echo_shared.wire.messages.fields import printable_line
 log = logging.getLogger(__name__)
 
 STEADY_STEPS: Final = 8
-"""Number of trained steps below which the learner's idle share is not shown as a problem, because few steps say little
+"""The learner's idle share is shown as a problem only after this many trained steps, because fewer steps say little
 about it."""
 STEPS_AT_ONCE: Final = 1_000
 
@@ -71,7 +71,7 @@ class RunObserver:
         self._changes = changes
 
     async def observe(self) -> RunObservation:
-        """Return the present state of the run. While the store cannot be read, its figures are left out."""
+        """Return the current state of the run. While the database cannot be read, figures from it are left out."""
         try:
             view = await self._pages.run_view()
         except StorageError:
@@ -137,8 +137,8 @@ class Operation:
         log.info("the hub serves, at %s", self._server.url, extra={"event": "hub_started"})
 
     def failed(self, error: BaseException) -> None:
-        """Log the error that ends the hub. The traceback of an EchoError is left out, because its text is written for
-        users."""
+        """Log the error that ends the hub. The traceback of an EchoError is left out, because the error's text is
+        written for users."""
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         known = error.brief if isinstance(error, EchoError) else ""
@@ -146,7 +146,7 @@ class Operation:
         log.error("the hub ends: %s", known or repr(error), exc_info=traceback, extra={"event": "hub_failed"})
 
     async def ended(self) -> None:
-        """Log that the hub stops, and commit the last events if the store can be written."""
+        """Log that the hub stops, and commit the last events if the database can be written."""
         if self._progress.finished.is_set() and not self._end_is_told:
             with suppress(StorageError):
                 await self._tell_of_the_end()
@@ -157,7 +157,7 @@ class Operation:
     async def _tell_of_the_end(self) -> None:
         await self._progress.finished.wait()
         wanted = EventFilter(kind="run_finished")
-        if not await self._store.read(read_events, wanted, 1):  # The end may have been logged before a restart.
+        if not await self._store.read(read_events, wanted, 1):  # The hub may have logged the end before a restart.
             text = summary(await self._store.server.until_done(self._pages.run_view))
             log.info("%s", text, extra={"event": "run_finished"})
             self._alerts.finished(text, time.time())

@@ -3,8 +3,9 @@
     page, JSON API ──> act ──┐
     echo-hub act ──> store ──┴─> coordinator, or a part of the hub ──> store: done, or refused
 
-Actions are stored before the hub carries them out. A result is committed together with the changed data. After a crash,
-the next start carries out the actions without a result; actions with a result are never repeated.
+Actions are stored before the hub carries them out. A result is committed together with the data that the action
+changed. After a crash, the next start carries out the actions without a result. Actions with a result are never
+repeated.
 """
 
 from __future__ import annotations
@@ -67,14 +68,14 @@ from echo_shared.errors import EchoError
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 1.0
-"""Seconds between two readings of the store, which has the actions of `echo-hub` commands and changed tokens."""
+"""Seconds between two readings of the database for new actions of `echo-hub` commands and changed tokens."""
 PATIENCE_S: Final = 10.0
-"""Longest wait of page and API for an action's result, in seconds. After that they answer that the action is
-pending."""
+"""Longest time for which page and API wait for an action's result, in seconds. After that they answer that the action
+is pending."""
 
 
 class Desk:
-    """Takes the operator's actions. Those for the coordinator go to `queue`, evaluations to `due`. `changes` is
+    """Takes the operator's actions. Actions for the coordinator go to `queue`, evaluations to `due`. `changes` is
     notified of results."""
 
     def __init__(
@@ -96,10 +97,10 @@ class Desk:
         self._run_keys = run_keys
         self._changes = changes
         self._taken: set[int] = set()
-        """Numbers of the actions begun since the hub's start, so that no action is begun twice."""
+        """Numbers of the actions that were begun since the hub's start, so that no action is begun twice."""
         self._taking = asyncio.Lock()
         self._settled: dict[int, asyncio.Event] = {}
-        """Events by action number, for the actions whose result a page or API request waits for."""
+        """Events by action number. A page or API request waits for each of these actions."""
         self._known_tokens: tuple[int, int] | None = None
 
     async def run(self) -> None:
@@ -115,11 +116,11 @@ class Desk:
     async def act(
         self, action: str, fields: Mapping[str, Any], by: Actor, *, strict: bool = False, undoes: int | None = None
     ) -> ActionResult:
-        """Store the action, carry it out, and wait up to `PATIENCE_S` for its result. If it raises WrongRequestError or
-        ForbiddenError, nothing was stored."""
+        """Store the action, carry it out, and wait up to `PATIENCE_S` for its result. If WrongRequestError or
+        ForbiddenError is raised, nothing was stored."""
         request = request_of(action, fields, strict=strict)
         if not is_good_for(by.scope, request.SCOPE):
-            raise ForbiddenError(f"{action} takes a token of scope {request.SCOPE}; this one is for {by.scope}.")
+            raise ForbiddenError(f"{action} needs a token of scope {request.SCOPE}; this token has scope {by.scope}.")
         secret, secret_hash = secret_of(request)
         settled = asyncio.Event()
         async with self._taking:
@@ -137,16 +138,16 @@ class Desk:
         return ActionResult(record=record, secret=secret if record.outcome is ActionOutcome.DONE else "")
 
     async def undo(self, number: int, by: Actor) -> ActionResult:
-        """Carry out the action that reverses action `number`. Raises NoSuchActionError if there is none, and the errors
+        """Carry out the action that undoes action `number`. Raises NoSuchActionError if there is none, and the errors
         of `act`."""
         record = await self._store.read(find_action, number)
         if record is None:
             raise NoSuchActionError(f"There is no action {number}.")
         undo = taking_back(record.action, record.request, record.before)
         if undo is None or record.outcome is not ActionOutcome.DONE:
-            raise NoSuchActionError(f"Action {number} ({record.action}, {record.outcome}) cannot be taken back.")
+            raise NoSuchActionError(f"Action {number} ({record.action}, {record.outcome}) cannot be undone.")
         if await self._store.read(was_undone, number):
-            raise NoSuchActionError(f"Action {number} was taken back already.")
+            raise NoSuchActionError(f"Action {number} was undone already.")
         return await self.act(undo.action, undo.model_dump(mode="json"), by, undoes=number)
 
     async def log(self, *, limit: int, before: int | None) -> list[ActionRecord]:
@@ -156,7 +157,7 @@ class Desk:
         return await asyncio.to_thread(self._store.store.read, read_api_tokens)
 
     def settled(self, number: int) -> None:
-        """Wake the request that waits for this action: its result is in the store."""
+        """Wake the request that waits for this action: the action's result is in the database now."""
         if number in self._settled:
             self._settled.pop(number).set()
         self._changes.notify()
@@ -171,7 +172,7 @@ class Desk:
         return found
 
     async def _begin(self, record: ActionRecord) -> bool:
-        """Begin the action. Return False if its result takes long, as that of an evaluation does."""
+        """Begin the action. Return False if its result takes long, as for an evaluation."""
         self._taken.add(record.number)
         try:
             request = request_of(record.action, record.request)
@@ -197,8 +198,8 @@ class Desk:
         return True
 
     async def _do(self, request: AnyRequest) -> tuple[str, Any]:
-        """Carry out a request that neither the coordinator nor an evaluation handles. Return its result as text and as
-        a value."""
+        """Carry out a request that belongs neither to the coordinator nor to evaluations. Return its result as text and
+        as a value."""
         match request:
             case Export(version=version):
                 path, exported = await asyncio.to_thread(self._export, version)
@@ -235,7 +236,7 @@ class Desk:
 
 
 def asked_of(number: int, request: AnyRequest) -> OperatorAsked | NodeVouchedFor | None:
-    """Return the event that asks the coordinator for this action; None if the action does not concern the
+    """Return the event with which the coordinator carries out this action; None if the action does not concern the
     coordinator."""
     what: str
     value: str | float = ""

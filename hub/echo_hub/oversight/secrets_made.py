@@ -8,8 +8,8 @@ from echo_hub.net.invitations import hash_of, new_token
 
 
 def secret_of(request: AnyRequest) -> tuple[str, str]:
-    """Return a new token for this action, and the hash that the store keeps instead; "" for both if the action creates
-    no token."""
+    """Return a new token for this action, and the hash that the database stores instead of it. Both are "" if the
+    action creates no token."""
     if isinstance(request, MakeInvite):
         secret = new_token()
     elif isinstance(request, MakeToken):

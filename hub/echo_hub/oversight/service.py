@@ -46,7 +46,7 @@ from echo_hub.views.versions import VersionViews
 
 
 class OversightService:
-    """Owns the verifier, the operator's desk, the pages and the periodic work on store and run directory."""
+    """Owns the verifier, the operator's desk, the pages, and the periodic work on database and run directory."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class OversightService:
         training: TrainingService,
         distribution: DistributionService,
     ) -> None:
-        """`server`: the hub's port; pages and alerts show its address."""
+        """`server` is the hub's port; pages and alerts show its address."""
         resources = shared.resources
         config, directory, store = resources.config, resources.directory, resources.store
         self._server = server
@@ -177,7 +177,8 @@ def _pages_of(shared: Shared, moments: Moments, siblings: SiblingRuns) -> HubPag
 
 
 def verifying_of(shared: Shared, drawn: DrawnRollouts) -> Verifying:
-    """Return the verifier for the run's settings. If the settings choose no verifier process, it refuses all checks."""
+    """Return the verifier for the run's settings. If the settings choose no verifier process, the verifier refuses all
+    checks."""
     resources = shared.resources
     config, directory = resources.config, resources.directory
     settings, kept = verifier_settings(config, resources.learner), config.training.max_staleness + 2
@@ -203,7 +204,7 @@ def verifying_of(shared: Shared, drawn: DrawnRollouts) -> Verifying:
 
 def guard_of(config: HubConfig, directory: RunDirectory, *, run_id: str) -> Guard:
     """Return the guard, which authenticates requests to the operator's pages and API. Raises ConfigError if the
-    operator's token cannot be read or made."""
+    operator's token can neither be read nor made."""
     proxies = config.server.trusted_proxies
     credentials = OperatorCredentials(token=directory.operator_token, password=directory.operator_password)
     credentials.open()

@@ -13,8 +13,8 @@ class Backlog:
     """Number of rollouts submitted to the scorer that still lack a verdict."""
 
     def __init__(self, *, is_limited: bool = True) -> None:
-        """`is_limited`: False for a run with judges. Judges may be slow without being overloaded: nodes never wait for
-        judges."""
+        """`is_limited` is False for a run with judges (models that score). Judges may be slow without being overloaded,
+        so nodes never wait for judges."""
         self.num_open = 0
         self._is_limited = is_limited
 

@@ -1,7 +1,7 @@
-"""Cheap checks of a rollout's payload that no honest backend can fail. The core checks the lease itself.
+"""Cheap checks of a rollout's payload, which every honest backend passes. The core checks the lease itself.
 
-The claimed log-probabilities of a fair draw are rarely very low, whatever the model, prompt and temperature. In a
-vocabulary of V tokens, those with probability q or less have together at most probability V q. So a token's *excess*
+In a fair draw, claimed log-probabilities are rarely very low, for any model, prompt and temperature: in a vocabulary of
+V tokens, all tokens with probability q or less together have at most the probability V q. So a token's *excess*
 
     x = max(0, -logprob - ln V)        is x or more with probability at most exp(-x),
 
@@ -10,9 +10,10 @@ distribution of shape k. For the k largest of N places, over all choices of plac
 
     P(sum >= s) <= (N choose k) exp(-s) (1 + s + ... + s^(k-1) / (k-1)!)
 
-A completion is refused if this bound is below `FALSE_REJECTION` for any k. That probability is divided: each k gets the
-share 1 / (k (k + 1)). Each range of lengths up to N = 2^j gets 1 / ((j + 1) (j + 2)), because the sampler decides where
-a completion ends. So a long completion may contain one token that fair draws give once in 10^9 draws, but not two.
+A completion is refused if this bound is below `FALSE_REJECTION` for any k. The allowed probability is divided over all
+tests: each k gets the share 1 / (k (k + 1)), and each range of lengths up to N = 2^j gets 1 / ((j + 1) (j + 2)),
+because the sampler decides where a completion ends. So a long completion may contain one token that fair draws give
+once in 10^9 draws, but not two.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from echo_shared.records.rollout import RolloutPayload
 from echo_shared.wire.messages import FinishReason
 
 LOGPROB_SLACK: Final = 1e-3
-"""Largest log-probability (in nats) that is accepted: a backend's rounding may exceed 0 by this much."""
+"""Largest log-probability that is accepted, in nats. By rounding, a backend's value may exceed 0 by this much."""
 FALSE_REJECTION: Final = 1e-9
 """Upper limit of the probability that a fair completion is refused for its log-probabilities."""
 
@@ -90,7 +91,7 @@ def _stops(stop_ids: frozenset[int], vocabulary_size: int) -> NDArray[np.bool_]:
 
 def log_chance(logprobs: NDArray[np.float32], vocabulary_size: int) -> float:
     """Return the logarithm of an upper bound on the probability that a fair draw gives log-probabilities as low as
-    these (one per token, in nats)."""
+    these. `logprobs` has one value for each token, in nats."""
     excess = np.maximum(-logprobs.astype(np.float64) - log(vocabulary_size), 0)
     if not excess.any():
         return 0.0
@@ -99,8 +100,8 @@ def log_chance(logprobs: NDArray[np.float32], vocabulary_size: int) -> float:
     doublings = (len(excess) - 1).bit_length()
     places = 1 << doublings
     factorials = _log_factorials(places)
-    # Each term of the series is at most `shrink` times the next one. So bound the series by a geometric one that starts
-    # at its last term.
+    # Each term of the series is at most `shrink` times the next term. So bound the series by a geometric series that
+    # starts at its last term.
     shrink = (sizes - 1) / sums
     with np.errstate(divide="ignore", invalid="ignore"):
         tails = -sums + (sizes - 1) * np.log(sums) - factorials[sizes - 1] - np.log1p(-shrink)

@@ -1,16 +1,17 @@
-"""Scorers in separate processes: a crash, an endless loop or endless allocation ends only one call.
+"""Scorers in separate processes, so that a crash, an endless loop or endless allocation ends only one call.
 
 Each process holds the run's `Problems`, made from the settings, and calls their methods by name. Calls are sent in
-batches and answered one by one, so a process died of its first unanswered call; later calls go to another process. With
-an async scorer, a process runs many calls at once. After each death, half as many calls are sent together, until the
-call that kills processes is alone. A call that ran out of memory is repeated in a new process, because earlier calls
-may have used the memory. Results are MessagePack values: numbers, text, lists, maps, arrays.
+batches and answered one by one. So if a process dies, its first unanswered call is the cause; later calls go to another
+process. With an async scorer, a process runs many calls at once, and the cause is unknown. Then, after each death, half
+as many calls are sent together, until the call that kills processes is alone. A call that ran out of memory is repeated
+in a new process, because earlier calls may have used the memory. Results are MessagePack values: numbers, text, lists,
+maps, arrays.
 
-When a process ends, the processes that its scorers started end too: on Linux all descendants
-(`echo_hub.scoring.warden`), on macOS processes of the same session, on Windows no process.
+When a process ends, the processes that its scorers started end too. On Linux these are all descendants
+(`echo_hub.scoring.warden`), on macOS processes of the same session. On Windows they keep running.
 
-`echo_hub.scoring.processes` decides where processes run. If a process is lost with its machine, no call is blamed: its
-calls go to another process, or wait for one.
+`echo_hub.scoring.processes` decides where processes run. If a process is lost with its machine, no call counts as the
+cause: its calls go to another process, or wait for one.
 """
 
 from __future__ import annotations
@@ -40,20 +41,21 @@ from echo_shared.process.child import OUT_OF_MEMORY_STATUS, ChildExited, Death, 
 log = logging.getLogger(__name__)
 
 ASYNC_CALLS: Final = 64
-"""Calls of an `async def` scorer that one process runs at the same time. If the scorer's service cannot take as many,
-the scorer must limit itself, with a semaphore.
+"""Number of calls of an `async def` scorer that one process runs at the same time. If the scorer's service can take
+fewer, the scorer must limit itself with a semaphore.
 """
 PART_CALLS: Final = 64
 """Maximum number of calls in one message to a process."""
 MOST_SENT: Final = 8
-"""Maximum number of messages sent to a process before it has answered the first message completely."""
+"""Maximum number of messages in a process's queue: how many are sent before the first is answered completely."""
 DEATHS_AT_START: Final = 3
-"""Number of consecutive processes that die before readiness, after which the pool gives up."""
+"""Number of consecutive processes that may die before readiness; then the pool gives up."""
 RESTART_S: Final = 0.5
-"""Seconds before a process that died at its start is started again; doubled after the second death in a row."""
+"""Delay in seconds before a process that died at its start is started again. The delay doubles with each further death
+in a row."""
 LOSSES_OF_ONE: Final = 8
-"""A call fails once this many processes were lost with their machines while it was open, because the call may crash
-machines."""
+"""A call fails after this many processes were lost with their machines while it was open, because the call itself may
+crash machines."""
 LOST_S: Final = 30.0
 """Longest delay in seconds before a process that was lost with its machine is replaced; the first delay is
 RESTART_S."""
@@ -70,7 +72,7 @@ class _Part:
     results: dict[int, Any] = field(default_factory=dict)
     """Results by index of the call."""
     width: int = PART_CALLS
-    """Number of the part's calls sent in one message; halved after a process died while it ran several calls."""
+    """Number of calls that are sent in one message. If a process dies while it runs several calls, this is halved."""
     losses: int = 0
     """Number of processes lost with their machines since the part's last result."""
     done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -92,7 +94,8 @@ class _Part:
 
 
 class _Sent:
-    """One message with calls of a part, as sent to a process. `open`: indices of the calls without an answer."""
+    """One message with calls of a part, as sent to a process. `open` holds the indices of the calls without an
+    answer."""
 
     def __init__(self, part: _Part, places: list[int]) -> None:
         self.part = part
@@ -101,8 +104,8 @@ class _Sent:
 
 
 class ScoringPool:
-    """Pool of scoring processes; create it with `open`. Its queue has no limit of its own: callers wait for what they
-    submit."""
+    """Pool of scoring processes; create it with `open`. Its queue has no limit of its own, because callers wait for the
+    results of what they submit."""
 
     def __init__(
         self, config: HubConfig, problems: Problems, *, processes: Processes, judges: Judges, is_patient: bool
@@ -131,9 +134,9 @@ class ScoringPool:
     ) -> AsyncIterator[ScoringPool]:
         """Start the processes, which log into the directory `logs`. No process is left after the block.
 
-        `problems` are the run's own and prepared, so that processes need not draw held-out sets again. `cluster`:
-        needed if scoring.engine is "ray". `is_patient`: wait for judges and a cluster that do not answer. Raises
-        ConfigError if a judge's key is not in the environment.
+        `problems` are the run's own, already prepared, so that processes need not draw held-out sets again. `cluster`
+        is needed if scoring.engine is "ray". If `is_patient`, the pool waits for judges and a cluster that do not
+        answer. Raises ConfigError if a judge's key is not in the environment.
         """
         width = _width(problems)
         processes = processes_of(config, base_dir=base_dir, logs=logs, width=width, cluster=cluster)
@@ -151,7 +154,7 @@ class ScoringPool:
 
     @property
     def absence(self) -> str:
-        """Return the reason why the pool must wait for processes; empty if it need not wait."""
+        """Return why the pool waits for processes; "" if it does not wait."""
         return self._processes.absence
 
     @property
@@ -160,8 +163,8 @@ class ScoringPool:
         return bool(self._config.reward.judges)
 
     async def call(self, method: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
-        """Return the results of `Problems.<method>` for each of `arguments`, in order. A call that failed has a
-        ScorerError as its result.
+        """Return the results of `Problems.<method>` for each of `arguments`, in order. If a call failed, its result is
+        a ScorerError.
 
         Raises ScorerError if no process can be started.
         """
@@ -175,11 +178,11 @@ class ScoringPool:
         return [part.results[place] for part in parts for place in range(len(part.arguments))]
 
     async def rewards(self, method: str, arguments: Sequence[Sequence[Any]]) -> list[Any]:
-        """Call `respond`, `training_respond` or `heldout_respond`, and weigh and add up the reward components, also
+        """Call `respond`, `training_respond` or `heldout_respond`, then weigh and sum the reward components, including
         those of judges.
 
-        A reward is a float; several components are attached to the float. An environment's answer is returned as it is.
-        Waits for judges.
+        A reward is a float; if it has several components, they are attached to the float. An environment's answer is
+        returned unchanged. Waits for judges.
         """
         is_training = method != "heldout_respond"
         weighing = self._problems.weighing if is_training else self._problems.heldout_weighing
@@ -193,10 +196,10 @@ class ScoringPool:
     async def judged(
         self, asked: Callable[..., Asked], arguments: Sequence[Sequence[Any]], given: Sequence[Any]
     ) -> list[Any]:
-        """Return `given`, the results for `arguments`, with the judges' components added to each result that has
+        """Return `given` (the results for `arguments`), with the judges' components added to each result that has
         components.
 
-        If a judge gives no value, the result becomes a ScorerError. `asked` builds the texts that judges get.
+        If a judge gives no value, the result becomes a ScorerError. `asked` builds the texts for the judges.
         """
         if not self.has_judges:
             return list(given)
@@ -243,7 +246,7 @@ class ScoringPool:
                 else:
                     await asyncio.sleep(wait_s)
             except Exception as error:
-                # Nothing above this task handles errors; if it ended, callers would wait forever.
+                # No caller handles the errors of this task. If it ended silently, callers would wait forever.
                 log.exception("the scoring pool failed")
                 self._broken = ScorerError("The scoring pool failed.", got=repr(error), do="See the hub's log.")
         if again is not None:
@@ -253,8 +256,8 @@ class ScoringPool:
 
     @contextlib.asynccontextmanager
     async def _process(self, number: int) -> AsyncIterator[ScoringProcess]:
-        """Start a process and yield it when it is ready. Raises ScorerError if the process cannot create the run's
-        task, ChildExited if it dies earlier, ChildLost if its machine is lost."""
+        """Start a process, and yield it when it is ready. Raises ScorerError if the process cannot create the run's
+        task, ChildExited if the process dies earlier, ChildLost if its machine is lost."""
         opening = {
             **self._processes.opening,
             "timeout_s": self._config.task.scorer_timeout_s,
@@ -277,8 +280,8 @@ class ScoringPool:
     async def _feed(self, child: ScoringProcess, part: _Part | None) -> _Part | None:
         """Send parts to a process, starting with `part`, until the process dies.
 
-        Return the part with which the next process must start: one call of this part ran out of memory, perhaps because
-        earlier calls had used the memory.
+        Return the part with which the next process must start, if a call of this part ran out of memory, perhaps
+        because earlier calls had used the memory. Otherwise return None.
         """
         under_way: deque[_Sent] = deque()
         is_new = is_open = True
@@ -318,8 +321,8 @@ class ScoringPool:
                 part = first.part if first.part.left else None
 
     def _take_back(self, parts: Sequence[_Part], error: ChildLost) -> None:
-        """Put the parts of a lost process back into the queue. A call fails once LOSSES_OF_ONE processes were lost with
-        it."""
+        """Put the parts of a lost process back into the queue. If LOSSES_OF_ONE processes were lost with a call, the
+        call fails."""
         first = parts[0]
         if not isinstance(error, ClusterUnusable):
             first.losses += 1
@@ -331,14 +334,15 @@ class ScoringPool:
                 self._waiting.put_nowait(part)
 
     def _may_send_ahead(self, num_sent: int) -> bool:
-        """Return True if a busy process may get further calls already, because enough parts wait to occupy all
+        """Return True if a busy process may get further calls already. This needs enough waiting parts to occupy all
         processes."""
         enough = self._waiting.qsize() >= self._config.task.scorer_processes
         return self._width == 1 and num_sent < MOST_SENT and enough
 
     def _blame(self, part: _Part, sent: Sequence[int], death: ScorerDeath) -> None:
-        """Record a process's death as the result of the call that caused it: the first unanswered call, if calls run
-        one at a time. If several calls ran at once, the cause is unknown, so half as many are sent next time."""
+        """Record a process's death as the result of the call that caused it. If calls run one at a time, this is the
+        first unanswered call. If several calls ran at once, the cause is unknown, so half as many are sent next
+        time."""
         if self._width == 1 or len(sent) == 1:
             part.answer(sent[0], death)
         else:
@@ -347,8 +351,8 @@ class ScoringPool:
             self._waiting.put_nowait(part)
 
     async def _answer(self, child: ScoringProcess) -> tuple[int | None, Any]:
-        """Return the next answer: the index of the call in its message (None: its first unanswered call) and its
-        result.
+        """Return the next answer as a pair: the index of the call in its message (None for the first unanswered call),
+        and the result.
 
         The result is a value, a ScorerError or a ScorerDeath. Raises ChildLost.
         """
@@ -394,5 +398,5 @@ class ScorerDeath(ScorerError):
 
 
 class _OutOfMemory(ScorerDeath):
-    """The process ran out of memory. Only the first call of a new process gets this error as its result; any other call
+    """The process ran out of memory. Only the first call of a new process gets this error as its result. Any other call
     is repeated in a new process."""

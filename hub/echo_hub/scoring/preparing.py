@@ -1,7 +1,7 @@
 """Prepare problems of groups that the coordinator will open soon: sample and tokenize them on a thread, in order.
 
-Starting a thread and waiting for it takes longer than most problems do. So a thread prepares all waiting problems for a
-short time, and reports them together.
+To start a thread and wait for it takes longer than to prepare most problems. So one thread prepares all waiting
+problems for a short time, and reports them together.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from echo_hub.driving.event_queue import EventQueue
 from echo_hub.scoring.problems import Problems
 
 TOGETHER_S: Final = 0.005
-"""Seconds after which a thread reports the problems that it has prepared."""
+"""Seconds for which a thread prepares problems before it reports them."""
 
 
 class GroupPreparation:
-    """Queue of groups whose problems need preparation; the coordinator limits its length."""
+    """Queue of groups whose problems must be prepared. The coordinator limits its length."""
 
     def __init__(self, problems: Problems, queue: EventQueue) -> None:
         self._problems = problems

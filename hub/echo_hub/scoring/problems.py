@@ -1,8 +1,8 @@
 """The problem of each group: its prompt's token ids, its seed, and the reward or the next turn after a completion.
 
 A group's problem is a pure function of the run's seed and the group's id. So prompts are not stored: after a restart
-they are sampled again. In a run with several tasks, the group's task follows from the same two values
-(`echo_hub.core.policy.mixture`). Groups of evaluations use held-out problems; the problem number in their id counts on
+they are sampled again. In a run with several tasks, the group's task also follows from these two values
+(`echo_hub.core.policy.mixture`). Groups of evaluations use held-out problems. The problem number in their id counts
 through all evaluation sets.
 """
 
@@ -41,7 +41,7 @@ class Problems:
         sets: Sequence[ChosenSet] = (),
         cached: int = CACHED_PROBLEMS,
     ) -> None:
-        """`tasks` by key, in the order of `mixture`. `sets`: the evaluation sets."""
+        """`tasks` are keyed by task key, in the order of `mixture`. `sets` are the run's evaluation sets."""
         self.tasks = tasks
         self.sets = tuple(sets)
         self._in_order = tuple(tasks.values())
@@ -58,8 +58,8 @@ class Problems:
         cached: int = CACHED_PROBLEMS,
         held_out: Mapping[str, HeldOutProblems] | None = None,
     ) -> Problems:
-        """Create the problems from the run's settings. `held_out`: held-out problems already drawn for this run, by
-        task."""
+        """Create the problems from the run's settings. `held_out` holds held-out problems that were already drawn for
+        this run, by task."""
         members = config.task.members
         drawn = held_out or {}
         tasks = {key: TaskProblems.of_run(config, key, codec, cached=cached, heldout=drawn.get(key)) for key in members}
@@ -112,19 +112,20 @@ class Problems:
         """Return the episode's reward (with components if the task has several), or the environment's answer after the
         last turn so far.
 
-        `observed_tokens`: number of token ids that the environment has added between the turns. Raises the task's own
+        `observed_tokens` is the number of token ids that the environment has added between the turns. Raises the task's
+        own errors, and ScorerError for an invalid reward.
         errors, and ScorerError for an invalid reward.
         """
         task, problem = self._problem(group_id)
         return task.respond(problem, completions, observed_tokens)
 
     def asked(self, group_id: int, completions: Sequence[NDArray[np.int32]], _observed_tokens: int = 0) -> Asked:
-        """Return the texts of an episode that judges get. The arguments are those of `respond`."""
+        """Return the texts of an episode for the judges. The arguments are those of `respond`."""
         task, problem = self._problem(group_id)
         return task.asked(problem, completions)
 
     def heldout_asked(self, number: int, completions: Sequence[NDArray[np.int32]], _observed_tokens: int = 0) -> Asked:
-        """Return the texts of an episode of a held-out problem that judges get."""
+        """Return the texts of an episode of a held-out problem for the judges."""
         task, problem = self._heldout(number)
         return task.asked(problem, completions)
 
@@ -135,11 +136,11 @@ class Problems:
 
     @property
     def held_out(self) -> dict[str, HeldOutProblems]:
-        """Held-out problems of each task; drawn at the first use."""
+        """Held-out problems of each task. They are drawn at the first use."""
         return {key: task.stream.held_out for key, task in self.tasks.items()}
 
     def heldout_prompt_ids(self, chosen: ChosenSet | None = None) -> list[NDArray[np.int32]]:
-        """Return the token ids of the prompts of an evaluation set; of all sets if `chosen` is None."""
+        """Return the token ids of the prompts of an evaluation set; if `chosen` is None, of all sets."""
         sets = self.sets if chosen is None else (chosen,)
         found = []
         for one in sets:
@@ -173,7 +174,7 @@ class Problems:
 
     @property
     def content_hash(self) -> str:
-        """Hash of the files that the tasks' problems come from; empty if there are none."""
+        """Hash of the files from which the tasks' problems come; "" if there are none."""
         return "+".join(found for task in self._in_order if (found := task.content_hash))
 
     def notes(self) -> list[str]:

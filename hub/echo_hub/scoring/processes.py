@@ -19,13 +19,13 @@ from echo_shared.process.child import Frame
 from echo_shared.process.supervised import NO_HEARTBEAT, Command, SupervisedChild
 
 GRACE_S: Final = 5.0
-"""Seconds after a call's time limit before its process is killed from outside. Normally the process ends itself at the
-limit."""
+"""Seconds after a call's time limit at which its process is killed from outside. Normally the process ends itself at
+the limit."""
 _LIMITS: Final = replace(NO_HEARTBEAT, ending_s=GRACE_S)
 _ENVIRONMENT: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 _NEEDED: Final = ("run", "model", "task", "reward", "sampling", "evaluation")
-"""Sections of the settings that a scoring process needs. The others, which contain passwords and tokens, are not
-sent."""
+"""Sections of the settings that a scoring process needs. Other sections are not sent, because they contain passwords
+and tokens."""
 _KIND: Final = "scorer"
 _OF_TOKENIZERS: Final = ("*.json", "*.jinja")
 
@@ -47,11 +47,12 @@ class Processes(Protocol):
 
     @property
     def opening(self) -> Mapping[str, object]:
-        """Frame that opens each process: settings, and the base model's directory on the machine of the process."""
+        """Frame that opens each process: the settings, and the base model's directory on the machine where the process
+        runs."""
 
     @property
     def absence(self) -> str:
-        """Return the reason why the pool must wait for processes; empty if it need not wait."""
+        """Return why the pool waits for processes; "" if it does not wait."""
 
     async def spawn(self, number: int) -> ScoringProcess:
         """Start a process that waits for its opening frame. Raises ChildExited if it cannot be started."""
@@ -63,7 +64,7 @@ def answer_s(config: HubConfig, *, width: int) -> float:
 
 
 def processes_of(config: HubConfig, *, base_dir: Path, logs: Path, width: int, cluster: RayLink | None) -> Processes:
-    """Return the object that starts processes as `scoring.engine` says."""
+    """Return the object that starts processes where `scoring.engine` says."""
     if config.scoring.engine == "local":
         return LocalProcesses(config, base_dir=base_dir, logs=logs)
     assert cluster is not None
@@ -75,8 +76,8 @@ class LocalProcesses:
     """Starts processes on the hub's machine."""
 
     _GUARDED: Final = sys.platform == "linux"
-    """True: each process runs under a warden, which ends all processes that it started. The hub therefore ends the
-    warden by SIGTERM: after SIGKILL the warden could not kill them."""
+    """True if each process runs under a warden, which ends all processes that it started. Then the hub ends the warden
+    by SIGTERM, because after SIGKILL the warden could not end them."""
 
     def __init__(self, config: HubConfig, *, base_dir: Path, logs: Path) -> None:
         self.opening: Mapping[str, object] = {"config": config.model_dump(mode="json"), "base_dir": str(base_dir)}
@@ -102,7 +103,7 @@ class RayProcesses:
         return self._link.absence(_KIND)
 
     async def spawn(self, number: int) -> ScoringProcess:
-        """Start a process, as `Processes.spawn` does. Waits for the cluster."""
+        """Start a process, as `Processes.spawn` does, but wait for the cluster first."""
         return await self._link.spawn(
             _KIND,
             f"{_KIND}-{number}",
@@ -114,7 +115,7 @@ class RayProcesses:
 
 
 def _command(logs: Path, number: int, *, parent: str) -> Command:
-    """Return the command. `parent`: id of the starting process, if the process runs under a warden; else empty."""
+    """Return the command. `parent` is the id of the starting process if the process runs under a warden, else ""."""
     return Command(
         module="echo_hub.scoring.warden" if parent else "echo_hub.scoring.worker",
         arguments=(parent,) if parent else (),
@@ -126,8 +127,8 @@ def _command(logs: Path, number: int, *, parent: str) -> Command:
 
 
 def parcel_of(config: HubConfig, base_dir: Path) -> tuple[Parcel, Mapping[str, object]]:
-    """Return the files that a scoring process needs on another machine, and the opening frame with their paths
-    there."""
+    """Return the files that a scoring process needs on another machine, and the opening frame with the paths of these
+    files on that machine."""
     contents = {f"base/{file.name}": file for pattern in _OF_TOKENIZERS for file in base_dir.glob(pattern)}
     if config.ray.working_dir:
         contents["work"] = Path(config.ray.working_dir).expanduser()
@@ -147,8 +148,8 @@ def parcel_of(config: HubConfig, base_dir: Path) -> tuple[Parcel, Mapping[str, o
 
 
 def _module(name: str) -> dict[str, Path]:
-    """Return the user's own module with its place in the parcel; {} for an installed package: the other machine must
-    have installed it, too."""
+    """Return the user's own module, keyed by its place in the parcel. Return {} for an installed package: it must be
+    installed on the other machine too."""
     found = importlib.util.find_spec(name) if name not in PACKAGES else None
     if found is None or found.origin is None:
         return {}

@@ -1,4 +1,4 @@
-"""Write the answer of a completion in other forms, to tell a wrong answer from a right one in a wrong form.
+"""Write the answer in a completion in other forms. So a wrong answer can be told from a right answer in a wrong form.
 
 For example, `The sum is 20.` contains the answer 20. A scorer may accept `20` or `<answer>20</answer>` but not the
 sentence.
@@ -12,7 +12,7 @@ from typing import Final
 from echo_hub.tasks.answers import tagged_answer
 
 MOST_CHARACTERS: Final = 20_000
-"""Number of characters at a completion's end in which answers are searched."""
+"""Number of characters at a completion's end that are searched for answers."""
 _NUMBER: Final = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?(?:/\d+)?")
 _BOXED: Final = re.compile(r"\\boxed\{([^{}]{1,200})\}")
 _BOLD: Final = re.compile(r"\*\*([^*\n]{1,200})\*\*")
@@ -21,8 +21,8 @@ _AROUND: Final = " \t\r\n.:;,!*$`\"'"
 
 
 def restated(completion: str) -> list[str]:
-    """Return the answers that a completion may mean, each as plain text and in `<answer>` tags, without the completion
-    itself.
+    """Return the answers that a completion may mean, each as plain text and in `<answer>` tags. The completion itself
+    is left out.
     """
     tagged = tagged_answer(completion)
     text = (completion if tagged is None else tagged)[-MOST_CHARACTERS:]

@@ -1,4 +1,4 @@
-"""Check and score committed rollouts in batches, off the event loop."""
+"""Check and score received and stored rollouts in batches, off the event loop."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from echo_shared.wire.messages.fields import printable_line
 log = logging.getLogger(__name__)
 
 SOON_TOKENS: Final = 16_384
-"""Number of tokens up to which a check takes less than a millisecond and runs on the event loop."""
+"""A check of at most this many tokens takes less than a millisecond, so it runs on the event loop."""
 
 Verdict = RolloutScored | RolloutContinued | RolloutRejected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoringJob:
-    """A committed rollout that waits for its score."""
+    """A stored rollout that waits for its score."""
 
     rollout_id: str
     group_id: int
@@ -46,15 +46,14 @@ class ScoringJob:
 
 
 class CommittedRollouts(Protocol):
-    """Loads committed rollouts from the store. Implemented by `echo_hub.intake.episodes.ScoringJobs`."""
+    """Loads rollouts from the store. Implemented by `echo_hub.intake.episodes.ScoringJobs`."""
 
     async def load(self, rollout_ids: Sequence[str]) -> Sequence[ScoringJob]:
-        """Return the rollouts, without those that were dropped meanwhile."""
+        """Return the rollouts, except those that were dropped in the meantime."""
 
 
 class Scorer:
-    """Turns rollouts into verdicts (score, next turn or refusal). Its queue is bounded by the number of leased
-    rollouts."""
+    """Turns rollouts into verdicts: score, next turn, or refusal. The number of leased rollouts limits its queue."""
 
     def __init__(
         self,
@@ -65,7 +64,7 @@ class Scorer:
         queue: EventQueue,
         backlog: Backlog,
     ) -> None:
-        """`queue` receives the verdicts. `backlog` counts the rollouts that have none yet."""
+        """`queue` receives the verdicts. `backlog` counts the rollouts that have no verdict yet."""
         self._pool = pool
         self._bounds = bounds
         self._committed = committed
@@ -75,7 +74,7 @@ class Scorer:
         self._num_failed = 0
 
     def submit(self, rollout_id: str, first_turn: FirstTurn | None = None) -> None:
-        """Queue a rollout. It is loaded from the store, unless `first_turn` gives its content."""
+        """Queue a rollout. `first_turn` gives its content; if None, the rollout is loaded from the store."""
         self._backlog.num_open += 1
         if first_turn is None:
             self._waiting.put_nowait(rollout_id)
@@ -84,10 +83,10 @@ class Scorer:
             self._waiting.put_nowait(job)
 
     async def run(self) -> None:
-        """Score until cancelled; all waiting rollouts are loaded together. Raises ScorerError if nothing can be scored.
+        """Score until cancelled. All waiting rollouts are loaded together. Raises ScorerError if nothing can be scored.
 
-        Verdicts are returned per part: `PART_CALLS` rollouts, or one rollout if the run has judges. So a slow call
-        delays no other part's verdicts.
+        Verdicts are returned for each part: `PART_CALLS` rollouts, or one rollout if the run has judges. So a slow call
+        does not delay the verdicts of other parts.
         """
         size = 1 if self._pool.has_judges else PART_CALLS
         async with asyncio.TaskGroup() as parts:
@@ -120,8 +119,8 @@ class Scorer:
         self._backlog.num_open -= len(jobs)
 
     def _note_failures(self, count: int, detail: str) -> None:
-        """Log failures, but only at the 1st, 2nd, 4th, 8th and so on, because nodes control both their texts and their
-        number."""
+        """Log failures, but only the 1st, 2nd, 4th, 8th and so on, because nodes can cause any number of failures and
+        choose parts of their texts."""
         before, self._num_failed = self._num_failed, self._num_failed + count
         if self._num_failed.bit_length() > before.bit_length():  # The number has reached the next power of two.
             log.warning("the scorer has failed on %d rollouts so far: %s", self._num_failed, printable_line(detail))

@@ -1,8 +1,8 @@
 """Cut completions after the token that completes one of the texts in `sampling.stop`.
 
-Nodes only know token ids, so they draw up to a stop token or sampling.max_tokens. The hub cuts every received
-completion before it is committed. The tokens before the cut are still an honest draw, because no token depends on later
-ones. So no node needs to claim that it stopped at a text, all engines behave alike, and completions can still be
+Nodes know only token ids, so they draw up to a stop token or sampling.max_tokens. The hub cuts every received
+completion before it is stored. The tokens before the cut are still an honest draw, because no token depends on later
+tokens. So nodes need not report that they stopped at a text, all engines behave alike, and completions can still be
 resumed and checked.
 """
 
@@ -37,7 +37,7 @@ class StopStrings:
         return cls(config.sampling.stop, codec)
 
     def end(self, ids: Ids) -> int | None:
-        """Return the number of tokens up to and including the first that completes a stop string; None if no stop
+        """Return the number of tokens up to and including the first token that completes a stop string; None if no stop
         string occurs.
 
         The search is binary, so that even for a long completion only a few texts are decoded.
@@ -54,8 +54,8 @@ class StopStrings:
         return high
 
     def arrived(self, event: RolloutArrived) -> RolloutArrived:
-        """Return the event with its completion cut after the first stop string. A malformed payload stays unchanged; it
-        is refused later."""
+        """Return the event with its completion cut after the first stop string. A malformed payload is left unchanged,
+        because it is refused later."""
         payload = event.payload
         if event.problem or len(payload.completion_ids) != len(payload.behavior_logprobs):
             return event
@@ -76,7 +76,7 @@ class StopStrings:
 
     def _holds(self, ids: Ids) -> bool:
         assert self._codec is not None, "only without stop strings"
-        # A hostile node may send other ids than the tokenizer has.
+        # A hostile node may send ids that the tokenizer does not have.
         text = self._codec.text(ids[(ids >= 0) & (ids < self._codec.num_ids)])
         return any(string in text for string in self._strings)
 

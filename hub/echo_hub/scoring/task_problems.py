@@ -1,7 +1,7 @@
 """One task of a run: its problems as prompts of the base model, and the reward or the next turn after a completion.
 
-An episode whose next turn would exceed the base model's context ends there, with the reward that its environment gives
-for this case.
+If the next turn would exceed the base model's context, the episode ends there, with the reward that its environment
+gives for this case.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class EnvironmentReply(NamedTuple):
 
 
 Response = float | dict[str, float] | EnvironmentReply
-"""A score; or the components of the reward; or an environment's answer to a turn."""
+"""One of three: a score, the components of a reward, or an environment's answer to a turn."""
 
 
 class _Fitting:
-    """Checks that prompts leave room for a completion in the model's context. Logs prompts that cannot be encoded for
-    the model."""
+    """Checks that prompts leave room for a completion in the model's context. Logs the prompts that the model's
+    tokenizer cannot encode."""
 
     def __init__(self, codec: PromptCodec, key: str, *, tokens: int) -> None:
         self._codec = codec
@@ -56,8 +56,8 @@ class _Fitting:
         self._failures = 0
 
     def fits(self, prompt: str) -> bool:
-        """Return True if the prompt is short enough. Raises ConfigError if the prompt cannot be encoded for the
-        model."""
+        """Return True if the prompt is short enough. Raises ConfigError if the model's tokenizer cannot encode the
+        prompt."""
         try:
             return self._codec.has_room(prompt, tokens=self._tokens)
         except ConfigError as error:
@@ -82,10 +82,10 @@ class TaskProblems:
         is_async: bool = False,
         cached: int = CACHED_PROBLEMS,
     ) -> None:
-        """`max_tokens`: maximum number of tokens of a completion; an episode ends when the context lacks room for
-        another completion. `cached`: number of training and of held-out problems that are kept. `is_async`: the task
-        can answer many calls at the same time. Raises ConfigError if the task's reward bounds or weights are
-        invalid."""
+        """`max_tokens` is the maximum number of tokens of a completion; if the context has no room for another
+        completion, an episode ends. `cached` is the number of training and of held-out problems that are kept in
+        memory. `is_async` is True if the task can answer many calls at the same time. Raises ConfigError if the task's
+        reward bounds or weights are invalid."""
         self.weighing = Weighing.of(task, reward)
         self.is_async = is_async
         self.stream = stream
@@ -109,8 +109,8 @@ class TaskProblems:
         cached: int,
         heldout: HeldOutProblems | None,
     ) -> TaskProblems:
-        """Create the problems of the run's task `key`. `codec` is the base model's. `heldout`: problems drawn
-        before."""
+        """Create the problems of the run's task `key`. `codec` is the base model's. `heldout` holds problems that were
+        drawn before."""
         wanted = config.task.members[key]
         task = make_task(wanted.name, wanted.options)
         own = codec.with_words(system_prompt=wanted.system_prompt or "", prompt_suffix=wanted.prompt_suffix or "")
@@ -146,7 +146,7 @@ class TaskProblems:
 
     @property
     def content_hash(self) -> str:
-        """Hash of the task's problem files; empty if it has none."""
+        """Hash of the task's problem files; "" if it has none."""
         return self._task.content_hash if isinstance(self._task, FileTask) else ""
 
     def prompt_ids(self, prompt: str) -> NDArray[np.int32]:
@@ -155,8 +155,8 @@ class TaskProblems:
     def respond(self, problem: Problem, completions: Sequence[NDArray[np.int32]], observed_tokens: int = 0) -> Response:
         """Return the score, or the reward components, or the environment's answer after the last turn so far.
 
-        `weighing` adds up the components. `observed_tokens`: number of token ids that the environment has added between
-        the turns. Raises the task's own errors, and ScorerError for an invalid reward.
+        `weighing` sums the components. `observed_tokens` is the number of token ids that the environment has added
+        between the turns. Raises the task's own errors, and ScorerError for an invalid reward.
         """
         replies = [self.codec.reply(ids) for ids in completions]
         if self._scored is not None:
@@ -180,12 +180,12 @@ class TaskProblems:
         return self.weighing.of_score.read(self._scored.score(problem, text))
 
     def asked(self, problem: Problem, completions: Sequence[NDArray[np.int32]]) -> Asked:
-        """Return the texts of an ended episode that judges get."""
+        """Return the texts of an ended episode for the judges."""
         return self._asked(problem, [self.codec.reply(ids) for ids in completions])
 
     def trial_asked(self, seed: int, replies: Sequence[str]) -> Asked:
-        """Return the texts that judges get for `replies` (text) to the problem of the task's own `seed`, outside of any
-        run."""
+        """Return the texts for the judges, outside of any run: of `replies` (texts) to the problem that the task
+        samples from `seed`."""
         return self._asked(self._task.sample(seed), replies)
 
     def _asked(self, problem: Problem, replies: Sequence[str]) -> Asked:
@@ -194,8 +194,9 @@ class TaskProblems:
         return Asked(prompt=problem.prompt, completion="\n\n".join(replies), answer=said)
 
     def trial_problem(self, seed: int) -> dict[str, Any]:
-        """Return the problem of the task's own `seed`, outside of any run: `prompt`, `answer` (from the metadata, or
-        None) and `reading` (the type that the task parses the answer as). Raises the task's own errors."""
+        """Return the problem that the task samples from `seed`, outside of any run: `prompt`, `answer` (from the
+        metadata, or None) and `reading` (the type as which the task parses the answer). Raises the task's own
+        errors."""
         problem = self._task.sample(seed)
         answer = problem.metadata.get("answer")
         reading = self._task.reading(problem) if isinstance(self._task, ReadTask) else ""
@@ -206,7 +207,7 @@ class TaskProblems:
         return self._task.notes() if isinstance(self._task, ReadTask) else ()
 
     def trial_respond(self, seed: int, replies: Sequence[str]) -> dict[str, Any]:
-        """Return the result after the last of `replies` (text), outside of any run: a `reward` like that of `respond`,
+        """Return the result after the last of `replies` (texts), outside of any run: a `reward` like that of `respond`,
         or an `observation`. Raises the errors of `respond`."""
         problem = self._task.sample(seed)
         if self._environment is not None:

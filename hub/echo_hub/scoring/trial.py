@@ -1,11 +1,11 @@
-"""Trial of a task: scores several answers to each of some problems. Most of the answers deserve no reward.
+"""Trial of a task: score several answers to each of a few problems. Most of these answers deserve no reward.
 
 Problems are sampled in this process, as in a hub, and scored in scoring processes with the run's limits. Each problem
 gets these answers:
 
     empty      no text
     copied     the prompt
-    line       one of the prompt's lines, without its number, if it has several
+      line       one of the prompt's lines, without its list mark, if the prompt has several
     random     the reference answer with every letter and digit replaced, or a few random words
     another    the reference answer of the next problem
     reference  the reference answer: `answer` in a problem's metadata
@@ -47,11 +47,11 @@ class TriedAnswer:
     kind: AnswerKind
     text: str
     reward: float | None = None
-    """Reward of the answer; None if there is none because of `error`."""
+    """Reward of the answer; None if `error` prevented it."""
     error: str = ""
     turns: int = 1
     verdict: str = ""
-    """What the task says about the answer; empty if it says nothing."""
+    """What the task says about the answer; "" if it says nothing."""
     components: Mapping[str, float] | None = None
     """Components of the reward before weighing; None if the reward is only the task's score."""
 
@@ -66,14 +66,14 @@ class TriedProblem:
     prompt_tokens: int
     reference: str | None
     reading: str
-    """What the task parses the reference answer as; empty if the task does not tell."""
+    """The type as which the task parses the reference answer; "" if the task does not tell."""
     answers: tuple[TriedAnswer, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """The result of trying a task: its problems with their answers. `warnings` are sentences about suspected faults of
-    the task."""
+    """The result of trying a task: its problems with their answers. `warnings` are sentences about likely faults of the
+    task."""
 
     task: str
     base: str
@@ -83,7 +83,7 @@ class Trial:
 
 
 class _Observed:
-    """Marks the result of a turn after which the episode goes on."""
+    """Marks the result of a turn after which the episode continues."""
 
 
 def _ended(answer: Any) -> Any:
@@ -95,7 +95,7 @@ def _ended(answer: Any) -> Any:
 
 @dataclass(slots=True)
 class _Episode:
-    """One answer that is being tried, turn by turn. `said` takes the result of a turn and updates `is_over`."""
+    """One answer that is tried, turn by turn. `said` takes the result of a turn and updates `is_over`."""
 
     seed: int
     answer: TriedAnswer
@@ -120,7 +120,7 @@ class _Episode:
 async def try_task(
     config: HubConfig, problems: Problems, codec: PromptCodec, *, pool: ScoringPool, count: int
 ) -> Trial:
-    """Try `count` problems of a run's only task. `problems` are those of the pool, without held-out problems.
+    """Try `count` problems of a run's only task. `problems` are the pool's, without held-out problems.
 
     Raises ScorerError if a problem cannot be sampled, or if no scoring process can be started.
     """
@@ -167,9 +167,9 @@ def _sample(problems: Problems, seed: int) -> Mapping[str, Any]:
     try:
         return problems.trial_problem(seed)
     except Exception as error:
-        # A task is a plug-in: show its author any exception.
+        # A task is a plug-in, so show its author any exception.
         raise ScorerError(
-            "The task cannot sample a problem.", got=f"seed {seed}: {error!r}", do="Mend its sample method."
+            "The task cannot sample a problem.", got=f"seed {seed}: {error!r}", do="Fix its sample method."
         ) from error
 
 
@@ -184,7 +184,7 @@ def _answers(seed: int, prompt: str, references: Sequence[str | None], number: i
 
 
 def free_answers(seed: int, prompt: str, reference: str | None) -> dict[AnswerKind, str]:
-    """Return the answers to one problem that take no work."""
+    """Return those answers to a problem that take no work."""
     found: dict[AnswerKind, str] = {"empty": "", "copied": prompt}
     if lines := prompt_lines(prompt):
         found["line"] = random.Random(derive_seed(seed, "line")).choice(lines)
@@ -227,7 +227,7 @@ def _warnings(
     for kind in FREE:
         paid = [a.reward for a in _of_kind(tried, kind) if a.reward is not None and a.reward > nothing]
         if paid:
-            found.append(f"The {kind} answer is paid on {len(paid)} {of_all}: up to {max(paid):g}.")
+            found.append(f"The {kind} answer earns a reward on {len(paid)} {of_all}: up to {max(paid):g}.")
     right = [
         [a.reward for a in problem.answers if a.kind in ("reference", "tagged") and a.reward is not None]
         for problem in tried
@@ -244,7 +244,7 @@ def _warnings(
     if not is_repeatable:
         found.append("The same seed gives another problem in another process: sample must depend on the seed alone.")
     if len(tried) > 1 and len({problem.prompt for problem in tried}) == 1:
-        found.append("All problems are the same: sample does not heed its seed, or there is only one.")
+        found.append("All problems are the same: sample ignores its seed, or there is only one problem.")
     room = codec.context_tokens - config.sampling.max_tokens
     too_long = sum(problem.prompt_tokens > room for problem in tried)
     if too_long:

@@ -1,9 +1,9 @@
 """Run one scoring process and end everything that it started: `python -m echo_hub.scoring.warden HUB_PID`, on Linux.
 
-A process that a scorer starts in a new session belongs to no group that could be killed, and init adopts it when its
-parent dies. So the warden stands between the hub and the scoring process as a *subreaper* (prctl(2)): orphaned
+If a scorer starts a process in a new session, that process belongs to no group that could be killed, and init adopts it
+when its parent dies. So the warden stands between the hub and the scoring process as a *subreaper* (prctl(2)): orphaned
 descendants become its children. The warden kills them all when the scoring process ends, when the hub sends SIGTERM,
-and when the hub dies. Then the warden exits with the status of the scoring process. It runs no code of the task. If the
+and when the hub dies. Then it exits with the status of the scoring process. The warden runs no code of the task. If the
 warden itself is killed, the scoring process ends.
 """
 
@@ -23,8 +23,8 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 def end_with(parent: int, number: signal.Signals) -> None:
-    """Make the kernel send the signal `number` to this process when its parent process `parent`, or the parent's thread
-    that started it, ends.
+    """Make the kernel send the signal `number` to this process when the parent process `parent` ends, or when the
+    thread of the parent that started this process ends.
 
     If the parent has already ended, the signal comes immediately. Raises OSError if the system refuses.
     """
@@ -54,7 +54,7 @@ def _watch(worker: int) -> int | None:
 
 
 def _end_all() -> None:
-    """Kill all descendants, also those that are started or adopted meanwhile."""
+    """Kill all descendants, including processes started or adopted meanwhile."""
     with contextlib.suppress(ChildProcessError):  # No child is left.
         while True:
             for process in psutil.Process().children(recursive=True):
@@ -64,8 +64,8 @@ def _end_all() -> None:
 
 
 def _end_by(number: int) -> None:
-    """End this process by the signal that ended the scoring process. Write no core dump: the scoring process wrote its
-    own."""
+    """End this process by the same signal that ended the scoring process. Write no core dump, because the scoring
+    process wrote its own."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -1,12 +1,12 @@
-"""Reward of an answer: one score, or a weighted sum of components with bounds.
+"""The reward of an answer: a single score, or a weighted sum of components with bounds.
 
     reward = sum of weight * value, over all components
 
-For example, with {score = 1.0, format = 0.2}, a right answer in a wrong form earns 1.0, a wrong one in the right form
-0.2, and rewards range from 0 to 1.2. The task's own reward is the component `score`. Without other components and
-weights, the reward is the score itself.
+For example, let the weights be {score = 1.0, format = 0.2}. Then a right answer in a wrong form earns 1.0, a wrong
+answer in the right form earns 0.2, and rewards range from 0 to 1.2. The task's own reward is the component `score`. If
+there are no other components and weights, the reward is the score itself.
 
-If a component with a weight is outside its bounds (by default 0..1), the scorer has failed. A component without a
+If a component with a weight is outside its bounds (by default 0..1), the scorer counts as failed. A component without a
 weight may be any finite number.
 """
 
@@ -38,9 +38,9 @@ class Weighing:
     rewards: RewardBounds
     """Bounds of the weighted reward."""
     weights: Mapping[str, float]
-    """Weights by name, of the components that have one."""
+    """Weights of the components that have one, by name."""
     bounds: Mapping[str, RewardBounds]
-    """Bounds by name, of all components known before scoring."""
+    """Bounds of all components that are known before scoring, by name."""
     beside: Mapping[str, TextComponent]
     """Components from the settings that the hub computes from a completion's text."""
     judged: frozenset[str]
@@ -48,14 +48,14 @@ class Weighing:
     components.
     """
     is_plain: bool
-    """True if the reward is the score alone: no other component has a weight, and the settings add none."""
+    """True if the reward is the score alone: no other component has a weight, and the settings add no component."""
     explained: Callable[[Problem, str], Mapping[str, float]] | None
     """Returns the task's own components; None if it has none."""
 
     @classmethod
     def of(cls, task: Task | Environment, config: RewardConfig) -> Weighing:
-        """Combine a task with the settings. Raises ConfigError for invalid bounds, and for a weight whose component is
-        not known."""
+        """Combine a task with the settings. Raises ConfigError for invalid bounds, and for a weight of an unknown
+        component."""
         of_score = RewardBounds.of(task)
         weights, own = _weights(task, config), _own_bounds(task)
         beside = _beside(config)
@@ -66,7 +66,7 @@ class Weighing:
         }
         if twice := own.keys() & {SCORE, *beside, *judged}:
             raise ConfigError(
-                "A component of the task has a name that another one has.",
+                "Two components of the reward have the same name.",
                 got=f"{', '.join(sorted(twice))} of {task.name}",
                 do=f"Give it another name than {SCORE} and those of the settings under [reward].",
             )
@@ -75,7 +75,7 @@ class Weighing:
         unknown = weights.keys() - known.keys()
         if unknown and (isinstance(task, MeasuredTask) or not tells):
             raise ConfigError(
-                "A component that has a weight is none of the task's.",
+                "The task has no component with a name that has a weight.",
                 got=f"reward.weights = {dict(weights)}; {task.name} has {', '.join(known)}",
                 do="Name one of these, or take it out.",
             )
@@ -102,12 +102,12 @@ class Weighing:
         return self._checked(score, more, completion, num_tokens)
 
     def ended(self, ending: Ending, replies: Sequence[str], num_tokens: int) -> float | dict[str, float]:
-        """Return the same as `scored` for an episode that has ended. Form and length are those of its last turn."""
+        """Like `scored`, but for an episode that has ended. Form and length are those of its last turn."""
         return self._checked(ending.reward, ending.components, replies[-1], num_tokens)
 
     def cut(self, reward: float, replies: Sequence[str], num_tokens: int) -> float | dict[str, float]:
-        """Return the same as `scored` for an episode cut short because the context lacks room for another turn. The
-        task's own components get their lowest values."""
+        """Like `scored`, but for an episode that was cut because the context has no room for another turn. The task's
+        own components get their lowest values."""
         lowest = {name: self.bounds.get(name, RewardBounds()).lowest for name in self.weights}
         others = {SCORE, *self.beside, *self.judged}
         own = {name: value for name, value in lowest.items() if name not in others}
@@ -157,7 +157,7 @@ def _weights(task: Task | Environment, config: RewardConfig) -> dict[str, float]
         chosen = RewardConfig.model_validate({**config.model_dump(), "weights": {**own, **config.weights}}).weights
     except ValueError as error:
         raise ConfigError(
-            "The weights of the task's components are none.",
+            "The weights of the task's components are invalid.",
             got=f"component_weights = {reprlib.repr(own)} of {task.name}",
             do="Give a number from -1000 to 1000 to each name.",
         ) from error
@@ -174,7 +174,7 @@ def _own_bounds(task: Task | Environment) -> dict[str, RewardBounds]:
                     found[name] = RewardBounds(lowest=float(low), highest=float(high))
                     continue
         raise ConfigError(
-            "The task does not say between which bounds its components are.",
+            "The task declares invalid bounds of its components.",
             got=f"component_bounds = {reprlib.repr(declared)} of {task.name}",
             do='Map each name, letters and digits, to its lowest and highest value: {"language": (0.0, 1.0)}.',
         )

@@ -1,9 +1,10 @@
-"""Scoring process: `python -m echo_hub.scoring.worker [WARDEN_PID]`, started by `echo_hub.scoring.pool`; no torch.
+"""Scoring process: `python -m echo_hub.scoring.worker [WARDEN_PID]`, started by `echo_hub.scoring.pool`. Loads no
+torch.
 
-Scorers are plug-ins and completions are untrusted, so every effect of a call must end here. Exceptions are returned as
-answers. A timer of the system ends the process if a call takes too long, even inside C code (a power of large numbers,
-a regular expression), and also if the hub was killed meanwhile. Memory is limited where the system supports it. A call
-that runs out of memory ends the process, because later calls would fail as well.
+Scorers are plug-ins and completions are untrusted, so every effect of a call must end in this process. Exceptions are
+returned as answers. If a call takes too long, a timer of the system ends the process, even inside C code (a power of
+large numbers, a regular expression), and even if the hub was killed in the meantime. Memory is limited where the system
+supports it. If a call runs out of memory, the process ends, because later calls would fail as well.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from echo_shared.process.child import OUT_OF_MEMORY_STATUS, Frame, ParentPipe
 log = logging.getLogger(__name__)
 
 DETAIL_CHARACTERS: Final = 500
-"""Maximum number of characters of an exception's text that are returned."""
+"""Maximum number of characters that are returned of an exception's text."""
 _CACHED_PROBLEMS: Final = 256
 
 
@@ -62,8 +63,8 @@ def _open(frame: Frame) -> Problems:
 
 
 def _limit_memory(megabytes: int) -> None:
-    """Limit what this process may allocate from now on, where the system supports it. Allocations above the limit
-    fail."""
+    """Limit the memory that this process may allocate from now on, where the system supports it. Allocations above the
+    limit fail."""
     if sys.platform == "linux":
         import resource
 
@@ -73,8 +74,8 @@ def _limit_memory(megabytes: int) -> None:
 
 
 def _set_timer(seconds: float) -> None:
-    """Let the system end this process after `seconds`; 0 switches the timer off. On Windows the hub ends a late
-    process."""
+    """Let the system end this process after `seconds`; 0 turns the timer off. On Windows there is no such timer; there
+    the hub ends a late process."""
     if sys.platform != "win32":
         signal.setitimer(signal.ITIMER_REAL, seconds)
 
@@ -93,7 +94,8 @@ def _called(problems: Problems, method: str, arguments: Sequence[Any], failures:
     except MemoryError:
         raise
     except Exception as error:
-        # A task is a plug-in: its exception is a failed call, and must neither become a reward nor end this process.
+        # A task is a plug-in, so its exception is a failed call. It must not become a reward, and must not end this
+        # process.
         if _is_for_memory(error):
             raise MemoryError from error
         *_, (raised_in, line) = traceback.walk_tb(error.__traceback__)
@@ -105,7 +107,7 @@ def _called(problems: Problems, method: str, arguments: Sequence[Any], failures:
 
 
 def _is_for_memory(error: BaseException | None) -> bool:
-    """Return True if a MemoryError caused this error: many scorers wrap it in another exception."""
+    """Return True if this error was caused by a MemoryError. Many scorers wrap a MemoryError in another exception."""
     while error is not None and not isinstance(error, MemoryError):
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return error is not None
@@ -140,7 +142,7 @@ def _serve_many(pipe: ParentPipe, problems: Problems, timeout_s: float, width: i
     """Serve an async scorer: run up to `width` calls at the same time, and answer each finished call with its index in
     the message.
 
-    The timer ends the process if no call finishes in time.
+    If no call finishes in time, the timer ends the process.
     """
     failures: Counter[Any] = Counter()
     limit_s = 2 * timeout_s + LOOP_ANSWERS_S
