@@ -1,12 +1,12 @@
 """Back up a run to one file while a hub serves it, and restore it elsewhere.
 
 The file is a tar archive of the run's settings, keys, SQLite database, checkpoints and adapters, followed by
-`manifest.json` with the SHA-256 of each. The next start recreates the published files (RUN/artefacts) from these, and
-the content of metric sinks from the database.
+`manifest.json` with the SHA-256 of each file. From these, the next start recreates the published files (RUN/artefacts),
+and the content of metric sinks from the database.
 
-Checkpoints and adapters get their names when complete and never change, and a hard link survives the deletion of the
-original. They are therefore linked twice: before and after SQLite's online backup copies the database. Links to steps
-that the copy does not list as trained are dropped. Every checkpoint is therefore covered by the database copy. The copy
+Checkpoints and adapters get their names when they are complete and never change, and a hard link survives the deletion
+of the original. So they are linked twice: before and after SQLite's online backup copies the database. Then links to
+steps that the database copy does not list as trained are dropped, so that the copy covers every checkpoint. The copy
 also has the batches of all steps after the newest checkpoint, which the learner repeats bit for bit.
 """
 
@@ -51,7 +51,7 @@ class Backup:
 
 
 def write_backup(directory: RunDirectory, database: Path, target: Path) -> Backup:
-    """Write a new file `target` that only its owner may read; it appears complete or not at all.
+    """Write a new file `target` that only its owner may read. The file appears when it is complete.
 
     `database` is the run's SQLite file. Raises ConfigError if `target` exists, StorageError.
     """
@@ -77,9 +77,9 @@ def write_backup(directory: RunDirectory, database: Path, target: Path) -> Backu
 
 
 def read_backup(file: Path, root: Path) -> Backup:
-    """Restore a run directory from a backup; every file is checked by its hash.
+    """Restore a run directory from a backup, and check every file by its hash.
 
-    Raises ConfigError unless `root` is new or empty, and StorageError. On an error nothing is left behind.
+    Raises ConfigError unless `root` is new or empty, and StorageError. After an error, nothing is left behind.
     """
     if root.is_symlink() or (root.exists() and (not root.is_dir() or any(root.iterdir()))):
         raise ConfigError(
@@ -99,16 +99,14 @@ def read_backup(file: Path, root: Path) -> Backup:
 
 @contextmanager
 def _staging(root: Path) -> Iterator[Path]:
-    """Create a temporary directory inside the run's directory, so that both are on one disk and files can be hard
-    linked.
-    """
+    """Create a temporary directory inside the run's directory: hard links to the run's files need the same disk."""
     with tempfile.TemporaryDirectory(dir=root, prefix=".backup-") as stage:
         yield Path(stage)
 
 
 @contextmanager
 def _new_file(target: Path) -> Iterator[Any]:
-    """Create a file that gets its name when the block succeeds and the content is on disk; otherwise, no file
+    """Create a file that gets its name when the block has succeeded and the content is on disk. Otherwise no file
     remains.
     """
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
@@ -123,9 +121,7 @@ def _new_file(target: Path) -> Iterator[Any]:
 
 
 def _link(root: Path, stage: Path) -> None:
-    """Link files that are not linked yet. Files that may change are copied instead, and replace their earlier
-    copies.
-    """
+    """Link files that are not linked yet. If a file may change, copy it instead, and replace its earlier copy."""
     for name in _SINGLE:
         with suppress(FileNotFoundError):
             (stage / name).parent.mkdir(exist_ok=True)
@@ -155,7 +151,7 @@ def _link_folder(folder: Path, linked: Path) -> None:
 
 
 def _copy_database(database: Path, copy: Path) -> None:
-    """Copy a consistent snapshot of the database, even during writes."""
+    """Copy a consistent snapshot of the database, even while the hub writes to it."""
     if not database.is_file():
         raise ConfigError(
             "This run has not been served yet.",
@@ -193,8 +189,8 @@ def _leave_out_newer(stage: Path, trained_step: int) -> None:
 
 
 def _check_goes_on(stage: Path, copy: Path, trained_step: int) -> None:
-    """Raise StorageError unless the copy has the batches of all trained steps after the newest checkpoint, so that the
-    learner can repeat them.
+    """Raise StorageError unless the copy has the batches of all trained steps after the newest checkpoint. The learner
+    needs them to repeat these steps.
     """
     newest = max(map(_number, stage.glob("checkpoints/step-*")), default=0)
     with closing(sqlite3.connect(copy)) as database:

@@ -1,6 +1,6 @@
 """The base model's files, and the conversion between text and token ids. Loads neither weights nor torch.
 
-Only the hub tokenises: nodes receive ids and return ids.
+Only the hub tokenises. Nodes receive token ids and return token ids.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from echo_shared.errors import ConfigError
 from echo_shared.wire.messages.fields import MAX_TOKENS
 
 BUILTIN: Final = {"builtin:tiny": "tiny_base", "builtin:small": "small_base"}
-"""Base models included in Echo: name of the model's directory in `echo_hub/assets`."""
+"""Base models included in Echo, mapped to the name of the model's directory in `echo_hub/assets`."""
 
 MODEL_FILES: Final = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja")
 _SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
 _NO_CHARACTER: Final = "\ufffd"
 MOST_A_CHARACTER: Final = 8
-"""Largest number of tokens shown as one character: twice the bytes of a UTF-8 character. Longer invalid sequences are
-shown as they are.
+"""Largest number of tokens shown as one character: twice the bytes of a UTF-8 character. If no valid character has
+formed by then, the tokens are shown as they are.
 """
 
 _ASKED: Final = "what is it"
 _FIRST_CHARACTERS: Final = 8
-"""Characters encoded first for each allowed token, to test the beginning of a long prompt: twice the usual length of a
-token.
+"""To test whether a prompt is too long, first encode this many characters for each allowed token: twice the usual
+length of a token.
 """
 
 
 def resolve_base(reference: str) -> Path:
-    """Return the directory of the base model that `reference` names, downloading the model if necessary.
+    """Return the directory of the base model that `reference` names. Download the model if necessary.
 
-    `reference` is a key of `BUILTIN`, a directory in Hugging Face layout, a GGUF file, or an id on the model hub,
+    `reference` is a key of `BUILTIN`, a directory in Hugging Face layout, a GGUF file, or an id on the model hub:
     `owner/name` or `owner/name@revision`. Raises ConfigError if there is no usable model.
     """
     if reference in BUILTIN:
@@ -73,8 +73,8 @@ def model_hub_source(reference: str, directory: Path) -> str:
 
     Raises ConfigError if the model is not from the model hub.
     """
-    # A snapshot directory is named after its commit, inside a folder named after the id (huggingface_hub, "Understand
-    # caching").
+    # A snapshot directory is named after its commit, inside a folder that is named after the id (huggingface_hub,
+    # "Understand caching").
     repo_id = reference.partition("@")[0]
     folder = f"models--{repo_id.replace('/', '--')}"
     if directory.parts[-3:-1] != (folder, "snapshots") or not re.fullmatch(r"[0-9a-f]{40}", directory.name):
@@ -94,7 +94,7 @@ def _download(reference: str) -> Path:
         directory = snapshot_download(
             repo_id, revision=revision or None, allow_patterns=list(MODEL_FILES), ignore_patterns=["*/*"]
         )
-        # Download the template folder from the same commit: the patterns above exclude all folders.
+        # Download the folder of templates from the same commit: the patterns above exclude all folders.
         snapshot_download(repo_id, revision=Path(directory).name, allow_patterns=[f"{TEMPLATES_FOLDER}/*.jinja"])
         return Path(directory)
     except (OSError, ValueError) as error:  # Base classes of huggingface_hub's errors for ids, access and connections.
@@ -132,8 +132,9 @@ class PromptCodec:
         eos_id: int | None = None,
         vocabulary_size: int | None = None,
     ) -> None:
-        """`strip_thinking`: remove `<think>...</think>` from replies before scoring. `eos_id`: the tokenizer's end of
-        sequence. `vocabulary_size`: number of token ids of the model, larger ids are refused; None turns the check off.
+        """If `strip_thinking`, `<think>...</think>` is removed from replies before scoring. `eos_id` is the tokenizer's
+        end of sequence. `vocabulary_size` is the model's number of token ids; larger ids are refused; None turns the
+        check off.
         """
         self._tokenizer = tokenizer
         self._chat = chat
@@ -146,7 +147,7 @@ class PromptCodec:
         self._begins_with = _begins_with(tokenizer) if chat is None else []
         self.stop_ids = stop_ids
         self.context_tokens = context_tokens
-        """Largest number of tokens that a prompt and its completion have together."""
+        """Largest number of tokens that a prompt and its completion may have together."""
 
     @classmethod
     def of_run(cls, config: HubConfig, base_dir: Path) -> PromptCodec:
@@ -208,7 +209,7 @@ class PromptCodec:
         )
 
     def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> PromptCodec:
-        """Return a copy of this codec whose prompts begin with these tool definitions.
+        """Return a copy of this codec in which every prompt begins with these tool definitions.
 
         Raises ConfigError if the chat template does not show tools, or cannot render a tool's message.
         """
@@ -228,8 +229,8 @@ class PromptCodec:
     def check(self) -> None:
         """Test the chat template with a short prompt.
 
-        Raises ConfigError if the template rejects its options or tools, cannot render the prompt, omits its text, or
-        writes tokens that the model does not have.
+        Raises ConfigError if the template rejects its options or tools, cannot render the prompt, omits the prompt's
+        text, or writes tokens that the model does not have.
         """
         if self._chat is None:
             return
@@ -255,8 +256,8 @@ class PromptCodec:
         return other
 
     def encode_prompt(self, prompt: str) -> NDArray[np.int32]:
-        """Return the ids [P] int32 of a prompt, ready for the reply: the system message if there is one, then a user
-        message with `prompt` and the run's suffix.
+        """Return the ids [P] int32 of a prompt, up to the beginning of the reply: the system message if there is one,
+        then a user message with `prompt` and the run's suffix.
 
         Without a chat template, the ids encode plain text: system prompt, empty line, prompt.
         """
@@ -265,7 +266,8 @@ class PromptCodec:
     def encode_opening(self, messages: Sequence[Message]) -> NDArray[np.int32]:
         """Encode a conversation up to its first reply, like `encode_prompt`.
 
-        Adds the run's system prompt unless the conversation has one, and the suffix to its first user message.
+        If the conversation has no system prompt, the run's is added. The run's suffix is added to the first user
+        message.
         """
         return self._encode_conversation(self._with_words(messages))
 
@@ -276,7 +278,7 @@ class PromptCodec:
     def has_room(self, prompt: str, *, tokens: int) -> bool:
         """Return True if the prompt has at most this many tokens.
 
-        Of a far longer prompt only the beginning is encoded, because 10 MB of text would take seconds.
+        If a prompt is far longer, only its beginning is encoded, because 10 MB of text would take seconds.
         """
         shown = _FIRST_CHARACTERS * max(tokens, 1)
         while len(prompt) > shown:
@@ -310,10 +312,10 @@ class PromptCodec:
         return self._chat.render(messages)
 
     def encode_reply(self, text: str) -> NDArray[np.int32]:
-        """Return the ids [T] int32 with which a node would sample `text` as a reply, stop token included.
+        """Return the ids [T] int32 with which a node would sample `text` as a reply, including the stop token.
 
-        If the chat template itself opens a reasoning block, an opening tag in `text` is dropped. Raises ConfigError if
-        a stop token occurs before the end.
+        If the chat template itself opens a reasoning block, an opening tag at the beginning of `text` is dropped.
+        Raises ConfigError if a stop token occurs before the end.
         """
         if self._begins_in_thought and text.startswith(OPEN):
             text = text.removeprefix(OPEN).removeprefix("\n")
@@ -327,9 +329,9 @@ class PromptCodec:
     def encode_answer(self, messages: Sequence[Message], *, after: int) -> NDArray[np.int32]:
         """Return the ids [T] int32 between a completion, whose last id is `after`, and the next completion.
 
-        They end the assistant's turn, unless `after` does that, and continue with `messages` from the chat template up
-        to the next reply. The completion itself is never tokenised again: the template writes the same text after any
-        reply. Without a chat template, the ids are those of the concatenated message texts.
+        The ids end the assistant's turn, unless `after` already ends it, and continue with `messages` in the chat
+        template up to the next reply. The completion itself is never tokenised again, because the template writes the
+        same text after any reply. Without a chat template, the ids are those of the concatenated message texts.
         """
         if self._chat is None:
             return self._known(self._control.ids_of_text("".join(message["content"] for message in messages)))
@@ -340,7 +342,7 @@ class PromptCodec:
         return self._known(ids[1:] if ids[:1] == [after] else ids)
 
     def reply(self, ids: Iterable[int] | NDArray[np.integer[Any]]) -> str:
-        """Return the text of a completion that is scored: without its reasoning, if the run removes reasoning."""
+        """Return the text of a completion for scoring. If the run removes reasoning, the text is without it."""
         if not self._strip_thinking:
             return self.decode(ids)
         if not self._special & {OPEN, CLOSE}:
@@ -361,8 +363,8 @@ class PromptCodec:
 
     @cached_property
     def _end_of_reply(self) -> int:
-        """Return the stop token that the chat template writes after a reply; without one, the tokenizer's end of
-        sequence.
+        """Return the stop token that the chat template writes after a reply. If it writes none, return the tokenizer's
+        end of sequence.
         """
         if self._chat is not None:
             behind = self._tokenizer.encode(self._chat.behind_reply(self._messages(""), ()), add_special_tokens=False)
@@ -372,7 +374,7 @@ class PromptCodec:
 
     @property
     def num_ids(self) -> int:
-        """Return the size of the tokenizer's vocabulary. Ids of this size or larger are not in the tokenizer."""
+        """Return the size of the tokenizer's vocabulary. The tokenizer has no ids of this size or larger."""
         size: int = self._tokenizer.get_vocab_size()
         return size
 
@@ -384,9 +386,9 @@ class PromptCodec:
     def pieces(self, ids: Iterable[int] | NDArray[np.integer[Any]]) -> list[tuple[str, int]]:
         """Return the text of `ids` in pieces (text, token count), with special tokens written out.
 
-        Each piece is the shortest run of tokens that forms valid text: a character of several tokens is one piece, up
-        to `MOST_A_CHARACTER` tokens. An id that the tokenizer lacks, as a stranger may send, is shown as a number in
-        angle brackets.
+        Each piece is the shortest run of tokens that forms valid text. So a character of several tokens is one piece,
+        up to `MOST_A_CHARACTER` tokens. An id that the tokenizer does not have (strangers may send such ids) is shown
+        as a number in angle brackets.
         """
         every, size = _plain(ids), self._tokenizer.get_vocab_size()
         found: list[tuple[str, int]] = []
@@ -406,14 +408,14 @@ class PromptCodec:
         return found
 
     def text(self, ids: Iterable[int] | NDArray[np.integer[Any]]) -> str:
-        """Return the texts of all `pieces` as one text, faster than `pieces` does."""
+        """Return the texts of all `pieces` as one text. This is faster than `pieces`."""
         every = _plain(ids)
         if every and (min(every) < 0 or max(every) >= self._tokenizer.get_vocab_size()):
             return "".join(text for text, _ in self.pieces(every))
         return str(self._tokenizer.decode(every, skip_special_tokens=False))
 
     def _behind(self, ids: Sequence[int], place: int) -> str:
-        """Return the text that the ids from index `place` on add to the text of the ids before them."""
+        """Return the text that the ids from index `place` on add to the text of the earlier ids."""
         before, whole = (self._tokenizer.decode(part, skip_special_tokens=False) for part in (ids[:place], ids))
         return str(whole[len(before) :])
 
@@ -450,8 +452,8 @@ def _load_tokenizer(path: Path) -> Tokenizer:
 def _begins_with(tokenizer: Tokenizer) -> list[int]:
     """Return the ids that the tokenizer puts before a text, such as a begin token.
 
-    Ids that the tokenizer appends are left out: otherwise the prompt would end with a token that marks the end of a
-    reply.
+    Ids that the tokenizer puts after a text are left out. With them, the prompt would end with a token that marks the
+    end of a reply.
     """
     for text in ("a", "1", " ", "\n", "?"):
         plain = tokenizer.encode(text, add_special_tokens=False).ids
@@ -463,12 +465,13 @@ def _begins_with(tokenizer: Tokenizer) -> list[int]:
 
 
 def _text(token: str | Mapping[str, Any]) -> str:
-    """Return a special token's text; tokenizer_config.json has it as text, or as a map with `content`."""
+    """Return a special token's text. In tokenizer_config.json it is a text, or a map with `content`."""
     return token if isinstance(token, str) else str(token["content"])
 
 
 def vocabulary_size(directory: Path) -> int:
-    """Return the vocabulary size in the model's config, or in its text part. Raises ConfigError if neither has one."""
+    """Return the vocabulary size from the model's config, or from the config's part for text. Raises ConfigError if
+    there is none."""
     config = read_map(directory / "config.json")
     found = config.get("vocab_size", _text_config(config).get("vocab_size"))
     if type(found) is not int or found < 1:
@@ -486,17 +489,18 @@ def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _context_tokens(directory: Path) -> int:
-    """Return the context length in the model's config or its text part, limited to the size of a message."""
+    """Return the context length from the model's config, or from its part for text, limited to the size of a
+    message."""
     config = read_map(directory / "config.json")
     known = config.get("max_position_embeddings") or _text_config(config).get("max_position_embeddings")
     return min(int(known), MAX_TOKENS) if known else MAX_TOKENS
 
 
 def _stop_ids(directory: Path, tokenizer_eos: int | None) -> tuple[int, ...]:
-    """Return the ids that end a completion: from the generation config, else the model config; plus the tokenizer's
-    eos.
+    """Return the ids that end a completion: those of the generation config, else of the model config, and the
+    tokenizer's eos.
 
-    Raises ConfigError if there is none: no completion would ever end by itself.
+    Raises ConfigError if there is no such id, because then no completion would ever end by itself.
     """
     stop = read_map(directory / "generation_config.json").get("eos_token_id")
     if stop is None:

@@ -15,8 +15,8 @@ Message = Mapping[str, Any]
 """A chat message: `role` and `content`; tool messages also have `name` and `tool_call_id`."""
 
 DATE: Final = datetime(2024, 7, 26, tzinfo=UTC)
-"""Date that chat templates see as today (`date_string`, `strftime_now`). It is fixed, so that prompts do not change
-daily.
+"""Date that chat templates get as today's (`date_string`, `strftime_now`). It is fixed, so that prompts do not change
+every day.
 """
 _FAILURES: Final = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """Errors that template code raises besides Jinja's own, for example by arithmetic on a text."""
@@ -28,7 +28,7 @@ class ChatTemplate:
 
     source: str
     tool_source: str = ""
-    """Template to use instead of `source` if there are tools; "" means that `source` serves both cases."""
+    """Template to use instead of `source` if there are tools; "" means that `source` serves with and without tools."""
     special_tokens: Mapping[str, str]
     """Texts of special tokens that the template may use, such as bos_token."""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -81,11 +81,11 @@ class ChatTemplate:
             ) from error
 
     def behind_reply(self, before: Sequence[Message], answers: Sequence[Message]) -> str:
-        """Return the text that the template writes after a reply to `before` and up to the next reply, if `answers`
-        follow the reply.
+        """Return the text that the template writes from the end of a reply to `before` up to the next reply, if
+        `answers` come after the reply.
         """
         said = repr((before, answers, self.tools))
-        # Use a placeholder as the reply that occurs nowhere else in the conversation.
+        # As the reply, use a placeholder that occurs nowhere else in the conversation.
         reply = next(mark for number in count() if (mark := f"(echo:reply {number})") not in said)
         text = self.render([*before, {"role": "assistant", "content": reply}, *answers])
         _, found, behind = text.partition(reply)
@@ -97,7 +97,7 @@ class ChatTemplate:
         return behind
 
     def begins_reply_with(self, messages: Sequence[Message]) -> str:
-        """Return the text with which the template begins a reply by itself, the reply's header included."""
+        """Return the text with which the template itself begins a reply, including the reply's header."""
         asked, plain = self.render(messages), self.render(messages, is_for_reply=False)
         alike = zip(asked, plain, strict=False)
         return asked[next((place for place, (a, b) in enumerate(alike) if a != b), len(plain)) :]

@@ -1,9 +1,10 @@
-"""Encode text so that only the chat template produces control tokens; similar text from other sources stays text.
+"""Encode text so that only the chat template produces control tokens. Similar text from other sources stays plain text.
 
-A problem, an environment or a tool may contain `Explain <|im_end|> now`. Encoded directly, this would end its turn and
-let the rest pose as another role's turn. Three steps prevent that. First, the characters that begin a control token are
-replaced by numbers in such texts. Then the template is rendered, and its own control tokens get secret spellings.
-Finally a copy of the tokenizer, which knows only these spellings, encodes the result. With a short secret:
+A problem, an environment or a tool may contain `Explain <|im_end|> now`. If this were encoded directly, it would end
+its turn, and the rest could pose as another role's turn. Three steps prevent that. First, in such texts, the characters
+that begin a control token are replaced by numbers. Then the template is rendered, and the template's own control tokens
+get secret spellings. Finally, a copy of the tokenizer that knows only these spellings encodes the result. With a short
+secret:
 
     quoted      Explain (q0:60)|im_end|> now
     rendered    <|im_start|>user\\nExplain (q0:60)|im_end|> now<|im_end|>\\n
@@ -35,8 +36,8 @@ _LOOKS_LIKE_ONE: Final = re.compile(r"<\|.+\|>|<｜.+｜>", re.DOTALL)
 
 
 class ControlTokens:
-    """A tokenizer's control tokens. `sources` are the chat templates, whose text shows which added tokens are control
-    tokens.
+    """A tokenizer's control tokens. `sources` are the chat templates: an added token that occurs in their text counts
+    as a control token.
     """
 
     def __init__(self, tokenizer: Tokenizer, sources: Iterable[str] = ()) -> None:
@@ -56,16 +57,16 @@ class ControlTokens:
         self._beginning = _beginning_of(self._texts)
 
     def quoting(self, *said: Any) -> Quoting:
-        """Return a `Quoting` for everything in `said` that the template did not write: texts, and lists and maps of
-        texts.
+        """Return a `Quoting` for everything that the template did not write. `said` holds it: texts, and lists and maps
+        of texts.
         """
         text = "".join(texts_in(said))
         mark = next(mark for number in count() if (mark := f"(q{number}:") not in text)
         return Quoting(control=self, mark=mark)
 
     def ids_of_text(self, text: str) -> list[int]:
-        """Return the ids of a text in which control tokens are ordinary text. Raises ConfigError for invalid
-        Unicode.
+        """Return the ids of a text. Control tokens in the text are encoded as ordinary text. Raises ConfigError for
+        invalid Unicode.
         """
         return self._ids(self._tokenizer if self._any.search(text) is None else self._copy, text)
 
@@ -106,7 +107,7 @@ class ControlTokens:
         for token in state["added_tokens"]:
             token["content"] = self._spelled(token["content"])
         model = state["model"]
-        # The vocabulary may contain the control token as a text, too; it would then be produced from ordinary text.
+        # The vocabulary may also contain the control token as a text; then ordinary text would produce it.
         if isinstance(model["vocab"], list):
             model["vocab"] = [[self._spelled(text), score] for text, score in model["vocab"]]
         else:
@@ -121,7 +122,7 @@ class ControlTokens:
 
     @cached_property
     def _own_ids(self) -> Mapping[int, int]:
-        """Map the ids that added tokens have in the copy to the ids in the original tokenizer."""
+        """Map the ids of added tokens in the copy to their ids in the original tokenizer."""
         added = [token.content for token in self._tokenizer.get_added_tokens_decoder().values()]
         ids = ((self._copy.token_to_id(self._spelled(text)), self._tokenizer.token_to_id(text)) for text in added)
         return {here: own for here, own in ids if here is not None and own is not None}
@@ -143,7 +144,7 @@ class Quoting:
     """Text that precedes the code number of each quoted character. It occurs in none of the quoted texts."""
 
     def quoted(self, value: Any) -> Any:
-        """Return `value` with every text in it quoted. Map keys and values under `role` are trusted and stay
+        """Return `value` with every text in it quoted. Map keys, and values under the key `role`, are trusted and stay
         unchanged."""
         if isinstance(value, str):
             return self.control._beginning.sub(lambda found: f"{self.mark}{ord(found[0][0])}){found[0][1:]}", value)
@@ -157,8 +158,8 @@ class Quoting:
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Return a pattern that matches the leftmost control token; of several at one place, the longest, as
-    tokenizers do.
+    """Return a pattern that matches the leftmost control token. If several begin at one place, it matches the longest,
+    as tokenizers do.
     """
     return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or "(?!)")
 
@@ -166,8 +167,8 @@ def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
 def _beginning_of(texts: Iterable[str]) -> re.Pattern[str]:
     """Return a pattern for every character with which a control token begins.
 
-    Single characters are quoted, because a template may delete a part of a text and so form a token from the rest.
-    Tokens that begin with a letter or a space are matched as a whole.
+    Single characters are quoted, because a template may delete a part of a text, and the rest may form a control token.
+    If a token begins with a letter or a space, only the whole token is matched.
     """
     signs = sorted({text[0] for text in texts if not text[0].isalnum() and not text[0].isspace()})
     whole = [text for text in texts if text[0].isalnum() or text[0].isspace()]

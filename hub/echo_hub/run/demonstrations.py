@@ -1,15 +1,15 @@
-"""Read demonstrations for supervised fine-tuning: a JSONL file of conversations whose replies are learned.
+"""Read demonstrations for supervised fine-tuning: a JSONL file of conversations, whose replies the model learns.
 
     {"messages": [{"role": "user", "content": "2+2="}, {"role": "assistant", "content": "4"}]}
     {"prompt": "2+2=", "completion": "4"}
 
 Both lines mean the same. The prompt is rendered as for rollouts: with the chat template, the run's options, the task's
 tools, and the run's system prompt and suffix. The reply is encoded as a node would sample it, with its stop token. Text
-between two replies is encoded as in multi-turn episodes. A system message in the line replaces the run's. If a run has
-several tasks, `task` selects the one whose prompts the line uses.
+between two replies is encoded as in multi-turn episodes. If the line has a system message, it replaces the run's. If a
+run has several tasks, `task` selects the task whose prompts the line uses.
 
-A line that no node could sample is skipped and counted, never truncated: a truncated demonstration would teach the
-model to stop early. All lines are checked before the first is used.
+If no node could sample a line, the line is skipped and counted. It is never truncated, because a truncated
+demonstration would teach the model to stop early. All lines are checked before the first one is used.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _SHOWN_CHARACTERS: Final = 120
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demonstration:
-    """One line of the file. `prompt_ids` [P]; `completion_ids` [T] is everything after the prompt."""
+    """One line of the file. `prompt_ids` has shape [P]; `completion_ids` [T] holds everything after the prompt."""
 
     prompt_ids: NDArray[np.int32]
     completion_ids: NDArray[np.int32]
     loss_mask: NDArray[np.bool_]
-    """[T], True for tokens of a reply; the last one is True."""
+    """[T], True for tokens of a reply. The last entry is True."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,16 +50,16 @@ class Demonstrations:
     examples: tuple[Demonstration, ...]
     """Demonstrations in the order of the file, without skipped lines."""
     long_replies: tuple[int, ...]
-    """Numbers of skipped lines, from 1, whose reply exceeds the completion limit."""
+    """Numbers, counted from 1, of the skipped lines with a reply above the completion limit."""
     long_conversations: tuple[int, ...]
-    """Numbers of skipped lines that exceed the base model's context."""
+    """Numbers, counted from 1, of the skipped lines that exceed the base model's context."""
 
 
 def read_demonstrations(path: Path, codecs: Mapping[str, PromptCodec], *, max_tokens: int) -> Demonstrations:
     """Read a whole file.
 
-    `codecs`: by task key; `max_tokens`: limit of a reply, stop token included. Raises ConfigError if the file cannot be
-    read, if lines are malformed (all are listed), and if no line is usable.
+    `codecs` are keyed by task. `max_tokens` is the limit of a reply, including the stop token. Raises ConfigError if
+    the file cannot be read, if lines are malformed (all of them are listed), or if no line is usable.
     """
     try:
         lines = path.read_bytes().splitlines()
@@ -124,7 +124,8 @@ def _parse(line: bytes, codecs: Mapping[str, PromptCodec]) -> tuple[PromptCodec,
 def _checked(messages: Any) -> list[Message]:
     """Return the messages if they are valid; otherwise raise ConfigError.
 
-    Valid messages are: a system message (optional), a user message, then others; the last message is the assistant's.
+    In valid messages, an optional system message comes first, then a user message, then any others; the last message is
+    the assistant's.
     """
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise ConfigError("messages is not a list of objects")
@@ -147,7 +148,7 @@ def _checked(messages: Any) -> list[Message]:
 
 
 def _encode(messages: Sequence[Message], codec: PromptCodec) -> tuple[Demonstration, int]:
-    """Return the conversation's ids, and the token count of its longest reply."""
+    """Return the conversation's ids, and the number of tokens of its longest reply."""
     turns = [list(turn) for _, turn in groupby(messages, key=lambda message: message["role"] == "assistant")]
     ids: list[NDArray[np.int32]] = []
     drawn: list[NDArray[np.bool_]] = []

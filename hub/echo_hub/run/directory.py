@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 _FORGOTTEN: Final = ".forgotten-"
 LEAST_KEPT: Final = 3
-"""Smallest number of newest adapters that are kept, however large they are."""
+"""Smallest number of newest adapters that are kept, even if they exceed the size limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class RunDirectory:
 
     @property
     def operator_password(self) -> Path:
-        """Return the path of the password's hash; without a password, there is no file."""
+        """Return the path of the file with the password's hash. If there is no password, there is no file."""
         return self.root / "operator.password"
 
     @property
@@ -62,8 +62,8 @@ class RunDirectory:
 
     @property
     def start(self) -> Path:
-        """Return the directory of the run's initial adapter; it is missing if the run starts with the bare base
-        (`echo_hub.run.start`).
+        """Return the directory of the run's initial adapter (`echo_hub.run.start`). It is missing if the run starts
+        with the bare base.
         """
         return self.root / "start"
 
@@ -80,9 +80,9 @@ class RunDirectory:
         return sorted(int(path.name[1:]) for path in paths if path.name[1:].isdecimal())
 
     def trained(self, *, started_with: int = 0) -> list[Path]:
-        """Return the newest checkpoint and the newest adapter that this run trained; empty before the first step.
+        """Return the newest checkpoint and the newest adapter that this run has trained; empty before the first step.
 
-        The files of `started_with`, the version that the run began with, do not count.
+        The files of `started_with`, the version with which the run began, are left out.
         """
         checkpoints = sorted((self.root / "checkpoints").glob("step-*"))
         adapters = [self.adapter(version) for version in self.adapter_versions()]
@@ -94,10 +94,10 @@ class RunDirectory:
     ) -> None:
         """Delete old adapters.
 
-        Keeps the newest `kept`, or fewer if they exceed `max_bytes` in total (0 = no limit), but at least `LEAST_KEPT`.
-        Never deletes `published_version`, newer versions, or versions still to be evaluated. An adapter is renamed
-        first, so that it disappears atomically. If the system refuses a deletion, this is logged and retried at the
-        next call.
+        Keeps the newest `kept` adapters. If these exceed `max_bytes` in total (0 = no limit), keeps fewer, but at least
+        `LEAST_KEPT`. Never deletes `published_version`, newer versions, or versions that must still be evaluated. An
+        adapter is renamed first, so that it disappears atomically. If the system refuses a deletion, this is logged,
+        and the next call tries again.
         """
         versions = self.adapter_versions()
         spare = versions[: -min(kept, self._fitting(versions, max_bytes))]
@@ -129,7 +129,7 @@ class RunDirectory:
             )
 
     def check_unlocked(self) -> None:
-        """Raise StorageError while another process holds the lock."""
+        """Raise StorageError if another process holds the lock."""
         with self.locked():
             pass
 

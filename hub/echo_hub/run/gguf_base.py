@@ -2,7 +2,7 @@
 
     python -m echo_hub.run.gguf_base FILE DIRECTORY
 
-Weights are converted to bfloat16; a file with only float32 weights keeps float32. The result is stored in the hub's
+Weights are converted to bfloat16, but a file with only float32 weights keeps float32. The result is stored in the hub's
 cache directory under the file's name, size and modification time. Learner and nodes use it like any other model.
 transformers loads PyTorch, so the conversion runs in a separate process.
 """
@@ -32,8 +32,8 @@ _SHOWN_CHARACTERS: Final = 500
 
 
 def gguf_in(path: Path) -> Path | None:
-    """Return the GGUF file that `path` names: `path` itself, or the only GGUF file in a directory without another
-    model. None if there is no such file.
+    """Return the GGUF file that `path` names: `path` itself, or the only GGUF file in a directory that contains no
+    other model. Return None if there is no such file.
     """
     if path.is_file() and path.suffix.lower() == SUFFIX:
         return path
@@ -50,7 +50,8 @@ def gguf_in(path: Path) -> Path | None:
 
 
 def unpacked(file: Path) -> Path:
-    """Return the directory of the converted model; converts the file first if necessary, which takes minutes.
+    """Return the directory of the converted model. If the file is not converted yet, convert it first, which takes
+    minutes.
 
     Raises ConfigError if transformers cannot read the file, StorageError if the disk refuses.
     """
@@ -100,7 +101,7 @@ def unpack(file: Path, directory: Path) -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process when its standard input closes, as happens when the hub ends."""
+    """End this process when its standard input closes, because this happens when the hub ends."""
 
     def watch() -> None:
         os.read(0, 1)  # Do not read through sys.stdin: Python would wait for the lock of sys.stdin at exit.

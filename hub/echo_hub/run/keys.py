@@ -1,11 +1,11 @@
-"""The run's keys, with which `echo_shared.artefacts.sealing` encrypts published files, so that only the run's members
-can read them.
+"""The run's keys. `echo_shared.artefacts.sealing` encrypts published files with them, so that only the run's members
+can read the files.
 
-Keys are numbered consecutively; new files are encrypted with the newest key. Barring a node makes a new key, so that
-the node cannot read later publications; it could already read the earlier ones.
+Keys are numbered consecutively, and new files are encrypted with the newest key. If a node is barred, a new key is
+made, so that the node cannot read later publications. It could read the earlier ones anyway.
 
-RUN/run_keys.json is readable only by its owner, and is replaced atomically. It also lists the nodes that were barred
-when the newest key was made, so that a node barred while the hub was down is noticed at the next start.
+RUN/run_keys.json is readable only by its owner, and is replaced atomically. The file also lists the nodes that were
+barred when the newest key was made. So if a node is barred while the hub is down, the next start notices it.
 """
 
 from __future__ import annotations
@@ -54,8 +54,7 @@ class RunKeys:
                 got=f"{path}: {error}",
                 do="Restore the file from a backup, or delete it and RUN/artefacts: Echo publishes everything again.",
             ) from error
-        # The first number is random: otherwise, files encrypted with a lost key could be mistaken for files of this
-        # key.
+        # The first number is random. Otherwise files encrypted with a lost key could be mistaken for files of this key.
         made = cls(path, _State(keys={secrets.randbelow(2**32): new_key().hex()}))
         made._write(made._state)
         return made
@@ -74,8 +73,8 @@ class RunKeys:
         return tuple(RunKey(key_id=key_id, key=bytes.fromhex(self._state.keys[key_id])) for key_id in sorted(key_ids))
 
     def bar(self, node_ids: Collection[str]) -> bool:
-        """Set the barred nodes, which must not read later publications, to exactly these. Make a new key and return
-        True if any of them is newly barred.
+        """Set the barred nodes, which must not read later publications, to exactly these nodes. If any of them is newly
+        barred, make a new key and return True.
 
         Raises StorageError if the file cannot be written.
         """

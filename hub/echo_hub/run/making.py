@@ -14,10 +14,11 @@ from echo_shared.signing import key_file
 def make_run(
     directory: RunDirectory, config: HubConfig, *, beside: RunDirectory | None = None, rendered: str = ""
 ) -> None:
-    """Write hub.key and then config.toml. If a run `beside` is given, copy its hub.key, so that one hub has both runs.
+    """Write hub.key and then config.toml. If a run `beside` is given, copy its hub.key, so that both runs belong to one
+    hub.
 
-    `rendered` is the text of config.toml; "" writes every setting of `config`. Raises ConfigError if there is already a
-    run.
+    `rendered` is the text of config.toml; "" writes every setting of `config`. Raises ConfigError if the directory
+    already contains a run.
     """
     if directory.config.exists():
         raise ConfigError(
@@ -39,7 +40,7 @@ def make_run(
 
 
 def port_beside(beside: RunDirectory) -> int:
-    """Return the first port above those of this hub's runs; 0 (any free port) if one of them uses any free port.
+    """Return the first port above those of this hub's runs. Return 0 (any free port) if one of the runs has 0.
 
     Raises ConfigError if `beside` is not a run.
     """

@@ -1,4 +1,5 @@
-"""The initial adapter of a run that does not start from the bare base: RUN/start, which is complete or missing.
+"""The initial adapter of a run that does not start from the bare base: RUN/start. This directory is complete or
+missing.
 
     RUN/start/start.json      its origin
     RUN/start/adapter/        the version as nodes get it, in PEFT layout
@@ -6,10 +7,10 @@
                               run resumes one
 
 Version 0 is the base model in every run. The initial adapter is the next version: 1 for an adapter from elsewhere, K
-for a fork of another run at its version K. Steps continue from there.
+for a fork of another run at its version K. Steps are counted from there.
 
-The adapter may come from a stranger. It is therefore read like network input (`echo_shared.delta.adapter`), only from
-safetensors, and must fit the base model and the run's LoRA settings.
+The adapter may come from a stranger. So it is read like network input (`echo_shared.delta.adapter`), only from
+safetensors, and it must fit the base model and the run's LoRA settings.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Ancestor(BaseModel):
 
     run_name: str
     run_id: str = ""
-    """Id of the run; empty if its database could not be read."""
+    """Id of the run; "" if its database could not be read."""
     policy_version: int
 
     def __str__(self) -> str:
@@ -76,9 +77,9 @@ class AdapterOrigin(BaseModel):
     source: str = ""
     """The adapter or model that was trained on the demonstrations, in the form of `Start.source`."""
     ancestors: tuple[Ancestor, ...] = ()
-    """The runs from which the adapter descends, nearest first."""
+    """The runs from which the adapter descends, the nearest first."""
     demonstrations: str = ""
-    """File of demonstrations that the adapter was trained on."""
+    """Name of the file of demonstrations on which the adapter was trained."""
 
 
 class Start(BaseModel):
@@ -90,19 +91,18 @@ class Start(BaseModel):
     policy_version: Annotated[int, Field(ge=1)]
     """The number that the initial adapter has as a version of this run."""
     source: str
-    """Name, without path, of the adapter, or of the model that was trained on demonstrations. "" means the
-    base model.
-    """
+    """Name, without path, of the adapter, or of the model that was trained on demonstrations; "" for the base model."""
     sha256: str
     """SHA-256 of the weights file that nodes get."""
     has_optimizer: bool = False
-    """True if the run continues with the optimizer state of its parent run."""
+    """True if the run continues with the optimizer state of the run that it was forked from."""
     first_group: Annotated[int, Field(ge=0)] = 0
-    """Id of the first group to sample: a fork skips the groups that its parent run trained on."""
+    """Id of the first group to sample. A fork skips the groups on which its parent run has trained."""
     ancestors: tuple[Ancestor, ...] = ()
     """Parent run, the parent's parent, and so on."""
     demonstrations: str = ""
-    """File of demonstrations on which `echo-hub sft` then trained the adapter; "" if there is none."""
+    """Name of the file of demonstrations on which `echo-hub sft` trained the adapter after that; "" if there is
+    none."""
 
     @property
     def lineage(self) -> tuple[str, ...]:
@@ -113,8 +113,8 @@ class Start(BaseModel):
 
     @property
     def steps_before(self) -> int:
-        """Return the number of steps before the run that its learning-rate schedule does not count. A fork continues
-        its parent's schedule, so it has none.
+        """Return the number of steps before the run that its learning-rate schedule does not count. For a fork this is
+        0, because a fork continues its parent's schedule.
         """
         return self.policy_version if self.kind == "adapter" else 0
 
@@ -133,8 +133,8 @@ def read_start(directory: RunDirectory) -> Start | None:
 
 
 def read_origin(adapter_dir: Path) -> AdapterOrigin | None:
-    """Return the origin of an adapter made by `echo-hub sft`; None for others. Raises ConfigError if the origin cannot
-    be read.
+    """Return the origin of an adapter that `echo-hub sft` made; None for other adapters. Raises ConfigError if the
+    origin cannot be read.
     """
     path = adapter_dir / FINETUNED
     try:
@@ -150,7 +150,7 @@ def read_origin(adapter_dir: Path) -> AdapterOrigin | None:
 def read_weights(adapter_dir: Path, config: HubConfig, base_dir: Path) -> Weights:
     """Return an adapter's weights, converted for a run with these settings. Raises ConfigError unless they fit the run.
 
-    If the adapter was trained with another lora_alpha or rslora, B is rescaled so that the adapter computes the same
+    If the adapter was trained with another lora_alpha or rslora, B is rescaled, so that the adapter computes the same
     function.
     """
     if not (adapter_dir / WEIGHTS_FILE).is_file() and any(adapter_dir.glob("adapter_model.*")):
@@ -177,7 +177,7 @@ def read_weights(adapter_dir: Path, config: HubConfig, base_dir: Path) -> Weight
 
 
 def adapter_files(weights: Weights, config: HubConfig, *, rounded: bool = False) -> dict[str, bytes]:
-    """Return the files of PEFT's layout by name. With `rounded`, weights are rounded to bfloat16: to nearest, ties to
+    """Return the files of PEFT's layout, by name. If `rounded`, weights are rounded to bfloat16: to nearest, ties to
     even.
     """
     base = config.model.base
@@ -201,7 +201,7 @@ def adapter_files(weights: Weights, config: HubConfig, *, rounded: bool = False)
 
 
 def published_files(weights: Weights, config: HubConfig) -> dict[str, bytes]:
-    """Return `adapter_files` in the precision that nodes get."""
+    """Return `adapter_files` in the precision in which nodes get them."""
     precision = config.dissemination.precision
     rounded = precision == "bfloat16" or (precision == "auto" and is_bfloat16(weights))
     return adapter_files(weights, config, rounded=rounded)
@@ -221,7 +221,7 @@ def write_start(directory: RunDirectory, config: HubConfig, weights: Weights, st
 
 
 def write_checkpoint(folder: Path, files: Mapping[str, bytes], *, step: int) -> None:
-    """Write a checkpoint (`echo_hub.learner.checkpoint`) of an adapter alone: the optimizer starts fresh."""
+    """Write a checkpoint (`echo_hub.learner.checkpoint`) that holds only an adapter. So the optimizer starts fresh."""
     folder.mkdir()
     contents = {**files, "optimizer.safetensors": save({})}
     for name, content in contents.items():
@@ -286,8 +286,8 @@ def _check_fits(adapter: Adapter, adapter_dir: Path, config: HubConfig, base_dir
 
 
 def _base_shapes(base_dir: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shape [O, I] of each layer that can have an adapter, by its path below `model`. Empty if the files use
-    other names.
+    """Return the shape [O, I] of each layer that can have an adapter, by the layer's path below `model`. Empty if the
+    files use other names.
     """
     found: dict[str, tuple[int, ...]] = {}
     for path in sorted(base_dir.glob("*.safetensors")):
@@ -315,15 +315,15 @@ def _scaling_of(adapter_dir: Path) -> float | None:
 
 
 def _unscaled(adapter_dir: Path) -> Weights:
-    """Return the weights as they are stored, without the adapter's scaling: scaling and unscaling could introduce
-    rounding errors.
+    """Return the weights as they are stored, without the adapter's scaling. To apply the scaling and remove it again
+    could introduce rounding errors.
     """
     return {plain_name(name): np.array(tensor) for name, tensor in TensorFile(adapter_dir / WEIGHTS_FILE).items()}
 
 
 def _as_bfloat16(arrays: Mapping[str, NDArray[np.float32]]) -> bytes:
-    """Build a safetensors file in bfloat16, a type that numpy lacks. The file is an 8-byte length, a JSON header and
-    the data.
+    """Build a safetensors file in bfloat16, a type that numpy lacks. The file consists of an 8-byte length, a JSON
+    header and the data.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     body = b""

@@ -1,4 +1,4 @@
-"""Find a model's chat templates in every Hugging Face layout, newest layout first.
+"""Find a model's chat templates in all Hugging Face layouts. If several layouts are present, the newest counts.
 
     chat_template.jinja                     the template
     additional_chat_templates/NAME.jinja    named templates
@@ -6,7 +6,7 @@
     chat_template.json                      `chat_template`, as older processors saved it
     processor_config.json                   `chat_template`
 
-The template named `default` is used; tasks with tools prefer the template named `tool_use`.
+The template named `default` is used, but tasks with tools prefer the template named `tool_use`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BYTE_ORDER_MARK: Final = "\ufeff"
 
 
 def read_templates(directory: Path) -> dict[str, str]:
-    """Return the templates by name; `DEFAULT` is among them unless the result is empty.
+    """Return the templates by name. Unless the result is empty, `DEFAULT` is one of the names.
 
     Raises ConfigError for an unreadable file, an empty template, and several templates without a default.
     """
@@ -55,8 +55,8 @@ def read_templates(directory: Path) -> dict[str, str]:
 
 
 def read_map(path: Path) -> dict[str, Any]:
-    """Return the object in a model's JSON file; empty if the file is missing. Raises ConfigError if the file holds
-    something else.
+    """Return the JSON object in one of a model's files; empty if the file is missing. Raises ConfigError if the file
+    holds something else.
     """
     if not path.is_file():
         return {}

@@ -9,14 +9,15 @@ CLOSE: Final = "</think>"
 
 
 def without_thinking(text: str, *, is_open: bool = False) -> str:
-    """Return the text without its reasoning; "" if a reasoning block is not closed, because no answer follows.
+    """Return the text without its reasoning. Return "" if a reasoning block is not closed, because then no answer
+    follows.
 
-    `is_open`: the block was opened before the text begins, as some chat templates do. Runs in linear time.
+    If `is_open`, the block was opened before the text begins, as some chat templates do. Runs in linear time.
     """
     kept: list[str] = []
     place = 0
     if not is_open:
-        # A closing tag without an opening tag means that everything before it is reasoning.
+        # If a closing tag has no opening tag before it, everything before it is reasoning.
         close, opened = text.find(CLOSE), text.find(OPEN)
         is_open = close >= 0 and (opened < 0 or close < opened)
     while True:

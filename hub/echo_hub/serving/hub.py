@@ -1,8 +1,8 @@
 """One hub: its port, the driver of the coordinator, and four services.
 
-A rollout's way: websocket (`net.gateway`) → `intake.connected` → event queue → `driving.driver` → coordinator, whose
-records the driver commits → `intake` scores it → event queue → `training` sends its group to the learner →
-`distribution` publishes the version. `serving.services` maps actions to services.
+The way of a rollout: websocket (`net.gateway`) → `intake.connected` → event queue → `driving.driver` → coordinator,
+whose records the driver commits → `intake` scores it → event queue → `training` sends its group to the learner →
+`distribution` publishes the version. `serving.services` decides which service carries out which action.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from echo_hub.views.pages_source import HubPages
 
 class Hub:
     """One hub. `echo_hub.serving.opening` creates it in its event loop. Call `open` to open its port, then `serve`.
-    `progress.finished` is set when the run is over."""
+    When the run is over, `progress.finished` is set."""
 
     def __init__(self, resources: Resources, partials: Partials) -> None:
         self.server = Server(resources.config.server)
@@ -53,7 +53,7 @@ class Hub:
     async def serve(self) -> None:
         """Serve until cancelled. Raises fatal errors, such as a disk that fails or a learner process that keeps dying.
 
-        While the disk is full, or the database server does not answer, the hub waits.
+        While the disk is full, or while the database server does not answer, the hub waits.
         """
         self.operation.began()
         try:
@@ -126,7 +126,7 @@ class Hub:
 
     @property
     def dashboard_url(self) -> str:
-        """URL of the dashboard; it logs the operator in if no password is set."""
+        """URL of the dashboard. If no password is set, the URL contains the token, which logs the operator in."""
         credentials = self.guard.credentials
         return f"{self.url}/" if credentials.has_password else f"{self.url}/?token={credentials.token}"
 

@@ -1,4 +1,4 @@
-"""Open a hub's resources in order, check that the store belongs to the run, and close them in reverse order."""
+"""Open a hub's resources in order, check that the database belongs to the run, and close them in reverse order."""
 
 from __future__ import annotations
 
@@ -71,10 +71,10 @@ from echo_shared.wire.codec import check_codec
 log = logging.getLogger(__name__)
 
 LEASES_APART: Final = 2**32
-"""Maximum number of lease ids that a hub skips when it starts (see `apart`)."""
+"""Maximum number of lease ids that a hub skips at its start (see `apart`)."""
 
 SWITCH_S: Final = 0.0005
-"""Thread switch interval in seconds, a tenth of Python's default. Threads that read the store for pages wait for a
+"""Thread switch interval in seconds, a tenth of Python's default. Threads that read the database for pages wait for a
 thread switch at every row. With the default, such a read took seconds while the event loop was busy."""
 AWAY_AT_START_S: Final = 60.0
 """Longest wait of a starting hub for its database server, in seconds. A serving hub waits without limit."""
@@ -84,10 +84,10 @@ AWAY_AT_START_S: Final = 60.0
 async def open_hub(
     config: HubConfig, directory: RunDirectory, *, spawned: SupervisedChild | None = None
 ) -> AsyncIterator[Hub]:
-    """Open a hub and its port; call `Hub.serve` next. `spawned`: the learner's process, if it was started before
+    """Open a hub and its port; call `Hub.serve` next. `spawned` is the learner's process if it was started earlier
     (`learner.process.begun`). Raises ConfigError and StorageError.
 
-    Leaving the context closes all resources in reverse order.
+    At the end of the context, all resources are closed in reverse order.
     """
     check_codec()
     sys.setswitchinterval(SWITCH_S)
@@ -178,7 +178,7 @@ def _opened_task(config: HubConfig) -> tuple[Path, PromptCodec, Problems]:
 def _coordinator(
     config: HubConfig, problems: Problems, me: Identity, stored: Mapping[str, Any], snapshot: CoordinatorSnapshot
 ) -> Coordinator:
-    """Return the coordinator, with the settings of config.toml as changed by the operator (`stored`)."""
+    """Return the coordinator, with the settings of config.toml and the operator's changes (`stored`)."""
     settings = coordinator_settings(
         config, multi_turn=problems.multi_turn, secret=_secret(me), tasks=trained_tasks(problems)
     )
@@ -186,10 +186,10 @@ def _coordinator(
 
 
 def apart(snapshot: CoordinatorSnapshot) -> CoordinatorSnapshot:
-    """Skip a random number of lease ids, so that no id is used twice, not even after a restored backup.
+    """Skip a random number of lease ids, so that no id is used twice, even after a backup was restored.
 
-    A database restored from a backup lacks the newest leases, but nodes still hold rollouts of these leases. A node
-    would mistake a new lease with an old id for finished work.
+    A database restored from a backup lacks the newest leases, but nodes still hold rollouts of these leases. If a new
+    lease had such an id, a node would mistake it for finished work.
     """
     if snapshot.next_lease_id == CoordinatorSnapshot().next_lease_id:
         return snapshot
@@ -199,9 +199,9 @@ def apart(snapshot: CoordinatorSnapshot) -> CoordinatorSnapshot:
 def _say_full(said: str) -> None:
     if said:
         extra = {"event": "disk_full"}
-        log.error("the disk is full, and the hub waits until there is room: %s", said, extra=extra)
+        log.error("the disk is full; the hub waits until there is space: %s", said, extra=extra)
     else:
-        log.warning("there is room on the disk again: the hub goes on", extra={"event": "disk_has_room"})
+        log.warning("there is room on the disk again: the hub continues", extra={"event": "disk_has_room"})
 
 
 def _say_away(said: str) -> None:
@@ -214,8 +214,8 @@ def _say_away(said: str) -> None:
 
 
 async def _opened_store(config: HubConfig, directory: RunDirectory) -> Store:
-    """Open the store. Waits up to `AWAY_AT_START_S` for a database server, which may start later than the hub after a
-    power cut; not longer, because the URL may be wrong."""
+    """Open the database. After a power cut, a database server may start later than the hub, so wait for it up to
+    `AWAY_AT_START_S`, but not longer, because the URL may be wrong."""
     server = Room(code=DATABASE_AWAY, tell=_say_away)
     in_time = asyncio.get_running_loop().call_later(AWAY_AT_START_S, server.give_up)
     try:
@@ -226,8 +226,8 @@ async def _opened_store(config: HubConfig, directory: RunDirectory) -> Store:
 
 
 def _open_store(config: HubConfig, directory: RunDirectory) -> Store:
-    """Open the store. Raises StorageError if the run has trained but its database is empty or missing: with a new
-    database the directory would become another run, and nodes would delete their rollouts."""
+    """Open the database. Raises StorageError if the run has trained but its database is empty or missing. With a new
+    database, the directory would become another run, and nodes would delete their rollouts."""
     url = config.store.url or directory.database_url
     start = read_start(directory)
     trained = directory.trained(started_with=start.policy_version if start else 0)
@@ -238,16 +238,16 @@ def _open_store(config: HubConfig, directory: RunDirectory) -> Store:
             "This run has trained, but its database is missing or empty.",
             got=f"{names} in {directory.root}; no run in {where}",
             do="Restore the run directory, checkpoints and database together, from one backup, or set store.url to the "
-            "run's own database. Without them: its adapters are whole (echo-hub export RUN DIRECTORY), but a new run "
-            "must be made (echo-hub init OTHER_DIRECTORY).",
+            "run's own database. Without a backup: the adapters are intact (echo-hub export RUN DIRECTORY), but you "
+            "need a new run (echo-hub init OTHER_DIRECTORY).",
         )
     keeping = Keeping(share=config.keeping.share, max_bytes=config.keeping.max_bytes)
     return Store.open(url, keeping=keeping)
 
 
 async def check_unchanged(store: AsyncStore, config: HubConfig, content_hash: str) -> None:
-    """Raise ConfigError if a setting was changed that must stay the same for a whole run. The settings are recorded in
-    the store."""
+    """Raise ConfigError if a setting that must stay the same for a whole run was changed. The first start records these
+    settings in the database."""
     fixed = {
         "run.seed": config.run.seed,
         "model.base": config.model.base,
@@ -273,10 +273,10 @@ async def check_unchanged(store: AsyncStore, config: HubConfig, content_hash: st
     }
     began_with = json.loads((await store.read(read_meta)).get("fixed_settings", "{}"))
     if began_with:
-        # Runs of older versions have not recorded these settings; these are the values that they use.
+        # Runs of older versions have not recorded these settings. The values here are those that they use.
         began_with = {"model.start_from": "", "training.lora_targets": "all", "training.rslora": False, **began_with}
     if began_with and content_hash:
-        # Runs of older versions have not recorded this setting; they draw with replacement.
+        # Runs of older versions have not recorded this setting. They draw problems with replacement.
         began_with.setdefault("task.draws", "replacement")
     changed = [
         f"{name} = {value!r}, was {began_with[name]!r}"
@@ -285,7 +285,7 @@ async def check_unchanged(store: AsyncStore, config: HubConfig, content_hash: st
     ]
     if changed:
         raise ConfigError(
-            "A setting that a run keeps from its first day has changed.",
+            "A setting has changed that must stay the same for the whole run.",
             got="; ".join(changed),
             do="Set it back, or make another run: echo-hub init OTHER_DIRECTORY",
         )
@@ -293,10 +293,10 @@ async def check_unchanged(store: AsyncStore, config: HubConfig, content_hash: st
 
 
 async def _run_id(store: AsyncStore, me: Identity) -> str:
-    """Return the run's id, which is made with the store and bound to the hub's key. Rollout ids are unique within a
-    run.
+    """Return the run's id. It is made together with the database and bound to the hub's key. Rollout ids are unique
+    within a run.
 
-    Raises ConfigError if the store belongs to a hub with another key.
+    Raises ConfigError if the database belongs to a hub with another key.
     """
     meta = await store.read(read_meta)
     owner = meta.get("hub_key", me.public_key.hex())
@@ -304,7 +304,7 @@ async def _run_id(store: AsyncStore, me: Identity) -> str:
         raise ConfigError(
             "This store belongs to another run: its hub has another key.",
             got=f"a store of the hub {fingerprint(bytes.fromhex(owner))}",
-            do="Give each run a store of its own (store.url), and keep hub.key together with it.",
+            do="Give each run a separate database (store.url), and keep hub.key together with it.",
         )
     if "run_id" not in meta:
         meta["run_id"] = f"{me.node_id}-{secrets.token_hex(4)}"
@@ -314,7 +314,7 @@ async def _run_id(store: AsyncStore, me: Identity) -> str:
 
 
 async def _started_at(store: AsyncStore) -> float:
-    """Return the time of the run's first start in seconds since the epoch; the first start stores it."""
+    """Return the time of the run's first start, in seconds since the epoch. The first start stores this time."""
     known = (await store.read(read_meta)).get("started_at")
     if known is None:
         known = repr(time.time())
@@ -323,13 +323,13 @@ async def _started_at(store: AsyncStore) -> float:
 
 
 async def _stored_settings(store: AsyncStore, config: HubConfig) -> dict[str, Any]:
-    """Return the settings that the operator has changed, except those that were changed in config.toml later: for
-    these, config.toml holds."""
+    """Return the settings that the operator has changed. If a setting was changed in config.toml after that, it is left
+    out, so that the value in config.toml counts."""
     stored, overruled = await store.write(begin_settings, configured(config))
     for name in sorted(overruled):
-        log.warning("%s is what config.toml says again: it was changed there since an operator did", name)
+        log.warning("%s has its value of config.toml again: it was changed there after an operator's change", name)
     for name in sorted(stored):
-        log.info("%s is what an operator has changed it to, whatever config.toml says", name)
+        log.info("%s has the value that an operator set; config.toml is ignored", name)
     return stored
 
 
@@ -343,8 +343,8 @@ def _bounds(config: HubConfig, base_dir: Path, codec: PromptCodec) -> SamplingBo
 
 
 def _secret(me: Identity) -> bytes:
-    """Return the secret that selects the rollouts to check. Derived from the hub's key, the secret is equal at every
-    start."""
+    """Return the secret that selects the rollouts to check. It is derived from the hub's key, so it is the same at
+    every start."""
     return hashlib.blake2b(me.sign(b"echo: which rollouts are checked"), digest_size=32).digest()
 
 
@@ -365,7 +365,7 @@ def _curriculum(training: TrainingConfig) -> CurriculumSettings | None:
 def coordinator_settings(
     config: HubConfig, *, multi_turn: bool, secret: bytes = b"", tasks: tuple[TrainedTask, ...] = ()
 ) -> CoordinatorSettings:
-    """Return the coordinator's settings. `secret`: selects the rollouts to check. `tasks`: the run's tasks, in the
+    """Return the coordinator's settings. `secret` selects the rollouts to check. `tasks` are the run's tasks, in the
     order of the settings."""
     sets, members = config.evaluation_sets, config.task.members
     weights = [task.weight for task in members.values()]

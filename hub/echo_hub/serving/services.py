@@ -39,8 +39,8 @@ from echo_hub.training.service import TrainingService
 
 
 class HubServices:
-    """The services intake, training, distribution and oversight. Each service receives, at its creation, the other
-    services that it uses."""
+    """The services intake, training, distribution and oversight. When a service is created, it gets the other services
+    that it uses."""
 
     def __init__(self, shared: Shared, *, partials: Partials, server: Server) -> None:
         config = shared.resources.config
@@ -53,7 +53,7 @@ class HubServices:
         )
 
     def handle(self, action: Action) -> None:
-        """Pass an action to the service that carries it out; some actions concern two services."""
+        """Pass an action to the service that carries it out. Some actions concern two services."""
         match action:
             case AnnounceVersion():
                 self.intake.handle(action)
@@ -81,7 +81,7 @@ class HubServices:
                 assert_never(action)
 
     async def run(self) -> None:
-        """Run all services until cancelled. An error in one of them ends all."""
+        """Run all services until cancelled. If one of them raises an error, all end."""
         async with asyncio.TaskGroup() as tasks:
             for work in (self.intake.run(), self.training.run(), self.distribution.run(), self.oversight.run()):
                 tasks.create_task(work)

@@ -1,4 +1,4 @@
-"""Co-located mode: the learner also samples, on the hub's own device, and the coordinator treats it as a node."""
+"""Co-located mode: the learner also samples, on the hub's own device. The coordinator treats it as a node."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from echo_hub.driving.event_queue import EventQueue
 
 
 class OwnSampler:
-    """Appears to the coordinator as a node that takes all rollouts of a step at once, with the newest published
+    """A node in the eyes of the coordinator. It takes all rollouts of a step at once, with the newest published
     version."""
 
     def __init__(self, settings: TrainingConfig, queue: EventQueue) -> None:
@@ -17,10 +17,10 @@ class OwnSampler:
         self._queue = queue
 
     async def join(self, policy_version: int) -> None:
-        """Report the sampler as connected, with this version."""
+        """Report to the coordinator that the sampler is connected and has this version."""
         await self._queue.put(NodeConnected(node_id=HUB_NODE_ID))
         await self.holds(policy_version)
 
     async def holds(self, policy_version: int) -> None:
-        """Report a version that was published; the sampler uses it from now on."""
+        """Report a version that was just published. From now on, the sampler uses it."""
         await self._queue.put(NodeReported(node_id=HUB_NODE_ID, capacity=self._capacity, policy_version=policy_version))

@@ -55,7 +55,7 @@ class TrainingService:
             live=shared.live,
         )
         self.evaluator: Evaluator | None = None
-        """Draws evaluations in the Ray cluster; None if nodes or the learner draw them."""
+        """Draws evaluations in the Ray cluster. None if nodes or the learner draw them."""
         if config.evaluation.by == "ray":
             self.evaluator = evaluator_of(resources.learner, logs=directory.root / "logs", cluster=resources.cluster)
         measuring = Measuring(

@@ -1,6 +1,6 @@
 """Settings of single steps: the directory for the adapter, the learning rate, and the objective.
 
-The settings depend only on the step and on the operator's earlier changes, so a repeated step gets the same settings.
+The settings depend only on the step and on operators' changes before it, so a repeated step gets the same settings.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ class RunStepSettings:
     def __init__(
         self, config: HubConfig, directory: RunDirectory, coordinator: Coordinator, *, steps_before: int = 0
     ) -> None:
-        """`steps_before`: number of steps of the earlier run whose adapter this run started from."""
+        """`steps_before` is the number of steps before this run that its learning-rate schedule does not count."""
         self._config = config
         self._directory = directory
         self._coordinator = coordinator
         self._steps_before = steps_before
 
     def export_path(self, step: int) -> Path | None:
-        """Return the directory for the step's adapter; None for a version that is neither published nor evaluated: no
-        export is needed."""
+        """Return the directory for the step's adapter. Return None if the version is neither published nor evaluated,
+        so that its adapter is not needed."""
         is_needed = self._coordinator.settings.is_due(step) or is_due(self._config, step)
         return self._directory.adapter(step) if is_needed else None
 
     def learning_rate(self, step: int) -> float:
-        """Return the step's learning rate: the highest rate, which the operator may change, times the schedule's
-        share."""
+        """Return the step's learning rate: the highest rate, which the operator may change, times the schedule's share
+        for this step."""
         highest = self._coordinator.settings.learning_rate_of(step)
         return highest * share_of_highest(self._config.training, step, steps_before=self._steps_before)
 
     def objective(self, step: int) -> str | None:
-        """Return the step's objective as JSON; None stands for the objective in the learner's settings."""
+        """Return the step's objective as JSON. None means the objective in the learner's settings."""
         return self._coordinator.settings.objective_of(step)

@@ -1,14 +1,14 @@
 """Keep the learner process running, and send it steps, evaluations and, in co-located mode, requests to sample.
 
 The process gets jobs in order. Each complete group is sent immediately, so a step's job contains only group ids and
-rewards. A step's job is sent while the learner still trains the step before and the driver commits the step's plan.
-The process does not write a step's results until the hub confirms that the store holds the plan. The process answers
-twice per step: after computing it and after writing its results to disk. A process that dies is started again from its
-newest checkpoint. The coordinator then asks again for lost steps and rollouts; the trainer itself resumes an
-evaluation.
+rewards. A step's job is sent while the learner still trains the previous step and the driver commits the plan of the
+new step. The process does not write a step's results until the hub confirms that the database holds the plan. The
+process answers twice for each step: after computing it, and after writing its results to disk. If the process dies, it
+is started again from its newest checkpoint. Then the coordinator requests lost steps and rollouts again; the trainer
+itself resumes an evaluation.
 
-Evaluations run in parts, each with the adapter of its own version. If a step waits, the evaluation pauses after it has
-taken as much time as the last step. So evaluations take at most half of the learner's time.
+Evaluations run in parts, each with the adapter of its own version. If a step waits, the evaluation pauses as soon as it
+has taken as much time as the last step. So evaluations take at most half of the learner's time.
 """
 
 from __future__ import annotations
@@ -55,15 +55,14 @@ from echo_shared.wire.messages import rollout_id
 log = logging.getLogger(__name__)
 
 DEATHS_IN_A_ROW: Final = 5
-"""Number of consecutive deaths, without a finished job in between, after which the run stops with the learner's
-error."""
+"""If the process dies this many times in a row without finishing a job, the run stops with the learner's error."""
 
 HELD_AT_ONCE: Final = 16
-"""Number of groups sent to the process before other tasks run."""
+"""Number of groups that are sent to the process before other tasks may run."""
 
 RESTART_S: Final = 1.0
-"""Seconds before the first restart, reduced at random by up to half. The wait doubles with every further death, up to
-30 s."""
+"""Wait in seconds before the first restart; random jitter shortens it by up to half. The wait doubles with every
+further death, up to 30 s."""
 
 
 class LearnerState(StrEnum):
@@ -90,7 +89,7 @@ class _Train:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Generate:
-    """An evaluation. `requests` are still to be drawn; `finished` are the rollouts drawn so far."""
+    """An evaluation. `requests` are still to be drawn; `finished` holds the rollouts drawn so far."""
 
     requests: Sequence[GroupRequest]
     adapter: Path | None
@@ -121,8 +120,8 @@ class Trainer:
         spawned: SupervisedChild | None = None,
     ) -> None:
         """`queue` receives the learner's events. `due` is told which versions can be evaluated. `pages` is notified of
-        events. `room` is told while the process waits for disk space. `spawned`: the first process, if it is running
-        already."""
+        events. `room` is told while the process waits for disk space. `spawned` is the first process, if it is already
+        running."""
         self._settings = settings
         self._run_dir = run_dir
         self._batches = batches
@@ -135,18 +134,17 @@ class Trainer:
         self._spawned = spawned
         self._jobs: asyncio.Queue[_Job] = asyncio.Queue()
         self._coming: dict[int, tuple[Sequence[str], TrainingGroup | None]] = {}
-        """Complete groups that are not sent yet: their rollout ids, and their content if it is in memory."""
+        """Complete groups that are not sent yet: their rollout ids, and their content if it is still in memory."""
         self._held: dict[int, Sequence[str]] = {}
         """Groups that the process holds, with their rollout ids."""
         self._loading = asyncio.Lock()
-        """Held while groups are read and sent, so that of two versions of a group the process keeps the one sent
-        last."""
+        """Held while groups are read and sent. So if a group is sent twice, the process keeps the content sent last."""
         self._newest_taken = -1
         """Highest group id in the batch of the last begun step."""
         self._ordered = 0
-        """Newest step that the process was told to compute; not lower than the version that the process holds."""
+        """Newest step that the process was told to compute. Never lower than the version that the process holds."""
         self._planned = 0
-        """Newest step whose plan is in the store."""
+        """Newest step whose plan is in the database."""
         self._changes = Changes()
         """Notified when a group is complete or a step is planned."""
         self._pid: int | None = None
@@ -161,24 +159,26 @@ class Trainer:
         return self._pid
 
     def hand_over(self, group_id: int, rollout_ids: tuple[str, ...], at_hand: TrainingGroup | None = None) -> None:
-        """Send a complete group to the process. `at_hand`: its content; None: read the content from the store."""
+        """Send a complete group to the process. `at_hand` is its content; None means that the content is read from the
+        database."""
         self._coming[group_id] = rollout_ids, at_hand
         self._changes.notify()
 
     def begin(self, step: int, batch: Sequence[PlannedGroup]) -> None:
-        """Let the process compute a step before its plan is committed. Call `train` once the store holds the plan."""
+        """Let the process compute a step before its plan is committed. Call `train` when the database holds the
+        plan."""
         self._jobs.put_nowait(_Begin(step=step, batch=batch))
 
     def train(self, step: int) -> None:
-        """Let the process train a step and write its results: the store now holds the step's plan. If `begin` already
-        computed the step, the process only writes."""
+        """Let the process train a step and write its results, because the database now holds the step's plan. If
+        `begin` has already let it compute the step, the process only writes."""
         self._planned = step
         self._changes.notify()
         self._jobs.put_nowait(_Train(step=step))
 
     async def generate(self, requests: Sequence[GroupRequest], *, adapter: Path | None, greedy: bool) -> Generated:
-        """Return all rollouts of `requests`, drawn between steps. `adapter`: the adapter's directory; None: the bare
-        base model."""
+        """Return all rollouts of `requests`, drawn between steps. `adapter` is the adapter's directory; None means the
+        bare base model."""
         if not requests:
             return Generated(rollouts=(), seconds=0.0)
         job = _Generate(requests=requests, adapter=adapter, greedy=greedy)
@@ -231,7 +231,8 @@ class Trainer:
                     await learner.stop()
 
     async def _report(self, event: LearnerEvent) -> None:
-        """Put an event into the queue. A version that the learner holds or has trained becomes due for evaluation."""
+        """Put an event into the queue. If the learner holds or has trained a new version, that version becomes due for
+        evaluation."""
         await self._queue.put(event)
         self._pages.notify()
         if isinstance(event, LearnerReady):
@@ -248,8 +249,8 @@ class Trainer:
                 while True:
                     job = await self._jobs.get()
                     if isinstance(job, _Begin):
-                        # After a restart the process may have an older version: `_Train` jobs then repeat the steps
-                        # that it lacks, read from the store.
+                        # After a restart the process may have an older version. Then `_Train` jobs repeat the steps
+                        # that it lacks, read from the database.
                         if job.step == self._ordered + 1:
                             under_way = await self._begin(job, learner)
                             newest = steps.create_task(self._tell_of(job.step, under_way, restarts, newest))
@@ -265,20 +266,21 @@ class Trainer:
             raise group.exceptions[0] from group
 
     async def _order(self, step: int, learner: Learner) -> StepUnderWay:
-        """Send a step whose plan was made before this process or this hub started; its batch is read from the store."""
+        """Send a step whose plan was made before this process or this hub started. Its batch is read from the
+        database."""
         self._ordered = step
         rate, objective = self._steps.learning_rate(step), self._steps.objective(step)
         batch = await self._batches.batch(step)
         return await learner.train(step, batch, self._steps.export_path(step), learning_rate=rate, objective=objective)
 
     async def _begin(self, job: _Begin, learner: Learner) -> StepUnderWay:
-        """Send a step. First send the groups of its batch that the process does not hold."""
+        """Send a step. If the process lacks groups of its batch, send these first."""
         self._ordered = job.step
         if self._lacking(job.batch):
             async with self._loading:
                 await self._load(self._lacking(job.batch), learner)
         rewards = {group.group_id: group.rewards for group in job.batch}
-        # The process may discard groups that are older than the previous batch and still not trained: a batch takes the
+        # The process may discard groups that are older than the previous batch and still untrained. A batch takes the
         # oldest scored groups, so the hub has dropped these.
         let_go = [held for held in self._held if held < self._newest_taken and held not in rewards]
         for group_id in (*rewards, *let_go):
@@ -298,7 +300,7 @@ class Trainer:
         return {group_id: ids for group_id, ids in wanted.items() if self._held.get(group_id) != ids}
 
     async def _confirm(self, step: int, learner: Learner) -> None:
-        """Confirm the step once the store holds its plan. No other job is sent meanwhile."""
+        """Confirm the step when the database holds its plan. No other job is sent in the meantime."""
         while self._planned < step:
             await self._changes.wait(self._changes.number)
         await learner.confirm(step)
@@ -321,8 +323,8 @@ class Trainer:
         held = list(groups)
         for start in range(0, len(held), HELD_AT_ONCE):
             some = held[start : start + HELD_AT_ONCE]
-            # Record the groups before the await: if a step begins meanwhile and discards some of them, the step's
-            # message follows the groups' message in the pipe.
+            # Record the groups before the await. If a step begins in the meantime and discards some of them, its
+            # message comes after the groups' message in the pipe.
             self._held.update({group_id: wanted[group_id] for group_id in some})
             await learner.hold({group_id: groups[group_id] for group_id in some})
             await asyncio.sleep(0)
@@ -332,8 +334,8 @@ class Trainer:
     ) -> None:
         """Report the step when its computation ends, and again when its checkpoint is written.
 
-        `before` reports the previous step. The process may answer that this step is computed first, so this task could
-        otherwise overtake it, if the hub reads all of these answers at once.
+        `before` is the task that reports the previous step. If the hub reads several answers at once, this task could
+        overtake that one. So wait for it before the second report.
         """
         await under_way.computed()
         await self._report(StepComputed(step=step))
@@ -361,7 +363,8 @@ class Trainer:
                 assert_never(job)
 
     def _with_waiting(self, first: GroupRequest) -> list[GroupRequest]:
-        """Return this request with all waiting requests, to draw one batch. Other waiting jobs keep their order."""
+        """Return this request together with all waiting requests, to draw one batch. Other waiting jobs keep their
+        order."""
         requests, others = [first], []
         while not self._jobs.empty():
             job = self._jobs.get_nowait()
@@ -374,8 +377,8 @@ class Trainer:
         return requests
 
     async def _generate(self, learner: Learner, job: _Generate) -> None:
-        """Draw an evaluation part by part until it is done or cancelled. Stop early for a waiting job, once the parts
-        took as long as the last step."""
+        """Draw an evaluation part by part until it is done or cancelled. If another job waits, pause as soon as the
+        parts took as long as the last step."""
         took_s = 0.0
         settings = self._settings.learner
         budget = settings.tokens_at_once * settings.processes * settings.hosts
@@ -391,7 +394,7 @@ class Trainer:
                 self.evaluates = False
             job.finished += drawn.rollouts
             job.seconds += drawn.seconds
-            took_s += drawn.seconds  # The process's working time only: waiting for an unfinished step does not count.
+            took_s += drawn.seconds  # The process's working time, without its wait for an unfinished step.
             job.requests = job.requests[len(part) :]
             if job.requests and not self._jobs.empty() and took_s >= self._train_s:
                 self._jobs.put_nowait(job)
@@ -400,10 +403,10 @@ class Trainer:
             job.done.set_result(Generated(rollouts=job.finished, seconds=job.seconds))
 
     def _drop_what_is_asked_for_again(self) -> None:
-        """Drop all jobs except evaluations: at LearnerReady the coordinator sends its steps and leases again.
+        """Drop all jobs except evaluations. At LearnerReady, the coordinator sends its steps and leases again.
 
-        Call this method just before reporting LearnerReady. At LearnerLost it would be too early: the coordinator sends
-        jobs until it handles that event.
+        Call this method just before reporting LearnerReady. At LearnerLost it would be too early, because the
+        coordinator sends jobs until it handles that event.
         """
         waiting = [self._jobs.get_nowait() for _ in range(self._jobs.qsize())]
         for job in waiting:
@@ -412,7 +415,7 @@ class Trainer:
 
 
 def arrived(rollout: FinishedRollout, *, node_id: str) -> RolloutArrived:
-    """Return the event for a rollout that the hub's own learner sampled."""
+    """Return the event for a rollout that the hub's own learner has sampled."""
     return RolloutArrived(
         node_id=node_id,
         rollout_id=rollout_id(rollout.lease_id, rollout.index),
