@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 Scope = Literal["read", "operate", "admin"]
 SCOPES: Final[tuple[Scope, ...]] = ("read", "operate", "admin")
-"""Scopes of tokens in ascending order. Each permits everything that those before it permit."""
+"""Scopes of tokens in ascending order. Each permits everything that earlier ones permit."""
 
 
 def is_good_for(scope: Scope, wanted: Scope) -> bool:
@@ -18,7 +18,7 @@ def is_good_for(scope: Scope, wanted: Scope) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Actor:
-    """An action's author, and the interface of the request (page, API, command)."""
+    """The author of an action, and the interface of the request (page, API, command)."""
 
     via: Literal["page", "api", "cli"]
     who: str
@@ -28,7 +28,7 @@ class Actor:
 
 class ActionOutcome(StrEnum):
     WANTED = "wanted"
-    """Stored in the database, but not yet carried out by the hub."""
+    """Stored in the database, but not carried out by the hub yet."""
     DONE = "done"
     REFUSED = "refused"
 
@@ -42,12 +42,12 @@ class ActionRecord:
     who: str
     action: str
     request: Mapping[str, Any]
-    """The action's fields; never a secret."""
+    """The action's fields. Never a secret."""
     undoes: int | None = None
-    """Number of the action that this action reverses; None if it reverses none."""
+    """Number of the action that this action reverses. None if it reverses none."""
     outcome: ActionOutcome
     settled_at: float | None = None
-    """Time at which the action was done or refused; None until then."""
+    """Time at which the action was done or refused. None until then."""
     before: Any = None
     after: Any = None
     detail: str = ""
@@ -56,7 +56,7 @@ class ActionRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiToken:
-    """An API token: 256 random bits, of which the hub keeps only the SHA-256."""
+    """An API token. It has 256 random bits, of which the hub keeps only the SHA-256."""
 
     token_id: int
     name: str

@@ -1,10 +1,10 @@
-"""The table of all operator actions: their fields, bounds and effects.
+"""The table of all operator actions, with their fields, bounds and effects.
 
-Three thin interfaces use it: the operator's page, the JSON API and `echo-hub act`. Each builds a request with
-`request_of`; `echo_hub.oversight.operator_desk` carries it out.
+Three thin interfaces use the table: the operator's page, the JSON API and `echo-hub act`. Each builds a request with
+`request_of`. `echo_hub.oversight.operator_desk` carries it out.
 
-Each class is one action. Its docstring is the description shown in all three; its fields are in the order of the
-command line. Settings have the same names as in the run's config.toml.
+Each class is one action. Its docstring is the description in all three interfaces, and its fields are in the order of
+the command line. Settings have the same names as in the run's config.toml.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PersonName = Annotated[str, Field(min_length=1, max_length=64), AfterValidator(_
 
 
 class WrongRequestError(ValueError):
-    """Explains to the sender what is wrong with a request."""
+    """An error that tells the sender what is wrong with a request."""
 
 
 class Request(BaseModel):
@@ -41,12 +41,12 @@ class Request(BaseModel):
     SCOPE: ClassVar[Scope] = "operate"
     """The scope that a token needs."""
     IN_BOOKS: ClassVar[bool] = False
-    """True if storing the request completes it. The hub notices the change within a second.
+    """True if the action is complete as soon as the request is stored. The hub notices the change within a second.
 
-    Other actions wait for the hub that serves the run, now or later.
+    Other actions wait for the hub that serves the run. It may start later.
     """
     ASKS: ClassVar[bool] = False
-    """True if the page asks for confirmation: the action stops work, locks someone out or cannot be undone."""
+    """True if the page asks for confirmation, because the action stops work, locks someone out or cannot be undone."""
 
 
 class Pause(Request):
@@ -308,7 +308,7 @@ def summary(kind: type[Request]) -> str:
 
 
 def _set_again(action: str, before: Any) -> AnyRequest | None:
-    """Return a request that restores `before`; None if that value is outside a request's bounds.
+    """Return a request that restores `before`, or None if that value is outside a request's bounds.
 
     Such values can come from config files or other software versions.
     """
@@ -319,7 +319,7 @@ def _set_again(action: str, before: Any) -> AnyRequest | None:
 
 
 def undo_of(request: AnyRequest, before: Any) -> AnyRequest | None:
-    """Return the request that undoes this one once it is done; None if it cannot be undone. `before`: the earlier
+    """Return the request that undoes a finished `request`, or None if no request can undo it. `before` is the earlier
     value."""
     match request:
         case Pause() | Drain() | Resume():
@@ -346,8 +346,8 @@ def undo_of(request: AnyRequest, before: Any) -> AnyRequest | None:
 def taking_back(action: str, fields: Mapping[str, Any], before: Any) -> AnyRequest | None:
     """Return the request that undoes a logged action.
 
-    None if it cannot be undone, or if the action is not in `TABLE`: `echo-hub archive`, or an action of another version
-    of this software.
+    Return None if the action cannot be undone, or is not in `TABLE`: `echo-hub archive`, or an action of another
+    software version.
     """
     try:
         return undo_of(request_of(action, fields), before)

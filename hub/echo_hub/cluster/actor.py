@@ -1,7 +1,7 @@
-"""Ray actor that supervises one child process at a time on its machine, as a hub does for local children.
+"""A Ray actor that supervises one child process at a time on its machine, as a hub does for local children.
 
-`echo_hub.cluster.driver` creates the actor and keeps polling it (`answers`), so that each side detects within seconds
-if the other is gone. When an actor dies, its child ends too, and the hub requests the unfinished work elsewhere.
+`echo_hub.cluster.driver` creates the actor and polls it constantly (`answers`). So if one side is gone, the other side
+notices within seconds. If an actor dies, its child ends too, and the hub requests the unfinished work elsewhere.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ from echo_shared.process.child import HEADER_BYTES, ChildExited, pack_frame, unp
 from echo_shared.process.supervised import NO_HEARTBEAT, Command, SupervisedChild
 
 POLL_S: Final = 5.0
-"""Longest wait of `answers` for news of the child, in seconds; then it returns without news."""
+"""Longest time that `answers` waits for news of the child, in seconds. Then `answers` returns without news."""
 GATHER_S: Final = 0.01
-"""Seconds for which further answers of the child are collected into one reply, because each reply is a call in the
-cluster."""
+"""Seconds for which the child's answers are collected into one reply. Each reply costs a call in the cluster."""
 LOG_PART_BYTES: Final = 2**16
 """Maximum number of bytes of the child's output in one reply."""
 _PREFIX: Final = "echo-ray-"
@@ -43,10 +42,10 @@ class ChildHost:
         self._hosted: _Hosted | None = None
 
     async def prepare(self, parcel: bytes, expected_source: str, lies_there: Mapping[str, int]) -> str:
-        """Check this machine, unpack the files that a child needs, and change into their folder. Return why that
-        failed; "" if it succeeded.
+        """Check this machine, unpack the files that a child needs, and change into their directory. Return why that
+        failed, or "" if it succeeded.
 
-        `lies_there`: sizes of files that must be on this machine already.
+        `lies_there` names files that this machine must already have, and gives their sizes.
         """
         if sys.platform != "linux":
             return f"{socket.gethostname()} runs {sys.platform}: machines for a hub's processes have to run Linux."
@@ -70,7 +69,7 @@ class ChildHost:
         return ""
 
     async def begin(self, child_id: int, spec: dict[str, Any], opening: bytes) -> None:
-        """Start a child, after ending any other; `answers` reports when it is ready."""
+        """Start a child, after ending any other child. `answers` reports when it is ready."""
         assert self._directory is not None
         await asyncio.to_thread(shutil.rmtree, self._directory / SENT, ignore_errors=True)
         await self._end()
@@ -88,9 +87,9 @@ class ChildHost:
     async def send(
         self, child_id: int, number: int, frame: bytes, files: Mapping[str, bytes], dropped: Sequence[str]
     ) -> None:
-        """Pass frame `number` (0 = the first) to the child; do nothing if that child is gone.
+        """Pass frame `number` (0 is the first) to the child. Do nothing if that child is gone.
 
-        First write `files` below `SENT` under their names, and delete the `dropped` directories there.
+        First write `files` under their names to `SENT`, and delete the `dropped` directories there.
         """
         hosted = self._hosted
         if hosted is None or hosted.child_id != child_id:
@@ -105,8 +104,8 @@ class ChildHost:
             hosted.came(number, frame)
 
     async def answers(self, child_id: int) -> dict[str, Any]:
-        """Return news of the child since the last call: its answers (`frames`), its output (`log`), and how it ended
-        (`exited`; None while it runs)."""
+        """Return the news of the child since the last call: its answers (`frames`), its output (`log`), and how it
+        ended (`exited`; None while it runs)."""
         hosted = self._hosted
         if hosted is None or hosted.child_id != child_id:
             raise LookupError(f"there is no child {child_id}")
@@ -117,7 +116,7 @@ class ChildHost:
             await self._end()
 
     async def close(self) -> None:
-        """End the child and delete all files of this actor."""
+        """End the child, and delete all files of this actor."""
         await self._end()
         if self._directory is not None:
             os.chdir(tempfile.gettempdir())
@@ -132,7 +131,7 @@ class ChildHost:
 
 
 SENT: Final = "sent"
-"""Directory, next to the child's working directory, for files that came with frames."""
+"""Directory for files that came with frames. It is beside the child's working directory."""
 PID: Final = "{pid}"
 """Placeholder in a command's arguments that stands for the actor's process id."""
 
@@ -145,7 +144,7 @@ class _Hosted:
         self.command = command
         self._frames: asyncio.Queue[bytes] = asyncio.Queue()
         self._early: dict[int, bytes] = {}
-        """Frames, by number, that wait for a frame with a lower number: Ray may deliver calls to this kind of actor out
+        """Frames, by number, that wait for a frame with a lower number. Ray may deliver calls to this kind of actor out
         of order."""
         self._num_came = 0
         self.work: asyncio.Task[None] | None = None

@@ -1,10 +1,11 @@
-"""The hub's Ray driver process: `python -m echo_hub.cluster.driver`, started by `echo_hub.cluster.link`.
+"""The hub's Ray driver process: `python -m echo_hub.cluster.driver`. `echo_hub.cluster.link` starts it.
 
-Ray ends a driver process that has lost its cluster for a minute, so the hub itself is not the driver. The driver
-process owns the actors: when it ends, Ray ends every actor with its children. Frames from the hub: `start` a child of a
-kind in the actor of a slot (a named place for one child), `to` a child, `end` a child. Files are named by path and read
-here, so the hub's event loop never holds their bytes. Frames to the hub are `about` a child: its output (`frames`,
-`log`, `exited`), the reason why it cannot start (`failed`) or waits (`waiting`), or the loss of its actor (`lost`).
+If a driver process has lost its cluster for a minute, Ray ends it. So the hub itself is not the driver. The driver
+process owns the actors: when it ends, Ray ends every actor with its children. The hub sends these frames: `start` a
+child of a kind in the actor of a slot (a named place for one child), `to` a child, `end` a child. Frames name files by
+their paths. The driver reads the files, so the hub's event loop never holds their bytes. Frames to the hub are `about`
+a child: its output (`frames`, `log`, `exited`), the reason why it cannot start (`failed`) or waits (`waiting`), or the
+loss of its actor (`lost`).
 """
 
 from __future__ import annotations
@@ -30,38 +31,38 @@ from echo_shared.process.child import Frame, ParentPipe
 log = logging.getLogger(__name__)
 
 NAMESPACE: Final = "echo"
-"""Ray's namespace of the actors' names. The names begin with the run's id, so runs can share it."""
+"""Ray's namespace of the actors' names. The names begin with the run's id, so runs can share the namespace."""
 ANSWERS_S: Final = 20.0
-"""Seconds after which a cluster that has not listed its machines counts as gone."""
+"""A cluster that takes more seconds than this to list its machines counts as gone."""
 PLACED_S: Final = 10.0
-"""Seconds after which the driver tells the hub that an actor still has no machine."""
+"""The driver tells the hub about an actor that waits for a machine for this many seconds."""
 ENDING_S: Final = 20.0
-"""Seconds for an actor to end its children; afterwards the actor is killed."""
+"""Time for an actor to end its children, in seconds. After that, the actor is killed."""
 LAST_S: Final = 25.0
-"""Longest time that this process goes on after the hub's end, in seconds."""
+"""Longest time that this process continues after the hub's end, in seconds."""
 _NAME_S: Final = 0.5
 _NAME_TRIES: Final = 20
 
 
 class RayDriver:
-    """The driver; create it when the cluster is connected."""
+    """The driver. Create it when the cluster is connected."""
 
     def __init__(self, pipe: ParentPipe, frame: Frame) -> None:
         self._pipe = pipe
         self._owner: str = frame["owner"]
         self._kinds: Mapping[str, Mapping[str, Any]] = frame["kinds"]
         self._within_s: float = POLL_S + frame["silent_s"]
-        """Seconds without a reply after which an actor counts as lost."""
+        """An actor that sends no reply for this many seconds counts as lost."""
         self._parcels: dict[str, asyncio.Task[Any]] = {}
-        """Parcels (zips of the files that a child needs) stored in the cluster, by path of the zip."""
+        """Parcels (zips of the files that a child needs) that are stored in the cluster, by the path of the zip."""
         self._source = source_hash()
         self._actors: dict[str, Any] = {}
-        """Actors ready for children, by slot."""
+        """Actors that are ready for children, by slot."""
         self._children: dict[int, tuple[str, asyncio.Task[None]]] = {}
         self._sent: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Process the hub's frames until the hub is gone, then end all actors."""
+        """Process the hub's frames until the hub is gone. Then end all actors."""
         try:
             while (frame := await asyncio.to_thread(self._pipe.receive)) is not None:
                 if "start" in frame:
@@ -90,11 +91,11 @@ class RayDriver:
         files = {} if not frame["files"] else await asyncio.to_thread(_read, frame["files"])
         slot, _ = self._children.get(frame["to"], ("", None))
         if (actor := self._actors.get(slot)) is not None:
-            # Do not wait: the actor's answers show if the frame arrived.
+            # Do not wait: the actor's answers show if the frame has arrived.
             actor.send.remote(frame["to"], frame["number"], frame["frame"], files, frame["dropped"])
 
     async def _host(self, number: int, frame: Frame) -> None:
-        """Start a child in its slot's actor and forward its answers."""
+        """Start a child in the actor of its slot, and forward the child's answers."""
         slot = frame["slot"]
         try:
             if slot not in self._actors:
@@ -142,8 +143,8 @@ class RayDriver:
         task.add_done_callback(self._sent.discard)
 
     async def _prepared(self, number: int, slot: str, kind: Mapping[str, Any]) -> tuple[Any, str]:
-        """Create an actor for a slot and wait until Ray has resources for it. Return the actor, and a reason if it is
-        unusable (else "")."""
+        """Create an actor for a slot, and wait until Ray has resources for it. Return the actor and the reason why the
+        actor is unusable ("" if usable)."""
         options, packed = kind["options"], kind["parcel"]
         if packed not in self._parcels:
             put = asyncio.to_thread(lambda: ray.put(Path(packed).read_bytes()))
@@ -167,7 +168,8 @@ class RayDriver:
             raise
 
     async def _made(self, name: str, options: Mapping[str, Any]) -> Any:
-        """Create an actor with this name. If an earlier driver of the same run left one, end that one first."""
+        """Create an actor with this name. If an earlier driver of the same run left an actor with this name, end that
+        one first."""
         made = ray.remote(ChildHost).options(
             name=name, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD", **options
         )
@@ -193,7 +195,7 @@ class RayDriver:
 
 
 def _read(files: Mapping[str, str]) -> dict[str, bytes]:
-    """Read these files. A file that cannot be read is left out; the process that needs it reports that."""
+    """Read these files. Unreadable files are left out, and the process that needs such a file reports the problem."""
     found = {}
     for name, path in files.items():
         try:

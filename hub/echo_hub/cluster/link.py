@@ -1,4 +1,4 @@
-"""The hub's end of a Ray cluster: child processes run there and are used like local ones.
+"""The hub's end of a Ray cluster. Child processes run in the cluster, and the hub uses them like local ones.
 
     async with RayLink.open(config.ray, {"scorer": parcel}, owner="run-1", logs=logs) as link:
         child = await link.spawn("scorer", "scorer-0", command, answer_s=15.0, counted="arguments", ending_s=5.0)
@@ -7,11 +7,11 @@
         await child.receive()            raises ChildExited if it has ended, as a local child does
         await child.stop()
 
-All but the last may raise ChildLost: the child's machine, actor or cluster is gone or unusable.
+All but the last may raise ChildLost if the child's machine, actor or cluster is gone or unusable.
 
 A separate process talks to Ray (`echo_hub.cluster.driver`). If it loses the cluster, it ends, all children are lost,
-and new drivers try to connect forever; `absence` gives the reason meanwhile. Late messages of replaced children are
-ignored.
+and new drivers try to connect, without a limit. In the meantime, `absence` gives the reason. Late messages of replaced
+children are ignored.
 """
 
 from __future__ import annotations
@@ -38,16 +38,17 @@ from echo_shared.process.supervised import ChildLimits, Command, SupervisedChild
 log = logging.getLogger(__name__)
 
 CONNECTED_S: Final = 120.0
-"""Longest time for the driver to connect or to report a failure, in seconds."""
+"""Longest time for the driver to connect, or to report a failure, in seconds."""
 SILENT_S: Final = 20.0
-"""Seconds of silence, beyond the interval of its replies, after which an actor counts as lost."""
+"""An actor counts as lost when its reply is overdue by this many seconds."""
 KNOCK_S: Final = 10.0
 FIRST_S: Final = 1.0
 LIMIT_S: Final = 30.0
 LOG_BYTES: Final = 2**20
 """Size in bytes at which the log of a slot's children is rotated."""
 _ENVIRONMENT: Final = {"RAY_ENABLE_AUTO_CONNECT": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-"""Keep a Ray client that has lost its cluster from starting a local one, and Ray from sending usage statistics."""
+"""Settings that keep a Ray client that has lost its cluster from starting a local one, and Ray from sending usage
+statistics."""
 _NO_FILES: Final[Mapping[str, Path]] = {}
 _DRIVER: Final = ChildLimits(ready_s=CONNECTED_S, silent_s=float("inf"), silent_start_s=float("inf"), ending_s=30.0)
 
@@ -59,14 +60,14 @@ class ChildLost(EchoError):
 
 
 class ClusterUnusable(ChildLost):
-    """The cluster cannot be reached, or one of its machines cannot run this child. New children fail until that is
-    corrected."""
+    """The cluster cannot be reached, or one of its machines cannot run this child. Until that is corrected, new
+    children fail."""
 
     default_code = "cluster_unusable"
 
 
 class RayLink:
-    """Connection to the cluster; create it with `open`."""
+    """The connection to the cluster. Create it with `open`."""
 
     def __init__(self, config: RayConfig, opening: Mapping[str, Any], *, logs: Path) -> None:
         self._config = config
@@ -79,18 +80,18 @@ class RayLink:
         self._reason = ""
         """Why the cluster cannot be reached; "" while the hub is connected."""
         self._unfit: dict[WorkerKind, str] = {}
-        """Why the machine on which a child of this kind was last placed cannot run it."""
+        """Why the last machine of a child of this kind cannot run it."""
 
     @classmethod
     @contextlib.asynccontextmanager
     async def open(
         cls, config: RayConfig, parcels: Mapping[WorkerKind, Parcel], *, owner: str, logs: Path
     ) -> AsyncIterator[RayLink]:
-        """Connect to the cluster, for children of the kinds in `parcels`. Two links that are open at the same time need
-        different `owner` names.
+        """Connect to the cluster, for children of the kinds in `parcels`. If two links are open at the same time, they
+        need different `owner` names.
 
-        Raises ConfigError if Ray is not installed or the cluster cannot be reached. Leaving the block ends all children
-        and actors.
+        Raises ConfigError if Ray is not installed or the cluster cannot be reached. At the end of the block, all
+        children and actors are ended.
         """
         if importlib.util.find_spec("ray") is None:
             raise ConfigError(
@@ -98,7 +99,7 @@ class RayLink:
                 got=f"settings that have a {' and a '.join(parcels)} run in a Ray cluster",
                 do=f"Install it: {how_to_install('ray')}",
             )
-        # Files that a killed hub left here are overwritten. Kinds with equal parcels share a file.
+        # Overwrite files that a killed hub left here. Kinds with equal parcels share a file.
         packed = {
             kind: logs / f"ray-{next(first for first in parcels if parcels[first] == parcel)}.zip"
             for kind, parcel in parcels.items()
@@ -142,11 +143,11 @@ class RayLink:
     async def spawn(
         self, kind: WorkerKind, slot: str, command: Command, *, answer_s: float, counted: str, ending_s: float
     ) -> RayChild:
-        """Wait for the cluster, and create a child for the actor of a slot. The actor is created if needed; a slot
-        holds one child at a time.
+        """Wait for the cluster, and create a child for the actor of a slot. If the slot has no actor, one is created. A
+        slot holds one child at a time.
 
-        `command` is run on the child's machine and logged on the hub's. `answer_s`: timeout per answer. `counted`: the
-        key of a frame whose value has one entry per answer that the child owes for that frame.
+        `command` runs on the child's machine, and its log is on the hub's. `answer_s` is the timeout for each answer.
+        `counted` is a key of the frames: the child owes one answer for each entry of the key's value.
         """
         await self._connected.wait()
         spec = {
@@ -176,7 +177,7 @@ class RayLink:
         self._children.pop(number, None)
 
     async def _connect(self) -> None:
-        """Start a driver process and let it connect. Raises ConfigError."""
+        """Start a driver process, and let it connect. Raises ConfigError."""
         await self._knock()
         command = Command(module="echo_hub.cluster.driver", name="Ray", log=self._logs / "ray.log", env=_ENVIRONMENT)
         try:
@@ -191,7 +192,7 @@ class RayLink:
         self._connected.set()
 
     async def _knock(self) -> None:
-        """Check that the cluster's address accepts connections, because Ray itself would retry for minutes. Raises
+        """Check that the cluster's address accepts connections, because Ray itself would try for minutes. Raises
         ConfigError."""
         if self._config.address == "auto":
             return
@@ -223,7 +224,7 @@ class RayLink:
             await driver.stop(timeout_s=_DRIVER.ending_s)
 
     async def _run(self) -> None:
-        """Forward the driver's frames to the children, and start a new driver whenever one has ended."""
+        """Forward the driver's frames to the children. If a driver has ended, start a new one."""
         failures = 0
         while True:
             try:
@@ -252,7 +253,7 @@ class RayLink:
             frame = await self._driver.receive()
             child = self._children.get(frame["about"])
             if child is None:
-                continue  # The child was stopped meanwhile.
+                continue  # The child has been stopped in the meantime.
             if "waiting" in frame:
                 if not any(other.waits for other in self._children.values() if other.kind == child.kind):
                     log.warning("Ray lacks resources for %s so far: %s", child.slot, frame["waiting"])
@@ -293,8 +294,8 @@ class RayChild:
         self._end: EchoError | None = None
 
     async def open(self, opening: Mapping[str, object]) -> None:
-        """Start the child. Raises ChildExited or ChildLost. A child that answers `failed` is on a machine that cannot
-        run it, and is lost."""
+        """Start the child. Raises ChildExited or ChildLost. If the child answers `failed`, its machine cannot run it,
+        and it is lost."""
         start = {"start": self._number, "kind": self.kind, "slot": self.slot, "spec": self._spec}
         await self._link._say({**start, "opening": pack_frame(opening)})
         self.ready = await self.receive()
@@ -314,8 +315,8 @@ class RayChild:
     ) -> None:
         """Send a frame. Raises ChildExited or ChildLost if the child is known to be gone.
 
-        Before the frame is passed on, `files` of this machine are copied to ../sent/NAME on the child's machine, except
-        unreadable ones, and the `dropped` directories there are deleted.
+        First, the `files` of this machine are copied to ../sent/NAME on the child's machine, except files that cannot
+        be read, and the `dropped` directories there are deleted. Then the child gets the frame.
         """
         if self._end is not None:
             raise self._end
@@ -324,8 +325,8 @@ class RayChild:
         await self._link._say({**told, "files": {name: str(path) for name, path in files.items()}})
 
     async def receive(self, *, within_s: float = float("inf")) -> Frame:
-        """Return the child's next answer; raise ChildExited or ChildLost once it has ended. `within_s` is not used: the
-        child's machine applies the `answer_s` of `RayLink.spawn`."""
+        """Return the child's next answer. If the child has ended, raise ChildExited or ChildLost. `within_s` is not
+        used: the child's machine applies the `answer_s` of `RayLink.spawn`."""
         if self._end is not None and self._found.empty():
             raise self._end
         found = await self._found.get()
@@ -358,7 +359,7 @@ class RayChild:
         return error
 
     def over(self, error: EchoError) -> None:
-        """Record that the child has ended with this error, and end waiting for it."""
+        """Record the error with which the child ended, and wake up callers of `receive`."""
         if self._end is None:
             self._end = error
             self._found.put_nowait(error)
@@ -366,10 +367,10 @@ class RayChild:
             self._link._forget(self._number)
 
     def kill(self) -> None:
-        """Do nothing: in the cluster, `stop` also kills the child."""
+        """Do nothing. In the cluster, `stop` also kills the child."""
 
     async def stop(self, *, timeout_s: float = 10.0) -> None:
-        """End the child and forget it; do nothing if it is gone already."""
+        """End the child and forget it. Do nothing if the child is already gone."""
         self.over(ChildLost("It was stopped."))
         with contextlib.suppress(ChildLost):
             await self._link._say({"end": self._number})

@@ -1,8 +1,8 @@
-"""Processes that compute with the base model and adapters, on the hub's machine or in its Ray cluster.
+"""Processes that compute with the base model and with adapters, on the hub's machine or in its Ray cluster.
 
-The opening frame has `settings` with the base model's directory. Each request has `adapters`, which maps a version to
-the directory with its adapter. An adapter is sent into the cluster with the first request that needs it; the process
-there keeps the newest few.
+The opening frame has `settings`, with the base model's directory. Each request has `adapters`, which maps a version to
+the directory of its adapter. An adapter is sent into the cluster with the first request that needs it. The process
+there keeps the newest few adapters.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from echo_shared.process.child import Frame
 from echo_shared.process.supervised import Command, SupervisedChild
 
 ANSWER_S: Final = 1_800.0
-"""Timeout for each answer after a process is ready, in seconds."""
+"""Timeout in seconds for each answer of a process, after the process is ready."""
 _ENDING_S: Final = 5.0
 _ENVIRONMENT: Final = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
@@ -33,16 +33,16 @@ _ENVIRONMENT: Final = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 class Program:
     kind: WorkerKind
     name: str
-    """Name in texts such as "The NAME process ended"."""
+    """Name of the process in texts such as "The NAME process ended"."""
     module: Sequence[str]
     """Module to run, and its arguments."""
     counted: str
-    """Key of a request whose value has one entry per answer (`RayLink.spawn`)."""
+    """Key of a request whose value has one entry for each answer (`RayLink.spawn`)."""
     env: Mapping[str, str] = field(default_factory=dict)
 
 
 class ModelProcess(ABC):
-    """At most one running process. When it dies, the caller sends all unanswered requests again."""
+    """At most one running process. If it dies, the caller sends all unanswered requests again."""
 
     def __init__(self, program: Program, settings: LearnerSettings, *, logs: Path) -> None:
         module, *arguments = program.module
@@ -60,17 +60,17 @@ class ModelProcess(ABC):
 
     @property
     def pid(self) -> int | None:
-        """Id of the local process; None if no local process runs."""
+        """Id of the local process. None if no local process runs."""
         return self._child.pid if isinstance(self._child, SupervisedChild) else None
 
     @property
     def absence(self) -> str:
-        """Why requests must wait for the process; empty if they need not."""
+        """Why requests must wait for the process. Empty if they need not wait."""
         return ""
 
     async def start(self, opening: Mapping[str, Any]) -> None:
-        """Start a process; the previous one must have been stopped. Raises ChildExited or ChildLost, or LearnerError if
-        the process reports that it cannot work."""
+        """Start a process. The previous process must be stopped by then. Raises ChildExited or ChildLost, or
+        LearnerError if the process reports that it cannot work."""
         self._child = await self._spawn()
         await self._child.open({"settings": self._settings, **opening})
         if "failed" in self._child.ready:
@@ -92,7 +92,7 @@ class ModelProcess(ABC):
         return await self._child.receive(within_s=ANSWER_S)
 
     async def stop(self) -> None:
-        """End the process at once; do nothing if there is none."""
+        """End the process at once. Do nothing if there is none."""
         child, self._child, self.is_ready = self._child, None, False
         if child is not None:
             child.kill()
@@ -100,7 +100,7 @@ class ModelProcess(ABC):
 
 
 class ProcessBeside(ModelProcess):
-    """A process on the hub's machine, which reads adapters where the hub stores them."""
+    """A process on the hub's machine. It reads adapters from the hub's directories."""
 
     async def _spawn(self) -> SupervisedChild:
         return await SupervisedChild.spawn(self._command)
@@ -114,7 +114,7 @@ class ProcessInCluster(ModelProcess):
     """A process that runs under its own Ray actor on a machine of the cluster."""
 
     def __init__(self, program: Program, settings: LearnerSettings, *, logs: Path, cluster: RayLink, kept: int) -> None:
-        """`kept`: number of adapters that the process keeps on its machine."""
+        """`kept` is the number of adapters that the process keeps on its machine."""
         super().__init__(program, settings, logs=logs)
         _, self._settings["base_dir"] = base_model(settings.base_dir)
         self._cluster = cluster
@@ -124,7 +124,7 @@ class ProcessInCluster(ModelProcess):
 
     @property
     def absence(self) -> str:
-        """Why requests must wait for the process in the cluster; empty if they need not."""
+        """Why requests must wait for the process in the cluster. Empty if they need not wait."""
         return self._cluster.absence(self._program.kind)
 
     async def _spawn(self) -> RayChild:
@@ -135,7 +135,7 @@ class ProcessInCluster(ModelProcess):
         )
 
     async def send(self, request: Mapping[str, Any], adapters: Mapping[int, Path]) -> None:
-        """Send a request, with the adapters that the process does not have yet."""
+        """Send a request, together with adapters that the process still lacks."""
         assert isinstance(self._child, RayChild)
         files = {
             f"{version}/{WEIGHTS_FILE}": adapters[version] / WEIGHTS_FILE for version in adapters.keys() - self._sent

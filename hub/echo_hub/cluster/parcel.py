@@ -1,8 +1,9 @@
 """The local files that a process on another machine needs, as one zip.
 
-base/        the base model's files: all, or only those of its tokenizer modules/     Python modules files/N/     single
-files work/        the user's directory, in which the process works; the others are at ../base and ../files/N/NAME from
-there
+base/        the base model's files: all, or only those of its tokenizer
+modules/     Python modules
+files/N/     single files
+work/        the user's directory, in which the process works. From there, the others are ../base and ../files/N/NAME
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from zipfile import ZIP_STORED
 from echo_shared.errors import ConfigError
 
 MOST_BYTES: Final = 2**29
-"""Maximum number of bytes of all files together."""
+"""Maximum size of all files together, in bytes."""
 PACKAGES: Final = ("echo_hub", "echo_shared")
 """Packages whose source must be the same on both machines."""
 
@@ -31,10 +32,11 @@ class Parcel:
 
     contents: Mapping[str, Path] = field(default_factory=dict)
     lies_there: Mapping[str, int] = field(default_factory=dict)
-    """Sizes in bytes of files that are not sent: the other machine must have each file under the same path."""
+    """Files that are not sent, mapped to their sizes in bytes. The other machine must have each file under the same
+    path."""
 
     def write(self, path: Path) -> None:
-        """Write the zip. Raises ConfigError if a file cannot be read, or if all together exceed MOST_BYTES."""
+        """Write the zip. Raises ConfigError if a file cannot be read, or if all files together exceed MOST_BYTES."""
         size = 0
         try:
             with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as archive:
@@ -67,7 +69,7 @@ class Parcel:
 def base_model(base_dir: Path) -> tuple[Parcel, str]:
     """Return a base model's parcel, and the model's path relative to the parcel's directory `work`.
 
-    A model of more than `MOST_BYTES` is not sent; its path is then absolute.
+    A model larger than `MOST_BYTES` is not sent, and its path is absolute.
     """
     sizes = {str(file): file.stat().st_size for _, file in Parcel(contents={"base": base_dir.absolute()}).files()}
     if sum(sizes.values()) > MOST_BYTES:
@@ -76,7 +78,7 @@ def base_model(base_dir: Path) -> tuple[Parcel, str]:
 
 
 def lacking(lies_there: Mapping[str, int]) -> str:
-    """Return the first file that is missing on this machine or has another size; "" if all files are as expected."""
+    """Return the first file that this machine lacks or has in another size; "" if all files are as expected."""
     for name, size in lies_there.items():
         file = Path(name)
         if not file.is_file() or file.stat().st_size != size:
@@ -85,8 +87,8 @@ def lacking(lies_there: Mapping[str, int]) -> str:
 
 
 def unpack(packed: Path, directory: Path) -> dict[str, str]:
-    """Unpack a parcel into `directory`. Return the environment variables for a process that works in its directory
-    `work`."""
+    """Unpack a parcel into `directory`. Return the environment variables for a process that works in the parcel's
+    directory `work`."""
     with zipfile.ZipFile(packed) as archive:
         archive.extractall(directory)
     for name in ("work", "modules"):
@@ -96,7 +98,7 @@ def unpack(packed: Path, directory: Path) -> dict[str, str]:
 
 
 def source_hash() -> str:
-    """Return a hash of the source of all `PACKAGES` as installed on this machine."""
+    """Return a hash of the installed source of all `PACKAGES` on this machine."""
     digest = hashlib.blake2b(digest_size=16)
     for package in PACKAGES:
         root = Path(str(resources.files(package)))

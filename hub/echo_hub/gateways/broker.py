@@ -1,8 +1,8 @@
-"""Connection of hub and gateways to NATS and JetStream, its store of messages; the only module that uses the NATS
-client library.
+"""The connection of the hub and the gateways to NATS and JetStream, NATS's store of messages. Only this module uses the
+NATS client library.
 
-A broken connection is re-established forever. Messages published while it is broken may be lost. `store` is reliable:
-it returns only when JetStream has the message on disk.
+If the connection breaks, the client tries to reconnect, without a limit. Messages published in the meantime may be
+lost. `store` is reliable: it returns only when JetStream has the message on disk.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ log = logging.getLogger(__name__)
 CONNECT_S: Final = 10
 RETRY_S: Final = 0.5
 STORE_S: Final = 5.0
-"""Timeout of one request to JetStream, in seconds. After it the caller repeats the request."""
+"""Timeout of one request to JetStream, in seconds. After it, the caller repeats the request."""
 LEAST_PAYLOAD: Final = MAX_FRAME_BYTES + 2**16
-"""Smallest message size limit that the NATS server must allow, in bytes: the largest message to a node, plus its
-overhead."""
+"""Lowest limit on the size of a message that the NATS server must allow, in bytes: the largest message to a node, plus
+its overhead."""
 BUFFER_BYTES: Final = 4 * LEAST_PAYLOAD
 DUPLICATES_S: Final = 600.0
-"""Seconds in which JetStream drops a message whose id it has already stored."""
+"""If JetStream has stored a message, it drops messages with the same id for this many seconds."""
 UNDER_WAY: Final = 64
-"""Maximum number of messages delivered to the hub whose effects are not committed yet."""
+"""Largest number of messages that the hub has received from JetStream and whose effects it has not committed yet."""
 SETTLED_WITHIN_S: Final = 86_400.0
-"""Seconds until JetStream redelivers an unsettled message. Long, because a hub may wait for disk space for hours."""
+"""Seconds until JetStream delivers an unsettled message again. The time is long, because a hub may wait for disk space
+for hours."""
 CONSUMER: Final = "hub"
 _NO_SUCH_CONSUMER: Final = 10014
 _FULL: Final = frozenset({10077, 10023, 10047, 10028})
@@ -70,7 +71,7 @@ class BrokerFullError(ConnectError):
 
 
 class Broker:
-    """One connection to NATS; create it with `open`."""
+    """One connection to NATS. Create it with `open`."""
 
     def __init__(self, client: Client, settings: GatewaysConfig) -> None:
         self._client = client
@@ -79,11 +80,11 @@ class Broker:
         self._is_closing = False
         self._num_lost = 0
         self.connected_again = asyncio.Event()
-        """Set when a broken connection has been re-established; the waiting task clears it."""
+        """Set when a broken connection works again. The waiting task clears it."""
 
     @classmethod
     async def open(cls, settings: GatewaysConfig, *, name: str) -> Broker:
-        """Connect to NATS. Raises ConfigError if no server answers or its limits are too small."""
+        """Connect to NATS. Raises ConfigError if no server answers, or if the server's limits are too small."""
         try:
             from nats.aio.client import Client
             from nats.errors import Error
@@ -141,8 +142,8 @@ class Broker:
         return self._client.is_connected
 
     async def publish(self, subject: str, message: bytes) -> None:
-        """Send a message to the present subscribers. Raises ConnectError if the message cannot even be buffered for
-        sending."""
+        """Send a message to the present subscribers. Raises ConnectError if the client cannot even buffer the message
+        for sending."""
         from nats.errors import Error
 
         try:
@@ -203,9 +204,8 @@ class Broker:
             ) from error
 
     async def store(self, subject: str, message: bytes, *, message_id: str) -> None:
-        """Store a message and return once JetStream has it on disk. A message id that is repeated within DUPLICATES_S
-        is stored only once.
-        """
+        """Store a message, and return when JetStream has it on disk. If a message id is repeated within DUPLICATES_S,
+        the message is stored only once."""
         from nats.errors import Error
         from nats.js.errors import APIError
 
@@ -219,10 +219,10 @@ class Broker:
         _heed_cancellation()
 
     async def consume(self, stream: str, take: Callable[[StoredMessage], Awaitable[None]]) -> None:
-        """Pass stored messages to `take` forever, oldest first, one at a time.
+        """Pass stored messages to `take` forever, the oldest first, one at a time.
 
         After a lost connection, delivery resumes with the oldest message for which `StoredMessage.settle` was not
-        called. If several processes call this, only the newest caller receives messages.
+        called. If several processes call this method, only the newest caller receives messages.
         """
         from nats.errors import Error
 
@@ -265,9 +265,8 @@ class Broker:
         await self._streams.add_consumer(stream, consumer)
 
     async def waiting(self, stream: str) -> int:
-        """Return the number of messages in JetStream with effects that the hub has not committed yet. Raises
-        ConnectError.
-        """
+        """Return the number of messages in JetStream whose effects the hub has not committed yet. Raises
+        ConnectError."""
         from nats.errors import Error
 
         try:
@@ -276,7 +275,7 @@ class Broker:
             raise ConnectError("JetStream does not answer.", got=str(error)) from error
 
     async def close(self) -> None:
-        """Send buffered messages if that takes at most 2 s, and disconnect."""
+        """Send the buffered messages, for at most 2 s, and disconnect."""
         from nats.errors import Error
 
         self._is_closing = True
@@ -289,8 +288,8 @@ class Broker:
 
 
 def _heed_cancellation() -> None:
-    """Raise CancelledError if the current task was cancelled: the NATS library swallows a cancellation that arrives
-    while it writes."""
+    """Raise CancelledError if the current task was cancelled, because the NATS library swallows a cancellation that
+    arrives while it writes."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
@@ -302,7 +301,7 @@ def without_password(url: str) -> str:
 
 
 def _tls(settings: GatewaysConfig) -> ssl.SSLContext | None:
-    """Return the TLS context; None if the settings use no TLS. Raises ConfigError if a file cannot be used."""
+    """Return the TLS context, or None if the settings use no TLS. Raises ConfigError if a file cannot be used."""
     if not (settings.tls_ca or settings.tls_certificate or "tls://" in settings.url):
         return None
     try:

@@ -1,5 +1,5 @@
-"""All connected nodes, on the hub's own port and at gateways. The rest of the hub need not know which of the two holds
-a node's connection."""
+"""The connections of all nodes, on the hub's own port and at gateways. The rest of the hub need not know where a node
+is connected."""
 
 from __future__ import annotations
 
@@ -49,23 +49,23 @@ class Connections:
         self._holder(node_id).dismiss(node_id, code, what)
 
     async def close(self, code: RefusalCode, what: str) -> None:
-        """Close the connections of all nodes and tell them why.
+        """Close the connections of all nodes, and tell the nodes why.
 
-        If the hub stops before the run is finished, nodes behind gateways stay connected, and JetStream stores what
-        they send.
+        If the hub stops before the run is finished, nodes behind gateways stay connected, and JetStream stores what the
+        nodes send.
         """
         if code is RefusalCode.FINISHED:
             self.sessions.close(code, what)
         await self.own.close(code, what)
 
     def untold(self, node_id: str, receipts: Sequence[RolloutReceipt]) -> Sequence[RolloutReceipt]:
-        """Leave out receipts that the node's gateway has already sent: a gateway itself tells its nodes which rollouts
-        were received."""
+        """Return the receipts without those that the node's gateway has already sent. A gateway itself tells its nodes
+        which rollouts were received."""
         if node_id not in self.sessions:
             return receipts
         return [one for one in receipts if one.state is not ReceiptState.RECEIVED or one.checked is not Checked.NO]
 
     def turned_away(self, passkeys: Mapping[str, int]) -> dict[str, dict[str, int]]:
-        """Return the numbers of refused connections since the hub's start, by kind and reason. `passkeys`: refused uses
-        of passkeys, by reason."""
+        """Return the numbers of refused connections since the hub's start, by kind and reason. `passkeys` holds the
+        numbers of refused uses of passkeys, by reason."""
         return {"connection": self.limits.counts, "passkey": dict(passkeys), **self.own.turned_away}

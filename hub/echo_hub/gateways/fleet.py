@@ -1,7 +1,7 @@
-"""The hub's end of its gateways: keeps a line (a numbered message stream) to each gateway, admits the gateways' nodes,
-and takes in the messages that gateways stored.
+"""The hub's end of its gateways. It keeps a line (a numbered message stream) to each gateway, admits the gateways'
+nodes, and takes in the messages that gateways have stored.
 
-This component is inactive unless gateways.url is set.
+Without gateways.url, this component does nothing.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ log = logging.getLogger(__name__)
 GATHER_S: Final = 0.005
 """Seconds for which messages to gateways are collected, so that one NATS message carries many."""
 TOLD_BYTES: Final = 2**20
-"""Approximate size limit of one message to a gateway, in bytes; a larger frame is sent alone."""
+"""Approximate size limit of one message to a gateway, in bytes. A larger frame is sent alone."""
 A_GAP: Final = 2**62
-"""A message number far ahead of the expected one: the gateway that receives it sees a gap and begins a new line."""
+"""A message number far ahead of the expected one. A gateway that receives it concludes that messages are missing, and
+begins a new line."""
 
 
 class GatewayFleet:
-    """All gateways of the hub. `own`: the connections on the hub's own port. `nonces` use a secret that the gateways
-    share."""
+    """All gateways of the hub. `own` holds the connections on the hub's own port. `nonces` use a secret that the
+    gateways share."""
 
     def __init__(
         self,
@@ -102,7 +103,7 @@ class GatewayFleet:
         for line in tuple(self._sessions.lines.values()):
             while line.pushes and line.outbox.num_bytes < TOLD_BYTES:
                 line.make_push()
-            if line.pushes:  # Further pushes follow in the next round, after messages queued meanwhile.
+            if line.pushes:  # Send the other pushes in the next round, after messages queued by then.
                 self._sessions.news.set()
             try:
                 while line.outbox and not line.is_over:
@@ -130,7 +131,7 @@ class GatewayFleet:
             now = time.monotonic()
             was_asleep, last = now - last > GONE_S / 2, now
             for line in tuple(self._sessions.lines.values()):
-                if was_asleep:  # The hub's machine slept: messages that came meanwhile are still unread.
+                if was_asleep:  # The hub's machine slept: messages that came in that time are still unread.
                     line.heard_at = now
                 elif now - line.heard_at > GONE_S:
                     log.warning("gateway %s is gone, and so are %d nodes", line.gateway_id, len(line.sessions))
@@ -169,7 +170,7 @@ class GatewayFleet:
 
     async def _begun(self, gateway_id: str, number: int, item: Item) -> GatewayLine | None:
         """Return a new line if this is the gateway's first message. For any other message of a gateway without a line,
-        return None and make the gateway begin a new line."""
+        return None, and make the gateway begin a new line."""
         assert self._broker is not None
         if number == 1 and item[0] == ItemKind.HERE:
             log.info("gateway %s has connected", gateway_id)
@@ -206,7 +207,7 @@ class GatewayFleet:
             invite_id, ended = None, None
             try:
                 invite_id = self._inbox.find_invite(node_id, token)
-            except InviteEndedError as error:  # The gateway decides by its own settings if this matters.
+            except InviteEndedError as error:  # The gateway's settings decide if this matters.
                 ended = error.what
             self._inbox.admit(node_id)
             return [ItemKind.MET, request, invite_id, invite_id is not None or self._inbox.knows(node_id), ended]
@@ -226,7 +227,7 @@ class GatewayFleet:
             log.exception("an error in the hub prevented a node from joining")
             line.put(_refusal(request, RefusedError("The hub failed on this connection.", do="Try again later.")))
         else:
-            self._displace(node.node_id)  # The node may have connected elsewhere meanwhile.
+            self._displace(node.node_id)  # The node may have connected elsewhere in the meantime.
             if line.is_over:
                 await inbox.node_left(node.node_id)
                 return

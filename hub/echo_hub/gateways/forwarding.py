@@ -1,7 +1,7 @@
-"""Forward all requests other than node websockets to the hub: files, records, tracker and pages.
+"""Forward all requests to the hub, except node websockets: files, records, tracker and pages.
 
-Request and response bodies are streamed. The hub learns the client's address and scheme from X-Forwarded headers
-(server.trusted_proxies).
+The bodies of requests and responses are streamed. The hub learns the client's address and scheme from X-Forwarded
+headers (server.trusted_proxies).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from echo_shared.errors import RemoteProtocolError
 
 CONNECT_S: Final = 5.0
 SILENT_S: Final = 60.0
-"""Seconds without data after which a response is given up. The hub's live pages send data more often."""
+"""A response without data for this many seconds is given up. The hub's live pages send data more often."""
 CHUNK_BYTES: Final = 2**18
 _OF_ONE_HOP: Final = frozenset(
     name.casefold()
@@ -34,11 +34,11 @@ _OF_ONE_HOP: Final = frozenset(
         hdrs.UPGRADE,
     )
 )
-"""Headers that concern only one connection (hop-by-hop), RFC 9110, section 7.6.1."""
+"""Headers that concern only one connection (hop-by-hop), from RFC 9110, section 7.6.1."""
 
 
 class Forwarding:
-    """Forwards requests to the hub. Call `open` inside the event loop, and `close` at the end. `hub_url` has no
+    """Forwards requests to the hub. Call `open` inside the event loop, and `close` at the end. `hub_url` must have no
     path."""
 
     def __init__(self, hub_url: str, trusted_proxies: Collection[str]) -> None:
@@ -58,7 +58,7 @@ class Forwarding:
             await self._session.close()
 
     def routes(self) -> list[web.AbstractRouteDef]:
-        """Return a catch-all route; add it after all other routes."""
+        """Return a route that matches everything; add it after all other routes."""
         return [web.route("*", "/{path:.*}", self._forward)]
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
@@ -106,7 +106,7 @@ async def _passed_on(request: web.Request, answer: aiohttp.ClientResponse) -> we
 
 
 def _end_to_end(headers: CIMultiDict[str] | aiohttp.typedefs.LooseHeaders) -> CIMultiDict[str]:
-    """Return the headers without those meant only for the next hop."""
+    """Return the headers except those meant only for the next hop."""
     given = CIMultiDict(headers)
     named = {name.strip().casefold() for each in given.getall(hdrs.CONNECTION, ()) for name in each.split(",")}
     return CIMultiDict(

@@ -1,11 +1,11 @@
-"""A gateway's inbox: asks the hub about new nodes, stores what nodes send, and relays what the hub sends to them.
+"""A gateway's inbox. It asks the hub about new nodes, stores what nodes send, and relays the hub's messages to nodes.
 
     node ──frame──► net.Gateway ──message──► Front ──► Uplink ──► JetStream ──► the hub, in order
                         ▲        ◄──received── as soon as JetStream has it on disk
                         └──frames── Front ◄── HubLine ◄── the hub
 
-The gateway itself tells nodes that their rollouts were received; all other messages to nodes come from the hub. While
-the hub is away, connected nodes stay connected, and what they send is stored.
+The gateway itself tells nodes that their rollouts were received. All other messages to nodes come from the hub. While
+the hub is away, connected nodes stay connected, and the gateway stores what they send.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ class _Session:
     node_id: str
     number: int
     early: list[Item] | None = field(default_factory=list)
-    """Items for this node that arrived before its Welcome was queued; None afterwards."""
+    """Items for this node that arrived before its Welcome was queued. None afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Met:
-    """The hub's answer about one node (invite, known or unknown), in the form of a guest list."""
+    """The hub's answer about one node (its invite, and if the node is known), in the form of a guest list."""
 
     front: Front
     invite_id: int | None
     is_known: bool
     ended: str | None
-    """Why the node's invite has ended; None if it has not."""
+    """Why the node's invite has ended. None if the invite has not ended."""
 
     async def about(self, node_id: str, token: str | None, nonce: bytes) -> _Met:
         return self
@@ -74,10 +74,10 @@ class _Met:
 
 
 class Front:
-    """The gateway's inbox: receives what nodes send, and also what the hub sends."""
+    """The gateway's inbox. It receives what nodes send, and also what the hub sends."""
 
     def __init__(self, gateway: Gateway, line: HubLine, uplink: GatewayUplink, *, hub_host: str = "") -> None:
-        """`hub_host`: the hub's own host, if nodes reach the gateway under another host."""
+        """`hub_host` is the hub's own host, if nodes reach the gateway under another host."""
         self._gateway = gateway
         self._line = line
         self._uplink = uplink
@@ -109,7 +109,7 @@ class Front:
         _, _, number, frame = await self._ask(ItemKind.JOIN, told)
         welcome = decode_from_hub(frame)
         session = self._sessions.get(number)
-        if session is None:  # The node connected again meanwhile, or the hub is away.
+        if session is None:  # The node has reconnected, or the hub is away.
             raise _hub_away()
         assert isinstance(welcome, Welcome), "JOINED carries a Welcome"
         session.node_id = node.node_id
@@ -136,8 +136,8 @@ class Front:
     # --- messages stored in JetStream
 
     def stored(self, items: Sequence[Item]) -> None:
-        """Tell nodes that their rollouts are received, once JetStream has them on disk: nodes need not send them
-        again."""
+        """Tell nodes that their rollouts are received, when JetStream has the rollouts on disk. The nodes need not send
+        them again."""
         received: dict[str, list[Receipt]] = {}
         for item in items:
             if item[0] == ItemKind.ROLLOUT:
@@ -152,7 +152,7 @@ class Front:
     # --- items from the hub
 
     async def begun(self) -> None:
-        """Disconnect all nodes, because the hub process changed or one of its messages was lost."""
+        """Disconnect all nodes, because another hub process runs now, or a message of the hub was lost."""
         for waiting in self._answers.values():
             if not waiting.done():
                 waiting.set_exception(_hub_away())
@@ -192,7 +192,7 @@ class Front:
             waiting.set_result(item)
 
     def _not_wanted(self, answer: Item) -> None:
-        """Handle an answer that came too late: report to the hub that the admitted node has no connection here."""
+        """Handle an answer that came too late: tell the hub that the admitted node has no connection here."""
         if answer[0] == ItemKind.JOINED:
             self._sessions.pop(answer[2], None)
             self._begin(self._uplink.put([ItemKind.LEFT, "", answer[2]]))
@@ -220,8 +220,8 @@ class Front:
             self._gateway.relay(session.node_id, item[2], (item[3][0], bool(item[3][1])))
 
     async def _ask(self, kind: ItemKind, *content: Any) -> Item:
-        """Send a request to the hub and return its answer. Raises RefusedError if the hub refuses or does not answer
-        within ANSWER_S."""
+        """Send a request to the hub, and return the hub's answer. Raises RefusedError if the hub refuses, or does not
+        answer within ANSWER_S."""
         if not self._line.is_open:
             raise _hub_away()
         request = next(self._requests)

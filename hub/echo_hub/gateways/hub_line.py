@@ -1,9 +1,9 @@
-"""A gateway's line to the hub: finds the current hub process and detects lost messages.
+"""A gateway's line to the hub. It finds the current hub process, and detects lost messages.
 
-The hub announces itself by a beacon. A line belongs to one hub process, identified by its epoch (start time), and
-numbers the hub's messages without gaps. If the hub process changes or a message is missing, the gateway disconnects its
-nodes and begins a new line under a new name. So the gateway keeps no outdated state: the nodes reconnect, and the hub
-tells them its state again.
+The hub announces itself by a beacon. A line belongs to one hub process, which is identified by its epoch (start time),
+and numbers the hub's messages without gaps. If the hub process changes or a message is missing, the gateway disconnects
+its nodes and begins a new line under a new name. So the gateway keeps no outdated state: the nodes reconnect, and the
+hub tells them its state again.
 
     beacon  [epoch, number, run id, run name]     both numbers only grow; older beacons are ignored. A lower epoch is
                                                   valid once the hub is silent: its clock may have been set back
@@ -30,19 +30,19 @@ from echo_shared.errors import CodecError, ConnectError
 log = logging.getLogger(__name__)
 
 HERE_S: Final = 1.0
-"""Heartbeat interval of hub and gateways, in seconds."""
+"""Interval between the heartbeats of the hub and the gateways, in seconds."""
 GONE_S: Final = 5.0
-"""Seconds of silence after which the other end counts as gone."""
+"""After this many seconds of silence, the other end counts as gone."""
 
 
 class HubItems(Protocol):
     """Receives what the hub sends on a line. Implemented by `front.Front`."""
 
     def take(self, item: Item) -> None:
-        """Handle one item; called in order."""
+        """Handle one item. The items arrive in order."""
 
     async def begun(self) -> None:
-        """Handle the start of a new line (numbered message stream): everything that the hub sent before is void."""
+        """Handle the start of a new line (a numbered message stream). Everything that the hub sent earlier is void."""
 
 
 class HubLine:
@@ -54,11 +54,12 @@ class HubLine:
         self._beacon = beacon(hub_id)
         self._run_name = run_name
         self.subjects: Subjects | None = None
-        """Names of the run's NATS subjects. None until the hub's first beacon (its periodic announcement)."""
+        """Names of the run's NATS subjects. None until the hub's first beacon (its periodic announcement) has
+        arrived."""
         self.is_known = asyncio.Event()
-        """Set together with `subjects`: the run's id is known."""
+        """Set together with `subjects`, when the run's id is known."""
         self.has_begun = asyncio.Event()
-        """Set once the hub has answered on this line; cleared when a new line begins."""
+        """Set when the hub has answered on this line. Cleared when a new line begins."""
         self._name = ""
         self._newest = (0, 0)
         self._epoch = 0
@@ -88,7 +89,7 @@ class HubLine:
                 await asyncio.sleep(HERE_S)
 
     async def ask(self, item: Item) -> None:
-        """Send an item to the hub. If that fails, the failure is only logged."""
+        """Send an item to the hub. A failure is only logged."""
         if self.subjects is None or not self._name:
             return
         self._number += 1

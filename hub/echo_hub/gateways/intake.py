@@ -1,9 +1,9 @@
-"""Deliver messages that gateways stored in JetStream to the hub's inbox, in order.
+"""Deliver the messages that gateways stored in JetStream to the hub's inbox, in order.
 
-A message is settled (deleted from JetStream) once its effects are committed. A rollout whose node was told "received"
-is therefore always in JetStream or in the database. After a kill before settling, the hub receives the message again
-and recognises its rollouts by id. Messages repeated after a lost connection, or by an attacker, are recognised by their
-numbers.
+A message is settled (deleted from JetStream) when its effects are committed. So a rollout whose node was told
+"received" is always in JetStream or in the database. If the hub is killed before it settles a message, it receives the
+message again and recognises the rollouts by their ids. A message repeated after a lost connection, or by an attacker,
+is recognised by its number.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Books(Protocol):
     """Commits the effects of nodes' messages. Implemented by `echo_hub.driving.driver`."""
 
     async def settled(self) -> None:
-        """Wait until the effects of everything that the inbox received before are committed."""
+        """Wait until the effects of everything that the inbox received before this call are committed."""
 
 
 class Intake:
-    """Passes stored messages to the inbox. `books` tells when their effects are committed."""
+    """Passes stored messages to the inbox. `books` knows when the messages' effects are committed."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Intake:
         self._sessions = sessions
         self._books = books
         self._newest: dict[str, int] = {}
-        """Number of the newest stored message, by gateway."""
+        """Number of the newest stored message of each gateway."""
         self._unsettled: list[StoredMessage] = []
         self._there_are = asyncio.Event()
 
@@ -81,7 +81,7 @@ class Intake:
             if not isinstance(item[3], bytes):
                 log.warning("dropping a message of node %s, which a gateway of another release stored", node_id)
                 return
-            # Accept a rollout even if its node has left or the hub has restarted since.
+            # Accept a rollout even if its node has left, or the hub has restarted, in the meantime.
             if kind == ItemKind.ROLLOUT or self._sessions.current(node_id, number):
                 await self._inbox.node_said(node_id, decode_from_node(item[3]), item[3])
         elif kind == ItemKind.LEFT:
@@ -92,7 +92,7 @@ class Intake:
             raise CodecError("A gateway has stored an item of an unexpected kind.", got=str(kind))
 
     async def settle(self) -> None:
-        """Run an endless loop that deletes messages from JetStream once the hub has committed their effects."""
+        """Delete messages from JetStream when the hub has committed their effects. Runs until cancelled."""
         while True:
             await self._there_are.wait()
             self._there_are.clear()

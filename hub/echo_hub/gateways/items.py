@@ -1,5 +1,5 @@
-"""Items exchanged between gateways and hub: short lists of plain values. Messages of nodes and to nodes travel in the
-frames of the nodes' own connections.
+"""Items that gateways and hub exchange: short lists of plain values. An item with a message from or to a node contains
+the frame of the node's own connection.
 
   stored:  [gateway, number, [item, …]]    ROLLOUT, SAID, LEFT: in the order of the nodes' messages
   asked:   [gateway, epoch, number, item]  HERE, MEET, JOIN, GONE
@@ -16,7 +16,7 @@ Item = list[Any]
 """An `ItemKind`, then the fields that its docstring lists."""
 
 AROUND_BYTES: Final = 128
-"""Estimated bytes that an item takes in addition to its frame."""
+"""Estimated number of bytes that an item takes in addition to its frame."""
 
 
 class ItemKind(IntEnum):
@@ -25,13 +25,14 @@ class ItemKind(IntEnum):
     SAID = 1
     """Fields: node, session, frame of any other message from the node."""
     LEFT = 2
-    """Fields: node, session. The session's connection has ended."""
+    """Fields: node, session. The connection of this session has ended."""
     HERE = 3
-    """Heartbeat of a gateway or the hub."""
+    """No fields. Heartbeat of a gateway or the hub."""
     MEET = 4
-    """Fields: request, node, invite token, nonce. Asks for the hub's facts about this authenticated node."""
+    """Fields: request, node, invite token, nonce. Asks what the hub knows about this authenticated node."""
     MET = 5
-    """Fields: request, invite id or None, True if the node is known, why its invite has ended or None. Answers MEET."""
+    """Fields: request, invite id or None, True if the node is known, why the node's invite has ended or None. Answers
+    MEET."""
     JOIN = 6
     """Fields: request, NodeInfo as a dict. The node asks to join."""
     JOINED = 7
@@ -47,7 +48,7 @@ class ItemKind(IntEnum):
     CLOSE = 12
     """Fields: code, what. Close all connections."""
     GONE = 13
-    """The gateway and all its connections have ended."""
+    """No fields. The gateway and all its connections have ended."""
 
 
 class ItemQueue:
@@ -61,13 +62,13 @@ class ItemQueue:
         return len(self._items)
 
     def put(self, item: Item, frame_bytes: int = 0) -> None:
-        """Append an item. `frame_bytes` is the size of the frame that it contains."""
+        """Append an item. `frame_bytes` is the size of the frame in the item."""
         self._items.append((item, frame_bytes + AROUND_BYTES))
         self.num_bytes += frame_bytes + AROUND_BYTES
 
     def take(self, most_bytes: int) -> list[Item]:
-        """Remove and return the first items, up to `most_bytes` bytes in all. The first item is returned even if it is
-        larger."""
+        """Remove and return the first items, up to `most_bytes` bytes in total. The first item is returned even if it
+        is larger."""
         taken, rest = list[Item](), most_bytes
         while self._items and (not taken or self._items[0][1] <= rest):
             item, num_bytes = self._items.popleft()

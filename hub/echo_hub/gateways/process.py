@@ -1,5 +1,5 @@
-"""A gateway process: its port looks like the hub's. It holds nodes' websockets itself and forwards all other requests
-to the hub."""
+"""A gateway process. Its port looks like the hub's. The process itself holds nodes' websockets, and forwards all other
+requests to the hub."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from echo_shared.wire.messages import RefusalCode
 log = logging.getLogger(__name__)
 
 LAST_STORED_S: Final = 10.0
-"""Longest time for a stopping gateway to store what its nodes have sent, in seconds."""
+"""Longest time that a stopping gateway takes to store what its nodes have sent, in seconds."""
 
 
 class GatewayProcess:
-    """A running gateway; create it with `open_gateway`."""
+    """A running gateway. Create it with `open_gateway`."""
 
     def __init__(self, server: Server, front: Front, line: HubLine, uplink: GatewayUplink) -> None:
         self.server = server
@@ -54,7 +54,7 @@ class GatewayProcess:
             self._front.stored(items)
 
     async def close(self, gateway: Gateway) -> None:
-        """Disconnect the nodes and store what they sent."""
+        """Disconnect the nodes, and store what they have sent."""
         await gateway.close(RefusalCode.SHUTTING_DOWN, "This gateway is stopping. Your node connects to another one.")
         if self._line.subjects is None:
             return
@@ -72,7 +72,7 @@ class GatewayProcess:
 
 @asynccontextmanager
 async def open_gateway(config: HubConfig, me: Identity) -> AsyncIterator[GatewayProcess]:
-    """Open a gateway and its port. `me`: the identity of the hub that it serves. Raises ConfigError."""
+    """Open a gateway and its port. `me` is the identity of the hub that the gateway serves. Raises ConfigError."""
     settings, serving = config.gateways, config.server
     if not settings.url:
         raise ConfigError(

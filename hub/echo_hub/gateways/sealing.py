@@ -1,8 +1,8 @@
-"""Authenticate messages between hub and gateways with a key derived from the hub's identity key.
+"""Authenticate messages between hub and gateways with a key that is derived from the hub's identity key.
 
-Strangers with access to the broker, and the broker's operator, can delay or delete messages, but cannot forge messages.
-Each message carries a MAC over its body and its subject, which names run, direction and recipient. Receivers detect
-replayed messages by their numbers (`hub_line`, `fleet`, `intake`).
+Strangers with access to the broker, and the broker's operator, can delay or delete messages, but cannot forge them.
+Each message carries a MAC over its body and its subject. The subject names the run, the direction and the recipient. If
+a message is replayed, receivers notice this by its number (`hub_line`, `fleet`, `intake`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAC_BYTES: Final = 16
 
 
 def secret_of(me: Identity, purpose: str) -> bytes:
-    """Derive a 32-byte secret for this purpose. Only holders of the hub's key can compute it."""
+    """Derive a 32-byte secret for this purpose. Only holders of the hub's key can compute the secret."""
     return blake2b(me.sign(b"echo: gateways: " + purpose.encode()), digest_size=32).digest()
 
 
@@ -36,8 +36,8 @@ class Seal:
         return self._mac(subject, data) + data
 
     def open(self, subject: str, message: bytes) -> Any:
-        """Decode a message sealed for this subject; msgpack arrays become lists. Raises CodecError if the MAC is
-        wrong."""
+        """Decode a message that was sealed for this subject. Arrays of msgpack become lists. Raises CodecError if the
+        MAC is wrong."""
         data = memoryview(message)[MAC_BYTES:]
         if not hmac.compare_digest(message[:MAC_BYTES], self._mac(subject, data)):
             raise CodecError(

@@ -1,6 +1,7 @@
-"""The hub's table of gateways: which gateway each node is connected to, and the items queued for each gateway.
+"""The hub's table of gateways: the gateway of each node, and the items queued for each gateway.
 
-Belongs to one event loop; nothing here waits. `fleet` sends the queued items and reports the received ones.
+The table belongs to one event loop, and nothing here waits. `fleet` sends the queued items and reports the received
+ones.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from echo_shared.wire.codec import encode
 from echo_shared.wire.messages import FromHub, RefusalCode
 
 WAITING_BYTES: Final = 2**26
-"""Maximum number of bytes queued for one gateway. Above it the hub drops the gateway's line, so its nodes reconnect and
-get the hub's state again."""
+"""Maximum number of bytes that are queued for one gateway. If there are more, the hub drops the gateway's line. Then
+the gateway's nodes reconnect and get the hub's state again."""
 ELSEWHERE: Final = "This node has connected again elsewhere."
 
 
@@ -27,15 +28,14 @@ ELSEWHERE: Final = "This node has connected again elsewhere."
 class GatewaySession:
     node_id: str
     number: int
-    """Number of the session, unique in this process. Numbers start at a random value, so a restarted hub repeats one
-    with probability 2**-60.
-    """
+    """Number of the session, unique in this process. Numbers start at a random value, so a restarted hub repeats a
+    number only with probability 2**-60."""
     line: GatewayLine
 
 
 @dataclass(slots=True, eq=False)
 class GatewayLine:
-    """The hub's line (numbered message stream) to one gateway."""
+    """The hub's line (a numbered message stream) to one gateway."""
 
     gateway_id: str
     heard_at: float
@@ -51,7 +51,7 @@ class GatewayLine:
     is_over: bool = False
 
     def make_push(self) -> None:
-        """Build the next push and append it to the outbox, unless the push has become useless."""
+        """Build the next push and append it to the outbox. If the push has become useless, only drop it."""
         rank, _, number, deferred = heappop(self.pushes)
         if number in self.sessions and (message := deferred.build()) is not None:
             frame = encode(message)
@@ -63,8 +63,8 @@ class GatewayLine:
 
 
 class GatewaySessions:
-    """All sessions through gateways; at most one per node. `net.live_nodes.NodeConnections` explains `send`, `push` and
-    `dismiss`."""
+    """All sessions through gateways. A node has at most one. `net.live_nodes.NodeConnections` explains `send`, `push`
+    and `dismiss`."""
 
     def __init__(self) -> None:
         self._of_node: dict[str, GatewaySession] = {}
@@ -78,7 +78,7 @@ class GatewaySessions:
         return node_id in self._of_node
 
     def begin(self, node_id: str, line: GatewayLine) -> GatewaySession:
-        """Register the node as connected through this line; replaces an earlier session."""
+        """Register the node as connected through this line. An earlier session of the node is replaced."""
         session = GatewaySession(node_id, next(self._numbers), line)
         self._of_node[node_id] = line.sessions[session.number] = session
         return session
@@ -89,15 +89,15 @@ class GatewaySessions:
         return session is not None and session.number == number
 
     def end(self, node_id: str) -> bool:
-        """Remove the node's session through a gateway; return False if there is none."""
+        """Remove the node's session through a gateway. Return False if the node has none."""
         session = self._of_node.pop(node_id, None)
         if session is not None:
             session.line.sessions.pop(session.number, None)
         return session is not None
 
     def left(self, number: int) -> str | None:
-        """End a session that its gateway reported as closed. Return its node; None if the session is not known any
-        more."""
+        """End a session that its gateway has reported as closed. Return the session's node, or None if the session is
+        no longer known."""
         for line in self.lines.values():
             session = line.sessions.get(number)
             if session is not None:
@@ -121,9 +121,8 @@ class GatewaySessions:
         return self._put(node_id, ItemKind.SEND, frame, frame_bytes=len(frame))
 
     def push(self, node_id: str, message: DeferredMessage, rank: Rank) -> bool:
-        """Queue a push. The hub builds its message when sending it to the gateway, where the message has low priority
-        again.
-        """
+        """Queue a push. The hub builds the push's message when it sends it to the gateway. There the message again has
+        low priority."""
         session = self._of_node.get(node_id)
         if session is None or session.line.is_over:
             return False
@@ -135,12 +134,12 @@ class GatewaySessions:
         self._put(node_id, ItemKind.PART, code.value, what)  # The gateway then reports that the connection has ended.
 
     def displace(self, node_id: str) -> bool:
-        """Close the connection of a node that connects again; return True if there was one."""
+        """Close the connection of a node that connects again. Return True if there was one."""
         self.dismiss(node_id, RefusalCode.ALREADY_CONNECTED, ELSEWHERE)
         return self.end(node_id)
 
     def close(self, code: RefusalCode, what: str) -> None:
-        """Close all connections at gateways and tell the nodes why."""
+        """Close all connections at gateways, and tell the nodes why."""
         for line in self.lines.values():
             line.put([ItemKind.CLOSE, code.value, what])
         self.news.set()

@@ -1,4 +1,4 @@
-"""Names of the NATS subjects and streams through which hub and gateways communicate."""
+"""Names of the NATS subjects and streams through which the hub and its gateways communicate."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 def beacon(hub_id: str) -> str:
-    """Return the subject on which a hub announces its presence and its run."""
+    """Return the subject on which a hub announces itself and its run."""
     return f"echo.hub.{hub_id}"
 
 
@@ -16,7 +16,7 @@ class Subjects:
 
     @property
     def stream(self) -> str:
-        """Name of the JetStream stream with the nodes' messages that the hub has not committed yet."""
+        """Name of the JetStream stream. It holds the nodes' messages whose effects the hub has not committed yet."""
         return f"echo-{self.run_id}"
 
     @property
@@ -26,7 +26,7 @@ class Subjects:
 
     @property
     def asked(self) -> str:
-        """Subject of requests and notices from gateways to the hub; not stored."""
+        """Subject of requests and notices from gateways to the hub. JetStream does not store them."""
         return f"echo.run.{self.run_id}.asked"
 
     def told(self, gateway_id: str) -> str:

@@ -1,7 +1,7 @@
-"""Batch what a gateway's nodes send, and store one batch at a time in JetStream, in order.
+"""Collect what a gateway's nodes send into batches, and store one batch at a time in JetStream, in order.
 
-When too many bytes wait, the gateway stops reading from the nodes' sockets. A failed store is retried with the same
-message id, so that JetStream keeps only one copy.
+If too many bytes wait, the gateway stops reading from the nodes' sockets. If JetStream fails to store a batch, it is
+stored again with the same message id, so that JetStream keeps only one copy.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from echo_shared.errors import ConnectError
 log = logging.getLogger(__name__)
 
 GATHER_S: Final = 0.02
-"""Seconds for which items are collected into one stored message."""
+"""Seconds for which items are collected into one message."""
 STORED_BYTES: Final = 2**20
-"""Size at which a batch is stored without further waiting, in bytes; a batch is larger only if a single item is."""
+"""Size at which a batch is stored without further waiting, in bytes. A batch is larger only if it is a single, larger
+item."""
 WAITING_BYTES: Final = 2**24
 RETRY_S: Final = 0.5
 
@@ -42,7 +43,7 @@ class GatewayUplink:
         self._is_empty.set()
 
     async def put(self, item: Item, frame_bytes: int = 0) -> None:
-        """Queue an item, whose frame has this size. Waits while WAITING_BYTES or more are queued."""
+        """Queue an item whose frame has this size. Waits while WAITING_BYTES or more are queued."""
         while self._items.num_bytes >= WAITING_BYTES:
             self._has_room.clear()
             await self._has_room.wait()
@@ -51,8 +52,8 @@ class GatewayUplink:
         self._there_are.set()
 
     async def stored(self, subject: str) -> AsyncIterator[list[Item]]:
-        """Store batches until cancelled. Yield the items of each batch, in the order of `put`, once JetStream has the
-        batch on disk. When called again, resume with the unfinished batch."""
+        """Store batches until cancelled. When JetStream has a batch on disk, yield its items, in the order of `put`.
+        Called again, resume with the unfinished batch."""
         while True:
             if not self._in_hand:
                 await self._there_are.wait()

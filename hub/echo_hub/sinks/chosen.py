@@ -1,4 +1,4 @@
-"""The metric sinks that a run's settings request: for each, a `Following` that feeds a writer."""
+"""The metric sinks that a run's settings request. For each of them, a `Following` feeds a writer."""
 
 from __future__ import annotations
 

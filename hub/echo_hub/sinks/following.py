@@ -1,7 +1,7 @@
-"""Open one writer, feed it from the store and close it. After a failure, open it again.
+"""Open one writer, feed it from the database, and close it. After a failure, open it again.
 
-A writer is TensorBoard's or Weights & Biases' own client. It runs on threads that the hub does not wait for. So it
-cannot stop the run or block the event loop, and delays the hub's end by at most `CLOSE_S`.
+A writer is the client library of TensorBoard or of Weights & Biases. It runs on threads that the hub does not wait for.
+So a writer cannot stop the run or block the event loop, and delays the hub's end by at most `CLOSE_S`.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ T = TypeVar("T")
 WRITE_EVERY_S: Final = 2.0
 """Shortest time between two calls of `write`, in seconds."""
 SLOW_S: Final = 120.0
-"""Longest call in seconds before the operator is told about a slow writer."""
+"""If a call takes longer than this many seconds, the operator is told that the writer is slow."""
 CLOSE_S: Final = 10.0
 AGAIN_S: Final = 300.0
 """Seconds from a failure until the writer is opened again."""
 MOST_CHARACTERS: Final = 300
-"""Number of characters of an error text that the operator is shown."""
+"""Number of characters of an error text that the operator sees."""
 
 
 class EntryWriter(Protocol):
-    """A program to which the entries are written, such as TensorBoard.
+    """A program that gets the entries, such as TensorBoard.
 
-    Each method blocks, and only one is called at a time. Its errors do not affect the run.
+    Each method blocks, and only one is called at a time. Errors of the methods do not affect the run.
     """
 
     @property
@@ -50,11 +50,11 @@ class EntryWriter(Protocol):
         """Write the entries. `position` is the position after the last one."""
 
     def close(self) -> None:
-        """Write the remaining entries and release everything. Does nothing if not open."""
+        """Write the remaining entries and release all resources. Does nothing if the writer is not open."""
 
 
 class Following:
-    """Feeds one writer from the store; `server` waits while the database is unreachable."""
+    """Feeds one writer from the database. `server` waits while the database is unreachable."""
 
     def __init__(
         self, writer: EntryWriter, store: Store, server: Room, changes: Changes, *, texts: SampleTexts | None = None
@@ -65,7 +65,7 @@ class Following:
         self._server = server
         self._changes = changes
         self.problem: str | None = None
-        """Text for the operator while the writer fails or is slow, else None."""
+        """Text for the operator while the writer fails or is slow. Otherwise None."""
 
     async def run(self) -> None:
         """Feed the writer with all new entries, until cancelled."""
@@ -73,7 +73,7 @@ class Following:
             try:
                 await self._follow()
             except Exception as error:
-                # The writer is third-party software and may raise any error. An error ends only this attempt.
+                # The writer is other people's software and may raise any error. An error ends only this attempt.
                 log.debug("%s failed", self._writer.name, exc_info=True)
                 self._say(str(error) or repr(error))
             await asyncio.sleep(AGAIN_S)
@@ -95,7 +95,8 @@ class Following:
             await self._close()
 
     async def _call(self, work: Awaitable[T]) -> T:
-        """Return the result of a call of the writer. A slow call is reported, and still awaited before the next one."""
+        """Return the result of a call of the writer. A slow call is reported, and the next call still waits until the
+        slow call ends."""
         call = asyncio.ensure_future(work)
         try:
             done, _ = await asyncio.wait([call], timeout=SLOW_S)

@@ -1,4 +1,4 @@
-"""Entries for other programs, read from the store: one for each step and each evaluation, in order.
+"""Entries for other programs, read from the database: one for each step and each evaluation, in order.
 
     train/*         the figures of `echo_shared.records.step_figures`, and the mean reward
     reward/*        the mean of each reward component, if there are several
@@ -9,7 +9,7 @@
     distribution/*  histograms over the step's rollouts: reward, completion_tokens, staleness
     samples         texts of a few rollouts of the step, if the operator has turned that on
 
-The step is a policy version everywhere. The wall time is the one in the database.
+The step of an entry is always a policy version. The wall time is the time in the database.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ DISTRIBUTION: Final = "distribution/"
 SAMPLES: Final = "samples"
 STEPS_A_READ: Final = 100
 HISTOGRAMS_AT_START: Final = 500
-"""Number of newest steps before the hub's start that get histograms. Each needs a query for its rollouts."""
+"""Number of the newest steps before the hub's start that get histograms. Each of these steps needs a query for its
+rollouts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """Figures of one policy version, by tag."""
+    """The figures of one policy version, by tag."""
 
     policy_version: int
     at: float
@@ -44,14 +45,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """The point in the run up to which entries are written."""
+    """The point in the run up to which the entries are written."""
 
     step: int = 0
     evaluated_at: float = 0.0
 
 
 class EntryReader:
-    """Reads the entries after `position`, with the sample texts of each step. Blocks, and is not thread-safe."""
+    """Reads the entries after `position`, and the sample texts of each step. Blocks, and is not thread-safe."""
 
     def __init__(self, store: Store, position: Position, *, texts: SampleTexts | None = None) -> None:
         self.position = position
@@ -63,9 +64,8 @@ class EntryReader:
         self._whole_from = (newest.step if newest else 0) - HISTOGRAMS_AT_START
 
     def read(self) -> list[Entry]:
-        """Return the next entries; an empty list if there are none yet. After an error, the next call returns the same
-        entries.
-        """
+        """Return the next entries; an empty list if no new entries exist yet. After an error, the next call returns the
+        same entries."""
         entries = []
         evaluated_at, before = self.position.evaluated_at, self._before
         for record in self._store.read(read_steps, self.position.step, STEPS_A_READ):

@@ -1,9 +1,9 @@
-"""Event files in RUN/tensorboard, written with TensorBoard's own code. Show them with `tensorboard --logdir
+"""Event files in RUN/tensorboard, written with TensorBoard's own code. To see them, run `tensorboard --logdir
 RUN/tensorboard`.
 
-Each start of the hub replaces the files. So no step is duplicated, out of order or missing after a crash. The writer
-needs neither torch nor TensorFlow. TensorBoard's `EventFileWriter` is not used: its writer thread dies with a traceback
-if the disk is full.
+Each start of the hub replaces the files. So even after a crash, the files contain every step exactly once, in order.
+The writer needs neither torch nor TensorFlow. TensorBoard's `EventFileWriter` is not used: if the disk is full, its
+writer thread dies with a traceback.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _summary(entry: Entry) -> Summary:
 
 
 def _markdown(text: SampleText) -> str:
-    """Return the texts as Markdown, which TensorBoard renders. Indented lines are shown verbatim."""
+    """Return the texts as Markdown, which TensorBoard renders. Indented lines appear unchanged."""
     head = f"Reward {text.reward:g}, rollout {text.rollout_id}"
     return "\n\n".join((head, _indented(text.prompt), "---", _indented(text.completion)))
 

@@ -1,6 +1,6 @@
-"""Texts of a few rollouts of a step, for other programs.
+"""The texts of a few rollouts of a step, for other programs.
 
-Only kept groups have texts, and only if the operator has turned texts on: the other program may run on another machine.
+Only kept groups have texts. The operator must turn texts on, because the other program may run on another machine.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from echo_hub.store.bulk import key_of
 from echo_hub.store.store import Store
 
 STEPS_APART: Final = 10
-"""Texts are sent for one step in this number of steps: readers compare texts over the whole run, and each step with
-texts costs a database query."""
+"""Texts are sent for one step in this many. Readers compare texts over the whole run, and each step with texts costs a
+database query."""
 MOST_CHARACTERS: Final = 10_000
-"""Largest number of characters of a prompt or a completion that is sent."""
+"""Largest number of characters of a prompt, or of a completion, that is sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class SampleTexts:
         self._problems = problems
 
     def of_step(self, step: int) -> list[SampleText]:
-        """Return the texts of `metrics.texts` rollouts, spread evenly over the rewards; empty for most steps."""
+        """Return the texts of `metrics.texts` rollouts, spread evenly over the rewards. Empty for most steps."""
         if not self._settings.texts or step % STEPS_APART:
             return []
         kept = [end for end in self._store.read(read_batch_rewards, step) if self._store.keeping.chooses(end.group_id)]

@@ -1,8 +1,8 @@
-"""Weights & Biases, through its own client (extra `wandb`), which sends figures from a background service.
+"""Write to Weights & Biases through its own client (extra `wandb`), which sends figures from a background service.
 
-RUN/wandb holds the client's files and the position of written entries. A restarted hub resumes the same W&B run there.
-Figures that the service had not stored when it was killed may be missing in W&B; RUN/tensorboard and the hub's pages
-have them.
+RUN/wandb holds the client's files, and the position up to which entries are written. From there, a restarted hub
+resumes the same W&B run. A killed service may lose figures that it has not stored yet. RUN/tensorboard and the hub's
+pages still have these figures.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from echo_shared.settings import without_secrets
 TOLD_SECTIONS: Final = ("run", "model", "task", "sampling", "training", "objective", "evaluation", "leases", "trust")
 """Sections of the settings that are sent to W&B. None of them holds a secret, an address or a path of this machine."""
 VERSION: Final = "policy_version"
-"""Name of the horizontal axis in W&B. W&B's own step numbers would count calls."""
+"""Name of the horizontal axis in W&B. The step numbers of W&B itself would count calls."""
 FINISH_S: Final = 6
-"""Seconds that the client's service gets to send the remaining figures when the hub ends."""
+"""Time for the client's service to send the remaining figures when the hub ends, in seconds."""
 
 
 class WandB:
@@ -50,11 +50,11 @@ class WandB:
         self._place = directory / "position.json"
         self._run_id = run_id
         self._client: Any = None
-        """The module `wandb` while its service may hold resources, else None."""
+        """The module `wandb` while its service may hold resources. Otherwise None."""
         self._run: Any = None
 
     def open(self) -> Position:
-        """Start the W&B run, or resume the one of the hub's earlier starts."""
+        """Start the W&B run, or resume the run of the hub's earlier starts."""
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb  # Import here, because the import takes seconds.
 
@@ -65,7 +65,7 @@ class WandB:
             project=os.environ.get("WANDB_PROJECT", "echo"),
             id=self._run_id,
             name=self._config.run.name,
-            mode=metrics.wandb,  # type: ignore[arg-type]  # Open only where it is not "off".
+            mode=metrics.wandb,  # type: ignore[arg-type]  # Opened only if it is not "off".
             resume="allow" if metrics.wandb == "online" else None,
             dir=str(self._directory),
             config={section: settings[section] for section in TOLD_SECTIONS},
@@ -88,7 +88,7 @@ class WandB:
         return self._position()
 
     def write(self, entries: Sequence[Entry], position: Position) -> None:
-        """Hand the entries to the client, then store the position."""
+        """Pass the entries to the client, then store the position."""
         for entry in entries:
             self._run.log(_row(self._client, entry))
         write_private(self._place, json.dumps({"run_id": self._run_id, **asdict(position)}).encode())
