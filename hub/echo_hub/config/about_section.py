@@ -1,4 +1,4 @@
-"""Information for volunteers, written by the run's operator."""
+"""Texts for volunteers that the run's operator writes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SPACES: Final = re.compile(r"[\x00-\x20\x7f\"'<>\\]")
 
 
 def _is_web_address(address: str) -> str:
-    """Return the address if a page may link to it; raise ValueError unless it is http or https."""
+    """Return the address if a page may link to it. Raise ValueError unless it is an http or https address."""
     try:
         _WEB.validate_python(address)
     except ValidationError as error:
@@ -29,13 +29,13 @@ LinkAddress = Annotated[str, Field(max_length=500), AfterValidator(_is_web_addre
 
 
 class AboutConfig(Section):
-    """Texts for volunteers on the public pages /about and /leaderboard, shown before they lend a machine. They are
-    plain text; an empty line begins a paragraph."""
+    """Texts for volunteers on the public pages /about and /leaderboard, which they can read before they lend a machine.
+    The texts are plain; an empty line begins a paragraph."""
 
     description: Annotated[str, Field(max_length=4_000)] = ""
-    """Purpose of the model, names of its makers, and intended use of results."""
+    """Purpose of the model, names of its makers, and intended use of the results."""
     contact: Annotated[str, Field(max_length=400)] = ""
-    """Contact for questions and, with server.join = "invite", for tokens: for example an e-mail address."""
+    """Contact for questions, for example an e-mail address. With server.join = "invite", also for tokens."""
     consent: Annotated[str, Field(max_length=4_000)] = ""
     """Terms that a volunteer accepts by joining: what the machine computes, and which data are kept and shown."""
     links: Annotated[dict[LinkTitle, LinkAddress], Field(max_length=12)] = Field(default_factory=dict)

@@ -1,4 +1,5 @@
-"""Read and write a run's settings: defaults < RUN/config.toml < ECHO_HUB_* environment < flags.
+"""Read and write a run's settings. Flags win over the ECHO_HUB_* environment, that over RUN/config.toml, and the file
+over the defaults.
 
 In the environment, sections and keys are joined by two underscores: ECHO_HUB_TRAINING__STEPS=50.
 """
@@ -31,7 +32,7 @@ MOVED: Final = {
     "training.threads": "learner.threads",
     "training.device": "learner.device",
 }
-"""New names of settings, by their names in files of older runs."""
+"""New names of settings, by the old names in files of earlier runs."""
 _NO_MAIL: Final = (
     "the hub sends no e-mail: set alerts.webhook_url, or let Prometheus and Alertmanager send it by the rules in "
     "installers/prometheus/echo.rules.yml; remove this setting"
@@ -60,13 +61,14 @@ GONE: Final = {
     "metrics.wandb_entity": "set WANDB_ENTITY in the environment of echo-hub serve, and remove this setting",
     "metrics.wandb_project": "set WANDB_PROJECT in the environment of echo-hub serve, and remove this setting",
 }
-"""Advice for settings in files of older runs that no longer exist."""
+"""Advice for settings in files of earlier runs that no longer exist."""
 
 
 def load_config(path: Path | None, overrides: Mapping[str, Any]) -> HubConfig:
-    """Return the effective settings. `path` None: no file; `overrides`: flags nested by section, None = not given.
+    """Return the effective settings. If `path` is None, there is no file. `overrides` are flags, nested by section;
+    None means that a flag is not given.
 
-    Raises ConfigError, which names the setting, its value and the line, variable or flag that set it.
+    Raises ConfigError that names the setting, its value, and the line, variable or flag that set it.
     """
     return load_settings(
         HubConfig, path, overrides, instead={**{old: f"it is {new} now" for old, new in MOVED.items()}, **GONE}
@@ -74,10 +76,10 @@ def load_config(path: Path | None, overrides: Mapping[str, Any]) -> HubConfig:
 
 
 def render_config(config: HubConfig) -> str:
-    """Render `config` as commented TOML with every setting and secret, for the run's own file; `load_config` reads it
-    back.
+    """Render `config` as commented TOML with every setting and secret, for the run's own file. `load_config` can read
+    the result.
 
-    To show settings to people, render `without_secrets(config)`. Raises ConfigError for a value in task.options that
+    To show settings to people, render `without_secrets(config)`. Raises ConfigError if task.options holds a value that
     TOML cannot express.
     """
     header = (
@@ -88,9 +90,9 @@ def render_config(config: HubConfig) -> str:
 
 
 def render_chosen(config: HubConfig, reasons: Mapping[str, Mapping[str, str]]) -> str:
-    """Render the settings that differ from the defaults as TOML, each under its reason.
+    """Render as TOML the settings that differ from the defaults, each below its reason.
 
-    A setting without a reason gets its description. `load_config` reads the same settings back.
+    If a setting has no reason, its description is used. `load_config` reads the same settings from the result.
     """
     header = (
         "The settings that differ from the defaults. To list all settings: echo-hub serve RUN --dry-run. A line that "
@@ -113,7 +115,7 @@ def render_chosen(config: HubConfig, reasons: Mapping[str, Mapping[str, str]]) -
 
 
 def render_settings(settings: BaseSettings, header: str) -> str:
-    """Render `settings` as commented TOML under `header`; all fields must be sections whose fields have docstrings."""
+    """Render `settings` as commented TOML below `header`. All fields must be sections whose fields have docstrings."""
     parts = [_comment(header)]
     for section_name in type(settings).model_fields:
         section: BaseModel = getattr(settings, section_name)
@@ -126,9 +128,9 @@ def render_settings(settings: BaseSettings, header: str) -> str:
 
 
 def set_in_file(path: Path, section: str, key: str, value: str) -> None:
-    """Set one setting in a run's file and leave everything else unchanged.
+    """Set one setting in a run's file, and leave everything else unchanged.
 
-    Raises ConfigError if the file's layout does not allow that, or if an environment variable overrides the setting.
+    Raises ConfigError if the file's layout does not allow this, or if an environment variable overrides the setting.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -155,7 +157,8 @@ def set_in_file(path: Path, section: str, key: str, value: str) -> None:
 
 
 def _with_line(text: str, section: str, line: str) -> str:
-    """Return the TOML text with this line in the section, replacing the key's present line."""
+    """Return the TOML text with this line in the section. If the section has a line for the key, the new line replaces
+    it."""
     lines = text.splitlines()
     header = next((place for place, each in enumerate(lines) if re.match(rf"\s*\[{section}\]", each)), None)
     if header is None:
@@ -175,7 +178,7 @@ def _comment(text: str) -> str:
 
 
 def _limits(schema: Mapping[str, Any]) -> str:
-    """Describe the bounds in a JSON schema, to append to a description."""
+    """Describe the bounds in a JSON schema, as a text to append to a description."""
     words = [
         f"{word} {schema[key]}"
         for key, word in {

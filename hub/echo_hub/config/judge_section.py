@@ -1,4 +1,4 @@
-"""Settings of reward components computed by a model: [reward.judges.NAME]."""
+"""Settings of reward components that a model computes: [reward.judges.NAME]."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ Bound = Annotated[float, Field(ge=-1e6, le=1e6)]
 
 
 class LlmJudgeConfig(Section):
-    """A language model behind an OpenAI-compatible endpoint, which gives a verdict on each completion."""
+    """A language model behind an OpenAI-compatible endpoint. It gives a verdict on each completion."""
 
     kind: Literal["llm"]
     url: Annotated[str, Field(pattern=r"^https?://[^\s/@?#]+(/[^\s@?#]*)?$", max_length=2_000)]
-    """Address of the endpoint, with its /v1: http://localhost:8000/v1."""
+    """Address of the endpoint, including its /v1: http://localhost:8000/v1."""
     model: Annotated[str, Field(min_length=1, max_length=200)]
     """The model's name at the endpoint."""
     api_key_env: Annotated[str, Field(pattern=r"^([A-Za-z_][A-Za-z0-9_]{0,99})?$")] = ""
-    """Environment variable of the hub that holds the endpoint's key; "" = the endpoint needs no key."""
+    """Name of the hub's environment variable that holds the endpoint's key; "" = the endpoint needs no key."""
     prompt: Annotated[str, Field(max_length=20_000)] = PROMPT
-    """The question for the judge. {prompt}, {completion} and {answer} (the reference answer) are inserted, each between
-    unpredictable marks. It must ask for <score>NUMBER</score>; the last one is the verdict."""
+    """The question for the judge. {prompt}, {completion} and {answer} (the reference answer) are replaced by texts,
+    each between unpredictable marks. The prompt must ask for <score>NUMBER</score>; the last one is the verdict."""
     lowest: Bound = 0.0
     """Verdict that gives the component the value 0."""
     highest: Bound = 10.0
@@ -40,13 +40,13 @@ class LlmJudgeConfig(Section):
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
     """Sampling temperature of the judge."""
     max_tokens: Annotated[int, Field(ge=1, le=131_072)] = 1_024
-    """Longest answer in tokens, thoughts included. A truncated answer has no verdict."""
+    """Largest number of tokens of an answer, including the judge's reasoning. A truncated answer has no verdict."""
     concurrency: Annotated[int, Field(ge=1, le=1024)] = 16
-    """Number of completions judged at the same time; others wait."""
+    """Number of completions that the endpoint judges at the same time. Other completions wait."""
     timeout_s: Annotated[float, Field(gt=0, le=3600)] = 120.0
     """Longest time for one answer, in seconds."""
     attempts: Annotated[int, Field(ge=1, le=100)] = 3
-    """Number of answers without a verdict after which the completion is dropped."""
+    """If this many answers contain no verdict, the completion is dropped."""
 
     @model_validator(mode="after")
     def _can_be_asked(self) -> LlmJudgeConfig:
@@ -58,26 +58,29 @@ class LlmJudgeConfig(Section):
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Bounds of the component."""
+        """Bounds of the component's value."""
         return 0.0, 1.0
 
 
 class RewardModelConfig(Section):
-    """A sequence classifier with one logit, in a separate process on the hub's machine."""
+    """A sequence classifier with one logit. It runs in a separate process on the hub's machine."""
 
     kind: Literal["reward_model"]
     model: Annotated[str, Field(min_length=1, max_length=500)]
     """A directory in Hugging Face layout, or an id on a model hub."""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
-    """Device: auto, cpu, cuda, cuda:1, mps. The learner's device works if both models fit there."""
+    """Device of the classifier: auto, cpu, cuda, cuda:1, mps. The learner's device is possible if both models fit
+    there."""
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
-    """CPU threads."""
+    """CPU threads of the classifier."""
     tokens_at_once: Annotated[int, Field(ge=1, le=2**24)] = 16_384
-    """Tokens of one batch, padding included; a longer completion is a batch alone."""
+    """Tokens of one batch, including padding. A longer completion is a batch by itself."""
     max_tokens: Annotated[int, Field(ge=0, le=2**20)] = 0
-    """Longest prompt plus completion in tokens; longer ones have no score. 0 = the model's number of positions."""
+    """Largest number of tokens of prompt and completion together. Longer completions get no score. 0 = the model's
+    number of positions."""
     sigmoid: bool = True
-    """True: the component is the logit's sigmoid, 0..1. False: the logit, clipped to lowest..highest."""
+    """True: the component is the sigmoid of the logit, 0..1. False: the component is the logit, clipped to
+    lowest..highest."""
     lowest: Bound = -10.0
     """Lower bound of the logit, with sigmoid = false."""
     highest: Bound = 10.0
@@ -91,7 +94,7 @@ class RewardModelConfig(Section):
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Bounds of the component."""
+        """Bounds of the component's value."""
         return (0.0, 1.0) if self.sigmoid else (self.lowest, self.highest)
 
 

@@ -1,7 +1,7 @@
-"""Change [objective] during a run.
+"""Change the settings in [objective] during a run.
 
-Settings that determine the rewards and advantages shown for trained steps cannot change. Neither can settings that the
-learner reads only at its start.
+Two kinds of settings cannot change: those that determine the displayed rewards and advantages of trained steps, and
+those that the learner reads only at its start.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.config.sections import HubConfig
 
 FIXED: Final = ("chosen_advantage", "overlong", "overlong_buffer_tokens", "reference")
-"""Settings that a change must not touch. The advantage is the resolved one, named or from the paper."""
+"""Settings that a change must not touch. For the advantage, the resolved choice counts: the setting's, or the
+paper's."""
 
 
 def as_text(objective: ObjectiveConfig) -> str:
@@ -26,7 +27,7 @@ def as_text(objective: ObjectiveConfig) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ObjectiveRules:
-    """Validates changes of the objective against the rest of a run's settings."""
+    """Checks changes of the objective against the other settings of a run."""
 
     config: HubConfig
 

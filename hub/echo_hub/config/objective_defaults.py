@@ -1,11 +1,12 @@
-"""The choices and numbers of each objective's own paper. Loads no torch, because validating settings uses this module.
+"""The choices and numbers in each objective's own paper. This module loads no torch, because settings are validated
+with it.
 
-Where a paper's formula and its code differ, the code counts. Departures and gaps:
+If a paper's formula differs from the paper's code, the code counts. Departures and gaps:
 
 - DeepSeekMath, DAPO, GSPO and SAPO divide by a standard deviation without an epsilon; `weighting.STD_EPSILON` is added.
-- AReaL normalises returns over the batch without a group's baseline; the nearest choice here is batch_std.
-- LlamaRL gives a range for its cap, 2 to 10; the value below lies in it.
-- CISPO's bound is not in its paper; the value is from ScaleRL (arXiv 2510.13786), which finds 4 to 8 equivalent.
+- AReaL normalises returns over the batch, without a group's baseline. The nearest choice here is batch_std.
+- LlamaRL gives a range for its cap, 2 to 10. The value below is in this range.
+- CISPO's paper does not give its bound. The value is from ScaleRL (arXiv 2510.13786), which finds 4 to 8 equivalent.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Final, Literal
 Aggregation = Literal["token_mean", "sequence_mean", "group_mean", "constant"]
 Advantage = Literal["mean", "mean_std", "batch_std", "leave_one_out"]
 NUMBERS: Final = ("clip_low", "clip_high", "cap")
-"""Settings that only some objectives use; 0 = the paper's value."""
+"""Settings that only some objectives use. 0 means the paper's value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +28,10 @@ class Published:
     aggregation: Aggregation
     advantage: Advantage
     numbers: Mapping[str, float]
-    """Values of the settings among NUMBERS that the objective uses."""
+    """Values of those settings in NUMBERS that the objective uses."""
     takes_old_policy: bool = True
-    """True if `objective.old_policy` selects the ratio's denominator; False if the formula fixes it."""
+    """True if `objective.old_policy` selects the denominator of the ratio. False if the formula fixes the
+    denominator."""
 
 
 _CLIP: Final = {"clip_low": 0.2, "clip_high": 0.2}

@@ -11,71 +11,76 @@ from echo_hub.config.section import Section
 
 
 class ObjectiveConfig(Section):
-    """The function that a step minimises (docs/learner.md). A number of 0, or the choice "published", means the value
-    in the objective's own paper."""
+    """The function that a step minimises (docs/learner.md). The number 0, or the choice "published", means the value in
+    the objective's own paper."""
 
     name: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "aipo", "decoupled_ppo", "two_sided", "sapo", "vespo"] = (
         "two_sided"
     )
-    """Loss of a token, given its importance ratio and its advantage. With grpo, dr_grpo, dapo and gspo, one token may
-    outweigh a whole step if the node that sampled it claims a tiny probability."""
+    """Loss of a token, given the token's importance ratio and advantage. With grpo, dr_grpo, dapo and gspo, one token
+    may outweigh a whole step if the node that sampled it claims a tiny probability."""
     clip_low: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Lower clip of the ratio, 1 - clip_low. The objectives cispo, aipo, sapo and vespo do not use it."""
     clip_high: Annotated[float, Field(ge=0)] = 0.0
     """Upper clip of the ratio, 1 + clip_high. The objectives cispo, aipo, sapo and vespo do not use it."""
     cap: Annotated[float, Field(ge=0)] = 0.0
-    """Largest ratio, at least 1. cispo and aipo: a token's weight. decoupled_ppo: largest ratio of proximal to
-    behaviour policy, above 1; tokens beyond it are left out. two_sided: delta, more than 1 + clip_high."""
+    """Largest ratio, at least 1. cispo and aipo: largest weight of a token. decoupled_ppo: largest ratio of proximal to
+    behaviour policy, above 1; tokens with a larger ratio are left out. two_sided: delta, more than 1 + clip_high."""
     aggregation: Literal["published", "token_mean", "sequence_mean", "group_mean", "constant"] = "published"
-    """How token losses become the step's loss: mean over all tokens; mean over rollouts of their means; mean over
-    groups of their token means; or the sum over a constant (rollouts times sampling.max_tokens)."""
+    """How the losses of tokens become the step's loss. token_mean: mean over all tokens. sequence_mean: mean over
+    rollouts of each rollout's mean. group_mean: mean over groups of each group's mean over tokens. constant: sum
+    divided by a constant (number of rollouts times sampling.max_tokens)."""
     advantage: Literal["published", "mean", "mean_std", "batch_std", "leave_one_out"] = "published"
-    """A rollout's reward minus its group's mean: unscaled, over the group's or over the step's standard deviation; or
-    minus the mean of the group's other rollouts."""
+    """Advantage of a rollout. mean: its reward minus its group's mean. mean_std: the same, divided by the group's
+    standard deviation. batch_std: divided by the step's standard deviation. leave_one_out: its reward minus the mean of
+    the group's other rollouts."""
     old_policy: Literal["behavior", "proximal"] = "behavior"
-    """Denominator of the ratio: the log-probabilities of the engine and version that sampled (behavior), or the
-    learner's own at the start of the step (proximal). aipo and decoupled_ppo fix it in their formulas."""
+    """Denominator of the ratio. behavior: the log-probabilities of the engine and version that sampled. proximal: the
+    learner's own log-probabilities at the start of the step. The formulas of aipo and decoupled_ppo fix the
+    denominator."""
     correction: Literal["none", "tis", "masked_is"] = "none"
-    """With old_policy = "proximal", factor of a token's loss: 1 (none); the ratio of proximal to behaviour policy, at
-    most correction_high (tis); or that ratio, 0 outside correction_low .. correction_high (masked_is)."""
+    """With old_policy = "proximal", factor of a token's loss. none: 1. tis: the ratio of proximal to behaviour policy,
+    at most correction_high. masked_is: the same ratio, but 0 outside correction_low .. correction_high."""
     correction_low: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """Lower bound of the ratio, for correction = "masked_is" only."""
+    """Lower bound of the ratio, with correction = "masked_is"."""
     correction_high: Annotated[float, Field(ge=1)] = 2.0
-    """Upper bound of the ratio, for correction = "tis" and "masked_is"."""
+    """Upper bound of the ratio, with correction = "tis" or "masked_is"."""
     sequence_veto: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Drops a rollout with any token whose ratio of learner (at the start of the step) to behaviour policy is below
-    this value; 0 = off. 1e-4 is usual."""
+    """Drop a rollout if the ratio of learner (at the start of the step) to behaviour policy is below this value for any
+    of its tokens; 0 = off. 1e-4 is usual."""
     sequence_mask: Annotated[float, Field(ge=0)] = 0.0
-    """Removes the loss of tokens with negative advantage in a rollout whose probability under the learner is lower than
-    under the behaviour policy by more than this, in nats a token; 0 = off."""
+    """If the learner gives a rollout a lower probability than the behaviour policy, by more than this number of nats
+    per token, the rollout's tokens with negative advantage have no loss; 0 = off."""
     kl_coefficient: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the KL divergence from the reference policy; needs a second forward pass. The pull of a token is
+    """Weight of the KL divergence from the reference policy; it needs a second forward pass. The pull of a token is
     limited at a probability ratio of e^3."""
     reference: Literal["base", "start"] = "base"
-    """With kl_coefficient, the policy to stay near: the base model, or the adapter of model.start_from."""
+    """With kl_coefficient, the policy that training stays near. base: the base model. start: the adapter of
+    model.start_from."""
     entropy_coefficient: Annotated[float, Field(ge=0)] = 0.0
-    """Amount by which each nat of a token's entropy lowers the loss. With entropy_target: the initial amount."""
+    """Amount by which each nat of a token's entropy lowers the loss. With entropy_target, the initial amount."""
     entropy_target: Annotated[float, Field(ge=0)] = 0.0
-    """Target of the step figure `entropy`, in nats per token. After a step below the target the coefficient rises by
-    entropy_delta, after a step above it falls. After a step above the target, no bonus applies. 0 = off: the
-    coefficient is constant."""
+    """Target of the step figure `entropy`, in nats per token. After a step below the target, the coefficient rises by
+    entropy_delta; after a step above the target, it falls, and no bonus applies. 0 = off: the coefficient is
+    constant."""
     entropy_delta: Annotated[float, Field(gt=0)] = 0.005
-    """Change of the coefficient for each step, with entropy_target."""
+    """With entropy_target, change of the coefficient at each step."""
     entropy_max: Annotated[float, Field(gt=0)] = 0.1
-    """Largest coefficient, with entropy_target."""
+    """With entropy_target, largest coefficient."""
     overlong: Literal["keep", "mask", "penalty"] = "keep"
-    """Treatment of completions (with an environment: any turn) truncated at sampling.max_tokens. keep: trained on.
-    mask: left out of the loss and its denominator. penalty: the reward falls near the limit, by up to 1 (DAPO); with
-    several turns, by the length of the last one."""
+    """Treatment of completions (with an environment: of any turn) that were truncated at sampling.max_tokens. keep:
+    they are trained on. mask: they are left out of the loss and its denominator. penalty: the reward falls near the
+    limit, by up to 1 (DAPO); with several turns, the length of the last turn counts."""
     overlong_buffer_tokens: Annotated[int, Field(ge=0)] = 0
-    """With overlong = "penalty": tokens before the limit at which the penalty begins."""
+    """With overlong = "penalty", number of tokens before the limit at which the penalty begins."""
     selection: Literal["all", "shuffle_r1"] = "all"
-    """Rollouts of a group to train on. all: every rollout. shuffle_r1: the half of the group's pairs whose advantages
-    differ most."""
+    """Rollouts of a group that are trained on. all: every rollout. shuffle_r1: the rollouts of one half of the group's
+    pairs, those with the largest difference of advantages."""
     shuffle_batches: Annotated[int, Field(ge=0, le=1024)] = 0
-    """With selection = "shuffle_r1": number of sub-batches sampled from the step's pairs. A sub-batch contains a pair
-    at most once, with probability proportional to its advantages. A pair counts once for each draw. Must be a multiple
-    of training.updates_per_step, which share the sub-batches. 0 = every kept pair counts once."""
+    """With selection = "shuffle_r1", number of sub-batches that are sampled from the step's pairs. A sub-batch contains
+    a pair at most once, with probability proportional to the pair's advantages. A pair counts once for each draw. The
+    number must be a multiple of training.updates_per_step, because the updates share the sub-batches. 0 = every kept
+    pair counts once."""
 
     @property
     def trains_entropy(self) -> bool:
@@ -84,12 +89,12 @@ class ObjectiveConfig(Section):
 
     @property
     def chosen_aggregation(self) -> Aggregation:
-        """Aggregation in use; the paper's own if the setting is "published"."""
+        """Aggregation in use: the setting, or the paper's if the setting is "published"."""
         return PUBLISHED[self.name].aggregation if self.aggregation == "published" else self.aggregation
 
     @property
     def chosen_advantage(self) -> Advantage:
-        """Advantage in use; the paper's own if the setting is "published"."""
+        """Advantage in use: the setting, or the paper's if the setting is "published"."""
         return PUBLISHED[self.name].advantage if self.advantage == "published" else self.advantage
 
     def resolved(self) -> ObjectiveConfig:
@@ -112,8 +117,8 @@ class ObjectiveConfig(Section):
         if self.old_policy == "proximal" and not paper.takes_old_policy:
             raise ValueError(f"the formula of {self.name} fixes the denominator of its ratios: remove old_policy")
         resolved = self.resolved()
-        # A token whose probability did not change has a ratio of 1, except for rounding, so a smaller cap would bound
-        # nearly every token. decoupled_ppo leaves out tokens beyond its cap, so its cap must leave space for rounding.
+        # If a token's probability did not change, its ratio is 1, except for rounding. So a cap below 1 would bound
+        # nearly every token. decoupled_ppo leaves out tokens above its cap, so its cap must leave space for rounding.
         if "cap" in paper.numbers and (resolved.cap < 1 or (self.name == "decoupled_ppo" and resolved.cap == 1)):
             least = "cap > 1" if self.name == "decoupled_ppo" else "cap >= 1"
             raise ValueError(f"{self.name} needs {least}, got {resolved.cap}")

@@ -25,38 +25,41 @@ def _compiles(pattern: str) -> str:
 
 
 class RewardConfig(Section):
-    """Components of a rollout's reward: a weighted sum. The task's own reward is the component `score`. Your own task
-    may add components, and the settings below add some to any task. An evaluation's accuracy uses `score` alone."""
+    """Components of a rollout's reward, which is their weighted sum. The task's own reward is the component `score`.
+    Your own task may add components, and the settings below add some to any task. An evaluation's accuracy uses `score`
+    alone."""
 
     weights: dict[Annotated[str, Field(pattern=COMPONENT_NAME.pattern)], Annotated[float, Field(ge=-1000, le=1000)]] = (
         Field(default_factory=dict)
     )
-    """Weight of each component by name, such as {score = 1.0, format = 0.2}. Missing weights come from the task;
-    otherwise `score` has 1 and other components 0: they are computed and shown, but earn nothing."""
+    """Weight of each component by name, such as {score = 1.0, format = 0.2}. If a weight is missing, the task's weight
+    counts. If the task has none either, `score` has 1 and other components have 0: they are computed and shown, but
+    earn nothing."""
     format: Annotated[str, Field(max_length=2_000), AfterValidator(_compiles)] = ""
-    """Component `format`: 1 if this Python regular expression matches the whole stripped completion (a dot matches any
-    character), else 0. "" = no such component. task.scorer_timeout_s ends a slow match and drops the rollout: avoid
-    patterns like (a+)+."""
+    """Component `format`: 1 if this Python regular expression matches the whole completion without surrounding blanks
+    (a dot matches any character), else 0. "" = no such component. If a match takes longer than task.scorer_timeout_s,
+    it is ended and the rollout is dropped: avoid patterns like (a+)+."""
     tagged: Annotated[str, Field(pattern=r"^([A-Za-z][A-Za-z0-9_-]{0,31})?$")] = ""
     """Component `tagged`: with "answer", 1 if the completion has exactly one non-empty <answer>...</answer>, else 0. ""
     = no such component."""
     length_least: Annotated[int, Field(ge=0, le=131_072)] = 0
-    """Component `length`: 1 for completions from this number of tokens up to length_most. With fewer tokens, it falls
-    linearly to 0 at no tokens."""
+    """Component `length`: 1 for completions from this number of tokens up to length_most. For shorter completions, it
+    falls linearly to 0 at no tokens."""
     length_most: Annotated[int, Field(ge=0, le=131_072)] = 0
-    """Component `length`: 1 up to this number of tokens, from length_least on. Above, it falls linearly to 0 at
-    length_zero. 0 = no upper end."""
+    """Component `length`: 1 for completions from length_least up to this number of tokens. For longer completions, it
+    falls linearly to 0 at length_zero. 0 = no upper end."""
     length_zero: Annotated[int, Field(ge=0, le=131_072)] = 0
-    """Component `length`: number of tokens, above length_most, from which on it is 0. 0 = twice length_most."""
+    """Component `length`: number of tokens, above length_most, from which it is 0. 0 = twice length_most."""
 
     judges: dict[Annotated[str, Field(pattern=COMPONENT_NAME.pattern)], JudgeConfig] = Field(default_factory=dict)
-    """Components from models, each in its own table [reward.judges.NAME]. kind = "llm" asks a language model behind an
-    OpenAI-compatible endpoint (url, model, api_key_env, prompt); kind = "reward_model" runs a sequence classifier
-    (model, device). docs/tasks.md lists their settings. Rollouts wait for a judge that does not answer."""
+    """Components from models, each in its own table [reward.judges.NAME]. With kind = "llm", a language model behind an
+    OpenAI-compatible endpoint is asked (url, model, api_key_env, prompt). With kind = "reward_model", a sequence
+    classifier runs (model, device). docs/tasks.md lists their settings. If a judge does not answer, rollouts wait for
+    it."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Configured components of a completion's text, independent of the task."""
+        """Components of a completion's text that the settings request, independent of the task."""
         chosen = {FORMAT: self.format, TAGGED: self.tagged, LENGTH: self.length_least or self.length_most}
         return tuple(name for name, is_there in chosen.items() if is_there)
 

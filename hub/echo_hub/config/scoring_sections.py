@@ -14,43 +14,43 @@ WorkerKind = Literal["scorer", "verifier", "evaluator"]
 
 
 class ScoringConfig(Section):
-    """Location of scorers."""
+    """Where scorers run."""
 
     engine: Literal["local", "ray"] = "local"
-    """local: processes on the hub's machine. ray: the same processes under Ray actors in the cluster of [ray]; needs
-    the extra `ray`. Both run task.scorer_processes processes with the limits of [task]."""
+    """local: processes on the hub's machine. ray: the same processes under Ray actors in the cluster of [ray]; this
+    needs the extra `ray`. Both run task.scorer_processes processes with the limits of [task]."""
 
 
 class RayConfig(Section):
     """The Ray cluster, for scoring.engine, trust.verifier and evaluation.by with the value "ray"."""
 
     address: Annotated[str, Field(pattern=r"^(auto|(ray://)?[^\s/:@]+:\d{1,5})$", max_length=300)] = "auto"
-    """auto: the cluster of this machine. HOST:PORT: the same cluster, by its head's address. ray://HOST:PORT: any
-    cluster, by its head's port for clients (10001)."""
+    """auto: the cluster that this machine belongs to. HOST:PORT: the same cluster, by the address of its head.
+    ray://HOST:PORT: any cluster, by its head's port for clients (10001)."""
     scorer_cpus: Amount = 1.0
     """CPUs that Ray reserves for each scorer."""
     scorer_gpus: Amount = 0.0
-    """GPUs, or fraction of a GPU, per scorer; other GPUs are hidden."""
+    """GPUs, or a fraction of one, for each scorer. Other GPUs are hidden from it."""
     scorer_resources: dict[str, Amount] = Field(default_factory=dict)
-    """Custom resources of each scorer, such as { sandbox = 1 }: scorers run only on machines whose Ray was started with
+    """Custom resources of each scorer, such as { sandbox = 1 }. Scorers run only on machines whose Ray was started with
     these resources."""
     verifier_cpus: Amount = 1.0
     """CPUs that Ray reserves for the verifier. The number of its threads is trust.verifier_threads."""
     verifier_gpus: Amount = 0.0
-    """GPUs, or a share of one, for the verifier; 0 = it uses CPUs."""
+    """GPUs, or a fraction of one, for the verifier; 0 = the verifier uses CPUs."""
     verifier_resources: dict[str, Amount] = Field(default_factory=dict)
-    """Custom resources of the verifier, such as { base = 1 } for machines that have the base model. A model of more
-    than 512 MiB is not sent; these machines need it under the hub's path."""
+    """Custom resources of the verifier, such as { base = 1 } for machines that have the base model. If the model is
+    larger than 512 MiB, it is not sent, and these machines need it under the hub's path."""
     evaluator_cpus: Amount = 1.0
-    """CPUs, and threads, that Ray reserves for the process that draws evaluations."""
+    """CPUs that Ray reserves for the process that draws evaluations, and number of its threads."""
     evaluator_gpus: Amount = 0.0
-    """GPUs, or a share of one, for the process that draws evaluations; 0 = it uses CPUs."""
+    """GPUs, or a fraction of one, for the process that draws evaluations; 0 = it uses CPUs."""
     evaluator_resources: dict[str, Amount] = Field(default_factory=dict)
     """Custom resources of the process that draws evaluations: see verifier_resources."""
     working_dir: str = ""
-    """Directory sent to each scorer, whose copy is the scorer's working directory: for modules and for files with
-    relative paths. Names with a leading dot are left out. Sent without it: the module of a task python:..., a jsonl
-    task's files, and the base model's tokenizer."""
+    """Directory that is sent to each scorer. The copy is the scorer's working directory, for modules and for files with
+    relative paths. Names with a leading dot are left out. Without this setting, these are still sent: the module of a
+    task python:..., a jsonl task's files, and the base model's tokenizer."""
 
     @field_validator("scorer_resources", "verifier_resources", "evaluator_resources")
     @classmethod
@@ -70,7 +70,7 @@ class RayConfig(Section):
         }
 
     def set_aside(self, kind: WorkerKind) -> str:
-        """Describe the resources that Ray reserves for a process of this kind, for people."""
+        """Describe for people which resources Ray reserves for a process of this kind."""
         wanted = {"CPU": getattr(self, f"{kind}_cpus"), "GPU": getattr(self, f"{kind}_gpus")}
         wanted |= getattr(self, f"{kind}_resources")
         return ", ".join(f"{amount:g} {name}" for name, amount in wanted.items() if amount) or "nothing"

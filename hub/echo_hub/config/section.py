@@ -11,6 +11,7 @@ Precision = Literal["auto", "float32", "bfloat16"]
 
 
 class Section(BaseModel):
-    """Frozen; unknown keys are errors. The docstring of a field is its comment in config.toml."""
+    """A frozen section, in which unknown keys are errors. The docstring of a field is the field's comment in
+    config.toml."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)

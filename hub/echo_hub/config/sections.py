@@ -1,6 +1,6 @@
-"""A run's settings, one frozen class per component; each component receives only its own section.
+"""A run's settings, with one frozen class for each component. A component receives only its own section.
 
-Docstrings are also the comments of the config.toml that `echo_hub.config.file` writes, so every field has one.
+The docstrings are also the comments in the config.toml that `echo_hub.config.file` writes, so every field has one.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class RunConfig(Section):
     """Identity and mode of this run."""
 
     name: Annotated[str, Field(min_length=1, max_length=64)] = "echo"
-    """Name on the pages and for volunteers."""
+    """Name of the run on the pages and for volunteers."""
     seed: Annotated[int, Field(ge=0)] = 0
-    """Seed of the run: all random choices derive their seeds from it by hashing."""
+    """Seed of the run. All random choices derive their seeds from it by hashing."""
     mode: Literal["colocated", "sequential", "async"] = "async"
-    """colocated: the hub samples for itself. sequential: nodes sample, always from the newest version. async: nodes
-    sample while the learner trains; the staleness bound is training.max_staleness."""
+    """colocated: the hub itself samples. sequential: nodes sample, always with the newest version. async: nodes sample
+    while the learner trains, and training.max_staleness limits how old their versions may be."""
 
 
 class ModelConfig(Section):
@@ -42,65 +42,64 @@ class ModelConfig(Section):
     """`builtin:tiny`, `builtin:small`, a directory in Hugging Face layout, a GGUF file (which is unpacked once), or an
     id on a model hub."""
     start_from: str = ""
-    """LoRA adapter that the run starts with, for this base, training.lora_rank and training.lora_targets: a directory
-    in PEFT's layout, or RUN@K, version K of the run in the directory RUN. The first start copies it as version 1; step
-    2 is the first trained step. Empty = the run starts with the base. `echo-hub sft` sets it to its result."""
+    """LoRA adapter with which the run starts. It must fit this base, training.lora_rank and training.lora_targets. Give
+    a directory in PEFT's layout, or RUN@K for version K of the run in the directory RUN. The first start copies it as
+    version 1, so step 2 is the first trained step. Empty = the run starts with the base. `echo-hub sft` sets it to its
+    result."""
 
 
 class LeaseConfig(Section):
     """How work is leased."""
 
     deadline_s: Annotated[float, Field(gt=0)] = 120.0
-    """Age in seconds at which a lease also goes to another node; the first valid result wins. If the hub knows the
-    node's speed, it may lease the work to another node sooner."""
+    """Age in seconds at which the work of a lease is also leased to another node. The first valid result wins. If the
+    hub knows the node's speed, it may lease the work to another node sooner."""
     first_window: Annotated[int, Field(ge=1, le=MAX_BATCHED)] = 4
-    """Rollouts that a new node (none of its rollouts was scored yet) may hold at once while all nodes are new. Once any
-    node is no longer new, a new node may hold only one. A node that claims a high speed gets more at once. Each rollout
-    that a node returns in time raises its number by one, or by three while results come back as soon as claimed; each
-    missed deadline lowers it by one."""
+    """Rollouts that a new node (none of its rollouts was scored yet) may hold at once while all nodes are new. As soon
+    as any node is no longer new, a new node may hold only one. If a node claims a high speed, it gets more at once.
+    Each rollout that a node returns in time raises the node's number by one, or by three while results come back as
+    fast as claimed. Each missed deadline lowers the number by one."""
 
 
 class CostConfig(Section):
-    """What nodes may cost. Each node states its price an hour. A node without a price (a gift) always works. Of the
+    """What nodes may cost. Each node states its price per hour. A node without a price (a gift) always works. Of the
     others, the nodes with the cheapest rollouts work until the learner is busy; the rest stand by. The hub keeps the
-    account, and makes no payments.
-    """
+    account, and makes no payments."""
 
     spend_cap_per_hour: Annotated[float, Field(ge=0, le=1e9)] = 0.0
-    """Limit in US dollars an hour for all working nodes together; 0 = only nodes without a price work. Before the first
-    trained step, all nodes that the limit allows work."""
+    """Limit in US dollars per hour for all working nodes together; 0 = only nodes without a price work. Before the
+    first trained step, all nodes that the limit allows work."""
     electricity_per_kwh: Annotated[float, Field(ge=0, le=100)] = 0.0
-    """Price in US dollars that is added for a node's stated power; 0 = its power costs you nothing."""
+    """Price in US dollars per kWh that is added for the power that a node states; 0 = the power costs you nothing."""
     margin: Annotated[float, Field(ge=1, le=10)] = 1.15
-    """Rollouts that the working nodes should return in time, divided by the learner's demand."""
+    """Number of rollouts that the working nodes should return in time, divided by the number that the learner needs."""
     dwell_s: Annotated[float, Field(ge=0, le=86_400)] = 60.0
-    """Shortest working time of a node that has started, unless it is lost or fails."""
+    """After a node has started to work, it works for at least this many seconds, unless it is lost or fails."""
 
 
 class TrustConfig(Section):
-    """How the hub finds nodes that do not sample as their leases ask."""
+    """How the hub finds nodes that do not sample as their leases demand."""
 
     verifier: Literal["process", "ray", "nodes", "off"] = "process"
-    """What re-computes rollouts under their stated version. process: a process next to the learner, with low priority
-    and a second copy of the base model in memory. ray: the same process under a Ray actor in the cluster of [ray].
-    nodes: proven nodes re-compute others' rollouts; this needs three machines of different owners. off: nothing is
-    checked."""
+    """What re-computes rollouts with their stated version. process: a process beside the learner, with low priority and
+    a second copy of the base model in memory. ray: the same process under a Ray actor in the cluster of [ray]. nodes:
+    proven nodes re-compute others' rollouts; this needs three machines of different owners. off: nothing is checked."""
     verifier_device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
-    """Device of the verifier: auto, cpu, cuda, cuda:1, mps. The learner's device works if the base model fits there
-    twice. With trust.verifier = "ray": one of the actor's devices (ray.verifier_gpus)."""
+    """Device of the verifier: auto, cpu, cuda, cuda:1, mps. The learner's device is possible if the base model fits
+    there twice. With trust.verifier = "ray": one of the actor's devices (ray.verifier_gpus)."""
     verifier_precision: Precision = "auto"
-    """Precision of the verifier's computation: auto, float32 or bfloat16. auto computes in float32; if float32 weights
-    would take more than a quarter of the GPU's memory, the weights stay in the 16 bits of the base's files. In bfloat16
-    a GPU checks faster, but the verifier then rounds like some engines and misses some forgers. Choose it only if
-    checks wait for the verifier."""
+    """Precision of the verifier's computation: auto, float32 or bfloat16. auto computes in float32, but if float32
+    weights would take more than a quarter of the GPU's memory, the weights stay in the 16 bits of the base's files.
+    With bfloat16 a GPU checks faster, but the verifier then rounds like some engines and misses some forgers. Choose
+    bfloat16 only if checks wait for the verifier."""
     verifier_threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """CPU threads of the verifier."""
     least_checked: Annotated[float, Field(ge=0, le=1)] = 0.03
     """Share of a proven node's rollouts that is checked in the long run."""
     first_checked: Annotated[int, Field(ge=1, le=4096)] = 64
-    """First rollouts of a node that are all checked before training. Afterwards the checked share falls with each
-    honest rollout, to half when twice this number was checked, down to least_checked. Rollouts of at least 128 tokens
-    count several times, of at least 512 tokens eight times."""
+    """All of a node's first rollouts are checked before training, up to this number. After that, the checked share
+    falls with each honest rollout: to half when twice this number was checked, and finally to least_checked. Rollouts
+    of at least 128 tokens count several times, of at least 512 tokens eight times."""
 
 
 class HubConfig(BaseSettings):
@@ -189,5 +188,5 @@ class HubConfig(BaseSettings):
 
     @property
     def evaluation_sets(self) -> tuple[ChosenSet, ...]:
-        """Held-out problems of the run, by set."""
+        """The run's evaluation sets, with their held-out problems."""
         return self.evaluation.chosen(self.task)

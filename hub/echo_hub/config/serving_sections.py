@@ -1,4 +1,4 @@
-"""Settings of the hub's ports, the dissemination of versions, and the data it keeps."""
+"""Settings of the hub's ports, of the dissemination of versions, and of the data that the hub keeps."""
 
 from __future__ import annotations
 
@@ -15,57 +15,59 @@ class ServerConfig(Section):
     """The hub's ports and addresses, and the conditions for joining."""
 
     host: str = "127.0.0.1"
-    """Address to listen on. 0.0.0.0 admits other machines; over the internet, use TLS here or in a proxy."""
+    """Address on which the hub listens. With 0.0.0.0, other machines can connect; over the internet, use TLS here or in
+    a proxy."""
     port: Port = 8710
     """The only TCP port that nodes and browsers need."""
     public_url: Annotated[str, Field(pattern=r"^(https?://[^/]+.*)?$")] = ""
-    """The nodes' address of the hub, if it is not http://host:port (for example a proxy's)."""
+    """The hub's address for nodes, if it is not http://host:port (for example a proxy's address)."""
     trusted_proxies: tuple[str, ...] = ()
-    """Addresses of proxies in front of the hub, whose X-Forwarded-For names the client's address."""
+    """Addresses of proxies in front of the hub. The hub trusts their X-Forwarded-For for the client's address."""
     tls_certificate: str = ""
-    """PEM file with the certificate and its chain: the port then speaks TLS (https, wss). The hub loads a renewed
-    file."""
+    """PEM file with the certificate and its chain. If set, the port speaks TLS (https, wss). If the file is renewed,
+    the hub loads it again."""
     tls_key: str = ""
-    """PEM file with the private key of tls_certificate, without a password."""
+    """PEM file with the private key of tls_certificate. The key must have no password."""
     swarm_port: Port = 0
-    """BitTorrent port of the hub's own peer; 0 = any free one."""
+    """BitTorrent port of the hub's own peer; 0 = any free port."""
     shared_memory: bool = True
-    """Let nodes on the hub's own host, run by the hub's user, read new versions from memory instead of the swarm
-    (Linux). From the first connection of such a node on, the hub holds the newest two adapters in memory."""
+    """Let nodes on the hub's own host read new versions from memory instead of the swarm, if the hub's user runs them
+    (Linux only). After the first such node has connected, the hub holds the newest two adapters in memory."""
     join: Literal["open", "invite"] = "open"
-    """open: any node. invite: nodes with an invite (echo-hub invite) or one of the invite_tokens."""
+    """Who may join. open: any node. invite: nodes with an invite (echo-hub invite) or with one of the invite_tokens."""
     install_from: str = ""
-    """Directory made by `make wheelhouse`, dist/serve: the hub serves it, and its pages show one line that installs and
-    joins. Volunteers run this code and trust you with it. Empty = off."""
+    """Directory that `make wheelhouse` has made, dist/serve. The hub serves it, and its pages show one line that
+    installs the node and joins. Volunteers run this code and trust you with it. Empty = off."""
     invite_tokens: Annotated[
         tuple[Annotated[str, Field(min_length=8, max_length=256)], ...], Field(repr=False), SECRET
     ] = ()
-    """With join = "invite": tokens that each admit any number of nodes. Each needs at least 8 characters."""
+    """With join = "invite": tokens, each of which admits any number of nodes. A token needs at least 8 characters."""
     heartbeat_s: Annotated[float, Field(gt=0, le=600)] = 5.0
-    """Seconds between nodes' reports."""
+    """Seconds between two reports of a node."""
     joins_per_s: Annotated[float, Field(ge=0.01, le=10_000)] = 50.0
-    """Nodes that join each second. Others wait: nodes with earlier useful work go first, and addresses take turns."""
+    """Number of nodes that may join per second. The others wait: nodes with earlier useful work go first, and addresses
+    take turns."""
     connections_per_s: Annotated[float, Field(ge=1, le=1_000_000)] = 1_000.0
-    """New connections each second. After a quiet time, up to four times this number may come at once; the same holds
-    for the next three settings. Connections from trusted_proxies do not count."""
+    """New connections per second. After a quiet time, up to four times this number may come at once; the same holds for
+    the next three settings. Connections from trusted_proxies do not count."""
     connections_per_s_per_address: Annotated[float, Field(ge=1, le=1_000_000)] = 250.0
-    """New connections each second from one address (IPv6: one /64)."""
+    """New connections per second from one address (IPv6: one /64)."""
     requests_per_s: Annotated[float, Field(ge=1, le=1_000_000)] = 2_000.0
-    """HTTP requests each second, except requests for files by nodes that have joined."""
+    """HTTP requests per second, except requests for files by nodes that have joined."""
     requests_per_s_per_address: Annotated[float, Field(ge=1, le=1_000_000)] = 500.0
-    """HTTP requests each second from one address, also behind a proxy in trusted_proxies."""
+    """HTTP requests per second from one address, also behind a proxy in trusted_proxies."""
     max_connections: Annotated[int, Field(ge=16, le=1_000_000)] = 10_000
-    """Open connections of nodes and browsers. Once nodes hold three quarters of them, only nodes with an invite or
-    earlier useful work get in. The hub raises its own limit of open files to match, if the system allows."""
+    """Open connections of nodes and browsers. When nodes hold three quarters of them, only nodes with an invite or
+    earlier useful work get in. The hub raises its own limit of open files accordingly, if the system allows."""
     max_strangers: Annotated[int, Field(ge=8, le=1_000_000)] = 2_000
-    """Open connections that have not proven to be a node's: browsers and unknown clients."""
+    """Open connections that have not proven to be a node's: those of browsers and unknown clients."""
     max_strangers_per_address: Annotated[int, Field(ge=4, le=1_000_000)] = 1_024
-    """Open connections from one address (IPv6: one /64) that have not proven to be a node's. At the limit the hub
-    closes the oldest connection without a request, else the slowest reader, else the newest connection. Nodes behind
-    one NAT or proxy share this."""
+    """Open connections from one address (IPv6: one /64) that have not proven to be a node's. At the limit, the hub
+    closes the oldest connection without a request; if there is none, the slowest reader, else the newest connection.
+    Nodes behind one NAT or proxy share this number."""
     max_nodes_per_address: Annotated[int, Field(ge=1, le=1_000_000)] = 2_000
-    """Connections of nodes from one address. Raise it for more nodes behind one NAT. List a proxy in trusted_proxies
-    instead, so that its clients' addresses count."""
+    """Connections of nodes from one address. Raise the number if more nodes are behind one NAT. If they are behind a
+    proxy, list the proxy in trusted_proxies instead, so that its clients' addresses count."""
 
     @model_validator(mode="after")
     def _has_both_or_neither(self) -> ServerConfig:
@@ -78,22 +80,22 @@ class DisseminationConfig(Section):
     """How the base model and new versions reach the nodes."""
 
     way: Literal["auto", "inline", "broadcast", "swarm", "web_seed"] = "auto"
-    """inline: the hub sends a new version to each node. broadcast: the hub sends every part to one node; that node
-    forwards it. swarm: BitTorrent. web_seed: HTTP from the hub. auto: the way with the shortest estimate, for each
-    version. If a way fails, a node turns to the swarm, then to the web seed."""
+    """inline: the hub sends a new version to each node. broadcast: the hub sends every part to one node, which forwards
+    it. swarm: BitTorrent. web_seed: HTTP from the hub. auto: for each version, the way with the shortest estimated
+    time. If a way fails, a node uses the swarm, and if that fails, the web seed."""
     base: Literal["swarm", "model_hub"] = "swarm"
-    """Source of the base model for nodes: swarm (the hub and other nodes), or the model hub with the id model.base.
-    Nodes check the files either way, and use the swarm if they cannot reach the model hub."""
+    """Source of the base model for nodes: swarm (the hub and other nodes), or model_hub with the id model.base. Nodes
+    check the files in both cases, and use the swarm if they cannot reach the model hub."""
     precision: Precision = "auto"
-    """Precision of published adapters, which the hub itself also samples with; training continues in float32. auto:
-    bfloat16 if the learner computes in it (learner.precision) and so rounds the adapter anyway, else float32. bfloat16
-    makes a version 4.5 to 6 times smaller as a difference, 2.4 times as a whole; with a float32 learner it shifts the
-    sampling policy by a KL of 1e-10 to 2e-8. May change between two starts."""
+    """Precision of published adapters, with which the hub itself also samples. Training continues in float32. auto:
+    bfloat16 if the learner computes in bfloat16 (learner.precision) and so rounds the adapter anyway, else float32.
+    bfloat16 makes a version 4.5 to 6 times smaller as a difference, and 2.4 times as a whole; with a float32 learner it
+    shifts the sampling policy by a KL of 1e-10 to 2e-8. May change between two starts."""
     delta_reach: Annotated[int, Field(ge=0, le=DELTA_REACH)] = DELTA_REACH
-    """Number of earlier versions considered as delta parents; a version is sent as a delta if that is smaller. 0 =
-    always whole."""
+    """Number of earlier versions that may be the base of a delta. A version is sent as a delta if that is smaller. 0 =
+    versions are always sent whole."""
     uplink_mbit_s: Annotated[float, Field(ge=0)] = 0.0
-    """The hub's upload capacity for all nodes together; 0 = measured."""
+    """The hub's upload capacity for all nodes together, in Mbit/s; 0 = the hub measures it."""
 
 
 class StoreConfig(Section):
@@ -104,13 +106,14 @@ class StoreConfig(Section):
 
 
 class KeepingConfig(Section):
-    """Rollouts kept for the operator after the hub no longer needs them. Receipts and totals are kept for ever. May
-    change between two starts."""
+    """Rollouts that are kept for the operator when the hub no longer needs them. Receipts and totals are kept forever.
+    May change between two starts."""
 
     share: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Share of groups whose completions are kept with their log-probabilities: 1 = all, 0 = none."""
+    """Share of groups whose completions are kept, with their log-probabilities: 1 = all, 0 = none."""
     max_bytes: Annotated[int, Field(ge=0)] = 500_000_000
-    """Most bytes of kept completions in the database, about 8 bytes a token. Beyond it the oldest are deleted."""
+    """Largest number of bytes of kept completions in the database, about 8 bytes per token. Above it, the oldest are
+    deleted."""
     steps: Annotated[int, Field(ge=0)] = 0
-    """Newest steps whose rollouts keep a database row with rewards, times and completion; rows of older steps are
-    deleted. 0 = all are kept. `echo-hub archive` writes rows to files."""
+    """Number of newest steps whose rollouts keep a database row with rewards, times and completion. Rows of older steps
+    are deleted. 0 = all rows are kept. `echo-hub archive` writes rows to files."""

@@ -17,13 +17,13 @@ _HUBS_OWN: Final = frozenset(
         *("continue_final_message", "return_assistant_tokens_mask", "bos_token", "eos_token", "unk_token", "pad_token"),
     )
 )
-"""Chat template variables that the hub sets itself, so that they are not options."""
+"""Variables of chat templates that the hub itself sets, so that they are not options."""
 
 Key = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}$")]
-"""Name of a task in a mixture, or of an evaluation set; part of the names of its figures."""
+"""Name of a task in a mixture, or of an evaluation set. The names of its figures contain it."""
 Weight = Annotated[float, Field(ge=0, le=1e6)]
 MAX_HELDOUT: Final = 100_000
-"""Limit of the number of held-out problems over all evaluation sets."""
+"""Largest number of held-out problems of all evaluation sets together."""
 
 
 class MixtureTask(Section):
@@ -34,27 +34,27 @@ class MixtureTask(Section):
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the task, as in task.options."""
     weight: Weight = 1.0
-    """Share of the groups, relative to the sum of all weights; 0 = evaluated, never trained on."""
+    """Share of the groups, relative to the sum of all weights; 0 = the task is evaluated, but never trained on."""
     system_prompt: str | None = None
     """System prompt of this task; default: task.system_prompt."""
     prompt_suffix: str | None = None
-    """Text appended to this task's problems; default: task.prompt_suffix."""
+    """Text that is appended to this task's problems; default: task.prompt_suffix."""
 
 
 class TaskConfig(Section):
-    """Source of problems and rewards."""
+    """Where problems and rewards come from."""
 
     name: Annotated[str, AfterValidator(check_name)] = "arithmetic"
-    """arithmetic; worked (a written calculation before the answer); reasoning-gym:DATASET; jsonl, with options.path;
-    environment:guess, environment:sokoban and environment:calculator (several turns); or python:MODULE:FUNCTION, your
-    function, which receives the options and returns a task or an environment."""
+    """Name of the task: arithmetic; worked (a written calculation before the answer); reasoning-gym:DATASET; jsonl,
+    with options.path; environment:guess, environment:sokoban and environment:calculator (several turns); or
+    python:MODULE:FUNCTION, your own function, which receives the options and returns a task or an environment."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Passed to the task unchanged."""
+    """Options that the task gets unchanged."""
     system_prompt: str = ""
-    """Placed before every problem: as the chat template's system turn, or as text for a base without a chat
+    """Text before every problem: in the chat template's system turn, or as plain text if the base has no chat
     template."""
     prompt_suffix: str = ""
-    """Appended to every problem's text, for example to request a form of the answer."""
+    """Text after every problem, for example to request a form of the answer."""
     mixture: dict[Key, MixtureTask] = Field(default_factory=dict)
     """Several tasks in one run, instead of name and options: [task.mixture.KEY], with name, options, weight,
     system_prompt and prompt_suffix. Each thousand groups follow the weights."""
@@ -62,10 +62,10 @@ class TaskConfig(Section):
     """Order of problems from files. epochs: every problem once in a seeded order, then a new epoch in another order.
     replacement: each draw is independent."""
     template_options: dict[str, Any] = Field(default_factory=dict)
-    """Variables of the base's chat template, such as enable_thinking = false. Unknown ones are refused."""
+    """Variables of the base's chat template, such as enable_thinking = false. Unknown variables are refused."""
     strip_thinking: bool = False
-    """Score a completion without its <think>...</think>; an unclosed thought leaves nothing to score. Training uses all
-    tokens."""
+    """Score a completion without its <think>...</think>. If a thought is not closed, nothing is left to score. Training
+    uses all tokens."""
 
     @field_validator("template_options")
     @classmethod
@@ -75,11 +75,11 @@ class TaskConfig(Section):
         return options
 
     scorer_processes: Annotated[int, Field(ge=1, le=256)] = 2
-    """Processes for scorers."""
+    """Number of scorer processes."""
     scorer_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 10.0
-    """Longest time of a scorer call. Beyond it the call is ended and the rollout dropped."""
+    """Longest time of a scorer call, in seconds. A longer call is ended, and the rollout is dropped."""
     scorer_memory_mb: Annotated[int, Field(ge=64)] = 2048
-    """Most memory that each process may allocate while it scores; Linux only."""
+    """Memory in MB that each process may allocate at most while it scores; Linux only."""
 
     @model_validator(mode="after")
     def _is_one_or_several(self) -> TaskConfig:
@@ -92,7 +92,7 @@ class TaskConfig(Section):
 
     @property
     def members(self) -> dict[str, MixtureTask]:
-        """Tasks of the run by key, with inherited values filled in; a single task has the key ""."""
+        """Tasks of the run by key, with inherited values filled in. A single task has the key ""."""
         alone = {"": MixtureTask(name=self.name, options=self.options)}
         around = {"system_prompt": self.system_prompt, "prompt_suffix": self.prompt_suffix}
         return {
@@ -116,28 +116,28 @@ class SamplingConfig(Section):
     """How nodes sample."""
 
     temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
-    """Temperature of the softmax that tokens are sampled from, without top-k or top-p."""
+    """Temperature of the softmax from which tokens are sampled. There is no top-k and no top-p."""
     max_tokens: Annotated[int, Field(ge=1, le=131_072)] = 16
-    """Most tokens of a completion, the stop token included."""
+    """Largest number of tokens of a completion, including the stop token."""
     stop: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=256)], ...], Field(max_length=16)] = ()
-    """Texts, also special tokens, that end a completion: its last token is the one that completes one of these texts.
-    Nodes work with token ids, so they sample up to a stop token or max_tokens, and the hub cuts the received
-    completion. Tokens after the cut count nowhere."""
+    """Texts, also special tokens, that end a completion. The completion's last token is the one that completes one of
+    these texts. Nodes work with token ids, so they sample up to a stop token or max_tokens, and the hub cuts the
+    received completion. Tokens after the cut count nowhere."""
 
 
 class EvaluationSet(Section):
     """One of several sets of held-out problems."""
 
     task: Annotated[str, Field(max_length=40)] = ""
-    """Key of the mixture's task that supplies the problems. Default: the task with the set's name, or the run's only
-    task."""
+    """Key of the task in the mixture that supplies the problems. Default: the task with the set's name, or the run's
+    only task."""
     problems: Annotated[int, Field(ge=0, le=MAX_HELDOUT)] = 0
-    """Number of the task's first held-out problems; 0 = evaluation.problems."""
+    """Number of held-out problems, taken from the beginning of the task's; 0 = evaluation.problems."""
     samples: Annotated[int, Field(ge=-1, le=1024)] = -1
     """Completions of each problem at the run's temperature, in addition to the greedy one; 0 = none, -1 =
     evaluation.samples."""
     weight: Weight = 1.0
-    """Weight of this set in the run's accuracy, the weighted mean of all sets."""
+    """Weight of this set in the run's accuracy, which is the weighted mean of all sets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,14 +145,14 @@ class ChosenSet:
     """An evaluation set with all defaults filled in."""
 
     name: str
-    """Name of the set; "" = the run's only set."""
+    """Name of the set; "" for the run's only set."""
     task: str
     """Key of the set's task."""
     problems: int
     samples: int
     weight: float
     first: int
-    """Number of the set's first problem: the held-out problems of all sets are numbered consecutively."""
+    """Number of the set's first problem. The held-out problems of all sets are numbered consecutively."""
 
     @property
     def numbers(self) -> range:
@@ -164,18 +164,18 @@ class EvaluationConfig(Section):
     """Evaluation on problems that are never trained on."""
 
     problems: Annotated[int, Field(ge=1, le=MAX_HELDOUT)] = 256
-    """Held-out problems, disjoint from all training problems; with a mixture, for each task."""
+    """Number of held-out problems, of which none is a training problem. With a mixture, the number for each task."""
     sets: dict[Key, EvaluationSet] = Field(default_factory=dict)
     """Several sets with separate figures: [evaluation.sets.NAME], with task (a key of the mixture), problems, samples
-    and weight. Default: one set for each task of the mixture. The run's accuracy is their weighted mean."""
+    and weight. Default: one set for each task of the mixture. The run's accuracy is the weighted mean of the sets."""
     every: Annotated[int, Field(ge=0)] = 0
-    """Versions between evaluations; 0 = only the base and the last version."""
+    """Number of versions from one evaluation to the next; 0 = only the base and the last version are evaluated."""
     samples: Annotated[int, Field(ge=0, le=1024)] = 0
     """Completions of each problem at the run's temperature, for mean@k, in addition to the greedy one; 0 = none."""
     by: Literal["hub", "ray", "nodes"] = "hub"
-    """What generates evaluations. hub: the learner's own device, between two steps. ray: a separate process under a Ray
+    """What draws evaluations. hub: the learner's own device, between two steps. ray: a separate process under a Ray
     actor in the cluster of [ray], during training. nodes: leased work, at most a quarter of all leases while training
-    wants them; after the last step the hub takes over if no node works."""
+    needs leases; after the last step, the hub draws them if no node works."""
 
     def chosen(self, task: TaskConfig) -> tuple[ChosenSet, ...]:
         """Return the evaluation sets of a run with these tasks. Raises ValueError for an unknown task."""

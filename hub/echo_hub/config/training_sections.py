@@ -12,7 +12,7 @@ from echo_shared.delta.adapter import ATTENTION, FEED_FORWARD, PROJECTIONS, lora
 
 LEAST_TOKENS: Final = 64
 PLAIN_TOKENS: Final = 16_384
-"""Tokens of a micro-batch on a device whose memory is not measured."""
+"""Tokens of a micro-batch if the device's memory is not measured."""
 
 _TARGETS: Final[Mapping[str, frozenset[str]]] = {"all": PROJECTIONS, "attention": ATTENTION, "mlp": FEED_FORWARD}
 
@@ -23,57 +23,60 @@ class TrainingConfig(Section):
     steps: Annotated[int, Field(ge=1)] = 60
     """Steps of the whole run; each turns a policy version into the next."""
     groups_per_step: Annotated[int, Field(ge=1, le=4096)] = 64
-    """Prompts in the batch of one step."""
+    """Number of prompts in the batch of one step."""
     group_size: Annotated[int, Field(ge=2, le=1024)] = 8
-    """Completions of one prompt, compared with each other."""
+    """Number of completions of one prompt. They are compared with each other."""
     max_staleness: Annotated[int, Field(ge=0, le=1000)] = 2
-    """Async mode: greatest age in steps of a rollout when it is trained on."""
+    """Async mode: greatest age of a rollout when it is trained on, in steps."""
     publish_every: Annotated[int, Field(ge=1)] = 1
-    """Steps between published versions."""
+    """Number of steps from one published version to the next."""
     on_new_version: Literal["finish", "interrupt"] = "finish"
-    """What a node does with unfinished completions when a newer version arrives. finish: completes them with the
-    version that they began with. interrupt (async mode only): prefills the drawn tokens again and continues with the
-    newer version; every token keeps its version, and max_staleness limits the oldest. The node decides at which token
-    it switches, and a dishonest node may decide by the reward: keep finish if strangers take part."""
+    """What a node does with unfinished completions when a newer version arrives. finish: it completes them with the
+    version with which they began. interrupt (async mode only): it prefills the drawn tokens again and continues with
+    the newer version. Every token keeps its version, and max_staleness limits the oldest one. The node decides at which
+    token it switches, and a dishonest node may let the reward decide: keep finish if strangers take part."""
     tokens_per_step: Annotated[int, Field(ge=0)] = 0
-    """A step takes complete groups, oldest first, until they have this many sampled tokens; the loss is divided by this
-    number, so all steps weigh the same (C3PO). At least one group, at most groups_per_step; 0 = off: always
-    groups_per_step."""
+    """A step takes complete groups, the oldest first, until they have this many sampled tokens. The loss is divided by
+    this number, so all steps weigh the same (C3PO). A step has at least one group, and at most groups_per_step. 0 =
+    off: a step always has groups_per_step."""
     dynamic_sampling: bool = False
-    """Drop groups with equal rewards, which teach nothing, and sample others in their place (DAPO). Once the groups
-    dropped for one step would fill four batches, the step trains on such groups too. With credit = "turn", returns from
-    the same turn on count instead of rewards."""
+    """Drop groups with equal rewards, which teach nothing, and sample others in their place (DAPO). If the groups
+    dropped for one step would fill four batches, the step trains on such groups too. With credit = "turn", the returns
+    from the same turn on count instead of the rewards."""
     curriculum: Literal["off", "skip", "learnability"] = "off"
-    """Skip problems that teach nothing before they are sampled (docs/tasks.md). skip: problems whose last group had
-    all-correct or all-wrong completions. learnability: a problem with pass rate p is taken with probability 4 p (1 -
-    p). New problems are always taken."""
+    """Skip problems that teach nothing before they are sampled (docs/tasks.md). skip: skip a problem if the completions
+    of its last group were all correct or all wrong. learnability: take a problem with pass rate p with probability 4 p
+    (1 - p). New problems are always taken."""
     curriculum_by: Literal["problem", "task"] = "problem"
-    """Source of the pass rate. problem: the prompt's own, for tasks whose problems recur, such as a file's. task: the
-    newest 32 groups of the task, for runs with several tasks or levels whose problems never recur."""
+    """Source of the pass rate. problem: the problem's own groups, for tasks whose problems recur, such as a file's.
+    task: the newest 32 groups of the task, for runs with several tasks or levels whose problems never recur."""
     credit: Literal["episode", "turn"] = "episode"
-    """Basis of a turn's advantage in tasks of several turns. episode: the episode's reward, against the group's. turn:
-    the return from that turn on, against the returns of the group's episodes that reached the same turn
+    """Basis of a turn's advantage, in tasks of several turns. episode: the episode's reward, compared with the group's.
+    turn: the return from that turn on, compared with the returns of the group's episodes that reached the same turn
     (docs/learner.md)."""
     discount: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """With credit = "turn": a reward that comes n turns later counts with this factor to the power n."""
+    """With credit = "turn": if a reward comes n turns later, it counts with this factor to the power n."""
     updates_per_step: Annotated[int, Field(ge=1, le=64)] = 1
-    """Optimizer updates in one step, each on its share of the step's groups, or of objective.shuffle_batches."""
+    """Number of optimizer updates in one step. Each uses its share of the step's groups, or of
+    objective.shuffle_batches."""
     learning_rate: Annotated[float, Field(gt=0)] = 5e-4
     """Adam's highest learning rate. LoRA needs about ten times that of full fine-tuning."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Steps in which the learning rate rises linearly to learning_rate."""
+    """Number of steps in which the learning rate rises linearly to learning_rate."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Course of the learning rate over the run: constant, or a linear or cosine decrease to final_share of it."""
+    """Course of the learning rate over the run: constant, or a linear or cosine decrease to final_share of the highest
+    rate."""
     final_share: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Share of the learning rate that is left after the last step, with schedule = "linear" or "cosine"."""
+    """With schedule = "linear" or "cosine", share of the learning rate that is left after the last step."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    """Gradients with a larger norm are scaled down to it."""
+    """If the gradient's norm is larger than this, the gradient is scaled down to this norm."""
     lora_rank: Annotated[int, Field(ge=1, le=1024)] = 16
     """Rank of the adapter on each linear layer in lora_targets."""
     lora_alpha: Annotated[int, Field(ge=1)] = 32
     """Scale of the adapter: lora_alpha / lora_rank."""
     rslora: bool = False
-    """Scale the adapter by lora_alpha / sqrt(lora_rank) instead (rsLoRA), so that high ranks do not learn slower."""
+    """Scale the adapter by lora_alpha / sqrt(lora_rank) instead (rsLoRA), so that adapters of high rank do not learn
+    slower."""
     lora_targets: str = "all"
     """Linear layers with an adapter: all, attention, mlp, or names separated by commas: q_proj, k_proj, v_proj, o_proj,
     gate_proj, up_proj, down_proj."""
@@ -85,7 +88,7 @@ class TrainingConfig(Section):
 
     @property
     def lora_projections(self) -> frozenset[str]:
-        """Layer names selected by `lora_targets`."""
+        """Names of the layers that `lora_targets` selects."""
         return _TARGETS.get(self.lora_targets) or frozenset(self.lora_targets.split(","))
 
     @field_validator("lora_targets")
@@ -113,46 +116,47 @@ class LearnerConfig(Section):
     """How the learner computes, and which files it keeps."""
 
     device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
-    """Where the learner trains: auto, cpu, cuda, cuda:1, mps."""
+    """Device on which the learner trains: auto, cpu, cuda, cuda:1, mps."""
     precision: Precision = "auto"
-    """Precision of the base model and the computation; the adapter is trained in float32. auto: bfloat16 on a CUDA GPU
-    that multiplies it, else float32."""
+    """Precision of the base model and of the computation. The adapter is trained in float32. auto: bfloat16 on a CUDA
+    GPU that can multiply in bfloat16, else float32."""
     base_bits: Literal[0, 4, 8] = 0
     """Bits of the base's weights in training: 4 or 8 by bitsandbytes (extra `quantized`), 0 = by precision."""
     threads: Annotated[int, Field(ge=0)] = 0
     """CPU threads of the learner; 0 = PyTorch's own choice."""
     processes: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Processes on each host that train together, one for each GPU; they share the base model."""
+    """Number of processes on each host that train together, one for each GPU. They share the base model."""
     hosts: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Hosts that train together, including this one. Run `echo-hub learner` on each of the others."""
+    """Number of hosts that train together, including this one. Run `echo-hub learner` on each of the others."""
     address: Annotated[str, Field(pattern=r"^([^:\s]+:\d{1,5})?$")] = ""
-    """HOST:PORT of this host at which learner processes of other hosts meet. They trust every client: use a private
-    network."""
+    """HOST:PORT of this host, where learner processes of other hosts meet. The processes trust every client: use a
+    private network."""
     micro_batch_tokens: Annotated[int, Field(ge=0)] = 0
-    """Tokens of one forward and backward pass, a prompt counted once for each of its rollouts; at least 64. 0 =
-    measured at the start on a GPU; else 16384. A step that runs out of memory restarts with half as many tokens, and
-    later steps use that size."""
+    """Tokens of one forward and backward pass, at least 64. A prompt counts once for each of its rollouts. 0 = measured
+    at the start on a GPU, else 16384. If a step runs out of memory, it restarts with half as many tokens, and later
+    steps use that size."""
     kv_cache_bytes: Annotated[int, Field(ge=0)] = 0
-    """Most memory for keys and values while the learner samples, in co-located mode and evaluations. 0 = half of a
-    GPU's free memory, a quarter of a host's memory. A batch that runs out of memory continues with half the width, and
-    later batches use that width. With episodes of several turns, half of this memory keeps the keys and values of
-    earlier turns for the next prompts."""
+    """Largest memory in bytes for keys and values while the learner samples, in co-located mode and in evaluations. 0 =
+    half of a GPU's free memory, or a quarter of a host's memory. If a batch runs out of memory, it continues with half
+    the width, and later batches use that width. If episodes have several turns, half of this memory keeps the keys and
+    values of earlier turns for the next prompts."""
     gradient_checkpointing: bool | Literal["auto"] = "auto"
-    """Keep only each layer's input for the backward pass: far less memory, a third to a half more time. auto: on a GPU
-    that needs it."""
+    """Keep only each layer's input for the backward pass. This needs far less memory, and a third to a half more time.
+    auto: on a GPU whose memory would not suffice otherwise."""
     deterministic: bool = True
-    """A repeated step gives the very same adapter. Without this, some CUDA kernels are faster."""
+    """A repeated step gives exactly the same adapter. If false, some CUDA kernels are faster."""
     checkpoint_every: Annotated[int, Field(ge=1)] = 1
-    """Steps between checkpoints; a killed learner repeats the steps since the last one."""
+    """Number of steps from one checkpoint to the next. If the learner is killed, it repeats the steps since the last
+    checkpoint."""
     checkpoints_kept: Annotated[int, Field(ge=1)] = 3
-    """Number of newest checkpoints that are kept. Published versions do not depend on it."""
+    """Number of newest checkpoints that are kept. Published versions are kept independently of this number."""
     checkpoint_milestones: Annotated[int, Field(ge=0)] = 0
-    """Checkpoints of steps divisible by this number are never removed; 0 = none."""
+    """Checkpoints of steps that are divisible by this number are never removed; 0 = no such steps."""
     adapters_kept: Annotated[int, Field(ge=1)] = 200
     """Number of newest published adapters that stay in RUN/adapters, for `echo-hub export` and `echo-hub eval`."""
     adapters_max_bytes: Annotated[int, Field(ge=0)] = 300_000_000
-    """Most disk space of these adapters together. Beyond it older ones are removed, except the newest three; 0 = no
-    limit."""
+    """Largest disk space of these adapters together, in bytes. Above it, older adapters are removed, but never the
+    newest three; 0 = no limit."""
 
     @field_validator("micro_batch_tokens")
     @classmethod
