@@ -28,7 +28,7 @@ class Actor:
 
 class ActionOutcome(StrEnum):
     WANTED = "wanted"
-    """Stored in the database, but not carried out by the hub yet."""
+    """Stored in the database; the hub has not carried the request out yet."""
     DONE = "done"
     REFUSED = "refused"
 

@@ -3,8 +3,8 @@
 Three thin interfaces use the table: the operator's page, the JSON API and `echo-hub act`. Each builds a request with
 `request_of`. `echo_hub.oversight.operator_desk` carries it out.
 
-Each class is one action. Its docstring is the description in all three interfaces, and its fields are in the order of
-the command line. Settings have the same names as in the run's config.toml.
+Each class is one action. All three interfaces show its docstring as description. The fields have the order of the
+command line. Settings have the same names as in the run's config.toml.
 """
 
 from __future__ import annotations
@@ -346,7 +346,7 @@ def undo_of(request: AnyRequest, before: Any) -> AnyRequest | None:
 def taking_back(action: str, fields: Mapping[str, Any], before: Any) -> AnyRequest | None:
     """Return the request that undoes a logged action.
 
-    Return None if the action cannot be undone, or is not in `TABLE`: `echo-hub archive`, or an action of another
+    Return None if nothing can undo the action, or if `TABLE` lacks it: `echo-hub archive`, or an action of another
     software version.
     """
     try:

@@ -1,8 +1,8 @@
 """Choose settings for a base model and a task: what `echo-hub init --base MODEL --task NAME` writes.
 
-Only settings that differ from the defaults are written, each with its reason. Lengths come from the task's own
-problems, encoded with the base's tokenizer and chat template. Batch sizes depend on the base's number of weights and on
-this machine. `echo-hub try-task --sample` measures what the base actually answers.
+Only settings that differ from the defaults are written, each with a reason. Lengths come from the task's own problems,
+encoded with the base's tokenizer and chat template. Batch sizes depend on the base's number of weights and on this
+machine. `echo-hub try-task --sample` measures what the base actually answers.
 """
 
 from __future__ import annotations

@@ -50,9 +50,9 @@ class AlertsConfig(Section):
     """Kinds of problems that the webhook gets, by their names in docs/operator/operation.md; empty = all kinds. The
     page, the events and /metrics always have all problems."""
     learner_idle_s: Annotated[float, Field(ge=0)] = 600.0
-    """If the learner waits for rollouts for this many seconds, this is a problem; 0 = never a problem."""
+    """Seconds for which the learner must wait for rollouts until the hub reports a problem; 0 = never."""
     disk_free_bytes: Annotated[int, Field(ge=0)] = 2_000_000_000
-    """If the run directory's disk has fewer free bytes than this, this is a problem; 0 = never a problem."""
+    """Free bytes on the run directory's disk below which the hub reports a problem; 0 = never."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> AlertsConfig:

@@ -33,8 +33,8 @@ class RewardConfig(Section):
         Field(default_factory=dict)
     )
     """Weight of each component by name, such as {score = 1.0, format = 0.2}. If a weight is missing, the task's weight
-    counts. If the task has none either, `score` has 1 and other components have 0: they are computed and shown, but
-    earn nothing."""
+    counts. Without a weight from the task, `score` has weight 1 and other components weight 0: they are computed and
+    shown, but earn nothing."""
     format: Annotated[str, Field(max_length=2_000), AfterValidator(_compiles)] = ""
     """Component `format`: 1 if this Python regular expression matches the whole completion without surrounding blanks
     (a dot matches any character), else 0. "" = no such component. If a match takes longer than task.scorer_timeout_s,

@@ -39,8 +39,8 @@ class RayConfig(Section):
     verifier_gpus: Amount = 0.0
     """GPUs, or a fraction of one, for the verifier; 0 = the verifier uses CPUs."""
     verifier_resources: dict[str, Amount] = Field(default_factory=dict)
-    """Custom resources of the verifier, such as { base = 1 } for machines that have the base model. If the model is
-    larger than 512 MiB, it is not sent, and these machines need it under the hub's path."""
+    """Custom resources of the verifier, such as { base = 1 } for machines that have the base model. A model larger than
+    512 MiB is not sent: these machines need a copy under the hub's path."""
     evaluator_cpus: Amount = 1.0
     """CPUs that Ray reserves for the process that draws evaluations, and number of its threads."""
     evaluator_gpus: Amount = 0.0

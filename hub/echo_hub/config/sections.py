@@ -1,6 +1,6 @@
 """A run's settings, with one frozen class for each component. A component receives only its own section.
 
-The docstrings are also the comments in the config.toml that `echo_hub.config.file` writes, so every field has one.
+Every field has a docstring, which `echo_hub.config.file` writes into config.toml as a comment.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class LeaseConfig(Section):
     """How work is leased."""
 
     deadline_s: Annotated[float, Field(gt=0)] = 120.0
-    """Age in seconds at which the work of a lease is also leased to another node. The first valid result wins. If the
-    hub knows the node's speed, it may lease the work to another node sooner."""
+    """Age in seconds at which another node also gets a lease for the same work. The first valid result wins. If the hub
+    knows the node's speed, it may lease the work to another node sooner."""
     first_window: Annotated[int, Field(ge=1, le=MAX_BATCHED)] = 4
     """Rollouts that a new node (none of its rollouts was scored yet) may hold at once while all nodes are new. As soon
     as any node is no longer new, a new node may hold only one. If a node claims a high speed, it gets more at once.
@@ -74,7 +74,7 @@ class CostConfig(Section):
     margin: Annotated[float, Field(ge=1, le=10)] = 1.15
     """Number of rollouts that the working nodes should return in time, divided by the number that the learner needs."""
     dwell_s: Annotated[float, Field(ge=0, le=86_400)] = 60.0
-    """After a node has started to work, it works for at least this many seconds, unless it is lost or fails."""
+    """Shortest time in seconds that a started node works, unless the node is lost or fails."""
 
 
 class TrustConfig(Section):

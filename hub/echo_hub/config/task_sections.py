@@ -17,7 +17,7 @@ _HUBS_OWN: Final = frozenset(
         *("continue_final_message", "return_assistant_tokens_mask", "bos_token", "eos_token", "unk_token", "pad_token"),
     )
 )
-"""Variables of chat templates that the hub itself sets, so that they are not options."""
+"""Variables of chat templates that only the hub sets. They are not options."""
 
 Key = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,39}$")]
 """Name of a task in a mixture, or of an evaluation set. The names of its figures contain it."""
@@ -79,7 +79,7 @@ class TaskConfig(Section):
     scorer_timeout_s: Annotated[float, Field(gt=0, le=3600)] = 10.0
     """Longest time of a scorer call, in seconds. A longer call is ended, and the rollout is dropped."""
     scorer_memory_mb: Annotated[int, Field(ge=64)] = 2048
-    """Memory in MB that each process may allocate at most while it scores; Linux only."""
+    """Limit in MB on the memory that each process allocates during scoring; Linux only."""
 
     @model_validator(mode="after")
     def _is_one_or_several(self) -> TaskConfig:
@@ -120,9 +120,9 @@ class SamplingConfig(Section):
     max_tokens: Annotated[int, Field(ge=1, le=131_072)] = 16
     """Largest number of tokens of a completion, including the stop token."""
     stop: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=256)], ...], Field(max_length=16)] = ()
-    """Texts, also special tokens, that end a completion. The completion's last token is the one that completes one of
-    these texts. Nodes work with token ids, so they sample up to a stop token or max_tokens, and the hub cuts the
-    received completion. Tokens after the cut count nowhere."""
+    """Texts, also special tokens, that end a completion. The token that completes one of these texts becomes the
+    completion's last token. Nodes work with token ids, so they sample up to a stop token or max_tokens, and the hub
+    cuts the received completion. Tokens after the cut count nowhere."""
 
 
 class EvaluationSet(Section):

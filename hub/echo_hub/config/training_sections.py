@@ -41,8 +41,8 @@ class TrainingConfig(Section):
     off: a step always has groups_per_step."""
     dynamic_sampling: bool = False
     """Drop groups with equal rewards, which teach nothing, and sample others in their place (DAPO). If the groups
-    dropped for one step would fill four batches, the step trains on such groups too. With credit = "turn", the returns
-    from the same turn on count instead of the rewards."""
+    dropped for one step would fill four batches, the step trains on such groups too. With credit = "turn", returns
+    counted from the same turn replace the rewards."""
     curriculum: Literal["off", "skip", "learnability"] = "off"
     """Skip problems that teach nothing before they are sampled (docs/tasks.md). skip: skip a problem if the completions
     of its last group were all correct or all wrong. learnability: take a problem with pass rate p with probability 4 p

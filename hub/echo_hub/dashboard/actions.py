@@ -28,7 +28,7 @@ class ActionResult:
 
     record: ActionRecord
     secret: str = ""
-    """A newly made token; "" for other actions. It is shown only in this answer, because the hub stores only its
+    """A newly made token; "" for other actions. Only this answer shows the secret, because the hub stores only a
     hash."""
 
 

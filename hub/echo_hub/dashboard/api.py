@@ -92,7 +92,7 @@ class Api:
 
 
 class EventStream:
-    """Tells programs that the run has changed, at most once for each snapshot.
+    """Tells programs about changes of the run, at most once per snapshot.
 
     A viewer that stops reading is disconnected after aiohttp-sse's send timeout. A viewer that has closed its
     connection is noticed at the next heartbeat.

@@ -19,7 +19,7 @@ STREAKS: Final = (3, 7, 30, 100, 365, 1_000)
 class Milestone:
     text: str
     day: int | None = None
-    """UTC day on which the milestone was reached, counted from 1970-01-01; None if it is not reached, or if the day is
+    """UTC day on which the milestone was reached, counted from 1970-01-01; None if not reached, or if the day is
     unknown.
     """
     reached: bool

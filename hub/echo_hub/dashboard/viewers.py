@@ -16,8 +16,8 @@ from echo_shared.errors import RemoteProtocolError
 
 MAX_VIEWERS: Final = 2_000
 MAX_VIEWERS_OF_ADDRESS: Final = 100
-"""Largest number of streams from one address, so that one address cannot take all places. If the hub does not trust a
-proxy, all viewers behind it share one address.
+"""Largest number of streams from one address, so that one address cannot take all places. All viewers behind an
+untrusted proxy share one address.
 """
 
 

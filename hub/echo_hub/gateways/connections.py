@@ -1,5 +1,5 @@
-"""The connections of all nodes, on the hub's own port and at gateways. The rest of the hub need not know where a node
-is connected."""
+"""All connected nodes, whether on the hub's own port or at gateways. The rest of the hub need not know where a node is
+connected."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Deliver the messages that gateways stored in JetStream to the hub's inbox, in order.
 
-A message is settled (deleted from JetStream) when its effects are committed. So a rollout whose node was told
-"received" is always in JetStream or in the database. If the hub is killed before it settles a message, it receives the
-message again and recognises the rollouts by their ids. A message repeated after a lost connection, or by an attacker,
-is recognised by its number.
+A message is settled (deleted from JetStream) when its effects are committed. So JetStream or the database always holds
+a rollout whose node was told "received". If the hub is killed before it settles a message, it receives the message
+again and recognises the rollouts by their ids. A message repeated after a lost connection, or by an attacker, is
+recognised by its number.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Items that gateways and hub exchange: short lists of plain values. An item with a message from or to a node contains
-the frame of the node's own connection.
+"""Items that gateways and hub exchange: short lists of plain values. Items with messages from or to nodes contain the
+frames of the nodes' own connections.
 
   stored:  [gateway, number, [item, …]]    ROLLOUT, SAID, LEFT: in the order of the nodes' messages
   asked:   [gateway, epoch, number, item]  HERE, MEET, JOIN, GONE

@@ -64,7 +64,7 @@ class MicroBatch:
         return len(self.lengths)
 
     def of_groups(self, groups: Collection[int]) -> tuple[MicroBatch, Tensor]:
-        """Return a copy in which only tokens of these groups have a loss, and the indices of these tokens here. The
+        """Return a copy with losses only for tokens of these groups, and those tokens' indices in this batch. The
         forward pass still computes all tokens.
         """
         kept_R = [group in groups for group in self.groups]

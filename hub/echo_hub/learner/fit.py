@@ -74,8 +74,8 @@ def choose(
 ) -> ChunkSizes:
     """Return the memory settings for a device with `free_bytes`.
 
-    If `micro_batch_tokens` is 0, it is chosen here; if `gradient_checkpointing` is None, it is chosen here. At least
-    one of the two must be left to this function. `longest_tokens` is the length of the longest rollout, which is never
+    If `micro_batch_tokens` is 0, it is chosen here; if `gradient_checkpointing` is None, it is chosen here. This
+    function must choose at least one of the two. `longest_tokens` is the length of the longest rollout, which is never
     split.
     """
     wanted = micro_batch_tokens or max(ENOUGH_TOKENS, longest_tokens)

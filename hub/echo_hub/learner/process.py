@@ -48,8 +48,8 @@ class Learner:
 
     def __init__(self, child: SupervisedChild, opened: Frame, room: Room | None) -> None:
         self.policy_version: int = opened["policy_version"]
-        """Policy version that the process holds, according to its last answer. It is updated even if the call that
-        caused the answer was cancelled."""
+        """Policy version that the process holds, according to its last answer. Updated even after cancellation of the
+        call that caused the answer."""
         self.resumed: Mapping[int, StepTold] = frames.unpack_told(opened["told"])
         """Results that the process found in its checkpoint, by step number: of the checkpoint's step and of the step
         before.

@@ -5,7 +5,7 @@ version K of RUN: the adapter and, if a checkpoint of step K exists, the learner
 Everything else is new: database, keys, address. Steps continue after K, with problems that RUN had not trained on
 before step K ended.
 
-config.toml is written last. If the command is killed before that, the new directory contains no run yet, and the same
+config.toml is written last. If the command is killed earlier, the new directory contains no run yet, and the same
 command starts over.
 """
 

@@ -57,8 +57,8 @@ def model_card(
     """Return the text of the model card.
 
     `lineage` lists the origins of the run's initial adapter, nearest first; empty if the run began with the base model.
-    `base_id` is the base's id on a model hub; None if the base is a directory. If `is_merged`, the card is for a whole
-    model, not for an adapter. `facts` is None if the run's database is not at hand.
+    `base_id` is the base's id on a model hub; None if the base is a directory. `is_merged` selects a card for a whole
+    model instead of an adapter. `facts` is None if the run's database is not at hand.
     """
     name = _one_line(config.run.name)
     lines = [

@@ -115,8 +115,8 @@ def signature(body: bytes, secret: str, at: int) -> str:
     """Return the value of the header Echo-Signature: `t=SECONDS,v1=HEX`, where HEX is the HMAC-SHA256 of "SECONDS." and
     the body.
 
-    Receivers should compare it in constant time. They should refuse signatures that are minutes old, because these may
-    be replays.
+    Receivers should compare it in constant time. Signatures that are minutes old may be replays, and receivers should
+    refuse them.
     """
     mac = hmac.new(secret.encode(), b"%d." % at + body, hashlib.sha256)
     return f"t={at},v1={mac.hexdigest()}"

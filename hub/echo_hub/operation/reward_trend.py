@@ -18,8 +18,8 @@ from typing import Final
 
 WINDOW: Final = 16
 LOST: Final = 0.5
-"""If more than this share of the gain is lost, the reward has fallen. The gain is the best window's mean minus the
-lowest mean before it."""
+"""The reward counts as fallen after losing more than this share of the gain. The gain is the best window's mean minus
+the lowest mean before it."""
 SIGNIFICANT: Final = 6.0
 RECOVERED: Final = 0.5
 """A fallen reward has recovered when the fall is below this share of either limit (gain, standard errors)."""
@@ -70,7 +70,7 @@ class RewardTrend:
             self._best, self._lowest = now, self._lowest_so_far
 
     def fall(self, *, has_fallen: bool) -> Fall | None:
-        """Return the fall from the best window; None if the fall is below LOST of the gain, or if chance explains it.
+        """Return the fall from the best window; None for a fall below LOST of the gain, or one that chance explains.
 
         With `has_fallen`, the reward had fallen before; then half of both limits is enough for a fall.
         """

@@ -74,7 +74,7 @@ class Webhook:
 
     @property
     def _host(self) -> str:
-        """Host of the webhook's URL. Logs may contain only this part of the URL, because the rest may be secret."""
+        """Host of the webhook's URL. Logs may contain only this part of the URL; the rest may be secret."""
         return urlsplit(self._settings.webhook_url).hostname or ""
 
 

@@ -198,8 +198,8 @@ class Desk:
         return True
 
     async def _do(self, request: AnyRequest) -> tuple[str, Any]:
-        """Carry out a request that belongs neither to the coordinator nor to evaluations. Return its result as text and
-        as a value."""
+        """Carry out a request that concerns neither the coordinator nor evaluations. Return its result as text and as a
+        value."""
         match request:
             case Export(version=version):
                 path, exported = await asyncio.to_thread(self._export, version)

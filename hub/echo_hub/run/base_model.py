@@ -34,8 +34,8 @@ MODEL_FILES: Final = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja")
 _SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
 _NO_CHARACTER: Final = "\ufffd"
 MOST_A_CHARACTER: Final = 8
-"""Largest number of tokens shown as one character: twice the bytes of a UTF-8 character. If no valid character has
-formed by then, the tokens are shown as they are.
+"""Largest number of tokens shown as one character: twice the bytes of a UTF-8 character. Tokens that form no valid
+character by then are shown unchanged.
 """
 
 _ASKED: Final = "what is it"
@@ -330,8 +330,8 @@ class PromptCodec:
         """Return the ids [T] int32 between a completion, whose last id is `after`, and the next completion.
 
         The ids end the assistant's turn, unless `after` already ends it, and continue with `messages` in the chat
-        template up to the next reply. The completion itself is never tokenised again, because the template writes the
-        same text after any reply. Without a chat template, the ids are those of the concatenated message texts.
+        template up to the next reply. The completion itself is never tokenised again: the template writes identical
+        text after any reply. Without a chat template, the ids are those of the concatenated message texts.
         """
         if self._chat is None:
             return self._known(self._control.ids_of_text("".join(message["content"] for message in messages)))
@@ -452,8 +452,8 @@ def _load_tokenizer(path: Path) -> Tokenizer:
 def _begins_with(tokenizer: Tokenizer) -> list[int]:
     """Return the ids that the tokenizer puts before a text, such as a begin token.
 
-    Ids that the tokenizer puts after a text are left out. With them, the prompt would end with a token that marks the
-    end of a reply.
+    Ids that the tokenizer puts after a text are left out. Otherwise prompts would end with a token that marks the end
+    of a reply.
     """
     for text in ("a", "1", " ", "\n", "?"):
         plain = tokenizer.encode(text, add_special_tokens=False).ids
@@ -500,7 +500,7 @@ def _stop_ids(directory: Path, tokenizer_eos: int | None) -> tuple[int, ...]:
     """Return the ids that end a completion: those of the generation config, else of the model config, and the
     tokenizer's eos.
 
-    Raises ConfigError if there is no such id, because then no completion would ever end by itself.
+    Raises ConfigError without such an id, because completions would never end by themselves.
     """
     stop = read_map(directory / "generation_config.json").get("eos_token_id")
     if stop is None:

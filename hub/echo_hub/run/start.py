@@ -91,7 +91,7 @@ class Start(BaseModel):
     policy_version: Annotated[int, Field(ge=1)]
     """The number that the initial adapter has as a version of this run."""
     source: str
-    """Name, without path, of the adapter, or of the model that was trained on demonstrations; "" for the base model."""
+    """Name, without path, of the adapter, or of the model trained on demonstrations; "" for the base model."""
     sha256: str
     """SHA-256 of the weights file that nodes get."""
     has_optimizer: bool = False

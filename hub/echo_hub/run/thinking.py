@@ -17,7 +17,7 @@ def without_thinking(text: str, *, is_open: bool = False) -> str:
     kept: list[str] = []
     place = 0
     if not is_open:
-        # If a closing tag has no opening tag before it, everything before it is reasoning.
+        # Without an earlier opening tag, everything before a closing tag is reasoning.
         close, opened = text.find(CLOSE), text.find(OPEN)
         is_open = close >= 0 and (opened < 0 or close < opened)
     while True:

@@ -27,7 +27,7 @@ from echo_shared.wire.messages.fields import printable_line
 log = logging.getLogger(__name__)
 
 SOON_TOKENS: Final = 16_384
-"""A check of at most this many tokens takes less than a millisecond, so it runs on the event loop."""
+"""Checks of at most this many tokens run on the event loop, because they take less than a millisecond."""
 
 Verdict = RolloutScored | RolloutContinued | RolloutRejected
 

@@ -3,8 +3,8 @@
     reward = sum of weight * value, over all components
 
 For example, let the weights be {score = 1.0, format = 0.2}. Then a right answer in a wrong form earns 1.0, a wrong
-answer in the right form earns 0.2, and rewards range from 0 to 1.2. The task's own reward is the component `score`. If
-there are no other components and weights, the reward is the score itself.
+answer in the right form earns 0.2, and rewards range from 0 to 1.2. The task's own reward is the component `score`.
+Without other components and weights, the reward equals the score.
 
 If a component with a weight is outside its bounds (by default 0..1), the scorer counts as failed. A component without a
 weight may be any finite number.

@@ -94,8 +94,8 @@ def _called(problems: Problems, method: str, arguments: Sequence[Any], failures:
     except MemoryError:
         raise
     except Exception as error:
-        # A task is a plug-in, so its exception is a failed call. It must not become a reward, and must not end this
-        # process.
+        # A task is a plug-in, so its exception is a failed call. The exception must neither become a reward nor end
+        # this process.
         if _is_for_memory(error):
             raise MemoryError from error
         *_, (raised_in, line) = traceback.walk_tb(error.__traceback__)

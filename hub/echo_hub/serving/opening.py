@@ -343,8 +343,8 @@ def _bounds(config: HubConfig, base_dir: Path, codec: PromptCodec) -> SamplingBo
 
 
 def _secret(me: Identity) -> bytes:
-    """Return the secret that selects the rollouts to check. It is derived from the hub's key, so it is the same at
-    every start."""
+    """Return the secret that selects the rollouts to check. The hub's key determines the secret, so every start derives
+    the same one."""
     return hashlib.blake2b(me.sign(b"echo: which rollouts are checked"), digest_size=32).digest()
 
 

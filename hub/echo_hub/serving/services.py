@@ -39,7 +39,7 @@ from echo_hub.training.service import TrainingService
 
 
 class HubServices:
-    """The services intake, training, distribution and oversight. When a service is created, it gets the other services
+    """The services intake, training, distribution and oversight. Each service gets, at its creation, the other services
     that it uses."""
 
     def __init__(self, shared: Shared, *, partials: Partials, server: Server) -> None:

@@ -45,7 +45,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """The point in the run up to which the entries are written."""
+    """Point in the run. Entries up to this point are written."""
 
     step: int = 0
     evaluated_at: float = 0.0

@@ -1,6 +1,6 @@
 """The texts of a few rollouts of a step, for other programs.
 
-Only kept groups have texts. The operator must turn texts on, because the other program may run on another machine.
+Only kept groups have texts. Texts are off by default, because the other program may run on another machine.
 """
 
 from __future__ import annotations

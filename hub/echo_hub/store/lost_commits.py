@@ -4,7 +4,7 @@
     once the server answers: SELECT value ... FOR UPDATE                             if it is MARK: committed
 
 The row's lock makes the answer final: the SELECT waits until a pending COMMIT has finished. PostgreSQL's pg_xact_status
-cannot answer this: if a transaction has left nothing in the log, its number is assigned again after a crash. Only the
+cannot answer this: the number of a transaction that left nothing in the log is assigned again after a crash. Only the
 hub's writer uses this row. SQLite needs none of this: its commits cross no network.
 """
 

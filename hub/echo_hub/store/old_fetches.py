@@ -102,7 +102,7 @@ def _delete(connection: Connection, *which: ColumnElement[bool], most: int) -> i
 
 
 def arrived_s(connection: Connection, version: int) -> dict[str, float | None]:
-    """Return a version's arrival times: when half of its nodes had it, when 95 % had it, and when the last node had it.
+    """Return the times at which half of a version's nodes, 95 % of them, and the last one had the version.
 
     The values are seconds after the announcement; None before the first fetch. The database counts inside an index,
     without reading the rows.

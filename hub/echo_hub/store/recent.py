@@ -27,8 +27,7 @@ class RecentRollout:
     received_at: float | None
     """Time at which the hub received the rollout, in seconds since the epoch; None before that."""
     sampling_s: float | None = None
-    """Seconds of sampling, as the node reported them. None if the rollout was not received, or if its tokens were
-    deleted.
+    """Seconds of sampling, as the node reported them. None without a received rollout, or after deletion of its tokens.
     """
 
 

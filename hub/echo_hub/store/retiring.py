@@ -5,7 +5,7 @@
 
 Totals, credit and contributions are running totals and do not depend on the rows. Receipts continue in the table
 `old_receipts`. The rollouts of steps up to K are: the groups of their batches, groups dropped in that time, and the
-evaluations of versions before K. A step may be retired if its tokens are deleted, and if all groups up to its newest
+evaluations of versions before K. Retiring a step requires that its tokens are deleted and all groups up to its newest
 group are finished. Then neither a restarted hub nor a check reads the step's rows.
 """
 

@@ -120,8 +120,8 @@ def _evidence(stored: dict[str, Any]) -> Evidence:
 
 
 def _sums(stored: list[float]) -> Sums:
-    """Return the stored sums of the statistical tests. If only the sums of the reward test are missing, these start at
-    0. If another release stored another number of sums, all start at 0.
+    """Return the stored sums of the statistical tests. Missing sums of the reward test alone start at 0. If another
+    release stored another number of sums, all start at 0.
     """
     if len(stored) == Alternative.SHOPPED:
         return (*stored, *NOTHING[Alternative.SHOPPED :])

@@ -1,7 +1,7 @@
 """Running totals of facts that never change again: rollouts in a final state, and fetches.
 
-The transaction that makes a rollout final (trained on, evaluated or dropped) also updates the totals. So the totals
-always agree with the receipts, and no page has to count the history of the run.
+The transaction that makes a rollout final (trained on, evaluated or dropped) also updates the totals. So totals always
+agree with receipts, and pages need not count the run's history.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A log of the nodes whose totals have changed. A cache of thousands of nodes reads all nodes once, then only the
-changed ones.
+"""A log of the nodes whose totals have changed. A cache of thousands of nodes reads all nodes once, then only changed
+nodes.
 
 The log covers the commits of this process. Other processes (`echo-hub ban`) change few columns of nodes, which the hub
 reads separately.

@@ -42,8 +42,8 @@ def read_snapshot(connection: Connection) -> CoordinatorSnapshot:
     ).all()
     open_groups = _open_groups(connection, [group_id for row in planned for group_id in row.group_ids])
     kept = connection.scalars(select(steps.c.step).where(steps.c.trained_at.is_not(None), steps.c.pruned.is_(False)))
-    # Groups with ids above the newest planned group are in no step yet. They wait for a step, or were dropped after
-    # that group was planned.
+    # Groups with ids above the newest planned group are in no step yet. Such groups wait for a step, or were dropped
+    # after that group was planned.
     newest_first = select(groups.c.group_id).where(groups.c.step.is_not(None)).order_by(groups.c.group_id.desc())
     newest_planned = -1 if (newest := connection.scalar(newest_first.limit(1))) is None else newest
     flat_groups = connection.scalars(

@@ -2,8 +2,8 @@
 
 Records are applied kind by kind, in the order of a rollout's life: leased, received, scored, evaluated, planned,
 trained or dropped. So one pass may take a rollout through several states. Every UPDATE names the state that it expects.
-If a row is in another state, the whole pass is rolled back, so a final state never changes. Results of checks have
-their own column, because they may arrive after the rollout is final.
+If a row is in another state, the whole pass is rolled back, so a final state never changes. Results of checks have a
+separate column, because they may arrive after the rollout is final.
 """
 
 from __future__ import annotations

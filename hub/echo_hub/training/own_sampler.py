@@ -17,7 +17,7 @@ class OwnSampler:
         self._queue = queue
 
     async def join(self, policy_version: int) -> None:
-        """Report to the coordinator that the sampler is connected and has this version."""
+        """Tell the coordinator that the sampler is connected and holds this version."""
         await self._queue.put(NodeConnected(node_id=HUB_NODE_ID))
         await self.holds(policy_version)
 

@@ -25,8 +25,8 @@ class RunStepSettings:
         self._steps_before = steps_before
 
     def export_path(self, step: int) -> Path | None:
-        """Return the directory for the step's adapter. Return None if the version is neither published nor evaluated,
-        so that its adapter is not needed."""
+        """Return the directory for the step's adapter. Return None for a version that is neither published nor
+        evaluated: nobody needs its adapter."""
         is_needed = self._coordinator.settings.is_due(step) or is_due(self._config, step)
         return self._directory.adapter(step) if is_needed else None
 

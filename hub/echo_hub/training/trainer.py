@@ -134,7 +134,7 @@ class Trainer:
         self._spawned = spawned
         self._jobs: asyncio.Queue[_Job] = asyncio.Queue()
         self._coming: dict[int, tuple[Sequence[str], TrainingGroup | None]] = {}
-        """Complete groups that are not sent yet: their rollout ids, and their content if it is still in memory."""
+        """Complete groups that are not sent yet: rollout ids, and contents that are still in memory."""
         self._held: dict[int, Sequence[str]] = {}
         """Groups that the process holds, with their rollout ids."""
         self._loading = asyncio.Lock()

@@ -2,8 +2,8 @@
 
 A background thread reads all nodes from the database. The longer a reading takes, the rarer it is. In between, each
 page reads only changed nodes: nodes that connected, left, were banned or unbanned, hold another number of rollouts, or
-were written by the hub in the meantime (`echo_hub.store.touched`). A view is rebuilt only if the node's record or its
-own report has changed.
+were written by the hub in the meantime (`echo_hub.store.touched`). A view is rebuilt only after changes of the node's
+record or of the node's own report.
 """
 
 from __future__ import annotations

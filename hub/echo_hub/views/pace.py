@@ -7,7 +7,7 @@ A node's throughput is its rate of rollouts while it has enough work. Usually it
 as late as possible without letting the learner wait. While n rollouts that take s_1 .. s_n seconds are sampled at the
 same time, the rate is 1/s_1 + ... + 1/s_n. So the rate is defined at every moment, and its integral equals the number
 of rollouts. A moment counts only if the node held at least `BUSY` times its median number of concurrent rollouts.
-Delays in these moments are the node's own, for example while it loads an adapter.
+Delays in such a moment have their cause in the node, for example loading an adapter.
 
 A node reports the sampling time of each rollout itself. This time counts only up to the lease's duration, and it cannot
 raise the throughput above `TRUSTED` times the rate that the hub measured.

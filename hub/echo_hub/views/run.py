@@ -344,7 +344,7 @@ def common_faults(moment: Moment) -> tuple[str, ...]:
 
 
 def goes_on_with(moment: Moment) -> dict[ProblemKind, str]:
-    """Return the faults that do not stop the run, with a text for each."""
+    """Return the faults that do not stop the run, each with a text."""
     status = moment.status
     withdrawn = (VERSION_IS_WITHDRAWN.format(version=one, reason=why) for one, why in sorted(status.withdrawn.items()))
     lagging = (NODE_LAGS.format(node_id=node_id, what=what) for node_id, what in status.trust.lagging)
