@@ -20,14 +20,15 @@ _UNSURE: Final = re.compile(
 _WRAPPERS: Final = (("**", "**"), ("*", "*"), ("`", "`"), ("$", "$"), ("\\(", "\\)"), ("\\boxed{", "}"), ('"', '"'))
 _MOST_WRAPPED: Final = 4
 _SENTENCE_CHARACTERS: Final = 300
-"""Number of characters before an announcement such as "the answer is" that are searched for words of doubt."""
+"""Number of characters before an announcement such as "the answer is" in which words of doubt are searched."""
 
 
 def tagged_answer(completion: str) -> str | None:
-    """Return the content of the last `<answer>...</answer>`, stripped; None without a tag.
+    """Return the content of the last `<answer>...</answer>`, without surrounding blanks. Return None if there is no
+    tag.
 
-    If no tag is closed, return the text after the last `<answer>`. Runs in linear time: a hostile completion may hold
-    thousands of unclosed tags, and a regular expression would scan to the end from each.
+    If no tag is closed, return the text after the last `<answer>`. Runs in linear time. A hostile completion may hold
+    thousands of unclosed tags, and a regular expression would scan from each of them to the end.
     """
     answer, position = None, 0
     while (begin := completion.find(_OPEN, position)) >= 0:
@@ -42,7 +43,7 @@ def tagged_answer(completion: str) -> str | None:
 
 
 def extract_answer(completion: str) -> str:
-    """Return the `tagged_answer`, or the whole completion, stripped, if it has no tag."""
+    """Return the `tagged_answer`. If there is no tag, return the whole completion, without surrounding blanks."""
     answer = tagged_answer(completion)
     return completion.strip() if answer is None else answer
 
@@ -50,9 +51,9 @@ def extract_answer(completion: str) -> str:
 def announced_answer(completion: str, reference: str) -> tuple[str, ...]:
     """Return the answer that ends a completion without tags, such as `The answer is 20.`: verbatim, then unwrapped.
 
-    The answer is all text after the last announcement. Returns () if there is none or if it is ambiguous: an earlier
-    announcement gives another answer, or the sentence or the answer contains a word of doubt (`or`, `not`, `maybe`)
-    that the `reference` answer lacks.
+    The answer is all text after the last announcement. Returns () if there is none, or if the answer is ambiguous. It
+    is ambiguous if an earlier announcement gives another answer, or if the sentence or the answer contains a word of
+    doubt (`or`, `not`, `maybe`) that the `reference` answer lacks.
     """
     found = list(_ANNOUNCEMENT.finditer(completion))
     if not found:
@@ -74,7 +75,8 @@ def _doubts(text: str) -> set[str]:
 
 
 def _unwrapped(text: str) -> tuple[str, ...]:
-    """Return the text, then each form left after removing a final full stop and one pair of wrappers at a time."""
+    """Return the text, then its shorter forms. Each form is the previous one without a final full stop and without one
+    pair of wrappers."""
     forms = dict.fromkeys([text] if text else [])
     for _ in range(_MOST_WRAPPED):
         inner = text.removesuffix(".").strip()

@@ -1,6 +1,6 @@
-"""Sums, differences and products of whole numbers, written as `123+456=`; the completion is only the number.
+"""Sums, differences and products of whole numbers, written as `123+456=`. The completion must be only the number.
 
-Small enough for `builtin:tiny`, which has learned three-digit additions and often forgets to carry.
+Simple enough for `builtin:tiny`, which has learned three-digit additions and often forgets to carry.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class ArithmeticOptions(TaskOptions):
     """Options that select the problems."""
 
     digits: Annotated[int, Field(ge=1, le=18)] = 3
-    """Digits of both operands; operands of several digits never start with a zero."""
+    """Digits of both operands. Numbers of several digits never start with a zero."""
     operations: Annotated[tuple[Operation, ...], Field(min_length=1)] = ("+",)
-    """Operations that a problem may have, drawn with equal probability."""
+    """Operations of the problems, drawn with equal probability."""
 
 
 class ArithmeticTask:
-    """One operation on two numbers; the reward is 1 for the exact result, 0 for anything else."""
+    """One operation on two numbers. The reward is 1 for the exact result, and 0 for anything else."""
 
     name = "arithmetic"
 
@@ -41,7 +41,7 @@ class ArithmeticTask:
         self._options = options
 
     def sample(self, seed: int) -> Problem:
-        """Return the problem of `seed`; its metadata holds the `answer`."""
+        """Return the problem of `seed`. Its metadata holds the `answer`."""
         rng = random.Random(seed)
         digits = self._options.digits
         lowest = 0 if digits == 1 else 10 ** (digits - 1)

@@ -1,10 +1,10 @@
-"""Synchronous access to tasks with `async def` scorers: many threads may call, and all calls share one event loop.
+"""Synchronous access to tasks with `async def` scorers. Many threads may call, and all calls share one event loop.
 
     task.score                 async def score(self, problem, completion) -> float
     awaited(task, 10.0).score  (problem, completion) -> float, from any thread
 
-Each call has a deadline, after which it is cancelled and fails. If the loop is blocked by then, the process ends, as
-after a scorer's timeout.
+Each call has a deadline. After the deadline the call is cancelled and fails. If the loop is blocked by then, the
+process ends, as after a scorer's timeout.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from echo_shared.errors import ScorerError
 
 _METHODS: Final = ("score", "components", "respond")
 LOOP_ANSWERS_S: Final = 1.0
-"""Seconds within which a free event loop runs a callback. If the loop takes longer, a scorer blocks it."""
+"""A free event loop runs a callback within this many seconds. If the loop takes longer, a scorer blocks it."""
 
 
 def is_async(task: object) -> bool:
@@ -32,7 +32,7 @@ def is_async(task: object) -> bool:
 
 
 def awaited(task: object, timeout_s: float) -> Any:
-    """Return the task with its coroutine functions wrapped as blocking calls of at most `timeout_s`."""
+    """Return the task, with its coroutine functions wrapped as blocking calls that take at most `timeout_s`."""
     loop = _Loop(timeout_s)
     found = {name: getattr(task, name) for name in dir(task) if not name.startswith("_")}
     waiting = {
@@ -44,9 +44,8 @@ def awaited(task: object, timeout_s: float) -> Any:
 
 
 class _Loop:
-    """An event loop in a thread that the first call starts. A process that only samples problems never starts the
-    thread.
-    """
+    """An event loop in a thread, which the first call starts. So a process that only samples problems never starts the
+    thread."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -72,7 +71,7 @@ class _Loop:
         try:
             return future.result(self._timeout_s)
         except TimeoutError as error:
-            if future.done():  # The scorer itself raised TimeoutError; the deadline has not passed.
+            if future.done():  # The scorer itself raised TimeoutError before the deadline.
                 raise
             future.cancel()
             _end_if_held_up(loop)

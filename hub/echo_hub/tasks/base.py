@@ -1,4 +1,4 @@
-"""Plug-in interface of tasks: sample a problem from a seed, score the text of a completion."""
+"""Plug-in interface of tasks: sample a problem from a seed, and score the text of a completion."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, Protocol, runtime_checkable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One problem. `prompt` is the model's input; `metadata` belongs to the task and its scorer."""
+    """One problem. `prompt` is the model's input. `metadata` is for the task and its scorer."""
 
     prompt: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Task(Protocol):
-    """A stateless task: a seed determines the problem, on any machine at any time."""
+    """A task without state. A seed always determines the same problem, on any machine."""
 
     name: str
 
@@ -24,15 +24,16 @@ class Task(Protocol):
         """Return the problem of `seed` (0 .. 2**64 - 1)."""
 
     def score(self, problem: Problem, completion: str) -> float:
-        """Return the reward of `completion` (decoded, no special tokens), in 0..1 unless the task is a `BoundedTask`.
+        """Return the reward of `completion` (decoded, without special tokens). It is in 0..1 unless the task is a
+        `BoundedTask`.
 
-        After an exception or an invalid value, the completion has no reward.
+        If this method raises an exception or returns an invalid value, the completion has no reward.
         """
 
 
 @runtime_checkable
 class BoundedTask(Protocol):
-    """A task or an environment that declares the bounds of its rewards."""
+    """A task, or an environment, that declares the bounds of its rewards."""
 
     @property
     def reward_bounds(self) -> tuple[float, float]:
@@ -43,31 +44,31 @@ class BoundedTask(Protocol):
 class ExplainedTask(Task, Protocol):
     """A task that returns components in addition to its score.
 
-    Components are shown next to the score, and weighted by the run's settings or by the task (`WeighedTask`).
+    Components are shown beside the score. The run's settings or the task (`WeighedTask`) may give them weights.
     """
 
     def components(self, problem: Problem, completion: str) -> Mapping[str, float]:
-        """Return the components by name, without `score`. A component with a weight must be in 0..1, unless
+        """Return the components by name, without `score`. Components with a weight must be in 0..1, unless
         `component_bounds` declares other bounds."""
 
 
 @runtime_checkable
 class ReadTask(Task, Protocol):
-    """A task that explains how it parses answers, for `echo-hub try-task`."""
+    """A task that can tell how it reads answers, for `echo-hub try-task`."""
 
     def verdict(self, problem: Problem, completion: str) -> str:
         """Return a short verdict on a completion, such as "wrong" or "not understood"."""
 
     def reading(self, problem: Problem) -> str:
-        """Return the type that the problem's reference answer parses as, such as "a number" or "not understood"."""
+        """Return how the problem's reference answer is read, such as "a number" or "not understood"."""
 
     def notes(self) -> tuple[str, ...]:
-        """Return sentences about reference answers that cannot be parsed and where they are."""
+        """Return sentences about reference answers that cannot be parsed, and where they are."""
 
 
 @runtime_checkable
 class MeasuredTask(Protocol):
-    """A task or an environment that declares its components and their bounds."""
+    """A task, or an environment, that declares the bounds of its components."""
 
     @property
     def component_bounds(self) -> Mapping[str, tuple[float, float]]:
@@ -76,18 +77,17 @@ class MeasuredTask(Protocol):
 
 @runtime_checkable
 class WeighedTask(Protocol):
-    """A task or an environment with default weights for its components; the run's settings override them."""
+    """A task, or an environment, that gives its components default weights. The run's settings override them."""
 
     @property
     def component_weights(self) -> Mapping[str, float]:
-        """Weights of components by name. A component that is not listed, even the task's own score (`score`), has
-        weight 0.
-        """
+        """Weights of components by name. Components that are not listed have weight 0, even the task's own score
+        (`score`)."""
 
 
 @runtime_checkable
 class FileTask(Task, Protocol):
-    """A task with a fixed set of problems, read from files."""
+    """A task with a fixed set of problems, which it reads from files."""
 
     @property
     def num_problems(self) -> int:
@@ -95,22 +95,23 @@ class FileTask(Task, Protocol):
 
     @property
     def num_heldout(self) -> int:
-        """Number of problems reserved for evaluation; 0 means that held-out problems are drawn from the others."""
+        """Number of problems reserved for evaluation. 0 means that held-out problems are drawn from the other
+        problems."""
 
     @property
     def content_hash(self) -> str:
         """Hash of the contents of the task's files."""
 
     def heldout(self, number: int) -> Problem:
-        """Return problem `number` (0 .. num_heldout - 1) of those reserved for evaluation."""
+        """Return problem `number` (0 .. num_heldout - 1) of the problems reserved for evaluation."""
 
 
 @runtime_checkable
 class NumberedTask(FileTask, Protocol):
-    """A `FileTask` with random access by number, which lets a run use every problem.
+    """A `FileTask` whose problems can be read by number, so that a run can use every problem.
 
     `sample(seed)` returns problem `seed % num_problems`.
     """
 
     def problem(self, number: int) -> Problem:
-        """Return problem `number` (0 .. num_problems - 1) of those that `sample` draws from."""
+        """Return problem `number` (0 .. num_problems - 1) of the problems from which `sample` draws."""

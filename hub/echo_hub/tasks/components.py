@@ -1,6 +1,6 @@
-"""Reward components for any task: the format of a completion, and its length.
+"""Reward components for any task: the format and the length of a completion.
 
-All values are in 0..1. Values depend on a completion's text or token count, never on the problem.
+All values are in 0..1. They depend on a completion's text or token count, never on the problem.
 """
 
 from __future__ import annotations
@@ -14,20 +14,19 @@ class TextComponent(Protocol):
     """A reward component that depends only on a completion's text and length."""
 
     def value(self, completion: str, num_tokens: int) -> float:
-        """Return the component's value, in 0..1, for a completion (decoded, without special tokens) of `num_tokens`
-        drawn tokens.
-        """
+        """Return the component's value, in 0..1, for a completion (decoded, without special tokens) with `num_tokens`
+        drawn tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """1 if the pattern matches the whole stripped completion, else 0."""
+    """1 if the pattern matches the whole completion without surrounding blanks, else 0."""
 
     pattern: re.Pattern[str]
 
     @classmethod
     def of(cls, pattern: str) -> Format:
-        """Compile the pattern; a dot matches any character, newlines included. Raises re.error."""
+        """Compile the pattern. In it, a dot matches any character, including newlines. Raises re.error."""
         return cls(re.compile(pattern, re.DOTALL))
 
     def value(self, completion: str, num_tokens: int) -> float:
@@ -36,7 +35,7 @@ class Format:
 
 @dataclass(frozen=True, slots=True)
 class Tagged:
-    """1 if the completion contains exactly one `<tag>...</tag>`, with text in it, else 0."""
+    """1 if the completion contains exactly one `<tag>...</tag>`, and the tag has content, else 0."""
 
     tag: str
 
@@ -51,7 +50,7 @@ class Tagged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Length:
-    """1 from `least` to `most` tokens. Below `least` the value falls linearly to 0 at 0 tokens, above `most` to 0 at
+    """1 from `least` to `most` tokens. Below `least`, the value falls linearly to 0 at 0 tokens; above `most`, to 0 at
     `zero` tokens.
 
     The upper side is DAPO's soft overlong punishment, https://arxiv.org/abs/2503.14476, section 3.4, shifted to 0..1.
@@ -59,9 +58,9 @@ class Length:
 
     least: int = 0
     most: int = 0
-    """Largest number of tokens with value 1; 0 means no upper limit."""
+    """Largest number of tokens with value 1. 0 means no upper limit."""
     zero: int = 0
-    """Number of tokens at which the value reaches 0, above `most`; 0 means twice `most`."""
+    """Number of tokens, above `most`, at which the value reaches 0. 0 means twice `most`."""
 
     def value(self, completion: str, num_tokens: int) -> float:
         if num_tokens < self.least:

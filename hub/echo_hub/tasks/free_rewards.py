@@ -1,7 +1,7 @@
-"""Rewards of reasoning-gym datasets for answers without any work, measured by `python -m scripts.free_rewards`.
+"""Rewards that reasoning-gym datasets give to answers without any work, measured by `python -m scripts.free_rewards`.
 
-Four kinds of answers are tried: an empty one, the copied prompt, the prompt's best line, and a random text in the form
-of an answer. Each figure is the mean reward of the kind that earns most. Datasets have their default options.
+Four kinds of answers are tried: an empty one, the copied prompt, the best line of the prompt, and a random text in the
+form of an answer. Each figure is the mean reward of the kind that earns most. The datasets have their default options.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ PAID_FOR_NOTHING: Final = MappingProxyType(
         "word_sorting": 0.06,
     }
 )
-"""Mean reward by dataset of the kind of answer that earns most without work. Datasets without an entry give less than
-0.01."""
+"""Mean reward, by dataset, of the kind of answer that earns most without work. A dataset that is not listed gives less
+than 0.01."""
 WARNED_FROM: Final = 0.03
 _PREFIX: Final = "reasoning-gym:"
 
 
 def warning_of(task_name: str) -> str | None:
-    """Return a warning for a task that is known to reward answers without work; None for other tasks."""
+    """Return a warning if a task is known to reward answers without work. Return None for other tasks."""
     paid = PAID_FOR_NOTHING.get(task_name.removeprefix(_PREFIX), 0.0) if task_name.startswith(_PREFIX) else 0.0
     if paid < WARNED_FROM:
         return None

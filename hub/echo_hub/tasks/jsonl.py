@@ -1,8 +1,8 @@
-"""Problems from a JSON Lines file, each with a `prompt` and an `answer`; other keys are kept as metadata.
+"""Problems from a JSON Lines file. Each line has a `prompt` and an `answer`; other keys are kept as metadata.
 
 Every line is checked before the first use, but only its offset is kept, 8 bytes per line. Problems are read from the
-file on demand. A file that changes during a run raises an error; one that changes between two starts of a run has
-another `content_hash`.
+file when needed. If the file changes during a run, an error is raised. If it changes between two starts of a run, its
+`content_hash` changes.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ from echo_shared.files.strict_json import read_json
 
 _SHOWN_CHARACTERS: Final = 200
 _READ_LINES: Final = 1_000
-"""Number of lines whose reference answers are parsed before a run. Each takes about a millisecond."""
+"""Number of lines whose reference answers are parsed before a run. Parsing takes about a millisecond per line."""
 _NAMED_LINES: Final = 5
 FORM: Final = "answer_form"
-"""Optional key of a line: the form that its answer must have."""
+"""Optional key of a line, for the form that the line's answer must have."""
 
 
 class JsonlOptions(TaskOptions):
-    """Options that name the files and choose how answers are compared."""
+    """Options that name the files, and select how answers are compared."""
 
     path: Annotated[str, Field(min_length=1)]
-    """Path of the file; `~` is the home directory."""
+    """Path of the file. `~` means the home directory."""
     heldout_path: str = ""
-    """File of problems for evaluation only, used in order; without it, held-out problems are drawn from `path`."""
+    """File of problems for evaluation only, used in order. Without this file, held-out problems are drawn from
+    `path`."""
     answer: Literal["math", "exact"] = "math"
-    """math: equal as mathematics. exact: equal text."""
+    """math: answers must be equal as mathematics. exact: answers must have equal text."""
 
 
 def _as_text(problem: Problem, completion: str) -> Verdict:
@@ -125,7 +126,7 @@ def _stamp(descriptor: int) -> tuple[int, int]:
 
 
 def _problem(line: bytes, *, place: str) -> Problem:
-    """Parse one line. Raises ConfigError, with `place`, if it is not a valid problem."""
+    """Parse one line. Raises ConfigError, with `place`, if the line is not a valid problem."""
     try:
         content = read_json(line)
     except ValueError as error:
@@ -156,7 +157,7 @@ def _bad_line(place: str, line: bytes, what: str) -> ConfigError:
 
 
 class JsonlTask:
-    """Problems of a file; the reward is 1 for a right answer, else 0."""
+    """The problems of a file. The reward is 1 for a right answer, else 0."""
 
     name = "jsonl"
 
@@ -203,7 +204,8 @@ class JsonlTask:
 
 
 def _note(file: JsonlFile) -> str:
-    """Return a sentence that names the first lines whose reference answers cannot be parsed; "" if all can."""
+    """Return a sentence that names the first lines whose reference answers cannot be parsed; "" if all can be
+    parsed."""
     found = [
         number
         for number, problem in file.numbered(_READ_LINES)

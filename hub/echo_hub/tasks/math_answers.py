@@ -1,7 +1,7 @@
-"""Judge whether two answers are equal as mathematics, and whether the answer has the form that was asked for.
+"""Judge if two answers are equal as mathematics, and if the answer has the required form.
 
-Both are parsed completely (`math_reader`) or not at all: an unparsed answer must equal the reference answer's
-text, apart from formatting. Work is bounded, so no answer takes longer than a second.
+Both are parsed completely (`math_reader`) or not at all. If the answer cannot be parsed, it must equal the reference
+answer's text, apart from formatting. The work is bounded, so no answer takes longer than a second.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from echo_hub.tasks.quantities import Quantity, as_written, is_same_quantity, pl
 _CACHED: Final = 4_096
 _EQUALS: Final = re.compile(r"(?<![\\<>!=])=(?!=)")
 _LONGEST_FORMULA: Final = 1_000
-"""Largest length of an answer in characters, unless the reference answer is at least a quarter as long."""
+"""Largest length of an answer in characters. Answers up to four times as long as the reference answer are also
+allowed."""
 _SPACED: Final = 4
 _SHORTEST_CAPITALS: Final = 4
-"""Smallest number of capital letters that count as a word. Fewer are a name, such as segment AB."""
+"""Smallest number of capital letters that count as a word. Fewer letters are a name, such as segment AB."""
 _CHOICE: Final = re.compile(r"\(?([A-Z])\)?")
 _CHOSEN: Final = re.compile(
     r"(?:\(([A-Z])\)|([A-Z])[).:]|(?:[Oo]ption|[Cc]hoice)\s+\(?([A-Z])[).:]?)(|\s+(?=[\w\\$(]).*)", re.DOTALL
@@ -52,15 +53,15 @@ def is_equal(completion: str, expected: str, *, question: str = "", form: Form |
 
 
 def judge(completion: str, expected: str, *, question: str = "", form: Form | None = None) -> Verdict:
-    r"""Judge the answer in `completion`; a tagged answer and `expected` may be LaTeX without dollar signs.
+    r"""Judge the answer in `completion`. A tagged answer and `expected` may be LaTeX without dollar signs.
 
     The answer is the content of the last `<answer>...</answer>`. Without one, it is the content of `\boxed{}` (several
     boxes agree or form a list), the text after words such as "the answer is", the last formula in dollar signs, or
     the last number, in this order.
 
-    A number must be written out and exact; a product of sums must be a product. `form` is the form that the problem
-    requires. A formula copied from the `question` is wrong, unless it equals the expected answer's text.
-    Answers that are not mathematics are compared as words.
+    A number must be written out and exact, and a product of sums must be a product. `form` is the form that the problem
+    requires. A formula copied from the `question` is wrong, unless it equals the expected answer's text. Answers that
+    are not mathematics are compared as words.
     """
     reference, comparison = _reference(expected), AnswerComparison(form=form, question=question)
     answers = answers_in(completion)
@@ -73,15 +74,14 @@ def judge(completion: str, expected: str, *, question: str = "", form: Form | No
 
 
 class Understanding(StrEnum):
-    """How a reference answer is read, and thus how answers are compared with it."""
+    """How a reference answer is read. This determines how answers are compared with it."""
 
     NUMBER = "a number"
     FORMULA = "a formula"
     WORDS = "words"
     TEXT = "not understood"
-    """The reference answer cannot be parsed: right answers have the same text, formatting such as fonts and spaces
-    aside.
-    """
+    """The reference answer cannot be parsed. Right answers have the same text, apart from formatting such as fonts and
+    spaces."""
 
 
 def understanding(expected: str) -> Understanding:
@@ -95,16 +95,16 @@ def understanding(expected: str) -> Understanding:
 
 @dataclass(frozen=True, slots=True)
 class _Reference:
-    """A reference answer with its parsed forms; a form is None if parsing failed."""
+    """A reference answer with its parsed forms. A form is None if parsing failed."""
 
     text: str
     words: str
     is_words: bool
-    """True for words and choices such as (B), in which upper and lower case are the same."""
+    """True for words and for choices such as (B). Their upper and lower case are the same."""
     key: tuple[object, ...] | None
     quantity: Quantity | None
     item: Item | None
-    """The parsed answer; None for numbers, words, and text that cannot be parsed."""
+    """The parsed answer. None for numbers, words, and text that cannot be parsed."""
 
 
 @lru_cache(_CACHED)
@@ -159,7 +159,7 @@ def _verdict(said: str, reference: _Reference, comparison: AnswerComparison) -> 
 
 
 def _number_as_formula(reference: _Reference) -> Item | None:
-    """Parse a numeric reference answer as a formula, for a problem that requires a form such as `factored`."""
+    """Parse a numeric reference answer as a formula, if the problem requires a form such as `factored`."""
     if reference.quantity is None:
         return None
     try:
@@ -209,7 +209,7 @@ def _read(said: str, reference: _Reference) -> Item:
 
 
 def _only_quantity(said: str, question: str) -> Quantity | None:
-    """Return the only number of an answer, if it ends a chain of equations or follows words; None otherwise."""
+    """Return the only number of an answer, if it ends a chain of equations or follows words. Return None otherwise."""
     said = plain(said)
     for text in (said, without_prose(said)):
         sides = _EQUALS.split(text or "")
@@ -222,9 +222,8 @@ def _only_quantity(said: str, question: str) -> Quantity | None:
 
 
 def _may_equal(side: str, number: Quantity, question: str) -> bool:
-    """Return True if this side of an equation may equal the number: a name, an expression of the question, or the same
-    value.
-    """
+    """Return True if this side of an equation may equal the number. Such sides are names, expressions from the
+    question, and equal values."""
     from sympy import Basic, Rational, Symbol
 
     side = side.strip()

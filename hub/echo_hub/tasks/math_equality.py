@@ -1,4 +1,4 @@
-"""Compare a parsed answer with the parsed reference answer: value, order and form."""
+"""Compare a parsed answer with the parsed reference answer: the value, the order and the form."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AnswerComparison:
-    """Compares answers to one problem. Every method raises `TooMuch` if a value or the work exceeds the bounds of
-    `math_values`.
-    """
+    """Compares answers to one problem. If a value or the work exceeds the bounds of `math_values`, every method raises
+    `TooMuch`."""
 
     form: Form | None
     question: str
     is_of_value: bool = False
-    """True: compare values and ignore the answer's form."""
+    """If True, values are compared and the answer's form is ignored."""
 
     def is_same(self, answer: Item, expected: Item) -> bool:
         """Return True if the answer means the same as the reference answer."""
@@ -64,9 +63,8 @@ class AnswerComparison:
         return is_same_value(answer, expected)
 
     def _ends_with(self, chain: Item, expected: Item) -> bool:
-        """Return True if a chain of equations ends with the expected value and all its sides agree: `x = 5`, `5 = x`,
-        `2 + 3 = 5`.
-        """
+        """Return True if a chain of equations ends with the expected value, and all its sides agree: `x = 5`, `5 = x`,
+        `2 + 3 = 5`."""
         assert isinstance(chain, Relation)
         *before, last = chain.sides
         if len(before) == 1 and _name(last) and not _name(before[0]):
@@ -200,7 +198,7 @@ class AnswerComparison:
         return any(one.signs == expected.signs and self._has_same_links(one, expected) for one in (answer, turned))
 
     def _has_same_links(self, answer: Relation, expected: Relation) -> bool:
-        """Compare inequalities by the difference of their sides; chains are compared side by side."""
+        """Compare inequalities by the difference of their sides. Chains are compared side by side."""
         if r"\in" in expected.signs or len(expected.sides) > 2:
             return self._has_same_in_order(answer.sides, expected.sides)
         mine, theirs = _difference(answer), _difference(expected)
@@ -210,7 +208,7 @@ class AnswerComparison:
         return ratio is not None and (ratio == 1 or (ratio > 0 and len(variables(theirs)) > 1))
 
     def _is_same_equation(self, answer: Item, expected: Relation) -> bool:
-        """Compare equations. `x = 5` accepts the value 5; with several variables a multiple is the same equation."""
+        """Compare equations. `x = 5` accepts the value 5. With several variables, a multiple is the same equation."""
         if len(expected.sides) != 2:
             if not isinstance(answer, Relation) or answer.signs != expected.signs:
                 return False
@@ -239,7 +237,7 @@ def _is_equation(item: Item) -> bool:
 
 
 def _name(item: Item) -> str:
-    """Return the name of a variable, or of a tuple of variables; empty for anything else."""
+    """Return the name of a variable, or of a tuple of variables. Empty for anything else."""
     from sympy import Symbol
 
     if isinstance(item, Several) and item.kind == "tuple" and all(map(_name, item.items)):
@@ -248,7 +246,7 @@ def _name(item: Item) -> str:
 
 
 def _named(item: Item) -> str:
-    """Return the variable that an equation gives a value to; empty if it is no such equation."""
+    """Return the variable to which an equation gives a value. Empty if the item is no such equation."""
     if not _is_equation(item) or not isinstance(item, Relation) or len(item.sides) != 2:
         return ""
     left, right = map(_name, item.sides)
@@ -256,7 +254,7 @@ def _named(item: Item) -> str:
 
 
 def _value(item: Item) -> Item:
-    """Return the value that an equation gives to a variable; any other item is returned unchanged."""
+    """Return the value that an equation gives to a variable. Any other item is returned unchanged."""
     if not _named(item) or not isinstance(item, Relation):
         return item
     left, right = item.sides
@@ -268,7 +266,7 @@ def _has_names(items: Sequence[Item]) -> bool:
 
 
 def _assigned(items: Sequence[Item]) -> dict[str, Item] | None:
-    """Return values by variable, in order; None unless each item assigns a value to a different variable."""
+    """Return values by variable, in order. Return None unless each item gives a value to a different variable."""
     found = {_named(item): _value(item) for item in items}
     return found if len(found) == len(items) and "" not in found else None
 

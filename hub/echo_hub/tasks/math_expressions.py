@@ -1,6 +1,6 @@
 r"""Parse expressions: `2x + \frac{1}{2}\sin^2 x` becomes a sympy tree in which nothing is computed.
 
-Text with two possible readings, such as `1/2x` or `\sin x/2`, counts as not understood.
+If a text has two possible readings, such as `1/2x` or `\sin x/2`, it counts as not understood.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _MOST_DIGITS: Final = 2_000
 
 
 def read_expression(pieces: Sequence[Node], counters: frozenset[str] = frozenset()) -> Basic:
-    """Parse all pieces as one expression. Raises NotUnderstood. `counters`: counting variables of the enclosing sums
-    and products."""
+    """Parse all pieces as one expression. Raises NotUnderstood. `counters` are the counting variables of the enclosing
+    sums and products."""
     reader = _Reader(pieces, counters)
     found = reader.sum()
     if reader.piece is not None:
@@ -70,7 +70,7 @@ def _negative(of: Basic) -> Basic:
 
 
 def _as_fraction(exponent: Basic) -> Basic:
-    """Turn a quotient of two whole numbers into a single Rational; return anything else unchanged."""
+    """Turn a quotient of two whole numbers into a single Rational. Anything else is returned unchanged."""
     from sympy import Integer, Mul, Pow, Rational
 
     if isinstance(exponent, Mul) and len(exponent.args) == 2:
@@ -90,7 +90,7 @@ def _is_sign(pieces: Sequence[Node], sign: str) -> bool:
 
 
 class _Reader:
-    """Recursive-descent parser that reads every piece once."""
+    """A recursive-descent parser. It reads every piece once."""
 
     def __init__(self, pieces: Sequence[Node], counters: frozenset[str]) -> None:
         self._pieces = pieces
@@ -102,14 +102,14 @@ class _Reader:
 
     @property
     def piece(self) -> Node | None:
-        """Return the next piece to parse; None at the end."""
+        """Return the next piece to parse. Return None at the end."""
         return self._pieces[self._place] if self._place < len(self._pieces) else None
 
     def _is_at(self, *texts: str) -> bool:
         return isinstance(self.piece, Token) and self.piece.text in texts
 
     def _take(self, *texts: str) -> str | None:
-        """Consume the next piece and return its text, if it is one of these signs; None otherwise."""
+        """Consume the next piece and return its text, if the piece is one of these signs. Return None otherwise."""
         if not self._is_at(*texts):
             return None
         piece = self.piece
@@ -402,7 +402,7 @@ class _Reader:
         return found
 
     def _argument(self, name: str) -> Basic:
-        """Parse an argument in brackets, or else all simple factors that follow."""
+        """Parse an argument in brackets. If there are no brackets, parse all simple factors that follow."""
         if self._is_at("(", "[", "|") or isinstance(self.piece, Group):
             found = self._base()
             if (isinstance(self.piece, Call) and self.piece.name == "^") or self._is_at("!", "°"):

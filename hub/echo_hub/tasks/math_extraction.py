@@ -1,7 +1,7 @@
 r"""Find the answer in a completion: the tagged text, boxes, the text after "the answer is", or the last number.
 
-A sign or unit directly next to a box belongs to its content: `-\boxed{5}` is -5. A tagged answer is taken whole; only
-words and punctuation may surround a box in it.
+A sign or unit directly beside a box belongs to the box's content: `-\boxed{5}` is -5. A tagged answer is used as a
+whole, but if only words and punctuation surround a box in it, the box is used.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _PROSE: Final = re.compile(
 )
 _CHINESE_PROSE: Final = re.compile(r"\s*(?:答案|结果)?(?:是|为|：|:)\s*")
 _VARIABLES: Final = frozenset("bcdefghijklmnopqrstuvwxyzBCDEFGHJKLMNOPQRSTUVWXYZ")
-"""Letters that are variables: all but A, I and a, which are words."""
+"""Letters that are variables: all letters except A, I and a, which are words."""
 _EQUAL_TO: Final = re.compile(
     r"\b(?:equal|equivalent|simplifies|reduces|evaluates|comes|amounts|leads|adds up|sums)\s+to\b", re.IGNORECASE
 )
@@ -72,7 +72,7 @@ def answers_in(completion: str) -> list[str]:
 
 
 def says_more(words: str) -> bool:
-    """Return True if words change the meaning of the number after them: "not", "half of", "at least"."""
+    """Return True if these words change the meaning of the number after them, like "not", "half of" or "at least"."""
     words = _EQUAL_TO.sub(" ", words)
     return bool(SAYS_MORE & {*re.findall(r"[a-z]+", words.lower())}) or _COMPUTES.search(words) is not None
 
@@ -91,7 +91,7 @@ def without_prose(said: str) -> str | None:
 def _boxed(text: str) -> tuple[list[str], str]:
     """Return the contents of the last boxes, without repetition, and the text around all boxes.
 
-    A sign, power or unit directly next to a box belongs to its content. Boxes inside boxes are not listed.
+    A sign, power or unit directly beside a box belongs to the box's content. Boxes inside boxes are not listed.
     """
     found: list[str] = []
     around: list[str] = []
@@ -112,9 +112,8 @@ def _boxed(text: str) -> tuple[list[str], str]:
 
 
 def _called_answer(text: str) -> str | None:
-    """Return the answer of a text without tags and boxes: the text after "answer is", the last formula, or the last
-    number.
-    """
+    """Return the answer of a text without tags and boxes. This is the text after "answer is", the last formula, or the
+    last number."""
     text = text[-LONGEST:]
     *_, last = ["", *_ANSWER_IS.findall(text)]
     if last:
@@ -146,7 +145,7 @@ def _leads_on(before: str) -> bool:
 
 
 def _last_number(text: str) -> str | None:
-    """Return the last number with its unit; None if the text around the number changes its value."""
+    """Return the last number with its unit. Return None if the text around the number changes its value."""
     *_, last = [None, *_NUMBER.finditer(text)]
     if last is None:
         return None

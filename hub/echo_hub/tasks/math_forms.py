@@ -1,4 +1,4 @@
-"""Check the form of an answer: a copied formula does not solve a problem that asks to factor it."""
+"""Check the form of an answer. For example, if a problem asks to factor a formula, a copy of the formula is wrong."""
 
 from __future__ import annotations
 
@@ -14,28 +14,27 @@ if TYPE_CHECKING:
     from sympy import Basic
 
 _SPACED: Final = 10
-"""An answer longer than this many times the question cannot be copied from the question, and is not searched there."""
+"""Answers longer than this many times the question cannot be copies, so the question is not searched for them."""
 _COMPUTED: Final = frozenset(["factorial", "binomial", "gcd", "lcm", "floor", "ceiling", "max", "min", "abs"])
-"""Functions that a number in the form `NUMBER` may not contain, because they are left to compute."""
+"""Functions that are still to compute, so a number in the form `NUMBER` may not contain them."""
 _HIGHEST_DEGREE: Final = 40
 _LARGEST: Final = 10**30
-"""Largest number in an answer whose simplification is checked. An answer with a larger one counts as not simplified."""
+"""Largest number in an answer whose simplification is checked. An answer with a larger number counts as not
+simplified."""
 _ASKS_TO_FACTOR: Final = re.compile(r"factor|product", re.IGNORECASE)
 
 
 class Form(StrEnum):
-    """Form that a problem may require. A reference answer that is a number, or a product of sums, implies `number` or
-    `factored`.
-    """
+    """A form that a problem may require. If the reference answer is a number, or a product of sums, it implies `number`
+    or `factored`."""
 
     NUMBER = "number"
-    """The answer must be a number written out: no operation is left to compute."""
+    """The answer must be a written-out number: no operation is left to compute."""
     SIMPLIFIED = "simplified"
-    """The answer must have reduced fractions, no square factor under a root, like terms collected, and no operation
-    left to compute.
-    """
+    """The answer must have reduced fractions, no square factor under a root, and like terms collected, and no operation
+    may be left to compute."""
     FACTORED = "factored"
-    """The answer must be a product with at least the reference answer's number of factors."""
+    """The answer must be a product with at least as many factors as the reference answer."""
     EXPANDED = "expanded"
     """The answer must be a sum without products of sums."""
     UNIT = "unit"
@@ -43,7 +42,7 @@ class Form(StrEnum):
 
 
 def form_of(expected: Basic, question: str) -> Form | None:
-    """Return the form that a reference answer implies; None if it implies none.
+    """Return the form that a reference answer implies. Return None if it implies none.
 
     A product of numbers implies `factored`. So does a product of sums with variables, if the question asks to factor or
     is unknown.
@@ -58,7 +57,7 @@ def form_of(expected: Basic, question: str) -> Form | None:
 
 
 def has_form(answer: Basic, form: Form | None, *, expected: Basic) -> bool:
-    """Return True if the answer, as written, has the form. The caller has checked that its value is right."""
+    """Return True if the answer, as written, has the form. The caller must have checked the answer's value."""
     if form is Form.FACTORED:
         return num_factors(answer) >= num_factors(expected)
     if form is Form.EXPANDED:
@@ -128,7 +127,7 @@ def is_sum_of_numbers(expression: Basic) -> bool:
 
 
 def num_factors(expression: Basic) -> int:
-    """Return the number of factors with a variable, with multiplicity; for whole numbers, the number of factors.
+    """Return the number of factors with a variable, with multiplicity. For whole numbers, return the number of factors.
 
     A power of one number counts as one.
     """
@@ -175,7 +174,7 @@ def _is_product_of_sums(part: Basic) -> bool:
 
 
 def _may_be_reduced(answer: Basic) -> bool:
-    """Return True if a fraction or a root of whole numbers can be reduced, or is too large to decide."""
+    """Return True if a fraction or a root of whole numbers can be reduced, or is too large for a decision."""
     from sympy import Integer, Pow, Rational, cancel, denom, fraction
 
     if _degree(answer) > _HIGHEST_DEGREE or any(abs(number.p) > _LARGEST for number in answer.atoms(Rational)):

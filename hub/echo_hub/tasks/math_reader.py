@@ -5,8 +5,8 @@ r"""Parse a whole answer: an expression, a list, a set, a tuple, an interval, a 
     x = 2, y = \frac{1}{2}            Several("list", (Relation, Relation))
     2516_8                            Exact("base", ...)
 
-Expressions become sympy trees in the form in which they are written: nothing is computed here. Any unknown part of the
-text raises `NotUnderstood`, because a skipped part could change the meaning.
+Expressions become sympy trees that keep the written form: nothing is computed here. Any unknown part of the text raises
+`NotUnderstood`, because the meaning could change if a part were skipped.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _ROW_END: Final = "\\\\"
 
 @dataclass(frozen=True, slots=True)
 class Several:
-    """Several items of one answer. `kind`: list (joined by commas or words), set (in braces), tuple, ratio, or row (in
-    brackets)."""
+    """Several items of one answer. `kind` is list (joined by commas or words), set (in braces), tuple, ratio, or row
+    (in brackets)."""
 
     kind: str
     items: tuple[Item, ...]
@@ -51,7 +51,7 @@ class Several:
 
 @dataclass(frozen=True, slots=True)
 class RealInterval:
-    """An interval; an end that is None is infinite."""
+    """An interval. If an end is None, it is infinite."""
 
     low: Basic | None
     high: Basic | None
@@ -140,9 +140,8 @@ def _division(found: re.Match[str]) -> Exact:
 
 
 def _with_thousands(text: str) -> str:
-    """Remove the commas of thousands in `12,345\\pi`. A text with brackets stays unchanged, because `(12,345)` is a
-    pair.
-    """
+    """Remove the commas of thousands in `12,345\\pi`. If the text has brackets, it stays unchanged, because `(12,345)`
+    is a pair."""
     return (
         text
         if any(bracket in text for bracket in "([{")
@@ -176,7 +175,7 @@ def _without_double_joints(
 
 
 def _listed(item: Item) -> tuple[Item, ...]:
-    """Return a list's items, such as both values of `\\pm 2`; for other items, the item itself."""
+    """Return a list's items, such as both values of `\\pm 2`. For any other item, return only the item."""
     return item.items if isinstance(item, Several) and item.kind == "list" else (item,)
 
 
@@ -194,8 +193,8 @@ def _split(pieces: Sequence[Node], *signs: str) -> tuple[list[Sequence[Node]], l
 
 
 def _split_where(pieces: Sequence[Node], are_joints: Sequence[bool]) -> tuple[list[Sequence[Node]], list[Node]]:
-    """Split the pieces at those where `are_joints` is True, outside all brackets. Return the parts between, and these
-    pieces."""
+    """Split the pieces at those where `are_joints` is True, outside all brackets. Return the parts, and the pieces at
+    which the text was split."""
     parts: list[Sequence[Node]] = []
     joints: list[Node] = []
     depth = begin = 0
@@ -291,7 +290,7 @@ def _value(pieces: Sequence[Node]) -> Item:
 
 
 def _braced(pieces: Sequence[Node]) -> Item | None:
-    """Parse a set in braces without backslashes, which LaTeX would not show."""
+    """Parse a set in braces without backslashes, although LaTeX would not show such braces."""
     match pieces:
         case [Group(inner=inner)]:
             return _set(inner, _split(inner, ",")[0])
@@ -356,7 +355,7 @@ def _set(inner: Sequence[Node], parts: Sequence[Sequence[Node]]) -> Item:
 
 
 def _in_base(number: Sequence[Node], base: Sequence[Node]) -> Exact | None:
-    """Return a number with its base, such as 2516_8; None for a letter with an index."""
+    """Return a number with its base, such as 2516_8. Return None for a letter with an index."""
     match number:
         case [Token(text="("), *inner, Token(text=")")]:
             number = inner
@@ -388,7 +387,7 @@ def _environment(pieces: Sequence[Node]) -> Item:
 
 
 def _measured(pieces: Sequence[Node]) -> Item:
-    """Parse an expression and the unit behind it."""
+    """Parse an expression and the unit after it."""
     pieces, before = list(pieces), ""
     match pieces:
         case [Token(text="$" | "€" | "£" | "¥") as money, *rest]:

@@ -25,7 +25,7 @@ class RealCut:
     number: Fraction | float
     is_behind: bool
     end: Basic | None
-    """The number as it is written; None at infinity."""
+    """The number as it is written. None at infinity."""
 
     def is_same(self, other: RealCut) -> bool:
         """Return True if both cuts are at the same place. Equal approximations are not enough: the exact ends must
@@ -38,7 +38,7 @@ class RealCut:
 MOST_ITEMS: Final = 50
 """Largest number of items in a list that is compared in any order."""
 Cuts = tuple[tuple[RealCut, RealCut], ...]
-"""The two ends of each part of a set, in ascending order; parts do not touch."""
+"""The two ends of each part of a set, in ascending order. The parts do not touch each other."""
 
 _LOWEST: Final = RealCut(-inf, False, None)
 _HIGHEST: Final = RealCut(inf, False, None)
@@ -63,7 +63,8 @@ def is_same_set(one: RealSet, other: RealSet) -> bool:
 
 
 def real_set(item: Item) -> RealSet | None:
-    """Return the set of real numbers that an item means. None for other items, and for sets with variables as ends."""
+    """Return the set of real numbers that an item means. Return None for other items, and for sets with variables as
+    ends."""
     match item:
         case RealInterval(low=low, high=high, has_low=has_low, has_high=has_high):
             return _interval(low, high, has_low=has_low, has_high=has_high)
@@ -146,9 +147,8 @@ def _intersection(one: Cuts, other: Cuts) -> Cuts:
 
 
 def _condition(left: Item, sign: str, right: Item) -> RealSet | None:
-    """Return the set that satisfies a condition such as `x < 2`, with a single variable on one side; None for
-    others.
-    """
+    """Return the set that satisfies a condition with a single variable on one side, such as `x < 2`. Return None for
+    other conditions."""
     from sympy import Symbol
 
     if sign == r"\in":

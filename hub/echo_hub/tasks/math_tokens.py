@@ -1,6 +1,6 @@
 r"""Split an answer into tokens and commands with their arguments: `\frac12` and `\frac{1}{2}` become the same.
 
-Unknown commands stay unchanged. So texts with different formatting have equal `key`s, even without being parsed.
+Unknown commands stay unchanged. So texts with different formatting have equal `key`s, even if they cannot be parsed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 from echo_hub.tasks.math_settings import without_settings
 
 LONGEST: Final = 4_000
-"""Longest answer that is parsed, in characters."""
+"""Largest length of an answer that is parsed, in characters."""
 DEEPEST: Final = 30
 """Largest depth of nested brackets and braces."""
 
@@ -26,7 +26,7 @@ class NotUnderstood(Exception):
 class TokenKind(Enum):
     NUMBER = "number"
     LETTER = "letter"
-    """One letter, or several capital ones, such as a segment AB."""
+    """One letter, or several capital letters, such as a segment AB."""
     WORD = "word"
     COMMAND = "command"
     SIGN = "sign"
@@ -34,7 +34,7 @@ class TokenKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token. `is_apart` is True if white space precedes it."""
+    """A token. `is_apart` is True if there is white space before it."""
 
     kind: TokenKind
     text: str
@@ -52,7 +52,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Pieces in braces that are no command's argument."""
+    """Pieces in braces that are not an argument of a command."""
 
     inner: tuple[Node, ...]
     is_apart: bool = False
@@ -202,7 +202,7 @@ def nodes(text: str) -> tuple[Node, ...]:
 
 
 def key(pieces: Sequence[Node]) -> tuple[object, ...]:
-    """Return a key that is equal for texts which differ only in formatting."""
+    """Return a key. Texts that differ only in formatting have equal keys."""
     found: list[object] = []
     for piece in pieces:
         match piece:
@@ -317,7 +317,7 @@ def _node(tokens: Sequence[Token], position: int, depth: int) -> tuple[Node, int
 def _argument(name: str, tokens: Sequence[Token], position: int, depth: int) -> tuple[tuple[Node, ...], int]:
     """Return a command's next argument (braces, or one digit, letter or command), and the position after it.
 
-    `x^10`, `10^-3` and `sqrt(2)`, which LaTeX would read differently, are read as they are meant.
+    `x^10`, `10^-3` and `sqrt(2)` are read as people mean them, although LaTeX would read them differently.
     """
     if position >= len(tokens):
         raise NotUnderstood(f"{name} without an argument")

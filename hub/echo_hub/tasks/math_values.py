@@ -1,4 +1,4 @@
-"""Compare two expressions at points where the expected one has a real value.
+"""Compare two expressions at points where the expected expression has a real value.
 
 Rational numbers are computed exactly. Other values differ if they are at least 10^-(2 s + 40) apart, where 10^s or
 10^-s is the most extreme size of any part, so `\\pi + 10^{-100}` is not `\\pi`. In both expressions, variables get the
@@ -34,9 +34,8 @@ _MOST_WORK: Final = 150_000.0
 """Bound on the work for one answer, in additions of numbers of 70 digits: less than half a second."""
 _MOST_FACTORIAL: Final = 5_000
 _MOST_ROOT: Final = 64
-"""Largest index of a root. An exponent with a larger denominator comes from a variable's irregular value, not from a
-root.
-"""
+"""Largest index of a root. If an exponent has a larger denominator, it comes from a variable's irregular value, not
+from a root."""
 _MOST_GAMMA: Final = 200
 _MOST_TERMS: Final = 300
 _NUM_POINTS: Final = 6
@@ -65,9 +64,8 @@ _WORK: Final[ContextVar[WorkBudget | None]] = ContextVar("math_work", default=No
 
 @contextmanager
 def bounded_work() -> Iterator[None]:
-    """Give everything that is computed within the block a single bound on work, because lists compare every item with
-    every other.
-    """
+    """Give everything that is computed within the block one shared bound on work, because lists compare every item with
+    every other item."""
     token = _WORK.set(WorkBudget())
     try:
         yield
@@ -86,7 +84,7 @@ class Arithmetic:
         self.least: Any = None
         """Differences below this value are rounding errors; None if all values so far are exact."""
         self.is_real = True
-        """False once any part of the expression has a value with an imaginary part."""
+        """False as soon as any part of the expression has a value with an imaginary part."""
         self.scale = 0.0
         """Largest absolute value of log10 among the inexact parts so far and the exact numbers combined with them."""
 
@@ -100,8 +98,7 @@ class Arithmetic:
 
     def value(self, expression: Basic, point: Mapping[str, Fraction]) -> Any:
         """Return the expression's value at a point, as a Fraction or a number of mpmath. Raises Undefined and
-        TooMuch.
-        """
+        TooMuch."""
         from sympy import Add, Mul, Pow, Rational, Symbol
 
         if isinstance(expression, Rational):
@@ -182,7 +179,7 @@ class Arithmetic:
         return number
 
     def _power_of_ten(self, number: Any) -> float:
-        """Return log10 of an inexact number, roughly; 0 for 0."""
+        """Return an approximation of log10 of an inexact number. Return 0 for 0."""
         return float(self._mp.mag(number)) * log10(2) if number else 0.0
 
     def _note(self, power: float) -> None:
@@ -327,7 +324,7 @@ _NAMES: Final = {
 
 
 def _exact_power(base: Fraction, exponent: Fraction) -> Fraction | None:
-    """Return a rational power as an exact number; None if it is irrational or too large."""
+    """Return a rational power as an exact number. Return None if the power is irrational or too large."""
     if exponent.denominator > _MOST_ROOT:
         return None
     if not base:
@@ -421,8 +418,8 @@ def _sized(number: Any, like: Any) -> Any:
 
 
 def _values(answer: Basic, expected: Basic) -> Iterator[_Values | None]:
-    """Yield the values of both expressions at each point where the expected one has a real value; None if the answer
-    has none.
+    """Yield the values of both expressions at each point where the expected expression has a real value. Yield None if
+    the answer has no value there.
 
     If the expressions contain `i`, or no variables, the expected value need not be real.
     """
@@ -460,7 +457,7 @@ def _recomputed(
 
 
 def is_same_value(answer: Basic, expected: Basic) -> bool:
-    """Return True if both have the same value wherever `expected` has a real one. Raises TooMuch."""
+    """Return True if both have the same value at all points where `expected` has a real value. Raises TooMuch."""
     num_same = 0
     for values in _values(answer, expected):
         if values is None or not values.are_equal:
@@ -470,7 +467,8 @@ def is_same_value(answer: Basic, expected: Basic) -> bool:
 
 
 def constant_ratio(answer: Basic, expected: Basic) -> Fraction | None:
-    """Return answer / expected if the quotient is one rational number at all points, else None. Raises TooMuch."""
+    """Return answer / expected if the quotient is the same rational number at all points. Return None otherwise. Raises
+    TooMuch."""
     found: list[_Values] = []
     for values in _values(answer, expected):
         if values is None:
@@ -487,7 +485,7 @@ def constant_ratio(answer: Basic, expected: Basic) -> Fraction | None:
 
 
 def is_rational(constant: Basic) -> bool:
-    """Return True if an expression without variables is a rational number, or too large to tell."""
+    """Return True if an expression without variables is a rational number, or is too large for a decision."""
     try:
         return isinstance(Arithmetic().value(constant, {}), Fraction)
     except Undefined:
@@ -497,9 +495,10 @@ def is_rational(constant: Basic) -> bool:
 
 
 def approximation(constant: Basic) -> Fraction | None:
-    """Return the real value of an expression without variables: exact if it is rational, else to 50 decimals.
+    """Return the real value of an expression without variables. It is exact if it is rational, else it has 50 decimals.
 
-    None if it has no real value. Raises TooMuch if 50 decimals may not tell it from 0."""
+    Return None if there is no real value. Raises TooMuch if 50 decimals may not be enough to distinguish the value from
+    0."""
     arithmetic = Arithmetic(4 * _DECIMALS, largest=_DECIMALS / 2)
     try:
         value = arithmetic.value(constant, {})

@@ -1,4 +1,4 @@
-"""Valid values of `task.name`. Imports no task, so that settings can be checked without them."""
+"""Valid values of `task.name`. This module imports no task, so that settings can be checked without the tasks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FORMS: Final = {
     "reasoning-gym:DATASET": r"reasoning-gym:[a-z0-9_]+",
     "python:MODULE:FUNCTION": r"python:[\w.]+:\w+",
 }
-"""Maps the form of a task name, as shown to people, to the regular expression of such names."""
+"""Maps each form of a task name, as people see it, to the regular expression of such names."""
 
 _FIXED: Final = tuple(form for form, pattern in FORMS.items() if form == pattern)
 _KINDS: Final = tuple(form.partition(":")[0] for form in FORMS if form not in _FIXED)
@@ -24,7 +24,7 @@ _LONGEST_GUESSED: Final = 200
 
 
 def check_name(name: str) -> str:
-    """Return `name`. Raises ValueError for an unknown form; the text lists all forms and the nearest name."""
+    """Return `name`. Raises ValueError for an unknown form. The error text lists all forms and the nearest name."""
     if _is_name(name):
         return name
     nearest = nearest_name(name)
@@ -33,7 +33,7 @@ def check_name(name: str) -> str:
 
 
 def nearest_name(name: str) -> str | None:
-    """Return the task name that was probably meant; None if none is similar."""
+    """Return the task name that was probably meant. Return None if no name is similar."""
     wanted = name.strip()[:_LONGEST_GUESSED]
     if fixed := difflib.get_close_matches(wanted.lower(), _FIXED, n=1):
         return fixed[0]

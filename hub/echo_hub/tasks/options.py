@@ -1,4 +1,4 @@
-"""Base class of `task.options`; each task has a frozen subclass."""
+"""Base class of `task.options`. Each task has a frozen subclass of it."""
 
 from __future__ import annotations
 

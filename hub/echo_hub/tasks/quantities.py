@@ -1,6 +1,6 @@
-r"""Parses written-out numbers with units: `1\,234`, `-\frac{3}{4}`, `1 1/2`, `2e-3`, `5\%`, `\$3`, `5 cm`.
+r"""Parse written-out numbers with units: `1\,234`, `-\frac{3}{4}`, `1 1/2`, `2e-3`, `5\%`, `\$3`, `5 cm`.
 
-Written out means that no operation is left: `17*23` and `\sqrt{4}` are not accepted. Values are exact.
+Written out means that no operation is left to compute: `17*23` and `\sqrt{4}` are not accepted. Values are exact.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pint import UnitRegistry
 
 _LONGEST: Final = 200
-"""Longest text, in characters, that is read as a number with a unit."""
+"""Largest length, in characters, of a text that is read as a number with a unit."""
 _KEPT: Final = 1_024
 
 _INTEGER: Final = r"(?:\d{1,3}(?:(?:,|\\,|\{,\}|\ )\d{3})+(?!\d)|\d+)"
@@ -49,14 +49,14 @@ _UNIT: Final = re.compile(rf"{_WORD}(?:\s*(?:/|\*|·|\\cdot|\s|-)\s*{_WORD})*")
 SAYS_MORE: Final = frozenset(
     {"or", "and", "not", "no", "to", "than", "least", "most", "if", "but", "either", "plus", "minus", "over", "under"}
 )
-"""Words that give the number next to them another meaning, such as "at least" or "3 or 4"."""
+"""Words that change the meaning of the number beside them, such as "at least" or "3 or 4"."""
 _LETTERS: Final = frozenset("mgshlLNJWVAKCFΩ°%€£¥¢$个只人本张条件天次名位块岁元年月日时分秒米克升")
 """Single letters that are units after a number. Other letters are variables."""
 _SAYS_NOTHING: Final = frozenset({"unit", "units"})
 _SCALES: Final = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 """Maps a number word to its power of ten: "million" to 6."""
 _UNREADABLE: Final = (ArithmeticError, ValueError, TypeError, AttributeError, SyntaxError, LookupError, TokenError)
-"""Exceptions besides pint's own that pint raises for a text that is no unit."""
+"""Exceptions, besides pint's own, that pint raises for a text that is no unit."""
 _NAMES: Final = {
     **{"$": "us_dollar", "dollar": "us_dollar", "dollars": "us_dollar", "usd": "us_dollar"},
     **{"cents": "us_cent", "cent": "us_cent", "€": "euro", "euros": "euro", "eur": "euro", "£": "gbp", "¥": "yen"},
@@ -79,13 +79,13 @@ class Quantity:
     value: Fraction
     """The value as written: 50 for `50 %`."""
     written: str
-    """The number's notation without spacing: `2/4`, `1000` for `1,000.0`."""
+    """The number's text without spacing: `2/4`, or `1000` for `1,000.0`."""
     is_reduced: bool
     """True unless the number is a fraction that can be reduced."""
     unit: str
     """Text after the number, or the currency before it; "" if there is none."""
     is_letter: bool
-    """True: the unit is one letter directly after the number, possibly a variable instead."""
+    """True if the unit is one letter directly after the number. Such a letter may be a variable instead."""
 
     @property
     def is_percentage(self) -> bool:
@@ -123,7 +123,7 @@ _EDGE: Final = " \t\r\n*"
 
 
 def read_quantity(text: str) -> Quantity | None:
-    """Parse the whole text as one quantity; None if it is anything else."""
+    """Parse the whole text as one quantity. Return None if it is anything else."""
     return _read(text) if len(text) <= _LONGEST else None
 
 
@@ -166,7 +166,8 @@ _FEET: Final = re.compile(r"(\d{1,9})\s*'\s*(\d{1,9}(?:\.\d{1,9})?)\s*(?:\"|'')"
 
 
 def _compound(text: str) -> Quantity | None:
-    """Return the sum of `1 hour 30 minutes`; None unless each unit is smaller than the one before."""
+    """Return the sum of a text such as `1 hour 30 minutes`. Return None unless each unit is smaller than the previous
+    one."""
     if found := _FEET.fullmatch(text):
         text = f"{found[1]} feet {found[2]} inches"
     if not _PARTS.fullmatch(text):
@@ -187,7 +188,7 @@ _PARENTHESES: Final = re.compile(r"(?P<sign>[+-])?\((?P<inner>[^()]*)\)")
 
 
 def _value(found: re.Match[str]) -> Fraction | None:
-    """Return the exact value; None for a division by zero and for a mixed number with an improper fraction."""
+    """Return the exact value. Return None for a division by zero, and for a mixed number with an improper fraction."""
     for whole, of, by in (("whole", "of_whole", "by_whole"), ("and", "of_and", "by_and")):
         if found[whole]:
             above, below = _integer(found[of]), _integer(found[by])
@@ -235,7 +236,7 @@ def _integer(digits: str) -> int:
 
 
 def _unit(text: str) -> str | None:
-    """Return the unit in a normal form, "" for an empty text; None if the text is no unit."""
+    """Return the unit in a normal form, or "" for an empty text. Return None if the text is no unit."""
     text = " ".join(text.split())  # With runs of spaces, the regular expression would try all ways to split them.
     if not text:
         return ""
@@ -254,8 +255,8 @@ def _money(sign: str | None) -> str:
 def is_same_quantity(answer: Quantity, expected: Quantity, *, needs_unit: bool = False) -> bool:
     """Return True if both quantities are equal.
 
-    Units are converted: 500 cm = 5 m, but 5 m is not 5 cm. An answer may omit the unit (unless it is needed) or add
-    one. A percentage also equals the number it stands for: 50 % is 0.5.
+    Units are converted: 500 cm is 5 m, but 5 m is not 5 cm. An answer may omit the unit (unless it is needed), or add
+    one. A percentage also equals the number that it means: 50 % is 0.5.
     """
     if answer.unit == expected.unit:
         return answer.value == expected.value
@@ -272,7 +273,7 @@ def is_same_quantity(answer: Quantity, expected: Quantity, *, needs_unit: bool =
 
 
 def unit_ratio(unit: str, other: str) -> Fraction | None:
-    """Return one `unit` measured in `other`; None if they measure different things."""
+    """Return one `unit` measured in `other`. Return None if they measure different things."""
     one, another = _unit(unit), _unit(other)
     if not one or not another:
         return None
@@ -281,9 +282,8 @@ def unit_ratio(unit: str, other: str) -> Fraction | None:
 
 
 def _is_same_percentage(answer: Quantity, expected: Quantity) -> bool:
-    """Compare two quantities if one of them is a percentage. The answer may omit the percent sign if the number is too
-    large for a share.
-    """
+    """Compare two quantities of which one is a percentage. The answer may omit the percent sign if the number is too
+    large to be a share."""
     if answer.unit and expected.unit:
         return False
     in_full = [quantity.value / (100 if quantity.is_percentage else 1) for quantity in (answer, expected)]
@@ -292,7 +292,8 @@ def _is_same_percentage(answer: Quantity, expected: Quantity) -> bool:
 
 @lru_cache(_KEPT)
 def _conversion(unit: str, other: str) -> tuple[Fraction, Fraction] | None:
-    """Return the factor and the offset that convert one unit into another; None if they measure different things."""
+    """Return the factor and the offset that convert one unit into another. Return None if they measure different
+    things."""
     from pint.errors import PintError
 
     registry = _registry()
@@ -312,7 +313,7 @@ def _conversion(unit: str, other: str) -> tuple[Fraction, Fraction] | None:
 
 
 def _is_same_thing(one: str, other: str) -> bool:
-    """Return True if one name contains all words of the other, ignoring plurals: 3 red apples are 3 apples."""
+    """Return True if one name contains all words of the other, apart from plurals: 3 red apples are 3 apples."""
     things = [{word.lower().removesuffix("s") for word in unit.split()} for unit in (one, other)]
     return things[0] <= things[1] or things[1] <= things[0]
 

@@ -1,10 +1,10 @@
 """Every dataset of reasoning-gym by name, with its own scorer.
 
-Each problem is the only item of a dataset built from a hashed seed, because one dataset uses `seed + index`: its items
-for adjacent seeds would overlap.
+Each problem is the only item of a dataset that is built from a hashed seed. The reason is that one dataset uses `seed +
+index`, so its items for adjacent seeds would overlap.
 
-Completions are untrusted, and some of reasoning-gym's scorers evaluate them as Python. Such scorers only get answers
-that are plain data or plain sums; datasets whose scorers cannot be restricted in this way are refused.
+Completions are untrusted, and some of reasoning-gym's scorers evaluate them as Python. Such scorers get only answers
+that are plain data or plain sums. If a dataset's scorer cannot be restricted in this way, the dataset is refused.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PLAIN_DATA: Final = (ast.Expression, ast.List, ast.Tuple, ast.Constant, ast.Nam
 def _is_plain_data(answer: str) -> bool:
     """Return True if Python's `eval` of `answer` can only build lists of constants, or fail.
 
-    Names must consist of capital letters: otherwise an answer could name the scorer's own variables, which hold the
+    Names must consist of capital letters. Otherwise an answer could name the scorer's own variables, which hold the
     right answer.
     """
     try:
@@ -71,9 +71,8 @@ _GUARDS: Final[Mapping[str, Callable[[str], bool]]] = {
     "prime_factorization": _is_product,
     "boxnet": _is_json_object,
 }
-"""Checks that answers must pass before a dataset's scorer sees them, for datasets whose scorer evaluates the answer as
-code or fails on unexpected text. No other scorer of reasoning-gym evaluates any part of an answer.
-"""
+"""Checks that answers must pass before a dataset's scorer sees them, if the scorer evaluates the answer as code or
+fails on unexpected text. No other scorer of reasoning-gym evaluates any part of an answer."""
 
 _REFUSED: Final[Mapping[str, str]] = {
     "composite": "it is a mixture of other datasets",
@@ -105,10 +104,11 @@ class ReasoningGymTask:
         return create_dataset(self._dataset, seed=seed, size=1, **self._options)
 
     def score(self, problem: Problem, completion: str) -> float:
-        """Return the dataset's reward for the last `<answer>...</answer>`, or for the whole completion without tags.
+        """Return the dataset's reward for the last `<answer>...</answer>`. Without tags, the whole completion is the
+        answer.
 
-        Without tags, an answer announced in words, such as `The answer is 20.`, counts only if it is fully right. An
-        answer that the dataset's scorer must not evaluate has reward 0.
+        Without tags, an answer announced in words, such as `The answer is 20.`, also counts, but only if it is fully
+        right. If the dataset's scorer must not evaluate an answer, the reward is 0.
         """
         tagged = tagged_answer(completion)
         if tagged is not None:

@@ -1,4 +1,4 @@
-"""Creates tasks by their names in the configuration."""
+"""Create tasks by their names in the settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from echo_shared.errors import ConfigError
 
 
 def make_task(name: str, options: Mapping[str, Any]) -> Task | Environment:
-    """Create the task called `name`, one of `echo_hub.tasks.names.FORMS`.
+    """Create the task with this `name`, one of `echo_hub.tasks.names.FORMS`.
 
     For `python:<module>:<function>`, the function is called with the options. Raises ConfigError for an unknown name.
     """
@@ -62,7 +62,7 @@ def _make_own(place: str, options: Mapping[str, Any]) -> Task | Environment:
             do="Write python:MODULE:FUNCTION, with a module that this hub's Python finds (see PYTHONPATH).",
         ) from error
     except Exception as error:
-        # The module is the operator's plug-in, whose import may raise any exception: show it to the operator.
+        # The module is the operator's plug-in. Its import may raise any exception, which the operator must see.
         raise _failed(place, error) from error
     try:
         task: Task | Environment = make(options)

@@ -1,7 +1,7 @@
-"""Valid rewards of a task: finite numbers between its bounds, by default 0 and 1.
+"""Valid rewards of a task: finite numbers between its bounds, which are 0 and 1 by default.
 
-Any other value of a scorer counts as the scorer's failure: one NaN, or 1e30 among zeros and ones, would ruin group and
-evaluation means.
+If a scorer returns any other value, the scorer has failed: one NaN, or 1e30 among zeros and ones, would ruin the means
+of groups and evaluations.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ from echo_shared.errors import ConfigError, ScorerError
 from echo_shared.records.rewards import components_of
 
 MAX_REWARD: Final = 1e6
-"""Largest absolute reward of any task, because the learner squares differences of rewards in float32."""
+"""Largest absolute reward of any task. The limit exists because the learner squares differences of rewards in
+float32."""
 ROUNDING: Final = 1e-6
-"""Tolerance, as a share of the difference between the bounds. A reward beyond a bound by less than this counts as the
-bound. A reward less than this below the highest one counts as solved."""
+"""Tolerance, as a share of the difference between the bounds. A reward that exceeds a bound by less counts as the
+bound. A reward that misses the highest one by less counts as solved."""
 
 
 SCORE: Final = "score"
 """Name of the component that is the task's own reward."""
 COMPONENT_NAME: Final = re.compile(r"^[A-Za-z][A-Za-z0-9_-]{0,31}$")
-"""Valid names of components. They become part of metric names and are shown on pages."""
+"""Valid names of components. They become parts of metric names, and pages show them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardBounds:
-    """Lowest and highest possible reward of a task, both included."""
+    """Lowest and highest possible reward of a task. Both values are included."""
 
     lowest: float = 0.0
     highest: float = 1.0
@@ -41,7 +42,8 @@ class RewardBounds:
 
     @classmethod
     def of(cls, task: Task | Environment) -> RewardBounds:
-        """Return the bounds that the task declares. Raises ConfigError unless they are two finite ascending numbers."""
+        """Return the bounds that the task declares. Raises ConfigError unless these are two finite numbers in ascending
+        order."""
         declared: object = task.reward_bounds if isinstance(task, BoundedTask) else (0.0, 1.0)
         match declared:
             case (int() | float() as low, int() | float() as high) if -MAX_REWARD <= low < high <= MAX_REWARD:
@@ -53,8 +55,8 @@ class RewardBounds:
         )
 
     def read(self, given: object) -> float:
-        """Convert a scorer's result to a reward. Raises ScorerError if it is no valid reward."""
-        # Test the type first: float() would also convert a text such as "1", which is no reward.
+        """Convert a scorer's result to a reward. Raises ScorerError if it is not a valid reward."""
+        # Test the type first: float() would also convert texts such as "1", which are no rewards.
         reward = float(given) if isinstance(given, float | int | SupportsFloat) else math.nan
         if not self.hold(reward):
             bounds = f"from {self.lowest:g} to {self.highest:g}"
@@ -80,7 +82,7 @@ class RewardBounds:
 
     @property
     def solved_at(self) -> float:
-        """Lowest reward of a solved problem. A lower reward may be given for the right form alone."""
+        """Lowest reward of a solved problem. A task may give a lower reward for the right form alone."""
         return self.highest - ROUNDING * (self.highest - self.lowest)
 
     def is_solved(self, reward: float) -> bool:

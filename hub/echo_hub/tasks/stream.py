@@ -1,15 +1,15 @@
-"""Problems of a run: an endless training stream, and a held-out set that shares no prompt with it.
+"""Problems of a run: an endless training stream, and a held-out set. The two share no prompt.
 
-The held-out set depends only on the task: all runs of a task share their evaluation problems. A training problem
-depends on the task, the run's seed, its number, and the held-out set that it must avoid.
+The held-out set depends only on the task, so all runs of a task share their evaluation problems. A training problem
+depends on the task, the run's seed, the problem's number, and the held-out set, which it must avoid.
 
-A drawn problem is skipped if its prompt is held out already, too long, or unusable for the model (for example because
+A drawn problem is skipped if its prompt is already held out, too long, or unusable for the model (for example because
 of an unpaired surrogate). The numbers of unusable problems of a `NumberedTask` are remembered, so that no long line is
 read twice.
 
-With `epochs`, training problems of a `NumberedTask` come without replacement: each epoch is a new permutation of all
-problems that are not held out. The permutation needs no memory. A skipped problem (too long, or equal to a held-out
-prompt) is replaced by a drawn problem, which then occurs twice in that epoch.
+With `epochs`, training problems of a `NumberedTask` are drawn without replacement: each epoch is a new permutation of
+all problems that are not held out. The permutation needs no memory. If a problem is skipped (because it is too long, or
+equals a held-out prompt), a drawn problem replaces it and then occurs twice in that epoch.
 """
 
 from __future__ import annotations
@@ -26,37 +26,35 @@ from echo_shared.errors import ConfigError
 from echo_shared.sampling.draws import derive_seed
 
 MAX_ATTEMPTS: Final = 1_000
-"""Number of attempts to draw one problem, after which the task counts as too small."""
+"""If this many attempts to draw one problem fail, the task counts as too small."""
 MAX_HELDOUT_SHARE: Final = 0.95
-"""Largest share of a file's problems that may be held out. With this share, 1,000 attempts to draw a training problem
-all draw held-out ones with a probability below 1e-22."""
+"""Largest share of a file's problems that may be held out. With this share, the probability that 1,000 attempts to draw
+a training problem draw only held-out ones is below 1e-22."""
 
 _TOO_LONG: Final = ConfigError("The problem is too long.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutProblems:
-    """A stream's held-out set. Another stream of the same task and settings can be given the set and need not draw it
-    again.
-    """
+    """The held-out set of a stream. Another stream of the same task and settings may get this set instead of drawing it
+    again."""
 
     prompts: tuple[str, ...]
-    """The set's prompts, in the order of its problem numbers."""
+    """The prompts of the set, in the order of its problem numbers."""
     lines: tuple[int, ...] = ()
-    """Ascending numbers of these problems in their `NumberedTask`; empty for other tasks."""
+    """Ascending numbers of these problems in their `NumberedTask`. Empty for other tasks."""
 
 
 Order = Callable[..., int]
-"""Signature of `echo_hub.core.policy.permutation.permuted`: returns the item at a place of a permutation, given its
-size and a key.
-"""
+"""Signature of `echo_hub.core.policy.permutation.permuted`, which returns the item at a place of a permutation with a
+given size and key."""
 
 
 class PromptFitting(Protocol):
-    """Tells which prompts the model can be given. Implemented by `echo_hub.scoring.task_problems`."""
+    """Decides which prompts the model can get. Implemented by `echo_hub.scoring.task_problems`."""
 
     def fits(self, prompt: str) -> bool:
-        """Return True if the model's context has room for the prompt. Raises ConfigError for an unusable prompt."""
+        """Return True if the model's context has space for the prompt. Raises ConfigError if the prompt is unusable."""
 
 
 class ProblemStream:
@@ -72,8 +70,8 @@ class ProblemStream:
         heldout: HeldOutProblems | None = None,
         epochs: Order | None = None,
     ) -> None:
-        """`fitting` checks prompts; None: every prompt is usable. `heldout` is the held-out set that another stream of
-        the same task and settings has drawn; None means that it is drawn here. `epochs` gives the order of a
+        """`fitting` checks prompts; None means that every prompt is usable. `heldout` is the held-out set that another
+        stream of the same task and settings has drawn; None means that it is drawn here. `epochs` gives the order of a
         `NumberedTask`'s problems; None means drawing with replacement.
         """
         self._task = task
@@ -83,14 +81,14 @@ class ProblemStream:
         self._known = heldout
         self.others: Sequence[ProblemStream] = ()
         """Streams of the run's other tasks. Their held-out problems are not trained on either."""
-        # Cached, because a check against a protocol is slow.
+        # Store the result, because a check against a protocol is slow.
         self._numbered = task if isinstance(task, NumberedTask) else None
         self._epochs = epochs if self._numbered is not None else None
         self._passed_over: dict[int, ConfigError] = {}
-        """Problems of a `NumberedTask` that were skipped as unusable: the reason by problem number."""
+        """Problems of a `NumberedTask` that were skipped as unusable: the reason, by problem number."""
 
     def train(self, number: int) -> Problem:
-        """Return problem `number` (0, 1, ...) of the training stream; prompts may repeat, but are never held out.
+        """Return problem `number` (0, 1, ...) of the training stream. Prompts may repeat, but are never held out.
 
         Raises ConfigError if all prompts of the task are held out.
         """
@@ -124,14 +122,15 @@ class ProblemStream:
 
     @cached_property
     def _held_before(self) -> list[int]:
-        """Return, for each held-out line, how many training lines precede it."""
+        """Return, for each held-out line, the number of training lines before it."""
         return [line - number for number, line in enumerate(self.held_out.lines)]
 
     def _suits(self, problem: Problem) -> bool:
         return problem.prompt not in self._heldout and self._failure(problem) is None
 
     def heldout(self, number: int) -> Problem:
-        """Return problem `number` (0 .. heldout_problems - 1) of the held-out set; drawn ones have distinct prompts.
+        """Return problem `number` (0 .. heldout_problems - 1) of the held-out set. Drawn problems have distinct
+        prompts.
 
         Raises ConfigError if the task is too small for the set.
         """
@@ -158,7 +157,7 @@ class ProblemStream:
 
     @cached_property
     def held_out(self) -> HeldOutProblems:
-        """The held-out set, drawn on first use."""
+        """The held-out set. It is drawn when it is first used."""
         if self._known is not None:
             return self._known
         if isinstance(self._task, FileTask):
@@ -203,9 +202,8 @@ class ProblemStream:
             )
 
     def _first_outside(self, taken: Container[str], *place: int | str) -> tuple[Problem, int]:
-        """Return the first drawn problem for `place` (names of the stream and its position) that is usable and whose
-        prompt is not in `taken`. Also return its seed.
-        """
+        """Return the first usable problem for `place` (names of the stream and its position) whose prompt is not in
+        `taken`, and the problem's seed."""
         failures: list[ConfigError] = []
         for attempt in range(MAX_ATTEMPTS):
             seed = self._seed(attempt, *place)
@@ -230,7 +228,7 @@ class ProblemStream:
         )
 
     def _failure(self, problem: Problem) -> ConfigError | None:
-        """Return the reason to skip a problem; None if it can be used."""
+        """Return the reason why a problem must be skipped. Return None if the problem can be used."""
         try:
             return None if self._fits(problem.prompt) else _TOO_LONG
         except ConfigError as error:

@@ -1,8 +1,8 @@
-"""Parses tool calls in a reply, in the format of Hermes, Qwen2.5 and Qwen3: `<tool_call>{"name": ..., "arguments":
+"""Parse tool calls in a reply, in the format of Hermes, Qwen2.5 and Qwen3: `<tool_call>{"name": ..., "arguments":
 {...}}</tool_call>`.
 
-Replies come from models on untrusted nodes. An invalid call is a `BadCall`, to be answered as the tool's error; it
-raises no exception.
+Replies come from models on untrusted nodes. So an invalid call raises no exception. It becomes a `BadCall`, which is
+answered as the tool's error.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any, Final
 OPEN: Final = "<tool_call>"
 CLOSE: Final = "</tool_call>"
 MOST_CALLS: Final = 16
-"""Largest number of calls in a reply. All further calls together give one `BadCall`."""
+"""Largest number of calls in a reply. All further calls together become one `BadCall`."""
 MOST_CHARACTERS: Final = 65_536
 """Largest length of one call, in characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """A tool's name and arguments as the model wrote them; the task must check both."""
+    """A tool's name and arguments, as the model wrote them. The task must check both."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -37,7 +37,7 @@ class BadCall:
 
 
 def tool_calls(text: str) -> list[ToolCall | BadCall]:
-    """Return all calls in a reply, in order; empty if there are none. Runs in linear time."""
+    """Return all calls in a reply, in order. Empty if there are none. Runs in linear time."""
     found: list[ToolCall | BadCall] = []
     place = text.find(OPEN)
     while place >= 0:

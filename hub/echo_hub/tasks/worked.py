@@ -1,8 +1,8 @@
-"""Sums and products of long numbers, written as `4821+977:`; the completion is a written calculation of any
-length, then `<answer>5798</answer>`.
+"""Sums and products of long numbers, written as `4821+977:`. The completion is a written calculation of any length,
+then `<answer>5798</answer>`.
 
-For base models that compute in columns, such as `builtin:small`. The calculation has one line per digit, so completions
-differ in length as much as problems do.
+For base models that compute in columns, such as `builtin:small`. The calculation has one line for each digit, so
+lengths of completions differ as much as lengths of problems.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class WorkedOptions(TaskOptions):
     """Options that select the problems."""
 
     operations: Annotated[tuple[Operation, ...], Field(min_length=1)] = ("+",)
-    """Operations that a problem may have, drawn with equal probability."""
+    """Operations of the problems, drawn with equal probability."""
     shortest: Annotated[int, Field(ge=1, le=32)] = 1
-    """Fewest digits of a term of a sum. The number of digits is uniformly distributed."""
+    """Smallest number of digits of a term of a sum. The number of digits is uniformly distributed."""
     longest: Annotated[int, Field(ge=1, le=32)] = 8
-    """Most digits of a term of a sum."""
+    """Largest number of digits of a term of a sum."""
     longest_factor: Annotated[int, Field(ge=1, le=32)] = 3
-    """Most digits of a factor of a product; the fewest is one."""
+    """Largest number of digits of a factor of a product. The smallest number is one."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -42,7 +42,7 @@ class WorkedOptions(TaskOptions):
 
 
 class WorkedTask:
-    """One operation on two numbers; the reward is 1 if the answer is the exact result, else 0."""
+    """One operation on two numbers. The reward is 1 if the answer is the exact result, else 0."""
 
     name = "worked"
 
@@ -50,7 +50,7 @@ class WorkedTask:
         self._options = options
 
     def sample(self, seed: int) -> Problem:
-        """Return the problem of `seed`; its metadata holds the `answer`."""
+        """Return the problem of `seed`. Its metadata holds the `answer`."""
         rng = random.Random(seed)
         operation = rng.choice(self._options.operations)
         fewest, most = (

@@ -1,4 +1,4 @@
-"""Plug-in interface of environments: tasks that answer the model's turns until the episode ends."""
+"""Plug-in interface of environments. An environment is a task that answers the model's turns until the episode ends."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from echo_hub.tasks.base import Problem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """A message to the model after its turn: from the user, or the answer of a tool that the model called."""
+    """A message to the model after its turn. The sender is the user, or a tool that the model called."""
 
     text: str
     role: Literal["user", "tool"] = "user"
-    """Sender of the message. A chat template renders a tool's message in its own format; without a chat template, roles
-    are invisible."""
+    """Sender of the message. A chat template renders a tool's message in its own format. Without a chat template, the
+    model does not see the role."""
     name: str = ""
     """Name of the tool, for templates that show it."""
     tool_call_id: str = ""
@@ -31,28 +31,26 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation(Message):
-    """The environment's response if the episode continues: `text` is the next message, of a user (then not empty) or of
-    a tool.
-    """
+    """The environment's response if the episode continues. `text` is the next message, from a user or a tool. A user's
+    message must not be empty."""
 
     more: tuple[Message, ...] = ()
-    """Further messages before the model's next turn: answers of other tools called in the same turn."""
+    """More messages before the model's next turn: answers of other tools that the same turn called."""
     reward_if_cut: float = 0.0
-    """Reward of the episode if the base model's context has no room for another turn. The episode then has no
-    components; those with a weight count as their lowest value.
-    """
+    """Reward of the episode if the base model's context has no space for another turn. Then the episode has no
+    components, and each component with a weight counts as its lowest value."""
     turn_reward: float = 0.0
-    """Part of the episode's reward that the model's last turn earned; may be negative."""
+    """Part of the episode's reward that the model's last turn earned. It may be negative."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """The episode is over. `reward` is that of the whole episode, in 0..1 unless the environment is an
+    """The end of the episode. `reward` belongs to the whole episode, and is in 0..1 unless the environment is an
     `echo_hub.tasks.base.BoundedTask`. The last turn earns `reward` minus all earlier `turn_reward`s."""
 
     reward: float
     components: Mapping[str, float] = field(default_factory=dict)
-    """Components by name, as those of an `echo_hub.tasks.base.ExplainedTask`."""
+    """Components by name, like those of an `echo_hub.tasks.base.ExplainedTask`."""
 
 
 Response = Observation | Ending
@@ -60,29 +58,30 @@ Response = Observation | Ending
 
 @runtime_checkable
 class ToolTask(Protocol):
-    """A task or an environment that gives the model tools."""
+    """A task, or an environment, that gives the model tools."""
 
     @property
     def tools(self) -> Sequence[Mapping[str, Any]]:
-        """Tool definitions in the form that chat templates take, part of every prompt: {"type": "function", "function":
-        {"name": ..., "description": ..., "parameters": JSON schema}}."""
+        """Definitions of the tools in the form that chat templates take. They are part of every prompt: {"type":
+        "function", "function": {"name": ..., "description": ..., "parameters": JSON schema}}."""
 
 
 @runtime_checkable
 class Environment(Protocol):
-    """A stateless environment: each call gets all turns so far, and replays them.
+    """An environment without state. Each call gets all turns so far, and replays them.
 
-    Seeds determine problems, and turns determine responses, on any machine at any time. Every episode must end after a
-    bounded number of turns.
+    Seeds always determine the same problems, and turns the same responses, on any machine. Every episode must end after
+    a limited number of turns.
     """
 
     name: str
 
     def sample(self, seed: int) -> Problem:
-        """Return the problem of `seed` (0 .. 2**64 - 1); its prompt opens the conversation."""
+        """Return the problem of `seed` (0 .. 2**64 - 1). Its prompt opens the conversation."""
 
     def respond(self, problem: Problem, replies: Sequence[str]) -> Response:
-        """Return the response to the last of `replies`, which are all turns of the model (decoded, no special tokens).
+        """Return the response to the last of `replies`, which are all turns of the model (decoded, without special
+        tokens).
 
-        After an exception, the last turn has no reward and is sampled again, as after a failed scorer.
+        After an exception, the last turn has no reward and is sampled again, as after a scorer's failure.
         """

@@ -1,6 +1,6 @@
-"""Products of long numbers, with a calculator as a tool: each call is answered in a tool turn.
+"""Products of long numbers, with a calculator as a tool. A tool turn answers each call.
 
-A reply without a tool call is the answer. Needs a base model whose chat template supports tools.
+If a reply contains no tool call, it is the answer. Needs a base model whose chat template supports tools.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from echo_hub.tasks.tool_calls import BadCall, ToolCall, tool_calls
 
 TOOL: Final = "calculate"
 MOST_CHARACTERS: Final = 200
-"""Limit on the length of an expression."""
+"""Largest length of an expression, in characters."""
 BAD_CALL: Final = -0.1
-"""Reward of a turn that contains an invalid call."""
+"""Reward of a turn with an invalid call."""
 _DEFINITION: Final[Mapping[str, Any]] = {
     "type": "function",
     "function": {
@@ -43,13 +43,12 @@ class CalculatorOptions(TaskOptions):
     digits: Annotated[int, Field(ge=1, le=18)] = 5
     """Digits of each factor."""
     turns: Annotated[int, Field(ge=1, le=16)] = 4
-    """Limit on the model's turns; without an answer by then the reward is 0."""
+    """Largest number of the model's turns. If none of them is an answer, the reward is 0."""
 
 
 class CalculatorEnvironment:
-    """Multiplication with a calculator. The reward is 1 for the product, as a bare number or in `<answer>` tags, with
-    or without a tool call.
-    """
+    """Multiplication with a calculator. The reward is 1 for the product, as a bare number or in `<answer>` tags. A tool
+    call is not required."""
 
     name = "environment:calculator"
 
@@ -103,7 +102,7 @@ def _value(call: ToolCall | BadCall) -> tuple[str, bool]:
 
 
 def calculated(expression: str) -> int | None:
-    """Evaluate whole numbers with +, - and *; None for any other expression or one that is too long."""
+    """Evaluate an expression of whole numbers with +, - and *. Return None for other expressions and for long ones."""
     if len(expression) > MOST_CHARACTERS:
         return None
     try:

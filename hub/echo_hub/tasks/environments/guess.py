@@ -1,7 +1,7 @@
-"""Guess the hidden number: the answer to a wrong guess is `>` (the number is greater) or `<` (it is less).
+"""Guess the hidden number. The answer to a wrong guess is `>` (the number is greater) or `<` (the number is less).
 
-The prompt is the range, as in `2-8=`; replies are bare numbers. Small enough for `builtin:tiny`, with one digit and
-`sampling.max_tokens = 1`. Small numbers have few ranges, so `evaluation.problems` must be small as well.
+The prompt is the range, as in `2-8=`, and replies are bare numbers. Simple enough for `builtin:tiny`, with one digit
+and `sampling.max_tokens = 1`. With few digits there are few ranges, so `evaluation.problems` must be small as well.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ class GuessOptions(TaskOptions):
     """Options that set the difficulty."""
 
     digits: Annotated[int, Field(ge=1, le=9)] = 1
-    """Digits of all numbers; numbers of several digits never start with a zero."""
+    """Digits of all numbers. Numbers of several digits never start with a zero."""
     numbers: Annotated[int, Field(ge=2, le=9)] = 7
-    """Number of numbers in the widest range; the narrowest range has two."""
+    """Number of numbers in the widest range. The narrowest range has two."""
     turns: Annotated[int, Field(ge=1, le=16)] = 3
-    """Number of wrong guesses after which the game is lost. Among 2**turns - 1 numbers, perfect play always wins."""
+    """After this many wrong guesses, the game is lost. Among 2**turns - 1 numbers, perfect play always wins."""
 
 
 class GuessEnvironment:
-    """The reward is 1 for the hidden number. A lost game gives up to 0.5, depending on the distance of its last guess;
-    it gives 0 if that guess is no number in the range.
+    """The reward is 1 for the hidden number. A lost game gives up to 0.5, depending on the distance of its last guess.
+    If that guess is no number in the range, the game gives 0.
 
-    Each turn before the end earns the change in the winning chance under perfect play: k remaining guesses find one of
-    2^k - 1 numbers. A guess near the middle of the range therefore costs nothing, and an uninformative or invalid guess
-    costs most of the chance.
+    Each turn before the end earns the change of the winning chance under perfect play: k remaining guesses find one of
+    2^k - 1 numbers. So a guess near the middle of the range costs nothing, and an uninformative or invalid guess costs
+    most of the chance.
     """
 
     name = "environment:guess"
@@ -43,7 +43,7 @@ class GuessEnvironment:
         self._options = options
 
     def sample(self, seed: int) -> Problem:
-        """Return the game of `seed`; its metadata holds the range, `low` to `high`, and the `hidden` number."""
+        """Return the game of `seed`. Its metadata holds the range, `low` to `high`, and the `hidden` number."""
         rng = random.Random(seed)
         digits = self._options.digits
         numbers = rng.randint(2, self._options.numbers)
@@ -52,7 +52,7 @@ class GuessEnvironment:
         return Problem(prompt=f"{low}-{high}=", metadata={"low": low, "high": high, "hidden": rng.randint(low, high)})
 
     def respond(self, problem: Problem, replies: Sequence[str]) -> Response:
-        """Answer the last guess. An invalid number uses up the turn, and the answer is `?`."""
+        """Answer the last guess. An invalid number uses up the turn, and its answer is `?`."""
         low, high, hidden = (problem.metadata[name] for name in ("low", "high", "hidden"))
         guess = self._guess(replies[-1])
         if guess == hidden:

@@ -1,4 +1,4 @@
-"""Sokoban in rounds: the model sees a board, answers with moves, and sees the resulting board.
+"""Sokoban in rounds. The model sees a board, answers with moves, and sees the resulting board.
 
 Boards use XSB notation with `-` for the floor: `#` wall, `@` player, `$` box, `.` goal, `*` box on a goal, `+` player
 on a goal. Moves are U, D, L and R. A blocked move has no effect, and other characters are ignored. Every board is
@@ -28,16 +28,17 @@ Place = tuple[int, int]
 
 MOVES: Final[Mapping[str, Place]] = {"U": (-1, 0), "D": (1, 0), "L": (0, -1), "R": (0, 1)}
 ATTEMPTS: Final = 2_000
-"""Largest number of boards drawn for one problem, until one meets the options."""
+"""Largest number of boards that are drawn for one problem, until one meets the options."""
 STATES: Final = 200_000
-"""Largest number of board states searched for one problem, over all its boards. The search takes seconds at most."""
+"""Largest number of board states that are searched for one problem, over all its boards. The search takes seconds at
+most."""
 STATES_OF_BOARD: Final = 20_000
-"""Largest number of states searched for the solution of one board. A board that needs more is rejected."""
+"""Largest number of states that are searched for the solution of one board. If a board needs more, it is rejected."""
 
 
 @dataclass(frozen=True, slots=True)
 class SokobanBoard:
-    """Positions of walls, goals, boxes and player."""
+    """Positions of the walls, the goals, the boxes and the player."""
 
     rows: int
     columns: int
@@ -52,7 +53,7 @@ class SokobanBoard:
 
     @property
     def text(self) -> str:
-        """The board as text, one line per row, each with a newline."""
+        """The board as text, with one line for each row. Each line ends with a newline."""
         return "".join("".join(map(self._mark, self._row(row))) + "\n" for row in range(self.rows))
 
     def _row(self, row: int) -> list[Place]:
@@ -69,7 +70,7 @@ class SokobanBoard:
         return "." if is_goal else "-"
 
     def moved(self, move: str) -> SokobanBoard:
-        """Return the board after one move; the same board if the move is blocked."""
+        """Return the board after one move. If the move is blocked, return the same board."""
         down, right = MOVES[move]
         to = self.player[0] + down, self.player[1] + right
         beyond = to[0] + down, to[1] + right
@@ -79,7 +80,7 @@ class SokobanBoard:
         return SokobanBoard(self.rows, self.columns, self.walls, self.goals, boxes, to)
 
     def played(self, moves: str) -> SokobanBoard:
-        """Return the board after these moves; moves after a solution are ignored."""
+        """Return the board after these moves. Moves after a solution are ignored."""
         board = self
         for move in moves:
             if board.solved:
@@ -90,7 +91,8 @@ class SokobanBoard:
 
 
 def solution(board: SokobanBoard) -> str | None:
-    """Return the shortest solution; None if there is none. Of several, return the first one in the order U, D, L, R."""
+    """Return the shortest solution, or None if there is none. If there are several, return the first in the order U, D,
+    L, R."""
     return _search(board, most_moves=None, most_states=None).moves
 
 
@@ -129,17 +131,17 @@ class SokobanOptions(TaskOptions):
     size: Annotated[int, Field(ge=3, le=8)] = 4
     """Rows and columns inside the outer walls."""
     inner_walls: Annotated[int, Field(ge=0, le=16)] = 2
-    """Limit on the walls inside the board."""
+    """Largest number of walls inside the board."""
     boxes: Annotated[int, Field(ge=1, le=3)] = 1
     """Number of boxes, and of goals."""
     fewest_moves: Annotated[int, Field(ge=1, le=64)] = 2
-    """Lower limit on the length of the shortest solution."""
+    """Smallest length of the shortest solution, in moves."""
     most_moves: Annotated[int, Field(ge=1, le=64)] = 12
-    """Upper limit on the length of the shortest solution."""
+    """Largest length of the shortest solution, in moves."""
     turns: Annotated[int, Field(ge=1, le=16)] = 4
-    """Number of rounds after which the game is lost."""
+    """After this many rounds, the game is lost."""
     moves_a_turn: Annotated[int, Field(ge=1, le=64)] = 8
-    """Number of moves in a round; further moves of an answer are ignored."""
+    """Largest number of moves in a round. Further moves of an answer are ignored."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -150,7 +152,7 @@ class SokobanOptions(TaskOptions):
 
 class SokobanEnvironment:
     """The reward is 1 for a solved board, in any round. A lost game gives 0.5 times the share by which the distance of
-    the boxes from the goals was reduced. Each round earns the change of this value."""
+    the boxes from the goals became smaller. Each round earns the change of this value."""
 
     name = "environment:sokoban"
 
@@ -158,7 +160,7 @@ class SokobanEnvironment:
         self._options = options
 
     def sample(self, seed: int) -> Problem:
-        """Return the board of `seed`; its metadata holds the `board` and the shortest solution, its `answer`.
+        """Return the board of `seed`. Its metadata holds the `board` and the shortest solution, which is the `answer`.
 
         Raises ConfigError if no board meets the options.
         """
@@ -196,7 +198,7 @@ class SokobanEnvironment:
 
 
 def drawn(options: SokobanOptions, rng: random.Random) -> SokobanBoard | None:
-    """Draw a random board, which may be unsolvable. Return None if there are too few free squares."""
+    """Draw a random board, which may be unsolvable. Return None if it has too few free squares."""
     edge = options.size + 1
     inside = [(row, column) for row in range(1, edge) for column in range(1, edge)]
     outer = {(row, column) for row in range(edge + 1) for column in range(edge + 1)} - set(inside)
@@ -210,7 +212,7 @@ def drawn(options: SokobanOptions, rng: random.Random) -> SokobanBoard | None:
 
 
 def is_cornered(board: SokobanBoard) -> bool:
-    """Return True if a box off its goal is stuck in a corner of walls."""
+    """Return True if a box that is not on a goal is stuck in a corner of walls."""
     return any(
         not board.walls.isdisjoint({(row - 1, column), (row + 1, column)})
         and not board.walls.isdisjoint({(row, column - 1), (row, column + 1)})
@@ -219,7 +221,7 @@ def is_cornered(board: SokobanBoard) -> bool:
 
 
 def distance(board: SokobanBoard) -> int:
-    """Return the sum, over all boxes, of the number of steps to the nearest goal, ignoring walls."""
+    """Return the sum, over all boxes, of the number of steps to the nearest goal. Walls are ignored."""
     return sum(min(_steps(box, goal) for goal in board.goals) for box in board.boxes)
 
 
