@@ -180,7 +180,7 @@ class RewardModel:
             if job.deaths < DEATHS_OF_ONE:
                 self._again.append(job)
             else:
-                job.fail(ScorerError(f"This completion kills the process of the judge {self.name}.", got=str(error)))
+                job.fail(ScorerError(f"The process of the judge {self.name} dies of it.", got=str(error)))
         if not had_begun:
             self.absence.stays_away(str(error))
             if not self._is_patient:

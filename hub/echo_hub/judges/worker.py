@@ -55,7 +55,7 @@ class Classifier:
             tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
         except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
             raise ScorerError(
-                "Transformers cannot load this reward model.", got=f"{settings.model}: {error!r}"[:2000]
+                "This is no reward model that transformers loads.", got=f"{settings.model}: {error!r}"[:2000]
             ) from error
         if model.config.num_labels != 1:
             raise ScorerError(

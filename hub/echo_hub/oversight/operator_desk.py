@@ -120,7 +120,7 @@ class Desk:
         ForbiddenError is raised, nothing was stored."""
         request = request_of(action, fields, strict=strict)
         if not is_good_for(by.scope, request.SCOPE):
-            raise ForbiddenError(f"{action} needs a token of scope {request.SCOPE}; this token has scope {by.scope}.")
+            raise ForbiddenError(f"{action} takes a token of scope {request.SCOPE}; this one is for {by.scope}.")
         secret, secret_hash = secret_of(request)
         settled = asyncio.Event()
         async with self._taking:
@@ -145,9 +145,9 @@ class Desk:
             raise NoSuchActionError(f"There is no action {number}.")
         undo = taking_back(record.action, record.request, record.before)
         if undo is None or record.outcome is not ActionOutcome.DONE:
-            raise NoSuchActionError(f"Action {number} ({record.action}, {record.outcome}) cannot be undone.")
+            raise NoSuchActionError(f"Action {number} ({record.action}, {record.outcome}) cannot be taken back.")
         if await self._store.read(was_undone, number):
-            raise NoSuchActionError(f"Action {number} was undone already.")
+            raise NoSuchActionError(f"Action {number} was taken back already.")
         return await self.act(undo.action, undo.model_dump(mode="json"), by, undoes=number)
 
     async def log(self, *, limit: int, before: int | None) -> list[ActionRecord]:

@@ -169,7 +169,7 @@ def _sample(problems: Problems, seed: int) -> Mapping[str, Any]:
     except Exception as error:
         # A task is a plug-in, so show its author any exception.
         raise ScorerError(
-            "The task cannot sample a problem.", got=f"seed {seed}: {error!r}", do="Fix its sample method."
+            "The task cannot sample a problem.", got=f"seed {seed}: {error!r}", do="Mend its sample method."
         ) from error
 
 
@@ -227,7 +227,7 @@ def _warnings(
     for kind in FREE:
         paid = [a.reward for a in _of_kind(tried, kind) if a.reward is not None and a.reward > nothing]
         if paid:
-            found.append(f"The {kind} answer earns a reward on {len(paid)} {of_all}: up to {max(paid):g}.")
+            found.append(f"The {kind} answer is paid on {len(paid)} {of_all}: up to {max(paid):g}.")
     right = [
         [a.reward for a in problem.answers if a.kind in ("reference", "tagged") and a.reward is not None]
         for problem in tried
@@ -244,7 +244,7 @@ def _warnings(
     if not is_repeatable:
         found.append("The same seed gives another problem in another process: sample must depend on the seed alone.")
     if len(tried) > 1 and len({problem.prompt for problem in tried}) == 1:
-        found.append("All problems are the same: sample ignores its seed, or there is only one problem.")
+        found.append("All problems are the same: sample does not heed its seed, or there is only one.")
     room = codec.context_tokens - config.sampling.max_tokens
     too_long = sum(problem.prompt_tokens > room for problem in tried)
     if too_long:

@@ -66,7 +66,7 @@ class Weighing:
         }
         if twice := own.keys() & {SCORE, *beside, *judged}:
             raise ConfigError(
-                "Two components of the reward have the same name.",
+                "A component of the task has a name that another one has.",
                 got=f"{', '.join(sorted(twice))} of {task.name}",
                 do=f"Give it another name than {SCORE} and those of the settings under [reward].",
             )
@@ -75,7 +75,7 @@ class Weighing:
         unknown = weights.keys() - known.keys()
         if unknown and (isinstance(task, MeasuredTask) or not tells):
             raise ConfigError(
-                "The task has no component with a name that has a weight.",
+                "A component that has a weight is none of the task's.",
                 got=f"reward.weights = {dict(weights)}; {task.name} has {', '.join(known)}",
                 do="Name one of these, or take it out.",
             )
@@ -157,7 +157,7 @@ def _weights(task: Task | Environment, config: RewardConfig) -> dict[str, float]
         chosen = RewardConfig.model_validate({**config.model_dump(), "weights": {**own, **config.weights}}).weights
     except ValueError as error:
         raise ConfigError(
-            "The weights of the task's components are invalid.",
+            "The weights of the task's components are none.",
             got=f"component_weights = {reprlib.repr(own)} of {task.name}",
             do="Give a number from -1000 to 1000 to each name.",
         ) from error
@@ -174,7 +174,7 @@ def _own_bounds(task: Task | Environment) -> dict[str, RewardBounds]:
                     found[name] = RewardBounds(lowest=float(low), highest=float(high))
                     continue
         raise ConfigError(
-            "The task declares invalid bounds of its components.",
+            "The task does not say between which bounds its components are.",
             got=f"component_bounds = {reprlib.repr(declared)} of {task.name}",
             do='Map each name, letters and digits, to its lowest and highest value: {"language": (0.0, 1.0)}.',
         )

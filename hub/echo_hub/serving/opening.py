@@ -199,9 +199,9 @@ def apart(snapshot: CoordinatorSnapshot) -> CoordinatorSnapshot:
 def _say_full(said: str) -> None:
     if said:
         extra = {"event": "disk_full"}
-        log.error("the disk is full; the hub waits until there is space: %s", said, extra=extra)
+        log.error("the disk is full, and the hub waits until there is room: %s", said, extra=extra)
     else:
-        log.warning("there is room on the disk again: the hub continues", extra={"event": "disk_has_room"})
+        log.warning("there is room on the disk again: the hub goes on", extra={"event": "disk_has_room"})
 
 
 def _say_away(said: str) -> None:
@@ -238,8 +238,8 @@ def _open_store(config: HubConfig, directory: RunDirectory) -> Store:
             "This run has trained, but its database is missing or empty.",
             got=f"{names} in {directory.root}; no run in {where}",
             do="Restore the run directory, checkpoints and database together, from one backup, or set store.url to the "
-            "run's own database. Without a backup: the adapters are intact (echo-hub export RUN DIRECTORY), but you "
-            "need a new run (echo-hub init OTHER_DIRECTORY).",
+            "run's own database. Without them: its adapters are whole (echo-hub export RUN DIRECTORY), but a new run "
+            "must be made (echo-hub init OTHER_DIRECTORY).",
         )
     keeping = Keeping(share=config.keeping.share, max_bytes=config.keeping.max_bytes)
     return Store.open(url, keeping=keeping)
@@ -285,7 +285,7 @@ async def check_unchanged(store: AsyncStore, config: HubConfig, content_hash: st
     ]
     if changed:
         raise ConfigError(
-            "A setting has changed that must stay the same for the whole run.",
+            "A setting that a run keeps from its first day has changed.",
             got="; ".join(changed),
             do="Set it back, or make another run: echo-hub init OTHER_DIRECTORY",
         )
@@ -304,7 +304,7 @@ async def _run_id(store: AsyncStore, me: Identity) -> str:
         raise ConfigError(
             "This store belongs to another run: its hub has another key.",
             got=f"a store of the hub {fingerprint(bytes.fromhex(owner))}",
-            do="Give each run a separate database (store.url), and keep hub.key together with it.",
+            do="Give each run a store of its own (store.url), and keep hub.key together with it.",
         )
     if "run_id" not in meta:
         meta["run_id"] = f"{me.node_id}-{secrets.token_hex(4)}"
@@ -327,9 +327,9 @@ async def _stored_settings(store: AsyncStore, config: HubConfig) -> dict[str, An
     out, so that the value in config.toml counts."""
     stored, overruled = await store.write(begin_settings, configured(config))
     for name in sorted(overruled):
-        log.warning("%s has its value of config.toml again: it was changed there after an operator's change", name)
+        log.warning("%s is what config.toml says again: it was changed there since an operator did", name)
     for name in sorted(stored):
-        log.info("%s has the value that an operator set; config.toml is ignored", name)
+        log.info("%s is what an operator has changed it to, whatever config.toml says", name)
     return stored
 
 
