@@ -13,8 +13,8 @@ serves it.
 
 llama.cpp is compiled once per set of options, for all processors that it supports; it selects the variant at run time.
 `--variants native` compiles only for this machine's processor, in a tenth of the time. Vulkan, for GPUs of AMD and
-Intel, is included if its SDK is installed, or the packages of a Linux distribution that is new enough. `--index` only
-rewrites the scripts in serve/, for archives collected from several machines.
+Intel, is included if its SDK, or a Linux distribution's packages of its headers and shader compiler, are installed.
+`--index` only rewrites the scripts in serve/, for archives collected from several machines.
 """
 
 from __future__ import annotations
@@ -57,8 +57,10 @@ PACKED: Final = ("-DCMAKE_INSTALL_BINDIR=llama_cpp/lib",)
 programs.
 """
 RPC: Final = "-DGGML_RPC=ON"
-LEAST_VULKAN: Final = "1.3.272"
-"""Version of Vulkan's headers that first declares all that llama.cpp uses: VK_EXT_layer_settings is the newest part."""
+VULKAN: Final = "-DGGML_VULKAN=ON"
+WITH_LAYER_SETTINGS: Final = "1.3.272"
+"""First version of Vulkan's headers with all that llama.cpp uses. Older ones lack what `LAYER_SETTINGS` declares."""
+LAYER_SETTINGS: Final = ROOT / "installers" / "vulkan_layer_settings.hpp"
 _MANYLINUX: Final = re.compile(r"manylinux_(\d+)_(\d+)_")
 _OLD_MANYLINUX: Final = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
 
@@ -78,27 +80,24 @@ def cmake_options(variants: str) -> list[str]:
     if variants == "all" and sys.platform != "darwin":
         origin = ["-DCMAKE_INSTALL_RPATH=$ORIGIN"] if sys.platform == "linux" else ["-DGGML_OPENMP=OFF"]
         options += [*EVERY_CPU, *PACKED, "-DLLAVA_BUILD=OFF", *origin]
-        if _has_vulkan():
-            options.append("-DGGML_VULKAN=ON")
+        options += vulkan_options()
     return options
 
 
-def _has_vulkan() -> bool:
-    """Return True if Vulkan's shader compiler and headers are installed, and the headers are new enough for
-    llama.cpp.
+def vulkan_options() -> list[str]:
+    """Return the CMake options that add Vulkan to llama.cpp; none unless the headers of Vulkan's loader and its shader
+    compiler are installed.
     """
     if shutil.which("glslc") is None:
-        return False
+        return []
     if os.environ.get("VULKAN_SDK"):
-        return True
+        return [VULKAN]
     if shutil.which("pkg-config") is None:
-        return False
+        return []
     asked = ["pkg-config", "--modversion", "vulkan"]
     found = subprocess.run(asked, check=False, capture_output=True, text=True).stdout.strip()
-    if found and Version(found) < Version(LEAST_VULKAN):
-        print(f"Vulkan is left out: its headers are {found}, and llama.cpp needs {LEAST_VULKAN}. Set VULKAN_SDK.")
-        return False
-    return bool(found)
+    is_old = bool(found) and Version(found) < Version(WITH_LAYER_SETTINGS)
+    return [VULKAN, *([f"-DCMAKE_CXX_FLAGS=-include {LAYER_SETTINGS}"] if is_old else [])] if found else []
 
 
 def pip(*arguments: str | Path, environment: dict[str, str] | None = None) -> None:

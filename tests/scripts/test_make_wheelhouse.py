@@ -81,17 +81,21 @@ def test_vulkan_is_compiled_in_if_its_sdk_is_installed(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a shell script as pkg-config")
 @pytest.mark.parametrize(
-    ("version", "is_used"), [("1.3.239", False), ("1.3.272", True), ("1.4.309", True), ("", False)]
+    ("version", "is_used", "is_old"),
+    [("1.3.239", True, True), ("1.3.272", True, False), ("1.4.309", True, False), ("", False, False)],
 )
-def test_vulkan_headers_that_are_too_old_are_left_out(
-    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, is_used: bool
+def test_old_vulkan_headers_get_what_they_lack(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, is_used: bool, is_old: bool
 ) -> None:
     for name, said in (("glslc", ""), ("pkg-config", version)):
         (tmp_path / name).write_text(f"#!/bin/sh\necho {said}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("VULKAN_SDK", raising=False)
-    assert script._has_vulkan() is is_used
+    options = script.vulkan_options()
+    assert ("-DGGML_VULKAN=ON" in options) is is_used
+    assert any("vulkan_layer_settings.hpp" in option for option in options) is is_old
+    assert script.LAYER_SETTINGS.is_file()
 
 
 def test_the_same_files_make_the_same_archive(script: ModuleType, tmp_path: Path) -> None:

@@ -10,9 +10,11 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pytest
 
 ROOT: Final = Path(__file__).resolve().parents[3]
@@ -33,6 +35,35 @@ print(json.dumps({
     "package": str(pathlib.Path(llama_cpp.__file__).parent),
 }))
 """
+
+
+DRAW: Final = """
+import json, sys
+from itertools import chain
+from pathlib import Path
+import numpy as np
+from echo_node.backends.base import EngineSettings
+from echo_node.backends.llama_cpp_engine import LlamaCppEngine
+from echo_shared.sampling.interface import FinishedRollout, GroupRequest
+
+base, adapter, derived = map(Path, sys.argv[1:])
+request = GroupRequest(
+    lease_id=1, group_id=1, indices=(0, 1, 2, 3), prompt_ids=np.arange(3, 8, dtype=np.int32), seed=7, policy_version=1,
+    temperature=1.0, max_tokens=24, stop_ids=(),
+)
+drawn = {}
+for device in ("cpu", "vulkan"):
+    engine = LlamaCppEngine()
+    engine.open(base, derived, EngineSettings(width=4, threads=1, device=device, precision="f32"))
+    engine.set_policy(engine.prepare(adapter))
+    events = list(chain.from_iterable(engine.sample(iter([request]))))
+    rollouts = sorted((e for e in events if isinstance(e, FinishedRollout)), key=lambda e: e.index)
+    drawn[device] = [(e.completion_ids.tolist(), e.behavior_logprobs.tolist()) for e in rollouts]
+    engine.close()
+print(json.dumps(drawn))
+"""
+LAVAPIPE: Final = Path("/usr/share/vulkan/icd.d/lvp_icd.x86_64.json")
+"""Mesa's Vulkan driver that computes on the processor (Debian: mesa-vulkan-drivers)."""
 
 
 def look(directory: Path, *before: Path) -> dict[str, Any]:
@@ -94,3 +125,33 @@ def test_device_files_are_loaded_only_from_the_package(portable: Path, tmp_path:
     assert found["gpu"] <= any(portable.rglob("*ggml-vulkan*"))
     assert found["package"] == str(portable / "llama_cpp")
     assert len(found["from"]) == 1 and found["from"][0].startswith(found["package"])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not LAVAPIPE.exists(), reason="needs a Vulkan driver that computes on the processor")
+def test_vulkan_draws_what_the_processor_draws(
+    portable: Path, base: Path, make_adapter: Callable[..., Path], tmp_path: Path
+) -> None:
+    if not any(portable.rglob("*ggml-vulkan*")):
+        pytest.skip("the wheelhouse in dist/ has no Vulkan")
+    paths = os.pathsep.join(map(str, [portable, ROOT / "edge_client", ROOT / "shared"]))
+    visible = {"VK_ICD_FILENAMES": str(LAVAPIPE), "GGML_VK_VISIBLE_DEVICES": "0"}
+    ran = subprocess.run(
+        [sys.executable, "-c", DRAW, str(base), str(make_adapter(base, 1)), str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": paths, **visible},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    drawn = json.loads(ran.stdout)
+    assert len(drawn["cpu"]) == len(drawn["vulkan"]) == 4
+    furthest, alike = 0.0, 0
+    for (ids, logprobs), (other_ids, other_logprobs) in zip(drawn["cpu"], drawn["vulkan"], strict=True):
+        common = next((n for n, (one, other) in enumerate(zip(ids, other_ids, strict=True)) if one != other), len(ids))
+        # The first tokens that differ were drawn from the same distribution, up to rounding.
+        apart = np.abs(np.subtract(logprobs[:common], other_logprobs[:common]))
+        furthest, alike = max(furthest, *apart.tolist(), 0.0), alike + common
+    print(f"log-probabilities differ by at most {furthest:.2g}; {alike} of 96 tokens are alike")
+    assert furthest < 0.02 and alike >= 72
