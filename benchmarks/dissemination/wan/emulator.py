@@ -1,9 +1,10 @@
 """A wide-area network in user space, for kernels without netem: moves packets between the TUN devices of hosts.
 
 `python -m benchmarks.dissemination.wan.emulator`. The first line of standard input is a JSON object with `homes` (each
-with `namespace`, `address` and the fields of a `Home`), `weather` and `seed`. The emulator makes a device `wan` in each
-namespace, sets its address, and prints "ready". For each further line it prints a JSON object with its counts since the
-previous line. The emulator ends with its standard input, and its devices with it.
+with `namespace`, `networks` and the fields of a `Home`), `weather` and `seed`. The emulator makes a device `wan` in
+each namespace, which carries packets to and from the `networks` of the home, and prints "ready". For each further line
+it prints a JSON object with its counts since the previous line. The emulator ends with its standard input, and its
+devices with it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ csum_offset.
 
 
 def sizes(frame: bytes) -> list[int]:
-    """Return the sizes in bytes of the IPv4 packets into which a network card divides this frame of the kernel. Each
+    """Return the sizes in bytes of the IP packets into which a network card divides this frame of the kernel. Each
     packet gets a copy of the headers.
     """
     gso_type, gso_size = frame[1], int.from_bytes(frame[4:6], "little")
@@ -227,8 +228,10 @@ _TUNSETOFFLOAD: Final = 0x400454D0
 _TUN_F_CSUM: Final = 0x01
 _TUN_F_TSO4: Final = 0x02
 _MOST_FRAME_BYTES: Final = 2**16 + HEADER_BYTES
-_IPV4: Final = 4
-_DESTINATION: Final = slice(HEADER_BYTES + 16, HEADER_BYTES + 20)
+_DESTINATIONS: Final = {4: slice(HEADER_BYTES + 16, HEADER_BYTES + 20), 6: slice(HEADER_BYTES + 24, HEADER_BYTES + 32)}
+"""By version of IP, the bytes of a packet that decide where it goes: an IPv4 address, or the first half of an IPv6
+address.
+"""
 _PRIORITY: Final = 1
 
 
@@ -236,14 +239,19 @@ def main() -> None:
     order = json.loads(sys.stdin.readline())
     devices = [_open_device(number, home) for number, home in enumerate(order["homes"])]
     homes = [Home(**{one.name: home[one.name] for one in fields(Home)}) for home in order["homes"]]
-    numbers = {ipaddress.ip_address(home["address"]).packed: number for number, home in enumerate(order["homes"])}
+    numbers = {_key(network): number for number, home in enumerate(order["homes"]) for network in home["networks"]}
     _go_before_programs()
     print("ready", flush=True)
     carry(devices, numbers, Network(homes, Weather(**order["weather"]), Random(order["seed"])))
 
 
+def _key(network: str) -> bytes:
+    """Return what packets to an IPv4 address, or to an IPv6 network of 64 bits, have in their `_DESTINATIONS`."""
+    return ipaddress.ip_network(network).network_address.packed[:8]
+
+
 def _open_device(number: int, home: dict[str, Any]) -> int:
-    """Open a device in the home's namespace: reading gives the host's packets, writing delivers packets to the host."""
+    """Open a device in the home's namespace: reading gives the home's packets, writing delivers packets to the home."""
     device = os.open(TUN, os.O_RDWR | os.O_NONBLOCK)
     name = f"ew{os.getpid()}n{number}"
     fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TUN | _IFF_NO_PI | _IFF_VNET_HDR))
@@ -251,7 +259,6 @@ def _open_device(number: int, home: dict[str, Any]) -> int:
     run_command("ip", "link", "set", name, "netns", home["namespace"], "name", DEVICE)
     inside = ("-n", home["namespace"])
     run_command("ip", *inside, "link", "set", DEVICE, "mtu", str(MTU), "txqueuelen", str(QUEUED_PACKETS))
-    run_command("ip", *inside, "address", "add", f"{home['address']}/24", "dev", DEVICE)
     run_command("ip", *inside, "link", "set", DEVICE, "up")
     return device
 
@@ -289,14 +296,13 @@ def carry(devices: list[int], numbers: dict[bytes, int], network: Network) -> No
 
 
 def _take(device: int, source: int, numbers: dict[bytes, int], network: Network) -> None:
-    """Read the host's packets. Drop packets that are not IPv4 or go to no known home, like a router."""
+    """Read the host's packets. Drop packets that go to no known home."""
     for _ in range(AT_ONCE):
         try:
             frame = os.read(device, _MOST_FRAME_BYTES)
         except BlockingIOError:
             return
-        is_ipv4 = frame[HEADER_BYTES] >> 4 == _IPV4
-        target = numbers.get(frame[_DESTINATION]) if is_ipv4 else None
+        target = numbers.get(frame[_DESTINATIONS[frame[HEADER_BYTES] >> 4]])
         if target is not None:
             network.send(source, target, frame, time.monotonic())
 

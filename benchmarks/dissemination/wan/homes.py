@@ -1,4 +1,6 @@
-"""A hub and eight unequal homes on an emulated wide-area network: a namespace for each, connected by `emulator`."""
+"""A hub and eight unequal homes on an emulated wide-area network: a namespace for each, connected by `emulator`. A home
+may have a router (`routers`), in a second namespace.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +8,17 @@ import contextlib
 import itertools
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from ipaddress import IPv4Interface, IPv6Interface
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.dissemination.links import HUB as HUB_HOST
 from benchmarks.dissemination.links import (
     PREFIX,
     bound_s,
@@ -23,7 +28,9 @@ from benchmarks.dissemination.links import (
     delete_namespaces,
     run_command,
 )
+from benchmarks.dissemination.wan import routers
 from benchmarks.dissemination.wan.emulator import MTU, TUN, Home, Weather
+from benchmarks.dissemination.wan.routers import HAS_IPV4, HAS_IPV6, HomeRouter, Place, Router
 
 HUB: Final = Home(up=100, down=1000, delay_ms=5)
 HOMES: Final = (
@@ -45,16 +52,24 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WanSet:
-    """Homes of an emulated network. `loss` is the share of lost packets."""
+    """Homes of an emulated network. `loss` is the share of lost packets. `routers`: the kinds of the homes' routers, in
+    turn.
+    """
 
     loss: float
     seed: int = 0
     hub: Home = HUB
     homes: tuple[Home, ...] = HOMES
+    routers: tuple[Router, ...] = ("open",)
 
     @property
     def name(self) -> str:
-        return f"homes, {self.loss:.1%} lost"
+        behind = "" if self.routers == ("open",) else f" behind {', '.join(dict.fromkeys(self.routers))}"
+        return f"homes{behind}, {self.loss:.1%} lost"
+
+    def router(self, host: int) -> Router:
+        """Return the kind of router of this host. The hub has none."""
+        return "open" if host == HUB_HOST else self.routers[(host - 1) % len(self.routers)]
 
     @property
     def hub_up(self) -> float:
@@ -79,20 +94,51 @@ class Wan:
         self._links = links
         self._hosts = (links.hub, *links.homes[:num_nodes])
         self._emulator: subprocess.Popen[str] | None = None
+        self._routers = {
+            host: HomeRouter(
+                links.router(host), name=self.line(host), computer=self._namespace(host), place=self._place(host)
+            )
+            for host in range(len(self._hosts))
+            if links.router(host) != "open"
+        }
 
     def address(self, host: int) -> str:
-        return f"10.78.0.{host + 1}"
+        """Return the address on which a program of this host listens; "" = all addresses."""
+        kind, place = self._links.router(host), self._place(host)
+        if kind == "open":
+            return str(place.line.ip)
+        return {"ipv6": str(place.ipv6.ip), "dual": ""}.get(kind, str(routers.COMPUTER.ip))
+
+    def outside(self, host: int, family: socket.AddressFamily) -> str:
+        """Return the address under which other homes know this host."""
+        place = self._place(host)
+        return str((place.ipv6 if family is socket.AF_INET6 else place.line).ip)
 
     def command(self, host: int) -> list[str]:
         """Return the words that, before a command, make it run on this host."""
         return ["ip", "netns", "exec", self._namespace(host)]
 
+    def line(self, host: int) -> str:
+        """Return the namespace in which the host's line ends: its own, or that of its router."""
+        own = self._namespace(host)
+        return own if self._links.router(host) == "open" else f"{own}-router"
+
     def open(self) -> None:
         """Open the network; return once the hosts reach each other. Raises RuntimeError."""
         for host in range(len(self._hosts)):
-            run_command("ip", "netns", "add", self._namespace(host))
-            choose_congestion_control(self._namespace(host))
-            run_command("ip", "-n", self._namespace(host), "link", "set", "lo", "up")
+            for namespace in dict.fromkeys((self._namespace(host), self.line(host))):
+                run_command("ip", "netns", "add", namespace)
+                choose_congestion_control(namespace)
+                run_command("ip", "-n", namespace, "link", "set", "lo", "up")
+        for router in self._routers.values():
+            router.open()
+        self._open_emulator()
+        for host in range(len(self._hosts)):
+            self._connect(host)
+        for router in self._routers.values():
+            router.begin()
+
+    def _open_emulator(self) -> None:
         self._emulator = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.dissemination.wan.emulator"],
             stdin=subprocess.PIPE,
@@ -100,7 +146,7 @@ class Wan:
             text=True,
         )
         homes = [
-            {**asdict(home), "namespace": self._namespace(host), "address": self.address(host)}
+            {**asdict(home), "namespace": self.line(host), "networks": self._networks(host)}
             for host, home in enumerate(self._hosts)
         ]
         weather = Weather(
@@ -109,6 +155,32 @@ class Wan:
         said = self._ask(json.dumps({"homes": homes, "weather": asdict(weather), "seed": self._links.seed}))
         if said != "ready\n":
             raise RuntimeError(f"the emulated network did not open: {said or 'see what it says above'}")
+
+    def _connect(self, host: int) -> None:
+        """Give the host's line its addresses and routes."""
+        namespace, place = self.line(host), self._place(host)
+        has_router = host in self._routers
+        if self._has(host, HAS_IPV4):
+            routers.add_address(namespace, routers.WAN, place.line)
+        if self._has(host, HAS_IPV6):
+            if not has_router:
+                routers.add_address(namespace, routers.WAN, place.ipv6)
+            run_command("ip", "-6", "-n", namespace, "route", "add", "default", "dev", routers.WAN)
+
+    def _has(self, host: int, kinds: frozenset[Router]) -> bool:
+        return host == HUB_HOST or self._links.router(host) in kinds
+
+    def _networks(self, host: int) -> list[str]:
+        """Return the networks whose packets this host's line carries."""
+        place = self._place(host)
+        return [
+            *([str(place.line.ip)] if self._has(host, HAS_IPV4) else []),
+            *([str(place.ipv6.network)] if self._has(host, HAS_IPV6) else []),
+        ]
+
+    @staticmethod
+    def _place(host: int) -> Place:
+        return Place(line=IPv4Interface(f"11.78.0.{host + 1}/24"), ipv6=IPv6Interface(f"2600:78:0:{host + 1:x}::2/64"))
 
     def carried(self) -> dict[str, Any]:
         """Return the counts since the last call: packets `sent`, `lost` and dropped from a `full` queue, and the
@@ -119,6 +191,8 @@ class Wan:
         return {"sent": 0, "lost": 0, "full": 0, **json.loads(said)}
 
     def close(self) -> None:
+        for router in self._routers.values():
+            router.close()
         if self._emulator is not None:
             assert self._emulator.stdin is not None and self._emulator.stdout is not None
             with contextlib.suppress(BrokenPipeError):  # The emulator has already ended.

@@ -21,7 +21,7 @@ PAYLOAD_BYTES = 1_000_000
 SERVE = """
 import hashlib, random, socket, sys
 payload = random.Random(1).randbytes(int(sys.argv[1]))
-with socket.create_server(("0.0.0.0", 5000)) as server:
+with socket.create_server(("::", 5000), family=socket.AF_INET6, dualstack_ipv6=True) as server:
     print(hashlib.sha256(payload).hexdigest(), flush=True)
     connection, _ = server.accept()
     with connection:
@@ -113,7 +113,7 @@ def test_a_killed_emulator_is_reported_and_leaves_nothing() -> None:
 
 @emulated
 def test_an_emulator_that_cannot_open_gives_the_reason() -> None:
-    home = {"namespace": "none-of-this-name", "address": "10.78.0.1", "up": 1, "down": 1, "delay_ms": 1}
+    home = {"namespace": "none-of-this-name", "networks": ["11.78.0.1"], "up": 1, "down": 1, "delay_ms": 1}
     failed = subprocess.run(
         [sys.executable, "-m", "benchmarks.dissemination.wan.emulator"],
         input=json.dumps({"homes": [home]}) + "\n",
