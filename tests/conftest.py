@@ -35,7 +35,7 @@ hypothesis.settings.register_profile("tests", deadline=None)
 hypothesis.settings.load_profile("tests")
 
 DEADLINE_S = 240.0
-FOR_NODES = {"ECHO_NODE_BENCH_SECONDS": "0", "ECHO_NODE_MANNERS__PRIORITY": "normal"}
+FOR_NODES = {"ECHO_NODE_BENCH_SECONDS": "0", "ECHO_NODE_MANNERS__PRIORITY": "normal", "ECHO_NODE_ROUTER_PORTS": "false"}
 """Environment of nodes: no measurement of speed, and normal priority. Nodes share this machine with their hub and with
 other tests, so at the lowest priority they would starve.
 """

@@ -83,6 +83,10 @@ class NodeConfig(BaseSettings):
     """TCP port for connections of other nodes that fetch from this node; 0 = any free port."""
     mesh_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """TCP port, also at `swarm_host`, on which other nodes forward pieces from the hub; 0 = any free port."""
+    router_ports: bool = True
+    """Ask the home's router, by UPnP, NAT-PMP or PCP, to open `swarm_port` and `mesh_port` while the node runs, so that
+    other nodes can connect to it. False: do not ask.
+    """
     upload_limit_bytes_s: Annotated[int, Field(ge=0)] = 0
     """Upload rate to other nodes in bytes per second: at most half of it for forwarding pieces, and half for
     BitTorrent, which does not count nodes of the local network; 0 = unlimited.

@@ -11,7 +11,7 @@ from echo_node.about import About
 from echo_node.config import NodeConfig
 from echo_node.host.traffic import TrafficMeter
 from echo_node.host.trouble_log import TroubleLog
-from echo_node.net.client import HubClient
+from echo_node.net.client import HubClient, Introduction
 from echo_node.net.flow import Flow
 from echo_node.net.mesh import MeshLinks
 from echo_node.net.online import Online
@@ -38,8 +38,7 @@ class NodeNetwork:
 
     async def introduce(self, about: About) -> None:
         """Introduce the node to the hub again, after its engine, device or name has changed."""
-        introduction = about.introduction(swarm_port=self.swarm.port, mesh_port=self.mesh.port)
-        await self.client.introduce(introduction)
+        await self.client.introduce(_introduction(about, self.swarm, self.mesh))
 
     def use_mesh(self, peers: Iterable[MeshPeer]) -> None:
         """Connect to these nodes, unless this node is offline."""
@@ -86,6 +85,7 @@ async def open_connections(
     settings = SwarmSettings(
         listen_host=config.swarm_host,
         port=config.swarm_port,
+        router_ports=config.router_ports,
         upload_limit_bytes_s=config.upload_share_bytes_s,
         download_limit_bytes_s=config.download_share_bytes_s,
     )
@@ -100,10 +100,11 @@ async def open_connections(
             on_piece=receiver.take,
             on_links=lambda _: links_are_news.set(),
         )
+        swarm.open_port(mesh.port)
         client = HubClient(
             about.joining.address,
             me=about.me,
-            introduction=about.introduction(swarm_port=swarm.port, mesh_port=mesh.port),
+            introduction=_introduction(about, swarm, mesh),
             pinned_hub_key=None if about.joining.pinned is None else about.joining.pinned.hub_key,
             retry_first_s=config.reconnect_first_s,
             stays=config.stay,
@@ -121,3 +122,8 @@ async def open_connections(
     finally:
         await mesh.close()
         await swarm.close()
+
+
+def _introduction(about: About, swarm: Swarm, mesh: MeshLinks) -> Introduction:
+    """Introduce the node with the ports at which others reach it."""
+    return about.introduction(swarm_port=swarm.router.external(swarm.port), mesh_port=swarm.router.external(mesh.port))

@@ -80,6 +80,7 @@ class Daemon(JoinedNode):
                     group.create_task(self._connection(), name="connection"),
                     group.create_task(self._ticks(), name="ticks"),
                     group.create_task(self._introductions(), name="introductions"),
+                    group.create_task(self._router_ports(), name="router ports"),
                     group.create_task(self._watch.run(), name="owner watch"),
                     group.create_task(machine.run(), name="machine watch"),
                     group.create_task(self._updater.run(), name="updater"),
@@ -105,6 +106,18 @@ class Daemon(JoinedNode):
             await self._engines.changed.wait()
             self._engines.changed.clear()
             await self.connections.introduce(self._about)
+
+    async def _router_ports(self) -> None:
+        """Introduce the node to the hub again if others reach it at another port than before."""
+        router, mesh_port = self.connections.swarm.router, self.connections.mesh.port
+        told = router.external(mesh_port)
+        while True:
+            await router.changed.wait()
+            router.changed.clear()
+            log.info("The router %s.", router.sentence)
+            if router.external(mesh_port) != told:
+                told = router.external(mesh_port)
+                await self.connections.introduce(self._about)
 
     async def _ticks(self) -> None:
         ticks = 0

@@ -29,6 +29,7 @@ from echo_node.backends.gpu_cage import STARTS, GpuCages
 from echo_node.backends.registry import BackendChoice, Possibility
 from echo_node.config import NodeConfig, load_config
 from echo_node.doctor_manners import examine_manners
+from echo_node.doctor_router import examine_router
 from echo_node.engine.speeds import SpeedBook
 from echo_node.engine.supervisor import chosen, place_of, settings_of
 from echo_node.findings import Finding, Level
@@ -103,6 +104,7 @@ def examine(paths: NodePaths, url: str | None) -> Diagnosis:
         findings.append(Finding(subject="settings", level="problem", what=_said(error), do=error.do or ""))
     patient = _Patient(paths=paths, config=config, hardware=hardware.detect(), hub=hub, url=url)
     findings += [*_machine(patient.hardware), *_engines(patient), _cage(config.cage), *_messages(), _swarm()]
+    findings.append(examine_router(config))
     findings += _data_directory(patient)
     on_gpu = bool(patient.hardware.cuda_gpus) or patient.hardware.apple_silicon
     findings += [*examine_manners(paths, config, on_gpu=on_gpu), *_hub(patient)]

@@ -163,7 +163,8 @@ class JoinedNode:
             token_rates=self._run.token_rates,
         )
         update = (self._updater and self._updater.said) or self._newer_release
-        return replace(snapshot, update=update, hub_gpu=self._watch.hub_gpu)
+        router = "" if self._connections is None else self._connections.swarm.router.sentence
+        return replace(snapshot, update=update, hub_gpu=self._watch.hub_gpu, router=router)
 
     def request_stop(self, reason: str) -> None:
         """Stop the node. The first call makes the node return its leases to the hub; the second call cancels the node

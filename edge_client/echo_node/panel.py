@@ -89,6 +89,8 @@ class NodeSnapshot:
     """
     page: str = ""
     """Address of the node's own page on the hub."""
+    router: str = ""
+    """What the router does about ports for other nodes: the predicate of a sentence; empty = not known yet."""
 
 
 def report_of(snapshot: NodeSnapshot, *, problem: str) -> NodeReport:
@@ -171,6 +173,8 @@ def rows(snapshot: NodeSnapshot) -> list[tuple[str, str]]:
         result.append(("checked", f"{passed:,} found honest, {failed:,} not"))
     if snapshot.cost_per_hour:
         result.append(("asks for", f"${snapshot.cost_per_hour:.4g} an hour, while it is active"))
+    if snapshot.router:
+        result.append(("router", snapshot.router))
     result.append(("node", f"{snapshot.name} ({snapshot.node_id}), {snapshot.backend} on {snapshot.device}"))
     if snapshot.hub_fingerprint:
         result.append(("hub's key", snapshot.hub_fingerprint))

@@ -30,6 +30,9 @@ class ServerConfig(Section):
     """PEM file with the private key of tls_certificate. The key must have no password."""
     swarm_port: Port = 0
     """BitTorrent port of the hub's own peer; 0 = any free port."""
+    router_ports: bool = False
+    """Ask the router, by UPnP, NAT-PMP or PCP, to open `port` and `swarm_port` while the hub runs. For a hub at home,
+    whose router opens nothing else."""
     shared_memory: bool = True
     """Let nodes on the hub's own host read new versions from memory instead of the swarm, if the hub's user runs them
     (Linux only). After the first such node has connected, the hub holds the newest two adapters in memory."""

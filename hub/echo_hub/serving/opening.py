@@ -19,6 +19,7 @@ from sqlalchemy import make_url
 
 from echo_hub.config.objective_change import ObjectiveRules, as_text
 from echo_hub.config.sections import HubConfig
+from echo_hub.config.serving_sections import ServerConfig
 from echo_hub.config.training_sections import TrainingConfig
 from echo_hub.core.accounting.snapshot import CoordinatorSnapshot
 from echo_hub.core.activation.settings import ActivationSettings
@@ -65,7 +66,7 @@ from echo_shared.process.supervised import SupervisedChild
 from echo_shared.settings import secrets_of
 from echo_shared.signing import key_file
 from echo_shared.signing.identity import Identity, fingerprint
-from echo_shared.swarm import SwarmSettings, open_swarm
+from echo_shared.swarm import Swarm, SwarmSettings, open_swarm
 from echo_shared.wire.codec import check_codec
 
 log = logging.getLogger(__name__)
@@ -103,7 +104,7 @@ async def open_hub(
         stack.push_async_callback(store.close)
         start = await begin(store, directory, config, base_dir)
         await check_unchanged(store, config, problems.content_hash)
-        swarm = await open_swarm(SwarmSettings(listen_host=config.server.host, port=config.server.swarm_port))
+        swarm = await _opened_swarm(config.server)
         stack.push_async_callback(swarm.close)
         tracker = Tracker(me, public=bool(config.server.public_url))
         run_id = await _run_id(store, me)
@@ -408,3 +409,12 @@ def coordinator_settings(
             temperature=config.sampling.temperature,
         ),
     )
+
+
+async def _opened_swarm(settings: ServerConfig) -> Swarm:
+    """Open the hub's BitTorrent client, which also asks the router for the hub's port. Raises SwarmError."""
+    swarm = await open_swarm(
+        SwarmSettings(listen_host=settings.host, port=settings.swarm_port, router_ports=settings.router_ports)
+    )
+    swarm.open_port(settings.port)
+    return swarm

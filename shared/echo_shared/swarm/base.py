@@ -12,6 +12,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from echo_shared.errors import SwarmError
+from echo_shared.swarm.router_ports import RouterPorts
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,8 @@ class SwarmSettings(BaseModel):
     """Address on which other peers may connect; 127.0.0.1 refuses peers on other machines."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """TCP port for connections of other peers; 0 = any free one."""
+    router_ports: bool = False
+    """Ask this machine's router, by UPnP, NAT-PMP and PCP, to open `port` and the ports of `Swarm.open_port`."""
     upload_limit_bytes_s: Annotated[int, Field(ge=0)] = 0
     """Upload limit in bytes per second, for peers outside the local network; 0 = unlimited."""
     download_limit_bytes_s: Annotated[int, Field(ge=0)] = 0
@@ -73,6 +76,15 @@ class Swarm(ABC):
 
     port: int = 0
     """TCP port for incoming connections; 0 = the client takes none."""
+
+    router: RouterPorts
+    """Ports that this machine's router has opened."""
+
+    @abstractmethod
+    def open_port(self, port: int) -> None:
+        """Ask the router to open a further TCP port of this machine, unless the settings forbid it. `router` has the
+        answer.
+        """
 
     @abstractmethod
     async def seed(self, torrent: bytes, directory: Path, tracker_urls: Iterable[str] = ()) -> None:

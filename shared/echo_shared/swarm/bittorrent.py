@@ -36,8 +36,11 @@ from echo_shared.swarm.base import (
     resolve,
     stalled,
 )
+from echo_shared.swarm.router_ports import RouterPorts
 from echo_shared.swarm.torrent import BLOCK_BYTES, TorrentLayout, piece_hash, read_torrent
 from echo_shared.swarm.transfer import Transfer, stopped
+from echo_shared.wire.messages.fields import printable_line
+from echo_shared.wire.sockets import is_loopback
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +48,6 @@ _TUNED: Final = {
     # The swarm is private: only the hub supplies peers.
     "enable_dht": False,
     "enable_lsd": False,
-    "enable_upnp": False,
-    "enable_natpmp": False,
     "allow_multiple_connections_per_ip": True,  # Several nodes behind one NAT, or on one machine.
     # TCP only: uTP yields to other traffic and ramps up slowly.
     "enable_incoming_utp": False,
@@ -85,8 +86,12 @@ _TUNED: Final = {
         | lt.alert_category.tracker
         | lt.alert_category.piece_progress
         | lt.alert_category.block_progress
+        | lt.alert_category.port_mapping
     ),
 }
+_PROTOCOLS: Final = {lt.portmap_transport.upnp: "UPnP", lt.portmap_transport.natpmp: "NAT-PMP"}
+"""Names of the protocols that open a router's ports. libtorrent's NAT-PMP is PCP where the router speaks it."""
+_ALL_IPV4, _ALL_IPV6 = "0.0.0.0", "::"
 _LEAST_WAIT_S: Final = 1.0
 _STATS_S: Final = 5.0
 """Seconds to wait for libtorrent's statistics. After that, the previous statistics are returned."""
@@ -103,6 +108,7 @@ class BitTorrentSwarm(Swarm):
 
     def __init__(self, settings: SwarmSettings) -> None:
         self._settings = settings
+        self.router = RouterPorts(unasked=_why_unasked(settings))
         self._session: lt.session | None = None
         self._transfers: dict[bytes, Transfer] = {}
         self._loop = asyncio.get_running_loop()
@@ -115,7 +121,9 @@ class BitTorrentSwarm(Swarm):
         host, port = _bindable(self._settings.listen_host, self._settings.port)
         settings: Any = {
             **_TUNED,
-            "listen_interfaces": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+            "listen_interfaces": _interfaces(host, port),
+            "enable_upnp": self._settings.router_ports,
+            "enable_natpmp": self._settings.router_ports,
             "upload_rate_limit": self._settings.upload_limit_bytes_s,
             "download_rate_limit": self._settings.download_limit_bytes_s,
         }
@@ -154,14 +162,24 @@ class BitTorrentSwarm(Swarm):
     def _handle_session_alert(self, alert: lt.alert) -> None:
         match alert:
             case lt.listen_succeeded_alert() if not self._listening.done():
+                self.router.listening_at(alert.port)
                 self._listening.set_result(alert.port)
             case lt.listen_failed_alert() if not self._listening.done():
                 self._listening.set_exception(_cannot_listen(alert.message()))
+            case lt.portmap_alert() if alert.map_protocol == lt.portmap_protocol.tcp:
+                self.router.granted(alert.mapping, alert.external_port, _PROTOCOLS[alert.map_transport])
+            case lt.portmap_error_alert():
+                reason = printable_line(alert.error.message())
+                self.router.refused(alert.mapping, _PROTOCOLS[alert.map_transport], reason)
             case lt.session_stats_alert():
                 self._traffic = alert.values["net.sent_bytes"], alert.values["net.recv_bytes"]
                 self._traffic_told.set()
             case lt.alerts_dropped_alert():
                 log.warning("libtorrent dropped alerts because they were read too slowly: byte counts may be too low.")
+
+    def open_port(self, port: int) -> None:
+        if self._session is not None and self._settings.router_ports:
+            self.router.requested(port, self._session.add_port_mapping(lt.portmap_protocol.tcp, port, port))
 
     async def seed(self, torrent: bytes, directory: Path, tracker_urls: Iterable[str] = ()) -> None:
         layout = read_torrent(torrent)
@@ -409,6 +427,22 @@ def _stats_of(handles: Mapping[bytes, lt.torrent_handle]) -> dict[bytes, Torrent
                 complete=status.is_seeding,
             )
     return stats
+
+
+def _why_unasked(settings: SwarmSettings) -> str:
+    if is_loopback(settings.listen_host):
+        return f"this machine listens on {settings.listen_host} only"
+    return "" if settings.router_ports else "router_ports is off"
+
+
+def _interfaces(host: str, port: int) -> str:
+    """Return the addresses on which libtorrent listens. With all addresses of IPv4 come those of IPv6, if this machine
+    has IPv6 and the port is free there.
+    """
+    if host == _ALL_IPV4:
+        with contextlib.suppress(OSError), socket.create_server((_ALL_IPV6, port), family=socket.AF_INET6):
+            return f"{host}:{port},[{_ALL_IPV6}]:{port}"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _bindable(host: str, port: int) -> tuple[str, int]:

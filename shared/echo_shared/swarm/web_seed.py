@@ -31,6 +31,7 @@ from echo_shared.swarm.base import (
     stalled,
 )
 from echo_shared.swarm.piece_file import PieceFile
+from echo_shared.swarm.router_ports import RouterPorts
 from echo_shared.swarm.torrent import TorrentLayout, read_torrent
 from echo_shared.wire.messages.fields import printable_line
 from echo_shared.wire.rate_cap import RateCap
@@ -50,10 +51,14 @@ class WebSeedSwarm(Swarm):
 
     def __init__(self, settings: SwarmSettings) -> None:
         self._settings = settings
+        self.router = RouterPorts(unasked="that takes libtorrent, which is not installed")
         self._downloads: dict[bytes, _Download] = {}
         self._cap = RateCap(settings.download_limit_bytes_s)
         self._received_bytes = 0
         """Bytes received by downloads that have ended."""
+
+    def open_port(self, port: int) -> None:
+        """Do nothing: only libtorrent can ask a router."""
 
     async def seed(self, torrent: bytes, directory: Path, tracker_urls: Iterable[str] = ()) -> None:
         """Do nothing: only libtorrent can serve."""
