@@ -19,6 +19,7 @@ from benchmarks.dissemination.rounds import (
     LARGE,
     MIDDLE,
     SMALL,
+    USUAL_LOSS,
     FleetCases,
     Row,
     Side,
@@ -27,6 +28,7 @@ from benchmarks.dissemination.rounds import (
     over_wan,
 )
 from benchmarks.dissemination.wan import homes
+from benchmarks.dissemination.wan.homes import WanSet
 from benchmarks.harness.progress import Measurement, Planned, Progress
 
 DESCRIPTION: Final = "Time until all nodes have a new version: Echo, HTTP one-to-many, libtorrent's defaults, the bound"
@@ -35,8 +37,7 @@ SLOW_HUB: Final = 20
 """Uplink of the slow hub in Mbit/s. Its uplink alone sets the lower bound, which is then equal for any number of nodes:
 if the time grows with the number of nodes, the way of sending is the cause.
 """
-USUAL_LOSS: Final = 0.002
-"""Largest share of lost packets that counts as usual for a home link."""
+SYMMETRIC: Final = WanSet(loss=0.0, routers=("symmetric",)).behind
 PUBLISHED_DTYPE: Final = "bfloat16"
 TOLERANCE: Final = 0.1
 """Tolerated relative difference between the size of a carrier (a version's encrypted files) and the requested size."""
@@ -46,8 +47,8 @@ def plan() -> list[Planned]:
     # Import late: this module loads torch, which the processes of the hosts do not need.
     from benchmarks.dissemination import delta
 
-    lacks = "" if homes.can_emulate() else "an emulated network: root's rights, iproute2, and TUN devices"
-    return [*rounds.plan(over_links(), lacking()), *rounds.plan(over_wan(), lacks), *simulated.plan(), *delta.plan()]
+    wan = [one for fleet in over_wan() for one in rounds.plan([fleet], homes.lacking(fleet.links))]
+    return [*rounds.plan(over_links(), lacking()), *wan, *simulated.plan(), *delta.plan()]
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
@@ -98,6 +99,7 @@ def headline(sent: Sequence[Row], deltas: Sequence[Row], virtual: Sequence[Row],
         "delta_exact": all(row["exact"] for row in deltas) if deltas else None,
         **{f"ratio_N{num_nodes}": _simulated_ratio(virtual, num_nodes) for num_nodes in simulated.NUM_NODES},
         **_wan(far),
+        **_behind(far),
         "planner_cpu_s_per_version": max((float(row["planner_cpu_s"]) for row in virtual), default=None),
     }
 
@@ -107,6 +109,7 @@ def _wan(far: Sequence[Row]) -> dict[str, float | None]:
     it, the worst delay of small versions, and the emulator's largest use of processor cores.
     """
     middle, small = (list(_of(far, "echo", size, HEADLINE_NODES)) for size in (MIDDLE, SMALL))
+    middle = [row for row in middle if "behind" not in row]
     usual = [row["ratio_to_bound"] for row in middle if row["loss"] <= USUAL_LOSS]
     lossy = [row["ratio_to_bound"] for row in middle if row["loss"] > USUAL_LOSS]
     return {
@@ -114,6 +117,22 @@ def _wan(far: Sequence[Row]) -> dict[str, float | None]:
         "wan_ratio_8MB_lossy": max(lossy, default=None),
         "wan_over_bound_s_0_5MB": max((row["over_bound_s"] for row in small), default=None),
         "wan_emulator_cores": max((row["emulator_cores"] for row in far), default=None),
+    }
+
+
+def _behind(far: Sequence[Row]) -> dict[str, float | None]:
+    """Return the worst figures of homes behind routers that let two nodes connect to each other, and the hub's bytes,
+    in payloads, where the routers do not.
+    """
+    rows = [row for row in far if row["side"] == "echo" and "behind" in row]
+    symmetric = [row for row in rows if row["behind"] == SYMMETRIC]
+    other = [row for row in rows if row["behind"] != SYMMETRIC]
+    return {
+        "linked_share": min((row["linked_share"] for row in other), default=None),
+        "link_s": max((row["link_s"] for row in other), default=None),
+        "wan_ratio_8MB_behind": max((row["ratio_to_bound"] for row in other), default=None),
+        "hub_payloads_behind": max((row["hub_payloads"] for row in other), default=None),
+        "hub_bytes_symmetric": max((row["hub_payloads"] for row in symmetric), default=None),
     }
 
 

@@ -31,6 +31,10 @@ LIBTORRENT_SETTINGS: Final = {
 """Settings in which the baseline differs from libtorrent's defaults."""
 
 
+def _in_url(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
+
+
 class HttpServer:
     def __init__(self, address: str, directory: Path) -> None:
         self._address = address
@@ -43,7 +47,7 @@ class HttpServer:
         self._runner = web.AppRunner(application, access_log=None)
         await self._runner.setup()
         await web.TCPSite(self._runner, self._address, 0).start()
-        self.url = f"http://{self._address}:{self._runner.addresses[0][1]}"
+        self.url = f"http://{_in_url(self._address)}:{self._runner.addresses[0][1]}"
 
     async def close(self) -> None:
         await self._runner.cleanup()
@@ -72,7 +76,7 @@ class DefaultLibtorrent:
         self.port = 0
 
     async def open(self) -> None:
-        settings: Any = {**LIBTORRENT_SETTINGS, "listen_interfaces": f"{self._address}:0"}
+        settings: Any = {**LIBTORRENT_SETTINGS, "listen_interfaces": f"{_in_url(self._address)}:0"}
         self._session = lt.session(settings)
         self.port = (await self._until(lt.listen_succeeded_alert)).port
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import logging
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import psutil
 from safetensors.numpy import save_file
 
 from benchmarks.dissemination.baselines import DefaultLibtorrent, HttpServer
@@ -52,6 +54,9 @@ class EchoHub:
         )
         self._newest = 0
         self._links: dict[str, frozenset[str]] = {}
+        self._joined_at: dict[str, float] = {}
+        self._link_s: dict[frozenset[str], float] = {}
+        """Seconds from the later node's joining to the link, for each linked pair."""
         self._linked = asyncio.Condition()
 
     async def open(self) -> str:
@@ -100,14 +105,25 @@ class EchoHub:
         self._newest = version
         return self._publisher.carrier(version)
 
-    async def linked(self, num_nodes: int) -> None:
-        """Wait until `num_nodes` nodes are linked, each with every other one."""
-        async with self._linked:
-            await self._linked.wait_for(
-                lambda: (
-                    len(self._links) == num_nodes and all(len(links) == num_nodes - 1 for links in self._links.values())
-                )
-            )
+    async def linked(self, num_nodes: int, within_s: float | None) -> dict[str, float]:
+        """Wait until `num_nodes` nodes are linked, each with every other one, at most `within_s`. Return the share of
+        linked pairs, and the most seconds that a linked pair took.
+        """
+        pairs = num_nodes * (num_nodes - 1) // 2
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s), self._linked:
+                await self._linked.wait_for(lambda: len(self._link_s) == pairs)
+        return {"linked_share": len(self._link_s) / pairs, "link_s": max(self._link_s.values(), default=0.0)}
+
+    def _note_links(self, node_id: str, others: frozenset[str]) -> None:
+        """Note which pairs are linked: a link counts once both of its nodes report it."""
+        self._links[node_id] = others
+        linked = {frozenset((node_id, other)) for other in others if node_id in self._links.get(other, ())}
+        now = time.monotonic()
+        for pair in [pair for pair in self._link_s if node_id in pair and pair not in linked]:
+            del self._link_s[pair]
+        for pair in linked - self._link_s.keys():
+            self._link_s[pair] = now - max(self._joined_at[one] for one in pair)
 
     async def about(self, node_id: str, token: str | None, nonce: bytes) -> EchoHub:
         return self
@@ -123,6 +139,7 @@ class EchoHub:
         return True
 
     async def node_joined(self, node: NodeInfo) -> Welcome:
+        self._joined_at[node.node_id] = time.monotonic()
         self.distributor.node_joined(node)
         return Welcome(
             run_id=self._run_id,
@@ -140,13 +157,13 @@ class EchoHub:
     async def node_said(self, node_id: str, message: FromNode, frame: bytes) -> None:
         if isinstance(message, Links):
             async with self._linked:
-                self._links[node_id] = frozenset(message.node_ids)
+                self._note_links(node_id, frozenset(message.node_ids))
                 self._linked.notify_all()
         if isinstance(message, Fetched | Have | Links | KeyframeWanted):
             await self.distributor.node_said(node_id, message)
 
     async def node_left(self, node_id: str) -> None:
-        self._links.pop(node_id, None)
+        self._note_links(node_id, frozenset())
         self.distributor.node_left(node_id)
 
     async def record(self, news: Sequence[Release | Arrival]) -> None:
@@ -208,9 +225,12 @@ class HubHost:
     async def unseed(self) -> None:
         await self._libtorrent.remove()
 
-    async def linked(self, side: str, num_nodes: int) -> None:
-        """Wait until `num_nodes` nodes are linked, each with every other one."""
-        await self._hubs[side].linked(num_nodes)
+    async def linked(self, side: str, num_nodes: int, within_s: float | None = None) -> dict[str, float]:
+        return await self._hubs[side].linked(num_nodes, within_s)
+
+    async def sent_bytes(self) -> int:
+        """Return the bytes that this host's line has carried away, with all headers."""
+        return psutil.net_io_counters(pernic=True)["wan"].bytes_sent
 
 
 def main(host: type[HubHost] = HubHost) -> None:

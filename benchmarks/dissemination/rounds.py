@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import json
 import shutil
+import socket
 import statistics
 import tempfile
 import time
@@ -23,6 +24,7 @@ import numpy as np
 from benchmarks.dissemination.fleet import Fleet, Host, open_fleet
 from benchmarks.dissemination.links import LinkSet
 from benchmarks.dissemination.wan.homes import Wan, WanSet
+from benchmarks.dissemination.wan.routers import Router
 from benchmarks.harness.progress import Planned, Progress
 
 Side = Literal["http", "libtorrent", "echo", "echo swarm"]
@@ -37,7 +39,18 @@ REPEATS_S: Final = 180.0
 START_S: Final = 4.0
 """Expected seconds until a fleet of eight nodes has started."""
 NUM_NODES: Final = (4, 8, 16)
-LOSSES: Final = (0.0, 0.002, 0.01)
+USUAL_LOSS: Final = 0.002
+"""Largest share of lost packets that counts as usual for a home link."""
+LOSSES: Final = (0.0, USUAL_LOSS, 0.01)
+BEHIND: Final[tuple[tuple[Router, ...], ...]] = (
+    ("cone",),
+    ("symmetric",),
+    ("mapping",),
+    ("ipv6", "dual"),
+)
+"""Routers of homes, of which none accepts connections unasked."""
+LINKING_S: Final = 10.0
+"""Seconds that nodes behind routers get to link with each other before the first version."""
 HEADLINE_NODES: Final = 8
 
 
@@ -57,7 +70,13 @@ class FleetCases:
     cases: tuple[Case, ...]
 
     def name(self, case: Case) -> str:
-        return f"{case.size_bytes / 1e6:g} MB to {self.num_nodes} nodes, {self.links.name}"
+        behind = f"{self.behind}: " if self.behind else ""
+        return f"{behind}{case.size_bytes / 1e6:g} MB to {self.num_nodes} nodes, {self.links.name}"
+
+    @property
+    def behind(self) -> str:
+        """What keeps others from connecting to the nodes; empty = nothing."""
+        return self.links.behind if isinstance(self.links, WanSet) else ""
 
     def wanted(self, progress: Progress) -> tuple[Case, ...]:
         return tuple(case for case in self.cases if progress.wants(self.name(case)))
@@ -90,7 +109,12 @@ def over_links() -> list[FleetCases]:
 def over_wan() -> list[FleetCases]:
     sides: tuple[Side, ...] = ("http", "libtorrent", "echo")
     cases = tuple(Case(size_bytes=size, sides=sides, repeats=3) for size in (MIDDLE, SMALL))
-    return [FleetCases(links=WanSet(loss=loss), num_nodes=HEADLINE_NODES, cases=cases) for loss in LOSSES]
+    open_homes = [FleetCases(links=WanSet(loss=loss), num_nodes=HEADLINE_NODES, cases=cases) for loss in LOSSES]
+    behind = [
+        FleetCases(links=WanSet(loss=USUAL_LOSS, routers=kinds), num_nodes=HEADLINE_NODES, cases=cases[:1])
+        for kinds in BEHIND
+    ]
+    return [*open_homes, *behind]
 
 
 def _cases(links: LinkSet, num_nodes: int) -> Iterator[Case]:
@@ -149,6 +173,10 @@ PATIENCE_S: Final = 30.0
 PATIENCE_BOUNDS: Final = 4
 """A transfer with libtorrent is given up after `PATIENCE_S` seconds plus this multiple of the lower bound."""
 SHARES: Final = {"pushed": "pushed_bytes", "mesh": "mesh_bytes", "swarm": "swarm_bytes", "web_seed": "web_seed_bytes"}
+LINKING: Final = ("linked_share", "link_s", "hub_payloads")
+"""Figures of nodes behind routers: share of pairs that linked, seconds until the last of them did, and what the hub's
+line sent, in payloads.
+"""
 
 
 async def measure_fleet(cases: FleetCases, seed: int, progress: Progress) -> list[Row]:
@@ -178,9 +206,20 @@ class _Rounds:
             if side in sides or side == "echo":
                 url = await self._fleet.hub.ask("open_echo", side=side, way=way)
                 await self._fleet.of_nodes("join", side=side, url=url)
-                await self._fleet.hub.ask("linked", side=side, num_nodes=self._cases.num_nodes)
+                within_s = LINKING_S if self._cases.behind else None
+                self._linked = await self._fleet.hub.ask(
+                    "linked", side=side, num_nodes=self._cases.num_nodes, within_s=within_s
+                )
         self._baselines = await self._fleet.hub.ask("open_baselines", side="echo")
-        self._peers = [self._baselines["peer"], *await self._fleet.of_nodes("open_baselines")]
+        opened = await self._fleet.of_nodes("open_baselines")
+        places = [self._place(number, peer) for number, peer in zip(self._fleet.nodes, opened, strict=True)]
+        self._peers = [self._baselines["peer"], *places]
+
+    def _place(self, number: int, peer: list[Any]) -> list[Any]:
+        """Return the address of a node's peer as the other nodes know it."""
+        net = self._fleet.net
+        family = socket.AF_INET6 if ":" in peer[0] else socket.AF_INET
+        return [net.outside(number, family), peer[1]] if isinstance(net, Wan) else peer
 
     async def measure(self, case: Case) -> list[Row]:
         found: dict[Side, list[Row]] = {side: [] for side in case.sides}
@@ -245,10 +284,15 @@ class _Rounds:
         return {"took_s": patience_s if stuck else max(ends) - began_at, "stuck_nodes": stuck}
 
     async def _over_echo(self, side: Side, payload: Row) -> Row:
+        sent_before = await self._fleet.hub.ask("sent_bytes")
         waiting = asyncio.create_task(received(self._fleet.nodes.values(), side, self._version))
         began_at: float = await self._fleet.hub.ask("announce", side=side, version=self._version)
         got = await waiting
-        return {**payload, "took_s": max(node["at"] for node in got) - began_at, **shares(got, payload["bytes"])}
+        row = {**payload, "took_s": max(node["at"] for node in got) - began_at, **shares(got, payload["bytes"])}
+        if not self._cases.behind:
+            return row
+        sent_bytes = await self._fleet.hub.ask("sent_bytes") - sent_before
+        return {**row, **self._linked, "hub_payloads": sent_bytes / payload["bytes"]}
 
     def _row(self, side: Side, runs: list[Row]) -> Row:
         links, num_nodes = self._cases.links, self._cases.num_nodes
@@ -267,6 +311,7 @@ class _Rounds:
             "over_bound_s": median_s - bound_s,
             "runs": len(runs),
             **{name: runs[0][name] for name in SHARES if name in runs[0]},
+            **{name: statistics.median(run[name] for run in runs) for name in LINKING if name in runs[0]},
             **({"emulator_cores": max(run["emulator_cores"] for run in runs)} if "emulator_cores" in runs[0] else {}),
             **({"stuck_nodes": sum(run["stuck_nodes"] for run in runs)} if side == "libtorrent" else {}),
         }

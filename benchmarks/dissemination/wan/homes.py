@@ -64,8 +64,12 @@ class WanSet:
 
     @property
     def name(self) -> str:
-        behind = "" if self.routers == ("open",) else f" behind {', '.join(dict.fromkeys(self.routers))}"
-        return f"homes{behind}, {self.loss:.1%} lost"
+        return f"homes, {self.loss:.1%} lost"
+
+    @property
+    def behind(self) -> str:
+        """The kinds of the homes' routers in words; empty = no home has a router."""
+        return "" if self.routers == ("open",) else f"behind {' and '.join(dict.fromkeys(self.routers))}"
 
     def router(self, host: int) -> Router:
         """Return the kind of router of this host. The hub has none."""
@@ -76,9 +80,10 @@ class WanSet:
         return self.hub.up
 
     @property
-    def columns(self) -> dict[str, float]:
+    def columns(self) -> dict[str, Any]:
         node_up = sum(home.up for home in self.homes) / len(self.homes)
-        return {"hub_up_mbit_s": self.hub_up, "node_up_mbit_s": node_up, "loss": self.loss}
+        columns = {"hub_up_mbit_s": self.hub_up, "node_up_mbit_s": node_up, "loss": self.loss}
+        return {**columns, "behind": self.behind} if self.behind else columns
 
     def bound_s(self, size_bytes: int, num_nodes: int) -> float:
         homes = self.homes[:num_nodes]
@@ -103,11 +108,12 @@ class Wan:
         }
 
     def address(self, host: int) -> str:
-        """Return the address on which a program of this host listens; "" = all addresses."""
-        kind, place = self._links.router(host), self._place(host)
-        if kind == "open":
-            return str(place.line.ip)
-        return {"ipv6": str(place.ipv6.ip), "dual": ""}.get(kind, str(routers.COMPUTER.ip))
+        """Return the address at which a program of this host listens, and at which it sees the hub if it is the hub:
+        that of IPv6 if all homes have it.
+        """
+        if all(kind in HAS_IPV6 for kind in self._links.routers):
+            return str(self._place(host).ipv6.ip)
+        return str(routers.COMPUTER.ip if host in self._routers else self._place(host).line.ip)
 
     def outside(self, host: int, family: socket.AddressFamily) -> str:
         """Return the address under which other homes know this host."""
@@ -242,6 +248,13 @@ def conditions() -> str:
         f"{JITTER_MS:g} ms; queues of {UP_QUEUE_MS:g} ms up, {DOWN_QUEUE_MS:g} down; packets lost by chance, seeded; "
         f"TCP with {congestion_control()}; emulator_cores: its share of a core"
     )
+
+
+def lacking(links: object) -> str:
+    """Return what this process lacks for a network of these links; "" if nothing."""
+    if not can_emulate():
+        return "an emulated network: root's rights, iproute2, and TUN devices"
+    return routers.lacking() if isinstance(links, WanSet) and links.behind else ""
 
 
 def can_emulate() -> bool:
