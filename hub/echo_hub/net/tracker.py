@@ -16,7 +16,7 @@ import ipaddress
 import random
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Protocol
@@ -62,7 +62,8 @@ class TrackerAnswer:
     num_seeds: int
     num_fetching: int
     introduce_to: tuple[str, ...] = ()
-    """Nodes that are fetching and do not know this new peer yet; the hub tells them at once."""
+    """Those of the peers that do not know this new peer yet. The hub tells them at once: if routers stand between two
+    peers, a connection takes attempts from both sides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,28 +148,35 @@ class Tracker:
         if swarm is None:
             raise RefusedError("This torrent is not published here.", do="Fetch the newest version.")
         self._expire(swarm, now)
-        introduce_to: tuple[str, ...] = ()
+        is_new = False
         is_proxy = self._public and _parse_ip(announce.ip).is_loopback
         if announce.event == "stopped" or not announce.port or is_proxy:
             swarm.pop(node_id, None)
         else:
             told = self._introduced.setdefault(announce.info_hash, {})
             if node_id not in swarm and now - told.get(node_id, -INTRODUCED_EVERY_S) >= INTRODUCED_EVERY_S:
-                introduce_to = self._fetching(swarm, reach=announce.ip)
+                is_new = True
                 told[node_id] = now
             swarm[node_id] = _Member(
                 address=(announce.ip, announce.port), is_seed=announce.left == 0, expires_at=now + EXPIRES_AFTER_S
             )
-        others = [member for other, member in swarm.items() if other != node_id]
-        if announce.left == 0:  # Two peers that have the whole torrent need no connection to each other.
-            others = [member for member in others if not member.is_seed]
+        # Two peers that have the whole torrent need no connection to each other.
+        others = {
+            other: member
+            for other, member in swarm.items()
+            if other != node_id and (announce.left or not member.is_seed)
+        }
+        chosen = self._reachable(others, node_ip=announce.ip)
+        if not announce.left:
             hub_host = ""
         num_seeds = sum(member.is_seed for member in swarm.values()) + bool(self._hub_ports[announce.info_hash])
         return TrackerAnswer(
-            peers=self._choose(announce.info_hash, others, node_ip=announce.ip, hub_host=hub_host),
+            peers=self._with_hub(announce.info_hash, chosen.values(), hub_host),
             num_seeds=num_seeds,
             num_fetching=sum(not member.is_seed for member in swarm.values()),
-            introduce_to=introduce_to,
+            introduce_to=tuple(other for other, (ip, _) in chosen.items() if reaches(ip, announce.ip))
+            if is_new
+            else (),
         )
 
     def peers(self, info_hash: bytes, *, node_ip: str, hub_host: str, now: float) -> tuple[PeerAddress, ...]:
@@ -176,21 +184,17 @@ class Tracker:
         first."""
         swarm = self._swarms.get(info_hash, {})
         self._expire(swarm, now)
-        return self._choose(info_hash, list(swarm.values()), node_ip=node_ip, hub_host=hub_host)
-
-    def _choose(
-        self, info_hash: bytes, members: Sequence[_Member], *, node_ip: str, hub_host: str
-    ) -> tuple[PeerAddress, ...]:
-        reachable = [member.address for member in members if reaches(node_ip, member.address[0])]
-        if len(reachable) > MOST_PEERS:
-            reachable = random.sample(reachable, MOST_PEERS)
-        hub_port = self._hub_ports.get(info_hash, 0)
-        return ((hub_host, hub_port), *reachable) if hub_host and hub_port else tuple(reachable)
+        return self._with_hub(info_hash, self._reachable(swarm, node_ip=node_ip).values(), hub_host)
 
     @staticmethod
-    def _fetching(swarm: Mapping[str, _Member], *, reach: str) -> tuple[str, ...]:
-        found = [node for node, member in swarm.items() if not member.is_seed and reaches(member.address[0], reach)]
-        return tuple(random.sample(found, min(len(found), MOST_PEERS)))
+    def _reachable(members: Mapping[str, _Member], *, node_ip: str) -> dict[str, PeerAddress]:
+        """Return the addresses of at most `MOST_PEERS` members that a node at `node_ip` may reach."""
+        found = {node: member.address for node, member in members.items() if reaches(node_ip, member.address[0])}
+        return found if len(found) <= MOST_PEERS else dict(random.sample(list(found.items()), MOST_PEERS))
+
+    def _with_hub(self, info_hash: bytes, peers: Iterable[PeerAddress], hub_host: str) -> tuple[PeerAddress, ...]:
+        hub_port = self._hub_ports.get(info_hash, 0)
+        return ((hub_host, hub_port), *peers) if hub_host and hub_port else tuple(peers)
 
     @staticmethod
     def _expire(swarm: dict[str, _Member], now: float) -> None:

@@ -36,11 +36,11 @@ from echo_shared.swarm.base import (
     resolve,
     stalled,
 )
+from echo_shared.swarm.listening import bindable, cannot_listen, interfaces, why_unasked
 from echo_shared.swarm.router_ports import RouterPorts
 from echo_shared.swarm.torrent import BLOCK_BYTES, TorrentLayout, piece_hash, read_torrent
 from echo_shared.swarm.transfer import Transfer, stopped
 from echo_shared.wire.messages.fields import printable_line
-from echo_shared.wire.sockets import is_loopback
 
 log = logging.getLogger(__name__)
 
@@ -49,10 +49,11 @@ _TUNED: Final = {
     "enable_dht": False,
     "enable_lsd": False,
     "allow_multiple_connections_per_ip": True,  # Several nodes behind one NAT, or on one machine.
-    # TCP only: uTP yields to other traffic and ramps up slowly.
-    "enable_incoming_utp": False,
+    # TCP, if it connects: uTP yields to other traffic. libtorrent itself would try uTP first (see `_UTP_S`).
     "enable_outgoing_utp": False,
+    "peer_connect_timeout": 3,
     "mixed_mode_algorithm": 0,
+    "utp_gain_factor": 30_000,  # The default, 3,000, takes twice as long at 0.2 % packet loss.
     # Connect to all peers at once, and reconnect soon after a loss.
     "unchoke_slots_limit": -1,
     "connection_speed": 500,
@@ -87,11 +88,16 @@ _TUNED: Final = {
         | lt.alert_category.piece_progress
         | lt.alert_category.block_progress
         | lt.alert_category.port_mapping
+        | lt.alert_category.connect
     ),
 }
 _PROTOCOLS: Final = {lt.portmap_transport.upnp: "UPnP", lt.portmap_transport.natpmp: "NAT-PMP"}
 """Names of the protocols that open a router's ports. libtorrent's NAT-PMP is PCP where the router speaks it."""
-_ALL_IPV4, _ALL_IPV6 = "0.0.0.0", "::"
+_UTP_S: Final = 30.0
+"""Seconds for which connections are tried by uTP after a TCP connection got no answer. If two peers behind routers
+both try, each one's packets let the other's through its router: UDP needs no more than that. Routers remember a packet
+that was not answered for about this long.
+"""
 _LEAST_WAIT_S: Final = 1.0
 _STATS_S: Final = 5.0
 """Seconds to wait for libtorrent's statistics. After that, the previous statistics are returned."""
@@ -108,20 +114,22 @@ class BitTorrentSwarm(Swarm):
 
     def __init__(self, settings: SwarmSettings) -> None:
         self._settings = settings
-        self.router = RouterPorts(unasked=_why_unasked(settings))
+        self.router = RouterPorts(unasked=why_unasked(settings))
         self._session: lt.session | None = None
         self._transfers: dict[bytes, Transfer] = {}
         self._loop = asyncio.get_running_loop()
         self._listening: asyncio.Future[int] = self._loop.create_future()
+        self._utp_end: asyncio.TimerHandle | None = None
+        """End of the time in which connections are tried by uTP."""
         self._traffic = (0, 0)
         self._traffic_told = asyncio.Event()
 
     async def listen(self) -> None:
         _trust_what_python_trusts()
-        host, port = _bindable(self._settings.listen_host, self._settings.port)
+        host, port = bindable(self._settings.listen_host, self._settings.port)
         settings: Any = {
             **_TUNED,
-            "listen_interfaces": _interfaces(host, port),
+            "listen_interfaces": interfaces(host, port),
             "enable_upnp": self._settings.router_ports,
             "enable_natpmp": self._settings.router_ports,
             "upload_rate_limit": self._settings.upload_limit_bytes_s,
@@ -152,7 +160,10 @@ class BitTorrentSwarm(Swarm):
             return
         now = self._loop.time()
         for alert in self._session.pop_alerts():
-            if isinstance(alert, lt.torrent_alert):
+            if isinstance(alert, lt.peer_disconnected_alert):
+                if alert.op == lt.operation_t.connect and alert.socket_type == lt.socket_type_t.tcp:
+                    self._try_utp()
+            elif isinstance(alert, lt.torrent_alert):
                 transfer = self._transfers.get(_info_hash_of(alert))
                 if transfer is not None:
                     transfer.handle_alert(alert, now)
@@ -165,7 +176,7 @@ class BitTorrentSwarm(Swarm):
                 self.router.listening_at(alert.port)
                 self._listening.set_result(alert.port)
             case lt.listen_failed_alert() if not self._listening.done():
-                self._listening.set_exception(_cannot_listen(alert.message()))
+                self._listening.set_exception(cannot_listen(alert.message()))
             case lt.portmap_alert() if alert.map_protocol == lt.portmap_protocol.tcp:
                 self.router.granted(alert.mapping, alert.external_port, _PROTOCOLS[alert.map_transport])
             case lt.portmap_error_alert():
@@ -176,6 +187,19 @@ class BitTorrentSwarm(Swarm):
                 self._traffic_told.set()
             case lt.alerts_dropped_alert():
                 log.warning("libtorrent dropped alerts because they were read too slowly: byte counts may be too low.")
+
+    def _try_utp(self) -> None:
+        """Connect by uTP for `_UTP_S` from now on: a TCP connection has failed."""
+        if self._utp_end is not None:
+            self._utp_end.cancel()
+        elif self._session is not None:
+            self._session.apply_settings({"enable_outgoing_utp": True})
+        self._utp_end = self._loop.call_later(_UTP_S, self._end_utp)
+
+    def _end_utp(self) -> None:
+        self._utp_end = None
+        if self._session is not None:
+            self._session.apply_settings({"enable_outgoing_utp": False})
 
     def open_port(self, port: int) -> None:
         if self._session is not None and self._settings.router_ports:
@@ -307,6 +331,8 @@ class BitTorrentSwarm(Swarm):
         self._transfers.clear()
         if self._session is None:
             return
+        if self._utp_end is not None:
+            self._utp_end.cancel()
         last_reference = [self._session]
         self._session = None
         self._listener.cancel()
@@ -427,42 +453,6 @@ def _stats_of(handles: Mapping[bytes, lt.torrent_handle]) -> dict[bytes, Torrent
                 complete=status.is_seeding,
             )
     return stats
-
-
-def _why_unasked(settings: SwarmSettings) -> str:
-    if is_loopback(settings.listen_host):
-        return f"this machine listens on {settings.listen_host} only"
-    return "" if settings.router_ports else "router_ports is off"
-
-
-def _interfaces(host: str, port: int) -> str:
-    """Return the addresses on which libtorrent listens. With all addresses of IPv4 come those of IPv6, if this machine
-    has IPv6 and the port is free there.
-    """
-    if host == _ALL_IPV4:
-        with contextlib.suppress(OSError), socket.create_server((_ALL_IPV6, port), family=socket.AF_INET6):
-            return f"{host}:{port},[{_ALL_IPV6}]:{port}"
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _bindable(host: str, port: int) -> tuple[str, int]:
-    """Return the IP address of `host` and a free port. libtorrent itself would choose another port for each
-    interface.
-    """
-    try:
-        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as server:
-            address, free_port = server.getsockname()[:2]
-            return str(address), int(free_port)
-    except OSError as error:
-        raise _cannot_listen(f"{host} port {port}: {error}") from error
-
-
-def _cannot_listen(got: str) -> SwarmError:
-    return SwarmError(
-        "The BitTorrent peer cannot listen.",
-        got=got,
-        do="Set an address of this machine and a swarm port that nothing else uses (0 = any free one).",
-    )
 
 
 def _trust_what_python_trusts() -> None:

@@ -135,11 +135,11 @@ def test_an_address_reaches_another(source: str, target: str, expected: bool) ->
     assert reaches(source, target) is expected
 
 
-def test_a_new_peer_is_introduced_once_to_nodes_that_still_fetch(tracker: Tracker) -> None:
+def test_a_new_peer_is_introduced_once_to_the_peers_that_it_is_told_of(tracker: Tracker) -> None:
     announce(tracker, 1, left=0)
     announce(tracker, 2)
     announce(tracker, 3, port=0)
-    assert announce(tracker, 4).introduce_to == (NODES[2],)
+    assert announce(tracker, 4).introduce_to == (NODES[1], NODES[2])
     assert announce(tracker, 4).introduce_to == ()
     assert announce(tracker, 5, ip="127.0.0.1").introduce_to == (), "its own loopback address is useless to others"
 

@@ -196,6 +196,24 @@ async def test_a_peer_that_is_not_up_yet_is_tried_again(payload, open_swarm, tmp
     assert payload.matches(tmp_path / "node" / payload.directory.name)
 
 
+async def test_utp_is_tried_for_a_while_after_tcp_failed(payload, open_swarm, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(bittorrent, "_UTP_S", 0.3)
+    hub, node = await open_swarm(), await open_swarm(web_seed_after_s=NEVER)
+
+    def tries_utp(client: Swarm) -> bool:
+        assert isinstance(client, BitTorrentSwarm) and client._session is not None
+        return bool(client._session.get_settings()["enable_outgoing_utp"])
+
+    await hub.seed(payload.torrent.torrent, payload.directory)
+    await node.fetch(payload.torrent.torrent, tmp_path / "node", peers=here(hub))
+    assert not tries_utp(node), "peers that accept connections are connected by TCP"
+    await hub.add_peers(payload.torrent.info_hash, [("127.0.0.1", _unused_port())])
+    while not tries_utp(hub):  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+    while tries_utp(hub):  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+
+
 async def test_a_cancelled_fetch_leaves_nothing_running_and_can_be_resumed(
     payload, open_swarm, partial_peer, tmp_path
 ) -> None:
