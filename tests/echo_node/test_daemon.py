@@ -373,6 +373,18 @@ async def test_a_device_that_vanishes_and_comes_back(hub: Any, node: Node, monke
     assert hub.all(LeaseReturned) == []
 
 
+async def test_a_router_with_another_port_is_told_to_the_hub(hub: Any, node: Node) -> None:
+    async with node.running(hub.url) as daemon:
+        await hub.until(lambda: hub.all(Proof))
+        router, port = daemon.connections.swarm.router, daemon.connections.mesh.port
+        assert hub.all(Proof)[0].mesh_port == port
+        router.requested(port, [7])
+        router.granted(7, 40_001, "UPnP")
+        await hub.until(lambda: [proof.mesh_port for proof in hub.all(Proof)] == [port, 40_001])
+        router.granted(7, 40_001, "UPnP")
+    assert len(hub.all(Proof)) == 2
+
+
 async def test_stopping_returns_unfinished_leases(hub: Any, node: Node) -> None:
     async with node.running(hub.url) as daemon:
         await hub.until(ready_for(hub, 0))

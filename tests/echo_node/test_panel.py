@@ -61,6 +61,7 @@ def test_all_that_matters_is_shown() -> None:
     held = Held(by=("seccomp",), lacks={"reading": "no Landlock"})
     assert dict(rows(replace(SNAPSHOT, cage=held.as_json())))["engine's cage"] == held.sentence
     assert dict(rows(replace(SNAPSHOT, hub_gpu=0.85)))["GPU"] == "shared with your own hub, which uses 85% of it"
+    assert dict(rows(replace(SNAPSHOT, router="opens no ports")))["router"] == "opens no ports"
     asking = dict(rows(replace(SNAPSHOT, state="standby", reason="It is too slow.", cost_per_hour=0.4)))
     assert asking["state"] == "standby. It is too slow."
     assert asking["asks for"] == "$0.4 an hour, while it is active"
