@@ -144,6 +144,14 @@ def test_a_new_peer_is_introduced_once_to_the_peers_that_it_is_told_of(tracker: 
     assert announce(tracker, 5, ip="127.0.0.1").introduce_to == (), "its own loopback address is useless to others"
 
 
+def test_in_a_large_swarm_both_ends_of_a_pair_hear_of_each_other(tracker: Tracker) -> None:
+    for node in range(1, 2 * MOST_PEERS):
+        announce(tracker, node)
+    answer = announce(tracker, 150)
+    assert len(answer.peers) == MOST_PEERS
+    assert sorted(answer.introduce_to) == sorted(NODES[port - 7000] for _, port in answer.peers)
+
+
 async def test_over_http_a_new_peer_is_introduced(tracker: Tracker) -> None:
     introduced: list[tuple[bytes, PeerAddress, tuple[str, ...]]] = []
 
