@@ -78,9 +78,11 @@ class NodeConfig(BaseSettings):
     power_watts: Annotated[float, Field(ge=0, le=MAX_POWER_WATTS)] = 0.0
     """Power of the machine at work, in watts; hubs may charge it at their price of electricity. 0 = not stated."""
     swarm_host: str = "0.0.0.0"
-    """Address on which other nodes may connect to fetch from this node; 127.0.0.1 refuses other machines."""
+    """Address on which other nodes may connect to fetch from this node; 127.0.0.1 refuses other machines. With 0.0.0.0,
+    all addresses, BitTorrent also takes those of IPv6.
+    """
     swarm_port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """TCP port for connections of other nodes that fetch from this node; 0 = any free port."""
+    """TCP and UDP port for connections of other nodes that fetch from this node; 0 = any free port."""
     mesh_port: Annotated[int, Field(ge=0, le=65535)] = 0
     """TCP port, also at `swarm_host`, on which other nodes forward pieces from the hub; 0 = any free port."""
     router_ports: bool = True

@@ -21,6 +21,7 @@ from typing import Any, Final
 from benchmarks.dissemination.links import HUB as HUB_HOST
 from benchmarks.dissemination.links import (
     PREFIX,
+    LinkSet,
     bound_s,
     can_shape,
     choose_congestion_control,
@@ -250,7 +251,7 @@ def conditions() -> str:
     )
 
 
-def lacking(links: object) -> str:
+def lacking(links: LinkSet | WanSet) -> str:
     """Return what this process lacks for a network of these links; "" if nothing."""
     if not can_emulate():
         return "an emulated network: root's rights, iproute2, and TUN devices"

@@ -174,9 +174,7 @@ class Tracker:
             peers=self._with_hub(announce.info_hash, chosen.values(), hub_host),
             num_seeds=num_seeds,
             num_fetching=sum(not member.is_seed for member in swarm.values()),
-            introduce_to=tuple(other for other, (ip, _) in chosen.items() if reaches(ip, announce.ip))
-            if is_new
-            else (),
+            introduce_to=tuple(other for other, (ip, _) in chosen.items() if is_new and reaches(ip, announce.ip)),
         )
 
     def peers(self, info_hash: bytes, *, node_ip: str, hub_host: str, now: float) -> tuple[PeerAddress, ...]:

@@ -416,5 +416,6 @@ async def _opened_swarm(settings: ServerConfig) -> Swarm:
     swarm = await open_swarm(
         SwarmSettings(listen_host=settings.host, port=settings.swarm_port, router_ports=settings.router_ports)
     )
-    swarm.open_port(settings.port)
+    if settings.port:
+        swarm.open_port(settings.port)
     return swarm

@@ -34,7 +34,9 @@ class RouterPorts:
         self._unasked = unasked
         self._listening = 0
         self._requests: dict[int, int] = {}
-        """Local port by libtorrent's number of the request. Other numbers are requests for the listening port."""
+        """Local port by libtorrent's number of the request. The first grant for another number is of the listening
+        port.
+        """
         self._opened: dict[int, OpenedPort] = {}
         self._refusal = ""
 
@@ -61,7 +63,7 @@ class RouterPorts:
         self._requests |= dict.fromkeys(requests, port)
 
     def granted(self, request: int, external: int, protocol: str) -> None:
-        local = self._requests.get(request, self._listening)
+        local = self._requests.setdefault(request, self._listening)
         port = OpenedPort(local=local, external=external, protocol=protocol)
         before = self._opened.get(local)
         # A router that speaks several protocols grants the same port twice.
@@ -70,11 +72,10 @@ class RouterPorts:
             self.changed.set()
 
     def refused(self, request: int, protocol: str, reason: str) -> None:
-        local = self._requests.get(request, self._listening)
         self._refusal = f"{protocol}: {reason}"
-        before = self._opened.get(local)
+        before = self._opened.get(self._requests.get(request, 0))
         if before is not None and before.protocol == protocol:
-            del self._opened[local]
+            del self._opened[before.local]
             self.changed.set()
 
     @property
@@ -87,7 +88,6 @@ class RouterPorts:
                 str(port.local) if port.local == port.external else f"{port.external} for this machine's {port.local}"
                 for port in sorted(self._opened.values(), key=lambda port: port.local)
             )
-            return (
-                f"has opened port {ports} ({' and '.join(sorted({port.protocol for port in self._opened.values()}))})"
-            )
+            protocols = " and ".join(sorted({port.protocol for port in self._opened.values()}))
+            return f"has opened port {ports} ({protocols})"
         return f"opens no ports ({self._refusal})" if self._refusal else UNANSWERED

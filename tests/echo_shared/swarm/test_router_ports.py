@@ -56,6 +56,13 @@ def test_a_port_that_could_not_be_renewed_is_closed() -> None:
     assert router.sentence == "opens no ports (NAT-PMP: out of resources)"
 
 
+def test_a_refused_udp_port_closes_no_tcp_port() -> None:
+    router = ports()
+    router.granted(0, 40_002, "NAT-PMP")
+    router.refused(1, "NAT-PMP", "unsupported protocol")
+    assert router.external(LISTENING) == 40_002
+
+
 def test_a_router_that_is_not_asked() -> None:
     assert RouterPorts(unasked="router_ports is off").sentence == "is not asked to open ports: router_ports is off"
 
