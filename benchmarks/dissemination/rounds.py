@@ -173,9 +173,9 @@ PATIENCE_S: Final = 30.0
 PATIENCE_BOUNDS: Final = 4
 """A transfer with libtorrent is given up after `PATIENCE_S` seconds plus this multiple of the lower bound."""
 SHARES: Final = {"pushed": "pushed_bytes", "mesh": "mesh_bytes", "swarm": "swarm_bytes", "web_seed": "web_seed_bytes"}
-LINKING: Final = ("linked_share", "link_s", "hub_payloads")
-"""Figures of nodes behind routers: share of pairs that linked, seconds until the last of them did, and what the hub's
-line sent, in payloads.
+LINKING: Final = ("hub_payloads", "linked_share", "link_s")
+"""What the hub's line sent, in payloads; of nodes behind routers, the share of pairs that linked, and the seconds until
+the last of them did.
 """
 
 
@@ -288,11 +288,14 @@ class _Rounds:
         waiting = asyncio.create_task(received(self._fleet.nodes.values(), side, self._version))
         began_at: float = await self._fleet.hub.ask("announce", side=side, version=self._version)
         got = await waiting
-        row = {**payload, "took_s": max(node["at"] for node in got) - began_at, **shares(got, payload["bytes"])}
-        if not self._cases.behind:
-            return row
         sent_bytes = await self._fleet.hub.ask("sent_bytes") - sent_before
-        return {**row, **self._linked, "hub_payloads": sent_bytes / payload["bytes"]}
+        return {
+            **payload,
+            "took_s": max(node["at"] for node in got) - began_at,
+            **shares(got, payload["bytes"]),
+            "hub_payloads": sent_bytes / payload["bytes"],
+            **(self._linked if self._cases.behind else {}),
+        }
 
     def _row(self, side: Side, runs: list[Row]) -> Row:
         links, num_nodes = self._cases.links, self._cases.num_nodes
