@@ -313,8 +313,7 @@ class _Rounds:
             "ratio_to_bound": median_s / bound_s,
             "over_bound_s": median_s - bound_s,
             "runs": len(runs),
-            **{name: runs[0][name] for name in SHARES if name in runs[0]},
-            **{name: statistics.median(run[name] for run in runs) for name in LINKING if name in runs[0]},
+            **{name: statistics.median(run[name] for run in runs) for name in (*SHARES, *LINKING) if name in runs[0]},
             **({"emulator_cores": max(run["emulator_cores"] for run in runs)} if "emulator_cores" in runs[0] else {}),
             **({"stuck_nodes": sum(run["stuck_nodes"] for run in runs)} if side == "libtorrent" else {}),
         }
