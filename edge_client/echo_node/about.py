@@ -50,6 +50,8 @@ class About:
     power_watts: float = 0.0
     owner: Identity | None = None
     """Key of the owner's machines; None = the node belongs to no fleet."""
+    punches: bool = False
+    """True: the node links with others through routers."""
     started_at: float = field(default_factory=time.time)
 
     @classmethod
@@ -70,6 +72,7 @@ class About:
             name=config.name or f"node-{self.me.node_id[:8]}",
             cost_per_hour=config.cost_per_hour,
             power_watts=config.power_watts,
+            punches=config.punching,
         )
 
     def introduction(self, *, swarm_port: int, mesh_port: int) -> Introduction:
@@ -83,6 +86,7 @@ class About:
             cost_per_hour=self.cost_per_hour,
             power_watts=self.power_watts,
             owner=self.owner,
+            punches=self.punches,
         )
 
     def snapshot(

@@ -89,6 +89,11 @@ class NodeConfig(BaseSettings):
     """Ask the home's router, by UPnP, NAT-PMP or PCP, to open `swarm_port` and `mesh_port` while the node runs, so that
     other nodes can connect to it. False: do not ask.
     """
+    punching: bool = True
+    """Connect to other nodes through your router and theirs, when neither of you accepts connections. No port of the
+    router is opened for anybody else: your node and the other one connect to each other at the same moment, which the
+    hub arranges. False: two such nodes get everything from the hub.
+    """
     upload_limit_bytes_s: Annotated[int, Field(ge=0)] = 0
     """Upload rate to other nodes in bytes per second: at most half of it for forwarding pieces, and half for
     BitTorrent, which does not count nodes of the local network; 0 = unlimited.

@@ -13,6 +13,7 @@ from echo_node.host.traffic import TrafficMeter
 from echo_node.host.trouble_log import TroubleLog
 from echo_node.net.client import HubClient, Introduction
 from echo_node.net.flow import Flow
+from echo_node.net.hole_punching import HolePunching
 from echo_node.net.mesh import MeshLinks
 from echo_node.net.online import Online
 from echo_node.net.receiver import Receiver
@@ -44,6 +45,10 @@ class NodeNetwork:
         """Connect to these nodes, unless this node is offline."""
         self.mesh.set_peers(peers if self.bulk.is_on else ())
 
+    def use_rendezvous(self, sighting_path: str) -> None:
+        """Link through routers with the hub's help, at the path that its Welcome names; empty = without."""
+        self.mesh.use_rendezvous(self.client, sighting_path)
+
     def set_online(self, is_online: bool) -> None:
         """Go online or offline. Offline stops fetching and serving at once; the hub's connection stays open for unsent
         results.
@@ -74,7 +79,7 @@ class NodeNetwork:
         while True:
             await self.links_are_news.wait()
             self.links_are_news.clear()
-            await self.client.send(Links(node_ids=self.mesh.links))
+            await self.client.send(Links(node_ids=self.mesh.links, punched=self.mesh.punched))
 
 
 @asynccontextmanager
@@ -91,7 +96,12 @@ async def open_connections(
     )
     flow = Flow(config.download_share_bytes_s, meter)
     swarm, links_are_news = await open_swarm(settings), asyncio.Event()
-    mesh = MeshLinks(about.me, upload_limit_bytes_s=config.upload_share_bytes_s, flow=flow)
+    mesh = MeshLinks(
+        about.me,
+        upload_limit_bytes_s=config.upload_share_bytes_s,
+        flow=flow,
+        punching=HolePunching(config.swarm_host) if config.punching else None,
+    )
     receiver = Receiver(mesh)
     try:
         await mesh.open(

@@ -60,6 +60,7 @@ from echo_shared.wire.messages import (
     Fleet,
     FleetCommand,
     KeysRotated,
+    Meet,
     Mesh,
     Peers,
     Piece,
@@ -164,7 +165,8 @@ class JoinedNode:
         )
         update = (self._updater and self._updater.said) or self._newer_release
         router = "" if self._connections is None else self._connections.swarm.router.sentence
-        return replace(snapshot, update=update, hub_gpu=self._watch.hub_gpu, router=router)
+        links = "" if self._connections is None else self._connections.mesh.sentence
+        return replace(snapshot, update=update, hub_gpu=self._watch.hub_gpu, router=router, links=links)
 
     def request_stop(self, reason: str) -> None:
         """Stop the node. The first call makes the node return its leases to the hub; the second call cancels the node
@@ -257,6 +259,8 @@ class JoinedNode:
                 self._use_keys(run_keys)
             case Mesh(peers=nodes):
                 self.connections.use_mesh(nodes)
+            case Meet():
+                self.connections.mesh.meet(incoming)
             case Unwanted(info_hashes=info_hashes):
                 if self._shell is not None:
                     self._shell.unwanted(info_hashes)
@@ -312,6 +316,7 @@ class JoinedNode:
             await self.connections.client.close()  # The client then reconnects, with growing waits.
             return
         self._use_keys(welcome.run_keys)
+        self.connections.use_rendezvous(welcome.sighting_path)
         self.connections.use_mesh(welcome.mesh)
         self.connections.receiver.say_all()
         self.connections.links_are_news.set()

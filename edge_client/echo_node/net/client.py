@@ -101,6 +101,8 @@ class Introduction:
     cost_per_hour: float = 0.0
     power_watts: float = 0.0
     owner: Identity | None = None
+    punches: bool = False
+    """True: the node links with others through routers."""
 
 
 class HubClient:
@@ -302,6 +304,7 @@ class HubClient:
             cost_per_hour=introduction.cost_per_hour,
             power_watts=introduction.power_watts,
             owner=introduction.owner,
+            punches=introduction.punches,
         )
         answer = await self._ask(Credentials(hello=hello, nonce=challenge.nonce, proof=proof))
         if isinstance(answer, Response):

@@ -1,7 +1,8 @@
 """Links: connections between the nodes of a run, on which nodes forward pieces. They stay open across policy versions.
 
-Either node of a pair may connect. If both connect, the node with the smaller id keeps its connection. A peer must be
-named by the hub, and must prove that it holds the run's current key (`mesh_proof`). A new key restarts all links. A
+Either node of a pair may connect. If both connect, the node with the smaller id keeps its connection. If no link opens
+soon, both connect through their routers (`hole_punching`); the node with the smaller id begins. A peer must be named by
+the hub, and must prove that it holds the run's current key (`mesh_proof`). A new key restarts all links. A
 node that sends invalid data loses its link and gets no new one for a while (a bar). The hub sends pieces that are lost
 here.
 """
@@ -12,6 +13,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Iterable
+from contextlib import aclosing
 from functools import partial
 from typing import Any, Final, cast
 
@@ -19,8 +21,10 @@ from websockets.asyncio.client import connect
 from websockets.asyncio.connection import Connection
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed, WebSocketException
+from websockets.server import ServerProtocol
 
 from echo_node.net.flow import Flow
+from echo_node.net.hole_punching import HolePunching, HubSide
 from echo_node.net.mesh_link import Link, SendCap
 from echo_node.net.mesh_proof import Handshake, node_of
 from echo_node.net.mesh_socket import Counted, Incoming, Outgoing
@@ -31,6 +35,7 @@ from echo_shared.wire.codec import decode_from_hub, encode
 from echo_shared.wire.messages import (
     MAX_HAND_ON_BYTES,
     MAX_PIECE_BYTES,
+    Meet,
     MeshPeer,
     Piece,
     RunKey,
@@ -63,6 +68,13 @@ _RETRY_FIRST_S: Final = 0.3
 about it.
 """
 _RETRY_LIMIT_S: Final = 30.0
+PUNCH_FIRST_S: Final = 0.25
+"""Seconds without a link before the first attempt to connect through both routers."""
+PUNCH_FIRST_ACCEPTING_S: Final = 3.0
+"""The same for a node to which others could connect by themselves: they will do so."""
+PUNCH_AGAIN_S: Final = 4.0
+"""Seconds before the first repetition of such an attempt, doubled each time: most attempts succeed at once or never."""
+PUNCH_LIMIT_S: Final = 3_600.0
 _FRAME_BYTES: Final = MAX_PIECE_BYTES + MAX_HAND_ON_BYTES + 256
 _FRAMES_READ_AHEAD: Final = 4
 _SILENT: Final = logging.Logger("mesh", logging.CRITICAL + 1)
@@ -83,9 +95,14 @@ class MeshLinks:
         *,
         upload_limit_bytes_s: int = 0,
         flow: Flow | None = None,
+        punching: HolePunching | None = None,
     ) -> None:
+        """`punching` None: no links through routers to nodes that accept no connections either."""
         self.port = 0
         """Listening port; 0 = none."""
+        self.num_accepted = 0
+        """Number of links that other nodes have opened by a plain connection. It shows that they can reach this one."""
+        self._punching = punching
         self._me = me
         self._flow = flow or Flow()
         self._uplink = SendCap(upload_limit_bytes_s, self._flow)
@@ -94,6 +111,10 @@ class MeshLinks:
         self._named: dict[int, str] = {}
         """Peer ids by hub-assigned number."""
         self._connectors: dict[str, asyncio.Task[None]] = {}
+        self._punchers: dict[str, asyncio.Task[None]] = {}
+        """Tasks that link through routers, by the peer's id. The node with the smaller id has one for each peer, the
+        other node has one while it answers.
+        """
         self._links: dict[str, Link] = {}
         self._bars: dict[str, tuple[float, float]] = {}
         """(end time, length in seconds) of the last bar of each node, by node id. A barred node gets no new link."""
@@ -105,6 +126,21 @@ class MeshLinks:
     def links(self) -> tuple[str, ...]:
         """Ids of the nodes with a link to this one."""
         return tuple(sorted(self._links))
+
+    @property
+    def punched(self) -> tuple[str, ...]:
+        """Ids of the nodes whose link goes through both routers."""
+        return tuple(sorted(node_id for node_id, link in self._links.items() if link.is_punched))
+
+    @property
+    def sentence(self) -> str:
+        """How this node and others reach each other: the predicate of a sentence. Empty if there are no others."""
+        if not self._peers:
+            return ""
+        punched = f", {len(self.punched)} of them through both routers" if self.punched else ""
+        accepts = "; other nodes can connect to this one" if self.num_accepted else ""
+        lacks = "; the hub itself serves the rest" if len(self._links) < len(self._peers) else ""
+        return f"linked with {len(self._links)} of {len(self._peers)} nodes{punched}{accepts}{lacks}"
 
     async def open(self, host: str, port: int, *, on_piece: OnPiece, on_links: OnLinks) -> None:
         """Listen on `host`; port 0 = any free port. Raises SwarmError."""
@@ -121,8 +157,8 @@ class MeshLinks:
         self.port = next(iter(self._server.sockets)).getsockname()[1]
 
     async def close(self) -> None:
-        connectors = tuple(self._connectors.values())
-        self._stop_connecting(tuple(self._connectors))
+        connectors = (*self._connectors.values(), *self._punchers.values())
+        self._stop_connecting((*self._connectors, *self._punchers))
         self._abort_all()
         server, self._server = self._server, None
         if server is not None:
@@ -136,7 +172,7 @@ class MeshLinks:
         newest = max(keys, key=lambda key: key.key_id, default=None)
         if newest != self._run_key:
             self._run_key = newest
-            self._stop_connecting(tuple(self._connectors))
+            self._stop_connecting((*self._connectors, *self._punchers))
             self._abort_all()
             self._connect_to_all()
 
@@ -150,6 +186,21 @@ class MeshLinks:
             if link.node_id not in wanted:
                 link.abort()
         self._connect_to_all()
+
+    def use_rendezvous(self, hub: HubSide, sighting_path: str) -> None:
+        """Link through routers with the help of this hub; an empty path = without."""
+        if self._punching is not None:
+            self._punching.use(hub, sighting_path)
+            self._connect_to_all()
+
+    def meet(self, meet: Meet) -> None:
+        """Connect to a peer that connects to this node at the same time."""
+        if self._punching is None:
+            return
+        if meet.answers:
+            self._punching.heard(meet)
+        elif self._run_key is not None and meet.node_id in self._peers and meet.node_id not in self._punchers:
+            self._punchers[meet.node_id] = asyncio.create_task(self._answer(meet), name=f"meet-{meet.node_id}")
 
     def hand_on(self, piece: Piece, branches: Iterable[tuple[int, bytes]]) -> None:
         """Send the piece to the nodes with these numbers, adding each node's further route. Nodes without a link, and
@@ -189,14 +240,18 @@ class MeshLinks:
 
     def _stop_connecting(self, node_ids: Iterable[str]) -> None:
         for node_id in node_ids:
-            if (connector := self._connectors.pop(node_id, None)) is not None:
-                connector.cancel()
+            for tasks in (self._connectors, self._punchers):
+                if (task := tasks.pop(node_id, None)) is not None:
+                    task.cancel()
 
     def _connect_to_all(self) -> None:
         if self._run_key is not None and self._server is not None:
             for node_id, peer in self._peers.items():
                 if peer.port and node_id not in self._connectors:
                     self._connectors[node_id] = asyncio.create_task(self._keep_linked(peer), name=f"mesh-{node_id}")
+                asks = self._punching is not None and self._punching.is_on and self._me.node_id < node_id
+                if asks and node_id not in self._punchers:
+                    self._punchers[node_id] = asyncio.create_task(self._keep_asking(node_id), name=f"punch-{node_id}")
 
     async def _keep_linked(self, peer: MeshPeer) -> None:
         """Reconnect forever while there is no link. The node with the smaller id tries first."""
@@ -209,20 +264,64 @@ class MeshLinks:
             await self._until_free(peer.node_id)
             linked = False
             try:
-                socket = await connect(
-                    "ws://mesh/",
-                    create_connection=Outgoing,
-                    proxy=None,
-                    host=peer.host,
-                    port=peer.port,
-                    user_agent_header=None,
-                    **_options(),
-                )
+                socket = await _connected(host=peer.host, port=peer.port)
                 linked = await self._run(socket, expected=peer.node_id)
             # ValueError: an unknown host name, or a redirect.
             except (OSError, ValueError, EOFError, WebSocketException) as error:
                 log.debug("No connection to the node %s: %s", peer.node_id, printable_line(str(error)))
             attempt = max(1, first) if linked else attempt + 1
+
+    async def _keep_asking(self, node_id: str) -> None:
+        """Link through both routers whenever there is no link. Runs forever."""
+        assert self._punching is not None
+        attempt = 0
+        while True:
+            await self._until_free(node_id)
+            wait_s = PUNCH_FIRST_ACCEPTING_S if self.num_accepted else PUNCH_FIRST_S
+            if attempt:
+                wait_s = backoff_s(attempt - 1, random.random(), first_s=PUNCH_AGAIN_S, limit_s=PUNCH_LIMIT_S)
+            await asyncio.sleep(wait_s)
+            punched, linked = None, False
+            try:
+                async with self._punching.asks:
+                    if node_id in self._links:
+                        attempt = 0
+                        continue
+                    punched = await self._punching.ask(node_id)
+                if punched is not None:
+                    linked = await self._run(await _connected(sock=punched), expected=node_id, is_punched=True)
+            except (OSError, ValueError, EOFError, WebSocketException) as error:
+                log.debug("No way through the routers to the node %s: %s", node_id, printable_line(str(error)))
+            attempt = 0 if linked else attempt + 1
+
+    async def _answer(self, meet: Meet) -> None:
+        """Connect to a node that asked for it. Its connections are then handled like accepted ones."""
+        assert self._punching is not None
+        loop = asyncio.get_running_loop()
+        try:
+            async with aclosing(self._punching.answer(meet)) as found:
+                async for punched in found:
+                    assert self._server is not None
+                    await loop.connect_accepted_socket(partial(self._incoming, self._server), punched)
+        except OSError as error:
+            log.debug("No way through the routers to the node %s: %s", meet.node_id, printable_line(str(error)))
+        finally:
+            if self._punchers.get(meet.node_id) is asyncio.current_task():
+                del self._punchers[meet.node_id]
+
+    def _stop_answering(self, node_id: str) -> None:
+        """End an answer that has led to a link, so that this node can answer others."""
+        if self._me.node_id > node_id and (answer := self._punchers.pop(node_id, None)) is not None:
+            answer.cancel()
+
+    def _incoming(self, server: Server) -> ServerConnection:
+        """Return the protocol of a connection that `server` has not accepted itself."""
+        options = _options()
+        protocol = ServerProtocol(max_size=options["max_size"], logger=options["logger"])
+        names = ("ping_interval", "ping_timeout", "close_timeout", "max_queue")
+        incoming = Incoming(self._admit, protocol, server, **{name: options[name] for name in names})
+        incoming.is_punched = True
+        return incoming
 
     async def _until_free(self, node_id: str) -> None:
         """Wait for the end of the node's link, and of the node's bar (time without a new link after invalid data)."""
@@ -257,18 +356,19 @@ class MeshLinks:
         connection.transport.abort()
 
     async def _accept(self, socket: ServerConnection) -> None:
-        await self._run(socket, expected=None)
+        await self._run(socket, expected=None, is_punched=isinstance(socket, Incoming) and socket.is_punched)
 
-    async def _run(self, socket: Connection, *, expected: str | None) -> bool:
+    async def _run(self, socket: Connection, *, expected: str | None, is_punched: bool = False) -> bool:
         """Run a connection from start to end. Return True if it became a link (a proven connection). `expected`: the
-        node to which this one connected.
+        node to which this one connected. `is_punched`: it goes through both routers.
         """
         link = None
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 node_id = await self._prove(socket, expected)
             self._half_open.pop(socket, None)
-            link = Link(node_id=node_id, socket=socket, opened_here=expected is not None)
+            link = Link(node_id=node_id, socket=socket, opened_here=expected is not None, is_punched=is_punched)
+            self.num_accepted += expected is None and not is_punched
             await self._keep(link)
         except (ConnectionClosed, TimeoutError, RemoteProtocolError) as error:
             log.debug("A connection between nodes has ended: %s", printable_line(str(error)))
@@ -329,6 +429,8 @@ class MeshLinks:
         """Register the link, and read it until it ends: by an exception, or by the peer's close."""
         existing = self._links.get(link.node_id)
         self._links[link.node_id] = link
+        if link.is_punched and not link.opened_here:
+            self._stop_answering(link.node_id)
         if existing is None:
             log.info("Linked with the node %s.", link.node_id)
             self._on_links(self.links)
@@ -362,6 +464,13 @@ def _options() -> dict[str, Any]:
         "close_timeout": 1.0,
         "logger": _SILENT,
     }
+
+
+async def _connected(**where: Any) -> Connection:
+    """Open a websocket to a node. Raises OSError, ValueError, EOFError and WebSocketException."""
+    return await connect(
+        "ws://mesh/", create_connection=Outgoing, proxy=None, user_agent_header=None, **where, **_options()
+    )
 
 
 async def _receive(socket: Connection) -> bytes:

@@ -138,6 +138,7 @@ class Link:
     node_id: str
     socket: Connection
     opened_here: bool
+    is_punched: bool = False
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     _queue: list[tuple[Rank, bytes]] = field(default_factory=list)
     _queued_bytes: int = 0

@@ -46,6 +46,9 @@ class Outgoing(Counted, ClientConnection):
 class Incoming(Counted, ServerConnection):
     """A connection that another node opens. `admit` is called as soon as the connection can be aborted."""
 
+    is_punched = False
+    """True: the connection goes through both routers (`hole_punching`)."""
+
     def __init__(self, admit: Callable[[Connection], None], *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._admit = admit

@@ -97,6 +97,10 @@ class DisseminationConfig(Section):
     delta_reach: Annotated[int, Field(ge=0, le=DELTA_REACH)] = DELTA_REACH
     """Number of earlier versions that may be the base of a delta. A version is sent as a delta if that is smaller. 0 =
     versions are always sent whole."""
+    punching: bool = True
+    """Help nodes behind home routers to connect to each other, so that they pass new versions on. The hub tells each
+    of two such nodes the other's public address and port; the nodes then connect at the same time. False: two nodes of
+    which neither accepts connections get everything from the hub."""
     uplink_mbit_s: Annotated[float, Field(ge=0)] = 0.0
     """The hub's upload capacity for all nodes together, in Mbit/s; 0 = the hub measures it."""
 

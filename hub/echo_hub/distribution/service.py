@@ -13,6 +13,8 @@ from echo_hub.distribution.publishing import Publishing
 from echo_hub.driving.shared import Shared
 from echo_hub.net.broadcaster import Broadcaster
 from echo_hub.net.distributor import Distributor
+from echo_hub.net.rendezvous import Rendezvous
+from echo_hub.net.sightings import Sightings
 from echo_hub.spread.holdings import Arrival, Release
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.training.own_sampler import OwnSampler
@@ -24,6 +26,7 @@ class DistributionService:
     def __init__(self, shared: Shared, own_sampler: OwnSampler | None) -> None:
         """`own_sampler`: the hub's own sampler, in co-located mode."""
         resources = shared.resources
+        punches = resources.config.dissemination.punching
         self.distributor = Distributor(
             settings=resources.config.dissemination,
             publisher=resources.publisher,
@@ -31,6 +34,7 @@ class DistributionService:
             connections=shared.connections,
             books=DistributionRecords(resources.store, shared.changes),
             live=shared.live,
+            rendezvous=Rendezvous(Sightings(resources.me), now=time.time()) if punches else None,
         )
         self.publishing = Publishing(
             distributor=self.distributor,

@@ -27,6 +27,7 @@ from echo_hub.net.gateway import NodeInfo
 from echo_hub.net.invitations import Invitations
 from echo_hub.net.live_nodes import LiveNodes
 from echo_hub.net.peer_log import PeerLog
+from echo_hub.net.sightings import SIGHTING_PATH
 from echo_hub.net.tracker import Tracker
 from echo_hub.scoring.stop_strings import StopStrings
 from echo_hub.verify.by_nodes import NodeChecks
@@ -45,6 +46,7 @@ from echo_shared.wire.messages import (
     KeyframeWanted,
     LeaseReturned,
     Links,
+    MeetWanted,
     NodeStatus,
     Proof,
     ReceiptsWanted,
@@ -158,7 +160,7 @@ class ConnectedNodes:
 
     async def node_said(self, node_id: str, message: FromNode, frame: bytes = b"") -> None:
         match message:
-            case Fetched() | Have() | Links() | KeyframeWanted():
+            case Fetched() | Have() | Links() | MeetWanted() | KeyframeWanted():
                 await self._distributor.node_said(node_id, message)
             case ReceiptsWanted():
                 await self._look_ups.answer(node_id, message.rollout_ids)
@@ -243,9 +245,12 @@ class Welcoming:
     tracker: Tracker
     distributor: Distributor
     coordinator: Coordinator
+    punching: bool
+    """True: the hub helps nodes behind routers to link with each other."""
 
     def welcome(self, node: NodeInfo) -> Welcome:
         version = self.coordinator.published_version
+        passkey = self.tracker.passkey(node.node_id)
         return Welcome(
             run_id=self.run_id,
             run_name=self.run_name,
@@ -253,8 +258,9 @@ class Welcoming:
             base=self.distributor.offer(0, node),
             policy=None if version == 0 else self.distributor.offer(version, node),
             policy_version=version,
-            tracker_path=f"/announce/{self.tracker.passkey(node.node_id)}",
+            tracker_path=f"/announce/{passkey}",
             heartbeat_s=self.heartbeat_s,
             run_keys=self.distributor.run_keys(),
             mesh=self.distributor.mesh_for(node),
+            sighting_path=f"{SIGHTING_PATH}{passkey}" if self.punching else "",
         )

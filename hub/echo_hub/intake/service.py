@@ -75,6 +75,7 @@ class IntakeService:
                 tracker=resources.tracker,
                 distributor=distribution.distributor,
                 coordinator=resources.coordinator,
+                punching=config.dissemination.punching,
             ),
             distributor=distribution.distributor,
             look_ups=self._look_ups,

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Collection, Iterable, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Final, Protocol, assert_never
 
@@ -22,10 +20,10 @@ from echo_hub.net.artefact_store import Carrier
 from echo_hub.net.broadcaster import Broadcaster
 from echo_hub.net.gateway import NodeInfo
 from echo_hub.net.live_nodes import LiveNodes, NodeConnections
+from echo_hub.net.node_mesh import NodeMesh
 from echo_hub.net.publisher import Publisher
-from echo_hub.net.tracker import reaches
+from echo_hub.net.rendezvous import Rendezvous
 from echo_hub.spread.holdings import Arrival, Dissemination, DistributionStatus, Release
-from echo_hub.spread.neighbours import Neighbours
 from echo_hub.spread.way_choice import ASSUMED_UPLINK_BYTES_S, PUSHED, Circumstances, choose_way
 from echo_shared.errors import RefusedError, StorageError, SwarmError
 from echo_shared.wire.messages import (
@@ -37,7 +35,7 @@ from echo_shared.wire.messages import (
     KeyframeWanted,
     KeysRotated,
     Links,
-    Mesh,
+    MeetWanted,
     MeshPeer,
     Peers,
     PolicyPublished,
@@ -71,7 +69,7 @@ offer."""
 
 _BANNED: Final = "This hub's operator has banned this node."
 
-Said = Fetched | Have | Links | KeyframeWanted
+Said = Fetched | Have | Links | MeetWanted | KeyframeWanted
 """Messages from nodes about the distribution of versions."""
 
 
@@ -94,10 +92,11 @@ class Distributor:
         connections: NodeConnections,
         books: DistributionBooks,
         live: LiveNodes,
+        rendezvous: Rendezvous | None = None,
         links_each: int = MAX_MESH,
     ) -> None:
-        """`live`: the connected nodes; nodes on standby (without work) hear of a version last. `links_each`: maximum
-        number of other nodes that one node is linked with."""
+        """`live`: the connected nodes; nodes on standby (without work) hear of a version last. `rendezvous`: see
+        `NodeMesh`. `links_each`: maximum number of other nodes that one node is linked with."""
         self._settings = settings
         self._publisher = publisher
         self._broadcaster = broadcaster
@@ -107,14 +106,11 @@ class Distributor:
         self._spread = Dissemination(parents_back=settings.delta_reach)
         self.nodes: dict[str, NodeInfo] = {}
         """Connected nodes by id. When a node reconnects, its entry is a new object."""
-        self._linkable: dict[str, NodeInfo] = {}
-        """Connected nodes that may link with each other: all except those that read versions from shared memory on the
-        hub's machine."""
-        self._neighbours = Neighbours(degree=links_each, draw=random.randrange)
+        self._mesh = NodeMesh(
+            degree=links_each, connections=connections, broadcaster=broadcaster, rendezvous=rendezvous
+        )
         self._with_base: set[str] = set()
         """Nodes that reported having the base model. Other nodes accept no pieces of versions yet."""
-        self._links: dict[str, frozenset[str]] = {}
-        self._told_mesh: dict[str, tuple[MeshPeer, ...]] = {}
         self._told_unwanted: dict[str, frozenset[int]] = {}
         self._hashes: dict[int, tuple[bytes, ...]] = {}
         """Info-hashes of the carriers (encrypted artefacts) of each published version."""
@@ -209,11 +205,10 @@ class Distributor:
         offers = {node.node_id: self.offer(version, node, keyframe=keyframe) for node in nodes}
         for node_id, offer in offers.items():
             if offer.shared_memory is None:
-                self._make_linkable(self.nodes[node_id])
+                self._mesh.admit(self.nodes[node_id])
             else:
-                self._linkable.pop(node_id, None)
-                self._neighbours.leave(node_id)
-        able = self._linkable.keys() & self._with_base
+                self._mesh.exclude(node_id)
+        able = self._mesh.linkable.keys() & self._with_base
         pushed = [node_id for node_id in offers if node_id in able]
         way = self._way(carrier, pushed)
         for node_id, offer in offers.items():
@@ -239,13 +234,7 @@ class Distributor:
         return self.offer(version, self.nodes[node_id])
 
     def _way(self, carrier: Carrier, node_ids: Sequence[str]) -> Way:
-        among = frozenset(node_ids)
-        ends = [
-            (one, other)
-            for one in node_ids
-            for other in self._links.get(one, frozenset()) & among
-            if one in self._links.get(other, frozenset())
-        ]
+        ends = self._mesh.ends_among(node_ids)
         at = Circumstances(
             payload_bytes=carrier.total_bytes,
             piece_bytes=carrier.layout.piece_bytes,
@@ -270,19 +259,14 @@ class Distributor:
         """Register a node whose session is about to open. The caller must offer it the newest version before its next
         await, so that no announcement is missed."""
         self.nodes[node.node_id] = node
-        self._make_linkable(node)
-        self._told_mesh[node.node_id] = self.mesh_for(node)
+        self._mesh.join(node)
         self._told_unwanted[node.node_id] = frozenset()
         self._spread.node_joined(node.node_id, self._announced or self._newest)
         self._changed.set()
 
-    def _make_linkable(self, node: NodeInfo) -> None:
-        self._linkable[node.node_id] = node
-        self._neighbours.join(node.node_id, listens=node.mesh_port > 0)
-
     def node_left(self, node_id: str) -> None:
-        self._neighbours.leave(node_id)
-        for known in (self.nodes, self._linkable, self._links, self._told_mesh, self._told_unwanted):
+        self._mesh.leave(node_id)
+        for known in (self.nodes, self._told_unwanted):
             known.pop(node_id, None)
         self._with_base.discard(node_id)
         for borrowers in self._lent.values():
@@ -301,8 +285,11 @@ class Distributor:
                 if self._publisher.knows(message.info_hash, self._announced):
                     self._spread.pieces_arrived(node_id, self._announced, len(message.pieces))
             case Links():
-                self._links[node_id] = frozenset(message.node_ids)
+                self._mesh.said(node_id, message)
                 self._broadcaster.said(node_id, message)
+                self._live.linked(node_id, message)
+            case MeetWanted():
+                self._mesh.meet(node_id, message)
             case KeyframeWanted():
                 if not self._keyframes_wanted.full():
                     self._keyframes_wanted.put_nowait((node_id, message.policy_version))
@@ -351,16 +338,7 @@ class Distributor:
 
     def mesh_for(self, node: NodeInfo) -> tuple[MeshPeer, ...]:
         """Return the peers with which this node links. Either end may open the connection."""
-        others = (self._linkable[other] for other in self._neighbours.of(node.node_id))
-        return tuple(
-            _mesh_peer(
-                other.node_id,
-                other.host,
-                other.mesh_port if reaches(node.host, other.host) else 0,
-                self._broadcaster.number_of(other.node_id),
-            )
-            for other in others
-        )
+        return self._mesh.peers_of(node)
 
     def admit(self, node_id: str) -> None:
         """Raise RefusedError for a banned node."""
@@ -455,15 +433,9 @@ class Distributor:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            self._tell_mesh()
+            self._mesh.tell(self.nodes)
             self._tell_unwanted()
             await asyncio.sleep(HOUSEKEEPING_S)
-
-    def _tell_mesh(self) -> None:
-        for node_id, node in self.nodes.items():
-            peers = self.mesh_for(node)
-            if peers != self._told_mesh[node_id] and self._connections.send(node_id, Mesh(peers=peers)):
-                self._told_mesh[node_id] = peers
 
     def _tell_unwanted(self) -> None:
         lent = {version for version, borrowers in self._lent.items() if borrowers}
@@ -481,12 +453,6 @@ class Distributor:
 
     def _current(self) -> frozenset[int]:
         return frozenset({self._newest, self._announced, self._evaluated})
-
-
-@lru_cache(1_024)
-def _mesh_peer(node_id: str, host: str, port: int, number: int) -> MeshPeer:
-    """Return the peer as other nodes are told of it. Cached, because many nodes are told of the same peer."""
-    return MeshPeer(node_id=node_id, host=host, port=port, number=number)
 
 
 def pinned(way: Way, at: Circumstances) -> Way:

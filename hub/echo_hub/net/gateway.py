@@ -85,6 +85,8 @@ class NodeInfo:
     owner_key: bytes = b""
     """Public key of the node's owner, proven by `owner_claim`; empty = the node belongs to no fleet."""
     owner_claim: bytes = b""
+    punches: bool = False
+    """True if the node links with others through routers, see `net.rendezvous`."""
 
 
 class Inbox(GuestList, Protocol):
@@ -314,6 +316,7 @@ class Gateway:
             hears_totals=proof.hears_totals,
             owner_key=b"" if proof.owner is None else proof.owner.owner_key,
             owner_claim=b"" if proof.owner is None else proof.owner.signature,
+            punches=proof.punches,
         )
 
     def displace(self, node_id: str) -> bool:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from echo_hub.net.send_queue import DeferredMessage, Rank
 from echo_shared.records.run import LiveNode
-from echo_shared.wire.messages import FromHub, RefusalCode, Standby, StandbyReason
+from echo_shared.wire.messages import FromHub, Links, RefusalCode, Standby, StandbyReason
 
 
 class NodeSender(Protocol):
@@ -39,6 +39,11 @@ class LiveNodes(dict[str, LiveNode]):
             standby = "" if reason is None else f"{reason.value.replace('_', ' ')}. {detail}".strip()
             self[node_id] = replace(live, standby=standby, affordable=reason is not StandbyReason.SPEND_CAP)
         return Standby(reason=reason, detail=detail)
+
+    def linked(self, node_id: str, links: Links) -> None:
+        """Keep the number of the node's links for the pages."""
+        if (live := self.get(node_id)) is not None:
+            self[node_id] = replace(live, num_links=len(links.node_ids), num_punched=len(links.punched))
 
     def stands_by(self, node_id: str) -> bool:
         """Return True if the node is connected and on standby: the hub's last word to the node was a reason for having

@@ -15,6 +15,8 @@ from echo_hub.net.artefact_routes import Vouching
 from echo_hub.net.artefact_routes import routes as artefact_routes
 from echo_hub.net.install_routes import routes as install_routes
 from echo_hub.net.own_books import OwnBooks
+from echo_hub.net.sightings import Sightings
+from echo_hub.net.sightings import routes as sighting_routes
 from echo_hub.net.tracker import routes as tracker_routes
 from echo_hub.serving.services import HubServices
 from echo_hub.views.board import HubBoard
@@ -32,6 +34,8 @@ def http_routes(shared: Shared, services: HubServices) -> Iterator[web.AbstractR
         resources.tracker, trusted_proxies=proxies, introductions=services.distribution.distributor
     )
     vouching = Vouching(connections.limits, intake.nodes)
+    if config.dissemination.punching:
+        yield from sighting_routes(Sightings(resources.me), resources.tracker, vouching, trusted_proxies=proxies)
     yield from artefact_routes(resources.publisher, resources.tracker, vouching, trusted_proxies=proxies)
     yield from install_routes(config.server.install_from)
     reader = RolloutReader(config, store=store, codec=resources.codec, problems=resources.problems)

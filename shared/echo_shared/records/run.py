@@ -185,6 +185,10 @@ class LiveNode:
     yet."""
     affordable: bool = True
     """False if the node is on standby because of the run's spend cap."""
+    num_links: int = 0
+    """Number of other nodes that this node is linked with, and passes pieces of new versions on to."""
+    num_punched: int = 0
+    """Number of these links that go through both nodes' routers, because neither accepts connections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

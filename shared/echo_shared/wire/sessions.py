@@ -47,6 +47,8 @@ from echo_shared.wire.messages import (
     LeaseReturned,
     LeaseRevoked,
     Links,
+    Meet,
+    MeetWanted,
     Mesh,
     NodeStatus,
     OwnerClaim,
@@ -90,6 +92,7 @@ NODE_MAY_RECEIVE: Final[dict[SessionState, dict[type, SessionState]]] = {
                 Peers,
                 KeysRotated,
                 Mesh,
+                Meet,
                 Piece,
                 Unwanted,
                 Lease,
@@ -121,6 +124,7 @@ HUB_MAY_RECEIVE: Final[dict[SessionState, dict[type, SessionState]]] = {
                 Fetched,
                 Have,
                 Links,
+                MeetWanted,
                 KeyframeWanted,
                 Rollout,
                 RolloutParts,
@@ -250,6 +254,7 @@ class NodeSession:
         cost_per_hour: float = 0.0,
         power_watts: float = 0.0,
         owner: Identity | None = None,
+        punches: bool = False,
     ) -> bytes:
         """Return the frame to send after the Challenge. The caller must have pinned `hub_key` first.
 
@@ -270,6 +275,7 @@ class NodeSession:
                 power_watts=power_watts,
                 hears_totals=True,
                 owner=None if owner is None else claim_of(owner, self._me.node_id, self._challenge.hub_key),
+                punches=punches,
             )
         )
 

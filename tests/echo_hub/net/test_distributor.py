@@ -560,3 +560,12 @@ async def test_a_restart_seeds_again_and_offers_what_was_published(
     assert isinstance(arrival, Arrival) and arrival.broadcast_s is None, "it was announced before the restart"
     assert again.distributor.status().num_holding == 1
     running.cancel()
+
+
+async def test_the_pages_learn_how_many_links_a_node_has(nodes: Nodes) -> None:
+    await nodes.join("a", "b")
+    nodes.live["a"] = LiveNode()
+    await nodes.distributor.node_said("a", Links(node_ids=("b", "c"), punched=("c",)))
+    await nodes.distributor.node_said("b", Links(node_ids=("a",)))  # It has just left the pages.
+    assert (nodes.live["a"].num_links, nodes.live["a"].num_punched) == (2, 1)
+    assert nodes.live.keys() == {"a"}

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from echo_node.net.hole_punching import HolePunching
 from echo_node.net.mesh import MeshLinks
 from echo_node.net.receiver import Receiver
 from echo_shared.signing.identity import Identity
@@ -47,7 +48,9 @@ _numbers = itertools.count(1)
 class Node:
     """A mesh and a receiver, connected as in a real node."""
 
-    def __init__(self, news: News, root: Path, *, me: Identity | None = None) -> None:
+    def __init__(
+        self, news: News, root: Path, *, me: Identity | None = None, punching: HolePunching | None = None
+    ) -> None:
         self.me = me or Identity.generate()
         self.number = next(_numbers)
         self.directory = root / self.me.node_id
@@ -56,7 +59,7 @@ class Node:
         """After each change: the nodes that are linked."""
         self.pieces: list[tuple[Piece, str]] = []
         self._news = news
-        self.mesh = MeshLinks(self.me)
+        self.mesh = MeshLinks(self.me, punching=punching)
         self.receiver = Receiver(self.mesh)
         self._task: asyncio.Task[None] | None = None
 

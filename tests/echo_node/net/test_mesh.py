@@ -18,6 +18,7 @@ from websockets.asyncio.server import serve
 from websockets.exceptions import ConnectionClosed
 
 from echo_node.net import mesh as mesh_module
+from echo_node.net.hole_punching import HolePunching
 from echo_node.net.mesh import MeshLinks
 from echo_node.net.mesh_proof import Handshake
 from echo_shared.errors import SwarmError
@@ -27,10 +28,12 @@ from echo_shared.wire.codec import encode
 from echo_shared.wire.messages import (
     MAX_PIECE_BYTES,
     LeaseRevoked,
+    Meet,
     MeshPeer,
     RunKey,
 )
 from tests.echo_node.net.mesh_parts import KEY, LOOPBACK, PATIENCE_S, Artefact, News, Node, make_artefact, way
+from tests.echo_node.net.punching_parts import PATH, FakeHub, Line, opened
 
 NEW_KEY = RunKey(key_id=2, key=b"n" * 32)
 
@@ -511,3 +514,90 @@ async def test_a_taken_port_is_an_error(nodes: list[Node]) -> None:
     with pytest.raises(SwarmError, match="cannot listen"):
         await mesh.open(LOOPBACK, nodes[0].mesh.port, on_piece=lambda *_: None, on_links=lambda *_: None)
     await mesh.close()
+
+
+@contextlib.asynccontextmanager
+async def behind_routers(news: News, root: Path) -> AsyncIterator[tuple[list[Node], list[Line]]]:
+    """Two nodes, sorted by id, that connect only as the hub tells both. The hub knows neither's listening port."""
+    async with opened(FakeHub()) as hub:
+        nodes = sorted((Node(news, root, punching=HolePunching(LOOPBACK)) for _ in range(2)), key=lambda n: n.node_id)
+        lines = [Line(hub, node.node_id) for node in nodes]
+        lines[0].peer, lines[1].peer = lines[1], lines[0]
+        passing = [asyncio.create_task(pass_meets(*pair)) for pair in zip(nodes, lines, strict=True)]
+        for node in nodes:
+            await node.open()
+        yield nodes, lines
+        for task in passing:
+            task.cancel()
+        for node in nodes:
+            await node.close()
+
+
+async def pass_meets(node: Node, line: Line) -> None:
+    while True:
+        node.mesh.meet(await line.heard.get())
+
+
+async def test_nodes_that_accept_nothing_link_through_their_routers(
+    news: News, tmp_path: Path, artefact: Artefact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mesh_module, "PUNCH_FIRST_S", 0.0)
+    async with behind_routers(news, tmp_path) as (nodes, lines):
+        for node, line in zip(nodes, lines, strict=True):
+            node.mesh.set_peers(accept_only(nodes))
+            node.mesh.use_rendezvous(line, PATH)
+        await news.until(lambda: all_linked(nodes))
+        assert [node.mesh.punched for node in nodes] == [ids(nodes[1:]), ids(nodes[:1])]
+        assert [len(line.said) for line in lines] == [1, 1], "the node with the smaller id has asked"
+        assert [node.mesh.num_accepted for node in nodes] == [0, 0]
+        for node in nodes:
+            await node.receiver.expect(artefact.torrent, node.directory)
+        nodes[0].receiver.take(artefact.piece(0, to=nodes[1:]), None)
+        await news.until(lambda: nodes[1].had(artefact.layout.info_hash) == {0})
+        nodes[1].mesh.set_peers([])
+        await news.until(lambda: not nodes[0].mesh.links)
+        nodes[1].mesh.set_peers(accept_only(nodes))
+        await news.until(lambda: all_linked(nodes))
+        assert nodes[0].mesh.punched == ids(nodes[1:])
+
+
+async def test_a_stranger_cannot_have_itself_met(news: News, tmp_path: Path) -> None:
+    async with behind_routers(news, tmp_path) as (nodes, lines):
+        for node, line in zip(nodes, lines, strict=True):
+            node.mesh.use_rendezvous(line, PATH)
+            node.mesh.meet(Meet(node_id="stranger", addresses=((LOOPBACK, 5_000),)))
+            node.mesh.meet(Meet(node_id="stranger", addresses=((LOOPBACK, 5_000),), answers=True))
+        assert [line.said for line in lines] == [[], []]
+        assert not any(node.mesh._punchers for node in nodes)
+
+
+async def test_an_open_node_is_asked_for_nothing(news: News, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mesh_module, "PUNCH_FIRST_S", 0.2)
+    async with behind_routers(news, tmp_path) as (nodes, lines):
+        introduce(nodes)
+        for node, line in zip(nodes, lines, strict=True):
+            node.mesh.use_rendezvous(line, PATH)
+        await news.until(lambda: all_linked(nodes))
+        await asyncio.sleep(0.3)
+        assert [line.said for line in lines] == [[], []]
+        assert [node.mesh.punched for node in nodes] == [(), ()]
+        assert sum(node.mesh.num_accepted for node in nodes) >= 1
+
+
+async def test_after_a_failure_nodes_ask_rarely(news: News, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[int] = []
+    monkeypatch.setattr(mesh_module, "PUNCH_FIRST_S", 0.0)
+    monkeypatch.setattr(mesh_module, "backoff_s", lambda attempt, jitter, **limits: waits.append(attempt) or 0.0)
+    async with behind_routers(news, tmp_path) as (nodes, lines):
+        asked: list[str] = []
+
+        async def fail(node_id: str) -> None:
+            asked.append(node_id)
+            news.tell()
+
+        monkeypatch.setattr(nodes[0].mesh._punching, "ask", fail)
+        nodes[0].mesh.set_peers(accept_only(nodes))
+        nodes[0].mesh.use_rendezvous(lines[0], PATH)
+        await news.until(lambda: len(asked) == 4)
+    assert waits[:3] == [0, 1, 2]
+    assert set(asked) == {nodes[1].node_id}

@@ -75,6 +75,8 @@ from echo_shared.wire.messages.rollouts import (
     rollout_id,
 )
 from echo_shared.wire.messages.spread import (
+    FIRST_UNPRIVILEGED_PORT,
+    MAX_ADDRESSES,
     MAX_HAND_ON_BYTES,
     MAX_MESH,
     MAX_PIECE_BYTES,
@@ -84,6 +86,8 @@ from echo_shared.wire.messages.spread import (
     KeyframeWanted,
     KeysRotated,
     Links,
+    Meet,
+    MeetWanted,
     Mesh,
     MeshPeer,
     MeshPeers,
@@ -101,6 +105,8 @@ from echo_shared.wire.messages.teams import MAX_TEAM_NAME, Team, TeamWanted
 __all__ = [
     "COMMAND_ID_BYTES",
     "CONTENT",
+    "FIRST_UNPRIVILEGED_PORT",
+    "MAX_ADDRESSES",
     "MAX_BATCHED",
     "MAX_CHECKS",
     "MAX_COST_PER_HOUR",
@@ -145,6 +151,8 @@ __all__ = [
     "LeaseRevoked",
     "LeasedPrefix",
     "Links",
+    "Meet",
+    "MeetWanted",
     "Mesh",
     "MeshPeer",
     "MeshPeers",
@@ -189,6 +197,7 @@ FromHub = (
     | Peers
     | KeysRotated
     | Mesh
+    | Meet
     | Piece
     | Unwanted
     | Lease
@@ -208,6 +217,7 @@ FromNode = (
     | Fetched
     | Have
     | Links
+    | MeetWanted
     | KeyframeWanted
     | Rollout
     | RolloutParts

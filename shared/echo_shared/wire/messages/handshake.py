@@ -91,6 +91,8 @@ class Proof(WireMessage):
     """True: the node understands the message Totals."""
     owner: OwnerClaim | None = None
     """The owner of this and other nodes; None = the node belongs to no fleet. Such a node understands FleetCommand."""
+    punches: bool = False
+    """True: the node understands the message Meet, and links through routers."""
 
 
 class Welcome(WireMessage):
@@ -109,6 +111,9 @@ class Welcome(WireMessage):
     """Keys that decrypt all published artefacts."""
     mesh: MeshPeers = ()
     """Nodes to connect to."""
+    sighting_path: Annotated[str, Field(max_length=512, pattern=r"^(/.*)?$")] = ""
+    """Path at which the hub tells the node its public address; empty = the hub does not help nodes to link through
+    routers."""
 
 
 class Refused(WireMessage):

@@ -16,6 +16,9 @@ MAX_HAND_ON_BYTES: Final = 48 * 1024
 """Maximum size of a piece's forwarding route: enough for 16,384 nodes."""
 MAX_PIECE_BYTES: Final = 256 * 1024
 """Maximum size of a piece in a message. Artefacts with larger pieces go through BitTorrent."""
+MAX_ADDRESSES: Final = 4
+"""Maximum addresses of one node at which another one tries to connect."""
+FIRST_UNPRIVILEGED_PORT: Final = 1_024
 
 
 class Way(StrEnum):
@@ -29,6 +32,13 @@ class Way(StrEnum):
     """BitTorrent, with the hub and other nodes as peers."""
     WEB_SEED = "web_seed"
     """Plain HTTP from the hub."""
+
+
+Host = Annotated[str, Field(max_length=64)]
+Sighting = Annotated[str, Field(max_length=200)]
+"""The hub's signed statement about a node's address, see `echo_hub.net.sightings`. Opaque to nodes."""
+PeerAddress = Annotated[tuple[Host, Annotated[int, Field(ge=FIRST_UNPRIVILEGED_PORT, le=65535)]], Lax]
+"""Address at which a peer expects a connection. Never a port of the system's own services."""
 
 
 class RunKey(WireMessage):
@@ -127,6 +137,32 @@ class Piece(WireMessage):
     """
 
 
+class MeetWanted(WireMessage):
+    """The node wants to link with this peer through both routers: it asks the hub to send the peer a Meet. `answers`:
+    it answers such a Meet of the peer itself.
+    """
+
+    type: Literal["meet_wanted"] = "meet_wanted"
+    node_id: NodeId
+    port: Annotated[int, Field(ge=FIRST_UNPRIVILEGED_PORT, le=65535)]
+    """Local TCP port of this attempt, from which the node connects, and on which it listens."""
+    sightings: Annotated[tuple[Sighting, ...], Field(max_length=2, strict=False)]
+    """The hub's signed statements about the public address of that port, for IPv4 and IPv6."""
+    local_hosts: Annotated[tuple[Host, ...], Field(max_length=2, strict=False)] = ()
+    """Addresses in the node's own network, of use only for peers behind the same router."""
+    answers: bool = False
+
+
+class Meet(WireMessage):
+    """Connect to this peer, which connects to this node at the same time: both routers then let the packets pass."""
+
+    type: Literal["meet"] = "meet"
+    node_id: NodeId
+    addresses: Annotated[tuple[PeerAddress, ...], Field(max_length=MAX_ADDRESSES, strict=False)]
+    answers: bool = False
+    """True: the peer answers this node's own MeetWanted. False: this node is to answer with a MeetWanted."""
+
+
 class Unwanted(WireMessage):
     """No node fetches these artefacts any more: stop serving them."""
 
@@ -168,6 +204,8 @@ class Links(WireMessage):
 
     type: Literal["links"] = "links"
     node_ids: Annotated[tuple[NodeId, ...], Field(max_length=MAX_MESH, strict=False)]
+    punched: Annotated[tuple[NodeId, ...], Field(max_length=MAX_MESH, strict=False)] = ()
+    """Those of the nodes to which the connection goes through both routers, made by Meet."""
 
 
 class KeyframeWanted(WireMessage):

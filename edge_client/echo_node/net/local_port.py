@@ -1,0 +1,218 @@
+"""A local TCP port from which this node connects to its hub and to one peer at the same time, and on which it listens.
+
+A router gives all connections from one local port the same public port, if it can be passed at all. So the public port
+that the hub sees is the one at which the peer's packets arrive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import io
+import ipaddress
+import logging
+import random
+import socket
+import ssl
+from collections.abc import AsyncGenerator, Collection, Sequence
+from typing import Final
+from urllib.parse import SplitResult, urlsplit
+
+from echo_shared.wire.messages.fields import printable_line
+
+log = logging.getLogger(__name__)
+
+SIGHTING_S: Final = 2.0
+"""Seconds within which the hub must tell the public address."""
+OTHER_FAMILY_S: Final = 0.25
+"""Seconds to wait for the second address family once the hub has answered over the first one."""
+MOST_TRIES: Final = 10
+"""Maximum connections to one address, of which all but the last were refused at once."""
+_AGAIN_S: Final = 0.1
+"""Longest wait after a refusal. A router that refuses the peer's first packet closes the way for a moment, so the two
+nodes try at changing times.
+"""
+_MOST_WAITING: Final = 8
+"""Maximum connections that wait on the port."""
+_MOST_SIGHTING_BYTES: Final = 200
+_MOST_HEAD_BYTES: Final = 8_192
+_ALL_HOSTS: Final = ("", "0.0.0.0")
+"""Names for all addresses of this machine: of IPv4, and here also of IPv6."""
+_FAMILIES: Final = {4: socket.AF_INET, 6: socket.AF_INET6}
+Address = tuple[str, int]
+
+
+class LocalPort:
+    """One port, for IPv4, IPv6 or both. Connections that it has made outlive it."""
+
+    def __init__(self, host: str) -> None:
+        """`host`: the address to bind to; one that stands for all addresses of IPv4 here includes IPv6."""
+        self.number = 0
+        self.sightings: list[str] = []
+        """The hub's signed statements about this port's public address."""
+        self.local_hosts: list[str] = []
+        """Addresses of this machine in its own network."""
+        self.public_hosts: list[str] = []
+        """Public addresses in the sightings."""
+        self._hosts: dict[int, str] = {}
+        """Local address by address family."""
+        self._probes: list[asyncio.StreamWriter] = []
+        self._listeners: list[socket.socket] = []
+        self._host = host
+
+    def open(self) -> None:
+        """Bind a free port. Raises OSError."""
+        host = None if self._host in _ALL_HOSTS else self._host
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        try:
+            for family, _, _, _, address in found:
+                self._listen(family, str(address[0]))
+        except OSError as error:  # Often the machine has no IPv6.
+            if not self._listeners:
+                raise
+            log.debug("A port is opened for one address family only: %s", error)
+
+    def close(self) -> None:
+        for probe in self._probes:
+            probe.transport.abort()
+        for listener in self._listeners:
+            listener.close()
+
+    async def learn(self, url: str) -> None:
+        """Ask the hub for this port's public address, for each address family. Raises nothing: an address that the hub
+        does not tell is missing. The connections stay open, and with them the router's public port.
+        """
+        tasks = {asyncio.create_task(self._learn(url, family)) for family in self._hosts}
+        try:
+            pending = tasks
+            while pending:
+                wait_s = OTHER_FAMILY_S if self.sightings else None
+                done, pending = await asyncio.wait(pending, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+                if not done:
+                    return
+                for task in done:
+                    task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    async def _learn(self, url: str, family: int) -> None:
+        try:
+            async with asyncio.timeout(SIGHTING_S):
+                sighting = await self._ask(urlsplit(url), family)
+                self.public_hosts.append(str(ipaddress.ip_address(sighting.split(" ")[0])))
+        except (OSError, EOFError, ValueError, asyncio.LimitOverrunError, http.client.HTTPException) as error:
+            log.debug("The hub does not tell a public address: %s", printable_line(str(error)))
+        else:
+            self.sightings.append(sighting)
+
+    async def _ask(self, hub: SplitResult, family: int) -> str:
+        loop, host, is_tls = asyncio.get_running_loop(), hub.hostname or "", hub.scheme == "https"
+        found = await loop.getaddrinfo(
+            host, hub.port or (443 if is_tls else 80), family=family, type=socket.SOCK_STREAM
+        )
+        connection = self._socket(family, self._hosts[family])
+        try:
+            await loop.sock_connect(connection, found[0][4])
+            reader, writer = await asyncio.open_connection(
+                sock=connection,
+                limit=_MOST_HEAD_BYTES,
+                ssl=ssl.create_default_context() if is_tls else None,
+                server_hostname=host if is_tls else None,
+            )
+        except BaseException:
+            connection.close()
+            raise
+        self._probes.append(writer)
+        self.local_hosts.append(writer.get_extra_info("sockname")[0])
+        writer.write(f"GET {hub.path} HTTP/1.1\r\nHost: {hub.netloc}\r\n\r\n".encode("ascii"))
+        status, _, rest = (await reader.readuntil(b"\r\n\r\n")).partition(b"\r\n")
+        num_bytes = int(http.client.parse_headers(io.BytesIO(rest)).get("Content-Length", "0"))
+        if status.split(b" ")[1:2] != [b"200"] or not 0 < num_bytes <= _MOST_SIGHTING_BYTES:
+            raise ValueError(f"{status!r}, {num_bytes} bytes")
+        return (await reader.readexactly(num_bytes)).decode("ascii")
+
+    async def connections(self, addresses: Sequence[Address], *, seconds: float) -> AsyncGenerator[socket.socket]:
+        """Yield each connection with these addresses, whichever end has opened it, for `seconds`."""
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + seconds
+        found: asyncio.Queue[socket.socket] = asyncio.Queue(_MOST_WAITING)
+        usable = [(host, port) for host, port in addresses if _family_of(host) in self._hosts]
+        tasks = [asyncio.create_task(self._connect(address, found)) for address in usable]
+        hosts = {host for host, _ in usable}
+        tasks += [asyncio.create_task(_accept(listener, hosts, found)) for listener in self._listeners]
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout_at(ends_at):
+                        connection = await found.get()
+                except TimeoutError:
+                    return
+                yield connection
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            while not found.empty():
+                found.get_nowait().close()
+
+    def _listen(self, family: int, host: str) -> None:
+        listener = self._socket(family, host)
+        self._listeners.append(listener)
+        self._hosts[family] = host
+        self.number = listener.getsockname()[1]
+        listener.listen(_MOST_WAITING)
+
+    def _socket(self, family: int, host: str) -> socket.socket:
+        """Return a socket that is bound to the port, next to others."""
+        bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        try:
+            bound.setblocking(False)
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if hasattr(socket, "SO_REUSEPORT"):
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if family == socket.AF_INET6:
+                bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            bound.bind((host, self.number))
+        except BaseException:
+            bound.close()
+            raise
+        return bound
+
+    async def _connect(self, address: Address, found: asyncio.Queue[socket.socket]) -> None:
+        """Connect to the address; try again while it refuses."""
+        loop, family = asyncio.get_running_loop(), _family_of(address[0])
+        for _ in range(MOST_TRIES):
+            try:
+                connection = self._socket(family, self._hosts[family])
+            except OSError as error:
+                log.debug("No socket for a connection to a node: %s", error)
+                return
+            try:
+                await loop.sock_connect(connection, address)
+                await found.put(connection)
+                return
+            except OSError as error:  # Refused; or the peer's connection from there came first.
+                connection.close()
+                log.debug("No connection to a node at %s, port %d: %s", *address, error)
+            except BaseException:
+                connection.close()
+                raise
+            await asyncio.sleep(_AGAIN_S * random.random())
+
+
+async def _accept(listener: socket.socket, hosts: Collection[str], found: asyncio.Queue[socket.socket]) -> None:
+    """Accept connections from these hosts; close others."""
+    loop = asyncio.get_running_loop()
+    while True:
+        connection, address = await loop.sock_accept(listener)
+        if address[0] in hosts and not found.full():
+            found.put_nowait(connection)
+        else:
+            connection.close()
+
+
+def _family_of(host: str) -> int:
+    """Return the family of an address. Raises ValueError if it is no address."""
+    return _FAMILIES[ipaddress.ip_address(host).version]
