@@ -28,6 +28,7 @@ from echo_node.backends.caging import CAGED_ENVIRONMENT
 from echo_node.backends.gpu_cage import STARTS, GpuCages
 from echo_node.backends.registry import BackendChoice, Possibility
 from echo_node.config import NodeConfig, load_config
+from echo_node.doctor_links import examine_links
 from echo_node.doctor_manners import examine_manners
 from echo_node.doctor_router import examine_router
 from echo_node.engine.speeds import SpeedBook
@@ -105,6 +106,7 @@ def examine(paths: NodePaths, url: str | None) -> Diagnosis:
     patient = _Patient(paths=paths, config=config, hardware=hardware.detect(), hub=hub, url=url)
     findings += [*_machine(patient.hardware), *_engines(patient), _cage(config.cage), *_messages(), _swarm()]
     findings.append(examine_router(config))
+    findings.append(examine_links(paths, config))
     findings += _data_directory(patient)
     on_gpu = bool(patient.hardware.cuda_gpus) or patient.hardware.apple_silicon
     findings += [*examine_manners(paths, config, on_gpu=on_gpu), *_hub(patient)]

@@ -91,6 +91,8 @@ class NodeSnapshot:
     """Address of the node's own page on the hub."""
     router: str = ""
     """What the router does about ports for other nodes: the predicate of a sentence; empty = not known yet."""
+    links: str = ""
+    """How this node and other nodes reach each other: the predicate of a sentence; empty = there are no others."""
 
 
 def report_of(snapshot: NodeSnapshot, *, problem: str) -> NodeReport:
@@ -175,6 +177,8 @@ def rows(snapshot: NodeSnapshot) -> list[tuple[str, str]]:
         result.append(("asks for", f"${snapshot.cost_per_hour:.4g} an hour, while it is active"))
     if snapshot.router:
         result.append(("router", snapshot.router))
+    if snapshot.links:
+        result.append(("other nodes", snapshot.links))
     result.append(("node", f"{snapshot.name} ({snapshot.node_id}), {snapshot.backend} on {snapshot.device}"))
     if snapshot.hub_fingerprint:
         result.append(("hub's key", snapshot.hub_fingerprint))

@@ -57,7 +57,8 @@ def test_all_that_matters_is_shown() -> None:
     assert shown["fetching"] == "Policy version 13: 0.5 of 1.5 MB (33 %)"
     assert shown["problem"] == "the disk is full"
     assert shown["hub"] == "echo at http://127.0.0.1:8710"
-    assert not {"credit", "rank", "page", "asks for", "checked", "GPU"} & shown.keys()
+    assert not {"credit", "rank", "page", "asks for", "checked", "GPU", "other nodes"} & shown.keys()
+    assert dict(rows(replace(SNAPSHOT, links="linked with 3 of 7 nodes")))["other nodes"] == "linked with 3 of 7 nodes"
     held = Held(by=("seccomp",), lacks={"reading": "no Landlock"})
     assert dict(rows(replace(SNAPSHOT, cage=held.as_json())))["engine's cage"] == held.sentence
     assert dict(rows(replace(SNAPSHOT, hub_gpu=0.85)))["GPU"] == "shared with your own hub, which uses 85% of it"

@@ -437,6 +437,10 @@ class NodeView:
     standby: str = ""
     """Why the node stands by (is connected but gets no leases), as the hub told the node; "" if it does not stand by.
     """
+    num_links: int = 0
+    """Number of other nodes with which the node exchanges pieces of new versions, as it reports."""
+    num_punched: int = 0
+    """Number of these nodes that it reaches through both routers, because neither accepts connections."""
 
     @property
     def banned(self) -> bool:

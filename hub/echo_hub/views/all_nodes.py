@@ -167,4 +167,6 @@ def node_view(totals: NodeTotals, node: LiveNode | None, *, in_flight: int) -> N
         precision=live.precision or totals.precision,
         costs_per_hour=live.cost_per_hour,
         standby=live.standby,
+        num_links=live.num_links,
+        num_punched=live.num_punched,
     )

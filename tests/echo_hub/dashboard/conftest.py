@@ -115,6 +115,8 @@ def node_view(number: int, totals: NodeTotals, *, policy_version: int | None = N
         precision=("q4_k_m", "bf16", "")[number % 3],
         costs_per_hour=0.4 * (number % 3 == 1),
         standby="" if number % 3 != 1 else "cheaper nodes suffice. They return enough.",
+        num_links=number % 5,
+        num_punched=number % 5 // 2,
     )
 
 

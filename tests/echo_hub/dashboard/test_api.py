@@ -58,7 +58,7 @@ SCHEMA = {
         *("node_id", "name", "backend", "device", "connected", "activity", "policy_version", "capacity", "in_flight"),
         *("tokens_per_s", "received", "trained", "evaluated", "dropped", "last_seen", "banned"),
         *("first_seen", "banned_at", "invite", "trained_rollouts", "trained_tokens", "evaluated_rollouts", "share"),
-        *("costs_per_hour", "standby", "precision"),
+        *("costs_per_hour", "standby", "precision", "num_links", "num_punched"),
         *("standing", "standing_reason", "standing_since", "verified_in_a_row", "checks", "failed_checks"),
         *("last_checked", "others_checked", "others_checked_tokens"),
         *("cost_per_hour", "power_watts", "cost", "active_s"),

@@ -41,6 +41,7 @@ async def test_all_that_is_known_of_a_node_is_on_its_page(open_hub: Any, make_so
         f"<code>{node.node_id}</code>",
         f"<code>{'ab' * 32}</code>",
         "Apple M3 Pro",
+        "linked with 2, 1 of them through both routers",
         '<span class="standing quarantined">quarantined</span>',
         "Its tokens are not drawn as leased &lt;b&gt;.",
         f'href="/nodes/{node.node_id[:10]}"',
