@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 from benchmarks.dissemination.baselines import DefaultLibtorrent, HttpServer
 from benchmarks.dissemination.fleet import obey
 from echo_hub.config.sections import HubConfig
-from echo_hub.net import artefact_routes, tracker
+from echo_hub.net import artefact_routes, sightings, tracker
 from echo_hub.net.artefact_store import Carrier
 from echo_hub.net.broadcaster import Broadcaster
 from echo_hub.net.distributor import Distributor
@@ -28,12 +28,14 @@ from echo_hub.net.gateway import Gateway, NodeInfo
 from echo_hub.net.host_memory import HostMemory
 from echo_hub.net.live_nodes import LiveNodes
 from echo_hub.net.publisher import Publisher
+from echo_hub.net.rendezvous import Rendezvous
 from echo_hub.net.server import Server
+from echo_hub.net.sightings import SIGHTING_PATH, Sightings
 from echo_hub.net.tracker import Tracker
 from echo_hub.spread.holdings import Arrival, Release
 from echo_shared.signing import key_file
 from echo_shared.swarm import SwarmSettings, open_swarm
-from echo_shared.wire.messages import Fetched, FromNode, Have, KeyframeWanted, Links, Welcome
+from echo_shared.wire.messages import Fetched, FromNode, Have, KeyframeWanted, Links, MeetWanted, Welcome
 
 RUN: Final = "benchmark"
 
@@ -77,6 +79,7 @@ class EchoHub:
         )
         server = Server(self._config.server)
         gateway = Gateway(me=me, settings=self._config.server, limits=server.limits)
+        seen = Sightings(me)
         self.distributor = Distributor(
             settings=self._config.dissemination,
             publisher=self._publisher,
@@ -84,6 +87,7 @@ class EchoHub:
             connections=gateway,
             books=self,
             live=LiveNodes(),
+            rendezvous=Rendezvous(seen, now=time.time()),
         )
         await self.distributor.open()
         await self.distributor.publish_base(await asyncio.to_thread(_write_base, self._directory / "base"))
@@ -91,6 +95,7 @@ class EchoHub:
             *gateway.routes(self),
             *artefact_routes.routes(self._publisher, self._tracker),
             *tracker.routes(self._tracker, introductions=self.distributor),
+            *sightings.routes(seen, self._tracker),
         ]
         await server.open(routes)
         self._running = asyncio.create_task(self.distributor.run(), name="distributor")
@@ -141,6 +146,7 @@ class EchoHub:
     async def node_joined(self, node: NodeInfo) -> Welcome:
         self._joined_at[node.node_id] = time.monotonic()
         self.distributor.node_joined(node)
+        passkey = self._tracker.passkey(node.node_id)
         return Welcome(
             run_id=self._run_id,
             run_name=RUN,
@@ -148,7 +154,8 @@ class EchoHub:
             base=self.distributor.offer(0, node),
             policy=self.distributor.offer(self._newest, node) if self._newest else None,
             policy_version=self._newest,
-            tracker_path=f"/announce/{self._tracker.passkey(node.node_id)}",
+            tracker_path=f"/announce/{passkey}",
+            sighting_path=f"{SIGHTING_PATH}{passkey}",
             heartbeat_s=self._config.server.heartbeat_s,
             run_keys=self._publisher.run_keys(),
             mesh=self.distributor.mesh_for(node),
@@ -159,7 +166,7 @@ class EchoHub:
             async with self._linked:
                 self._note_links(node_id, frozenset(message.node_ids))
                 self._linked.notify_all()
-        if isinstance(message, Fetched | Have | Links | KeyframeWanted):
+        if isinstance(message, Fetched | Have | Links | MeetWanted | KeyframeWanted):
             await self.distributor.node_said(node_id, message)
 
     async def node_left(self, node_id: str) -> None:
