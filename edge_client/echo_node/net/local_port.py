@@ -15,6 +15,7 @@ import random
 import socket
 import ssl
 from collections.abc import AsyncGenerator, Collection, Sequence
+from functools import cache
 from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
@@ -118,7 +119,7 @@ class LocalPort:
             reader, writer = await asyncio.open_connection(
                 sock=connection,
                 limit=_MOST_HEAD_BYTES,
-                ssl=ssl.create_default_context() if is_tls else None,
+                ssl=_tls_context() if is_tls else None,
                 server_hostname=host if is_tls else None,
             )
         except BaseException:
@@ -211,6 +212,12 @@ async def _accept(listener: socket.socket, hosts: Collection[str], found: asynci
             found.put_nowait(connection)
         else:
             connection.close()
+
+
+@cache
+def _tls_context() -> ssl.SSLContext:
+    """Return the context for the hub. Cached, because loading the system's certificates takes long."""
+    return ssl.create_default_context()
 
 
 def _family_of(host: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -38,9 +39,9 @@ class FakeHub:
 
 
 @asynccontextmanager
-async def opened(hub: FakeHub, host: str = "127.0.0.1") -> AsyncIterator[FakeHub]:
-    server = await asyncio.start_server(hub.serve, host, 0)
-    hub.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+async def opened(hub: FakeHub, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[FakeHub]:
+    server = await asyncio.start_server(hub.serve, "127.0.0.1", 0, ssl=tls)
+    hub.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
         yield hub
     finally:

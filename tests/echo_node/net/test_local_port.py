@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+import ssl
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
+from pathlib import Path
 
 import pytest
 
 from echo_node.net import local_port
 from echo_node.net.local_port import MOST_TRIES, LocalPort
 from echo_shared.errors import EchoError
+from tests.echo_hub.net.certificates import Authority
 from tests.echo_node.net.punching_parts import PATH, FakeHub, opened
 
 HERE = "127.0.0.1"
@@ -26,7 +29,7 @@ async def hub() -> AsyncIterator[FakeHub]:
 
 
 @contextlib.contextmanager
-def bound(host: str = HERE):
+def bound(host: str = HERE) -> Iterator[LocalPort]:
     port = LocalPort(host)
     try:
         port.open()
@@ -48,6 +51,20 @@ async def test_the_hub_sees_the_port(hub: FakeHub) -> None:
         assert port.sightings == [f"{HERE} {port.number} 0 signed"]
         assert (port.public_hosts, port.local_hosts) == ([HERE], [HERE])
     assert hub.requests[0].startswith(f"GET {PATH} HTTP/1.1\r\nHost: {hub.url.removeprefix('http://')}\r\n")
+
+
+async def test_a_hub_with_tls_is_asked_by_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = Authority(tmp_path).server()
+    theirs = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    theirs.load_cert_chain(files.certificate, files.key)
+    async with opened(FakeHub(), tls=theirs) as hub:
+        with bound() as port:
+            await port.learn(hub.url + PATH)
+            assert port.sightings == [], "nothing trusts this certificate"
+        monkeypatch.setattr(local_port, "_tls_context", lambda: ssl.create_default_context(cafile=files.authority))
+        with bound() as port:
+            await port.learn(hub.url + PATH)
+            assert port.sightings == [f"{HERE} {port.number} 0 signed"]
 
 
 async def test_two_ports_connect_to_each_other_whoever_begins() -> None:
