@@ -90,9 +90,9 @@ class NodeConfig(BaseSettings):
     other nodes can connect to it. False: do not ask.
     """
     punching: bool = True
-    """Connect to other nodes through your router and theirs, when neither of you accepts connections. No port of the
-    router is opened for anybody else: your node and the other one connect to each other at the same moment, which the
-    hub arranges. False: two such nodes get everything from the hub.
+    """Link with nodes behind other routers by hole punching, if neither router accepts connections. The hub arranges
+    the moment at which both nodes connect; the router opens no port for third machines. False: the hub alone serves
+    such pairs of nodes.
     """
     upload_limit_bytes_s: Annotated[int, Field(ge=0)] = 0
     """Upload rate to other nodes in bytes per second: at most half of it for forwarding pieces, and half for

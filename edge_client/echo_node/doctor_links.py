@@ -1,4 +1,4 @@
-"""The part of `echo-node doctor` that shows how other nodes and this one reach each other."""
+"""Links to other nodes, as a finding of `echo-node doctor`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SUBJECT = "other nodes"
 
 
 def examine_links(paths: NodePaths, config: NodeConfig) -> Finding:
-    """Return the links of the running node, or what a node would do. Blocks the calling thread for a moment."""
+    """Return the links of the running node; without one, the effect of the settings. Blocks the thread for a moment."""
     try:
         said = asyncio.run(control.ask(paths.control_file, "status")).get("links", "")
     except ConnectError:

@@ -149,8 +149,8 @@ async def _first(found: AsyncGenerator[socket.socket]) -> socket.socket | None:
 
 
 def usable(meet: Meet, port: LocalPort) -> list[Address]:
-    """Return the addresses to connect to: none with a special meaning, loopback only if this node reaches its hub
-    there, private ones only of nodes in the same network.
+    """Return the usable addresses of a peer. Multicast, unspecified, link-local and reserved addresses are dropped.
+    Loopback needs a hub on this machine, private addresses need a peer in the same network.
     """
     on_loopback = any(ipaddress.ip_address(host).is_loopback for host in port.local_hosts)
     in_private_net = not any(ipaddress.ip_address(host).is_global for host in port.public_hosts)

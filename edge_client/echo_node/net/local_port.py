@@ -1,7 +1,7 @@
-"""A local TCP port from which this node connects to its hub and to one peer at the same time, and on which it listens.
+"""A local TCP port for one attempt at hole punching: connections to hub and peer leave from it, and it listens.
 
-A router gives all connections from one local port the same public port, if it can be passed at all. So the public port
-that the hub sees is the one at which the peer's packets arrive.
+A passable router maps one local port to one public port for all connections. The hub therefore sees the public port to
+which the peer must send its packets.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SIGHTING_S: Final = 2.0
 OTHER_FAMILY_S: Final = 0.25
 """Seconds to wait for the second address family once the hub has answered over the first one."""
 MOST_TRIES: Final = 10
-"""Maximum connections to one address, of which all but the last were refused at once."""
+"""Maximum number of connection attempts to one address in case of immediate refusals."""
 _AGAIN_S: Final = 0.1
 """Longest wait after a refusal. A router that refuses the peer's first packet closes the way for a moment, so the two
 nodes try at changing times.

@@ -71,7 +71,7 @@ _RETRY_LIMIT_S: Final = 30.0
 PUNCH_FIRST_S: Final = 0.25
 """Seconds without a link before the first attempt to connect through both routers."""
 PUNCH_FIRST_ACCEPTING_S: Final = 3.0
-"""The same for a node to which others could connect by themselves: they will do so."""
+"""PUNCH_FIRST_S of a node with accepted plain connections: peers reach its port without hole punching."""
 PUNCH_AGAIN_S: Final = 4.0
 """Seconds before the first repetition of such an attempt, doubled each time: most attempts succeed at once or never."""
 PUNCH_LIMIT_S: Final = 3_600.0
@@ -112,8 +112,8 @@ class MeshLinks:
         """Peer ids by hub-assigned number."""
         self._connectors: dict[str, asyncio.Task[None]] = {}
         self._punchers: dict[str, asyncio.Task[None]] = {}
-        """Tasks that link through routers, by the peer's id. The node with the smaller id has one for each peer, the
-        other node has one while it answers.
+        """Tasks that link through routers, by the peer's id. The node with the smaller id keeps a task per peer; the
+        node with the larger id runs a task during its answer.
         """
         self._links: dict[str, Link] = {}
         self._bars: dict[str, tuple[float, float]] = {}
@@ -194,7 +194,7 @@ class MeshLinks:
             self._connect_to_all()
 
     def meet(self, meet: Meet) -> None:
-        """Connect to a peer that connects to this node at the same time."""
+        """Handle a Meet: start an answer to the peer's attempt, or resume the own attempt."""
         if self._punching is None:
             return
         if meet.answers:
@@ -310,7 +310,7 @@ class MeshLinks:
                 del self._punchers[meet.node_id]
 
     def _stop_answering(self, node_id: str) -> None:
-        """End an answer that has led to a link, so that this node can answer others."""
+        """Cancel the answer after its link is up, to free a slot for answers to other peers."""
         if self._me.node_id > node_id and (answer := self._punchers.pop(node_id, None)) is not None:
             answer.cancel()
 

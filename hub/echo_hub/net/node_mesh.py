@@ -1,6 +1,4 @@
-"""The links between nodes: which nodes are to link with each other, what each node was told of them, and which links
-exist.
-"""
+"""The links between nodes: planned neighbours, the peer lists sent to nodes, and the reported links."""
 
 from __future__ import annotations
 

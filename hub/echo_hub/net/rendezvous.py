@@ -30,9 +30,9 @@ from echo_shared.wire.messages import FIRST_UNPRIVILEGED_PORT, MAX_ADDRESSES, Me
 WANTED_PER_S: Final = 1_000.0
 """Meets of all nodes each second."""
 WANTED_PER_S_OF_NODE: Final = 16.0
-"""Meets of one node each second: a node that has just joined asks for one with each of its peers at once."""
+"""Meets of one node each second. A new node requests Meets with all of its peers together."""
 PAIR_AGAIN_S: Final = 3.0
-"""Least seconds between two Meets that a node may ask for with the same peer."""
+"""Least seconds between two requests of a node for Meets with the same peer."""
 ANSWER_S: Final = 10.0
 """Seconds within which a node may answer a Meet, once."""
 
@@ -100,7 +100,7 @@ def _note(times: dict[str, dict[str, float]], node_id: str, peer_id: str, now: f
 
 
 def _is_of_one_host(host: str) -> bool:
-    """Return True if a host other than the reader's own can have this address."""
+    """Return True for an address of one host on a network; False for loopback, multicast and other special ones."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -1,11 +1,11 @@
 """Sightings: the hub's signed statements about the public address of a node's local port.
 
-A node behind a router does not know the address that others see. It connects to the hub from a local port, and the hub
+A node behind a router lacks knowledge of its public address. It connects to the hub from a local port, and the hub
 answers with the address and the port from which the connection came. The node passes the answer on in a MeetWanted. The
 hub keeps nothing in between: the signature shows that the statement is its own.
 
-A TCP connection proves that packets to that address arrive at the node. A node can therefore not name the address of a
-machine that is not its own, and the answer amplifies nothing.
+A TCP connection proves that packets to that address arrive at the node. A sighting thus never names the address of a
+foreign machine, and the answer amplifies no traffic.
 """
 
 from __future__ import annotations

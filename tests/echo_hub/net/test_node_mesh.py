@@ -58,7 +58,7 @@ def wanted(peer: str, *, by: str = "a", host: str = A.host) -> MeetWanted:
 
 
 def test_a_peer_hears_of_a_node_before_it_is_to_meet_it(mesh: NodeMesh, told: Told) -> None:
-    """Node b joined last, so that a was not told of it yet: a would ignore the Meet."""
+    """Node b joined last, and node a lacks the news: without the Mesh, node a would ignore the Meet."""
     mesh.meet("b", wanted("a", by="b", host=B.host))
     mesh.meet("b", wanted("a", by="b", host=B.host))
     (to, first), (_, second) = told.sent

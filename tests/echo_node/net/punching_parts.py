@@ -49,7 +49,7 @@ async def opened(hub: FakeHub, *, tls: ssl.SSLContext | None = None) -> AsyncIte
 
 
 class Line:
-    """One node's connection to the hub. The hub passes a MeetWanted on to `peer` as it is, without any check."""
+    """One node's connection to the hub. The hub forwards each MeetWanted to `peer` without checks."""
 
     def __init__(self, hub: FakeHub, node_id: str) -> None:
         self.address = HubAddress(origin=hub.url)

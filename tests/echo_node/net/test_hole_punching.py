@@ -1,6 +1,4 @@
-"""Two nodes connect to each other at the same time, with the help of a hub. Here all are on loopback, without
-routers; `tests/benchmarks/dissemination/wan/test_punching.py` has routers.
-"""
+"""Hole punching between two nodes and a hub on loopback. `tests/end_to_end/test_through_routers.py` has routers."""
 
 from __future__ import annotations
 

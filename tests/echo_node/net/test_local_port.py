@@ -1,4 +1,4 @@
-"""One local port connects to the hub and to a peer, and listens, all at the same time."""
+"""Connections of one local port to hub and peer, and its listening sockets."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_a_hub_with_tls_is_asked_by_tls(tmp_path: Path, monkeypatch: pytes
 
 
 async def test_two_ports_connect_to_each_other_whoever_begins() -> None:
-    """On one machine a connection to a port without a listener would be refused."""
+    """On loopback, a port without a listening socket would refuse the connection."""
     with bound() as one, bound() as other:
         ends = await asyncio.gather(first(one, (HERE, other.number)), first(other, (HERE, one.number)))
         for end, port, peer in zip(ends, (one, other), (other, one), strict=True):

@@ -149,12 +149,12 @@ class MeetWanted(WireMessage):
     sightings: Annotated[tuple[Sighting, ...], Field(max_length=2, strict=False)]
     """The hub's signed statements about the public address of that port, for IPv4 and IPv6."""
     local_hosts: Annotated[tuple[Host, ...], Field(max_length=2, strict=False)] = ()
-    """Addresses in the node's own network, of use only for peers behind the same router."""
+    """The node's private addresses, useful for peers behind the same router."""
     answers: bool = False
 
 
 class Meet(WireMessage):
-    """Connect to this peer, which connects to this node at the same time: both routers then let the packets pass."""
+    """Order to connect to this peer now. The peer gets the same order, so both routers admit the packets."""
 
     type: Literal["meet"] = "meet"
     node_id: NodeId
@@ -205,7 +205,7 @@ class Links(WireMessage):
     type: Literal["links"] = "links"
     node_ids: Annotated[tuple[NodeId, ...], Field(max_length=MAX_MESH, strict=False)]
     punched: Annotated[tuple[NodeId, ...], Field(max_length=MAX_MESH, strict=False)] = ()
-    """Those of the nodes to which the connection goes through both routers, made by Meet."""
+    """Subset of `node_ids` with links by hole punching (Meet)."""
 
 
 class KeyframeWanted(WireMessage):
