@@ -21,8 +21,10 @@ AGAIN_S: Final = 30.0
 class Bus:
     """Connection to D-Bus. The first call opens it."""
 
-    def __init__(self, kind: Literal["SESSION", "SYSTEM"]) -> None:
+    def __init__(self, kind: Literal["SESSION", "SYSTEM"], *, takes_files: bool = False) -> None:
+        """`takes_files`: True if answers may contain file descriptors."""
         self._kind = kind
+        self._takes_files = takes_files
         self._connection: DBusConnection | None = None
         self._not_before = 0.0
 
@@ -79,7 +81,7 @@ class Bus:
 
         if self._connection is None and time.monotonic() >= self._not_before:
             try:
-                self._connection = open_dbus_connection(bus=self._kind)
+                self._connection = open_dbus_connection(bus=self._kind, enable_fds=self._takes_files)
             except (OSError, EOFError, KeyError, ValueError, RuntimeError, DBusErrorResponse) as error:
                 log.debug("There is no D-Bus (%s): %s", self._kind, error)
                 self.close()

@@ -23,6 +23,8 @@ class Desktop:
         self.answers: Answers = {}
         self.asked: list[tuple[str, str]] = []
         self.bodies: list[tuple[Any, ...]] = []
+        self.senders: list[str] = []
+        """Name of the connection of each call."""
         self._connections: list[Any] = []
         self._threads: list[threading.Thread] = []
 
@@ -30,7 +32,7 @@ class Desktop:
         from jeepney.bus_messages import message_bus
         from jeepney.io.blocking import open_dbus_connection
 
-        connection = open_dbus_connection(bus=self.address)
+        connection = open_dbus_connection(bus=self.address, enable_fds=True)
         connection.send_and_get_reply(message_bus.RequestName(name))
         thread = threading.Thread(target=self._answer, args=(connection,), daemon=True)
         thread.start()
@@ -51,11 +53,20 @@ class Desktop:
                     key = key[0], "/".join([key[1], *message.body[1:]]).rstrip("/")
                 self.asked.append(key)
                 self.bodies.append(message.body)
+                self.senders.append(fields[HeaderFields.sender])
                 if key in self.answers:
                     signature, body = self.answers[key]
                     connection.send(new_method_return(message, signature, body))
                 else:
                     connection.send(new_error(message, "org.freedesktop.DBus.Error.UnknownMethod"))
+
+    def is_connected(self, name: str) -> bool:
+        """Return True if the connection with this name is open."""
+        from jeepney.bus_messages import message_bus
+        from jeepney.io.blocking import open_dbus_connection
+
+        with open_dbus_connection(bus=self.address) as bus:
+            return bool(bus.send_and_get_reply(message_bus.NameHasOwner(name)).body[0])
 
     def close(self) -> None:
         for connection in self._connections:

@@ -1,0 +1,176 @@
+"""Keeps the machine from falling asleep by itself. The screen may turn off and lock, and the owner can still put the
+machine to sleep.
+
+Each lock ends with this process, even if the process is killed: D-Bus services drop the lock when the connection or the
+file descriptor closes, `caffeinate` watches the process, and Windows ends the request with its thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from echo_node.host.sensors.bus import AGAIN_S, Bus
+
+CAFFEINATE: Final = Path("/usr/bin/caffeinate")
+REASON: Final = "Lends this machine to an Echo run"
+_NAME: Final = "echo-node"
+_SUSPEND: Final = 4
+"""Flag of GNOME's session manager: no automatic suspend. The screen still turns off and locks."""
+_ES_CONTINUOUS: Final = 0x80000000
+_ES_SYSTEM_REQUIRED: Final = 0x00000001
+
+
+class WakeLock(Protocol):
+    """A lock against automatic sleep."""
+
+    @property
+    def held_by(self) -> str:
+        """Program or service of the system that holds the lock; empty = the lock is not held."""
+
+    def keep(self) -> None:
+        """Take the lock, unless it is held. A refusal leaves `held_by` empty. May block for a second."""
+
+    def release(self) -> None:
+        """Give up the lock at once, or as soon as a call of `keep` in another thread ends. Allowed without a lock."""
+
+
+class LinuxWakeLock:
+    """Lock of the first of these services that grants it: GNOME's session manager, the desktop's power management
+    (KDE, Xfce), the login manager.
+
+    The login manager comes last, because some desktops do not lock the screen while it holds an idle lock.
+    """
+
+    def __init__(self) -> None:
+        self.held_by = ""
+        self._session: Bus | None = None
+        self._changing = threading.Lock()
+        self._lock: Any = None
+        """File descriptor of the login manager's lock."""
+        self._not_before = 0.0
+
+    def keep(self) -> None:
+        with self._changing:
+            if not self.held_by and time.monotonic() >= self._not_before:
+                self._take()
+
+    def _take(self) -> None:
+        self._session = Bus("SESSION")
+        for name, take in (
+            ("GNOME's session manager", self._by_gnome),
+            ("the desktop's power management", self._by_power_management),
+            ("the login manager", self._by_login_manager),
+        ):
+            if take(self._session):
+                self.held_by = name
+                return
+        self._session.close()
+        self._not_before = time.monotonic() + AGAIN_S
+
+    def release(self) -> None:
+        with self._changing:
+            self.held_by, self._not_before = "", 0.0
+            if self._session is not None:
+                self._session.close()
+                self._session = None
+            if self._lock is not None:
+                self._lock.close()
+                self._lock = None
+
+    def _by_gnome(self, session: Bus) -> bool:
+        """https://gitlab.gnome.org/GNOME/gnome-session/-/blob/main/gnome-session/org.gnome.SessionManager.xml"""
+        service, path = "org.gnome.SessionManager", "/org/gnome/SessionManager"
+        return session.call(service, path, service, "Inhibit", "susu", (_NAME, 0, REASON, _SUSPEND)) is not None
+
+    def _by_power_management(self, session: Bus) -> bool:
+        service = "org.freedesktop.PowerManagement"
+        interface, path = f"{service}.Inhibit", "/org/freedesktop/PowerManagement/Inhibit"
+        return session.call(service, path, interface, "Inhibit", "ss", (_NAME, REASON)) is not None
+
+    def _by_login_manager(self, _: Bus) -> bool:
+        """https://systemd.io/INHIBITOR_LOCKS/"""
+        service, system = "org.freedesktop.login1", Bus("SYSTEM", takes_files=True)
+        answer = system.call(
+            *(service, "/org/freedesktop/login1", f"{service}.Manager", "Inhibit", "ssss"),
+            ("idle", _NAME, REASON, "block"),
+        )
+        system.close()
+        if answer is None:
+            return False
+        self._lock = answer[0]
+        os.set_inheritable(self._lock.fileno(), False)  # The engine's process must not prolong the lock.
+        return True
+
+
+class MacWakeLock:
+    """Lock of the program `caffeinate`, which watches this process."""
+
+    def __init__(self, program: Path = CAFFEINATE) -> None:
+        self._program = program
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def held_by(self) -> str:
+        return "caffeinate" if self._process is not None and self._process.poll() is None else ""
+
+    def keep(self) -> None:
+        if self.held_by or not self._program.exists():
+            return
+        self.release()
+        self._process = subprocess.Popen(
+            [str(self._program), "-i", "-w", str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def release(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+class WindowsWakeLock:
+    """Lock of SetThreadExecutionState, which is valid as long as the thread that called it."""
+
+    def __init__(self) -> None:
+        self.held_by = ""
+        self._ends = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def keep(self) -> None:
+        if self._thread is None:
+            asked, self._ends = threading.Event(), threading.Event()
+            self._thread = threading.Thread(target=self._hold, args=(asked, self._ends), name="wake lock", daemon=True)
+            self._thread.start()
+            asked.wait()
+
+    def release(self) -> None:
+        if self._thread is not None:
+            self._ends.set()
+            self._thread.join()
+            self._thread, self.held_by = None, ""
+
+    def _hold(self, asked: threading.Event, ends: threading.Event) -> None:
+        """https://learn.microsoft.com/windows/win32/api/winbase/nf-winbase-setthreadexecutionstate"""
+        libraries: Any = ctypes.windll  # type: ignore[attr-defined,unused-ignore]
+        set_state = libraries.kernel32.SetThreadExecutionState
+        if set_state(_ES_CONTINUOUS | _ES_SYSTEM_REQUIRED):
+            self.held_by = "Windows"
+        asked.set()
+        ends.wait()
+        set_state(_ES_CONTINUOUS)
+
+
+def wake_lock_here() -> WakeLock:
+    if sys.platform == "win32":
+        return WindowsWakeLock()
+    return MacWakeLock() if sys.platform == "darwin" else LinuxWakeLock()
