@@ -76,6 +76,11 @@ class CurrentRun:
         return self.shell is not None and self.shell.work.rests
 
     @property
+    def works(self) -> bool:
+        """See `WorkLoop.works`."""
+        return self.shell is not None and self.shell.work.works
+
+    @property
     def token_rates(self) -> tuple[float, ...]:
         """See `TokenHistory.rates`; only tokens of this run count."""
         return self._history.rates

@@ -11,24 +11,35 @@ from typing import Any
 
 from echo_node.config import NodeConfig
 from echo_node.core.clocks import in_words
+from echo_node.core.duty import DeviceFigures, DutyRules
 from echo_node.core.manners import Manners, MannersConfig, SensorReading
 from echo_node.findings import Finding
 from echo_node.host import control
 from echo_node.host.paths import NodePaths
 from echo_node.host.pause import PauseFile
 from echo_node.host.sensors.machine import MachineSensors, Sensors
+from echo_node.host.wake_lock import WakeLock, wake_lock_here
 from echo_shared.errors import ConnectError
 
 
 def examine_manners(
-    paths: NodePaths, config: NodeConfig, *, on_gpu: bool, sensors: Sensors | None = None
+    paths: NodePaths,
+    config: NodeConfig,
+    *,
+    on_gpu: bool,
+    sensors: Sensors | None = None,
+    wake_lock: WakeLock | None = None,
 ) -> Iterator[Finding]:
-    """Yield findings. `on_gpu`: the engine would use a GPU. `sensors`: None = this machine's. Blocks the calling thread
-    for a second.
+    """Yield findings. `on_gpu`: the engine would use a GPU. `sensors`, `wake_lock`: None = this machine's. Blocks the
+    calling thread for a second.
     """
     found = sensors or MachineSensors(paths.data_dir)
     try:
-        yield from _sensors(found.read(_with_every_sensor(config.manners), engines=(), on_gpu=True))
+        reading = found.read(_with_every_sensor(config.manners), engines=(), on_gpu=True)
+        yield from _sensors(reading)
+        yield from _targets(config.manners, reading, on_gpu=on_gpu)
+        if config.manners.keep_awake:
+            yield _awake(wake_lock or wake_lock_here())
         running = _running(paths)
         if running is not None:
             yield from _of_the_running_node(running)
@@ -62,6 +73,7 @@ def _sensors(reading: SensorReading) -> Iterator[Finding]:
         "full screen": None if reading.full_screen is None else ("yes" if reading.full_screen else "no"),
         "the GPU's load": _gpu_load(reading),
         "the GPU's temperature": _celsius(reading.gpu_celsius),
+        "the GPU's power": None if reading.gpu_watts is None else f"{reading.gpu_watts:.0f} W",
         "the processor's temperature": _celsius(reading.cpu_celsius),
         "metered network": None if reading.metered is None else ("yes" if reading.metered else "no"),
     }
@@ -72,6 +84,44 @@ def _sensors(reading: SensorReading) -> Iterator[Finding]:
     if missing:
         what = f"this machine does not report: {missing}. A missing value pauses nothing"
         yield Finding(subject="sensors", level="note", what=what)
+
+
+def _targets(settings: MannersConfig, reading: SensorReading, *, on_gpu: bool) -> Iterator[Finding]:
+    """Report the targets that have no effect here."""
+    of_gpu, elsewhere = "the GPU's", "the engine of this node computes on the "
+    for key, target, figure, what, is_used, device in (
+        ("target_cpu_celsius", settings.target_cpu_celsius, reading.cpu_celsius, "temperature", not on_gpu, "GPU"),
+        ("target_gpu_celsius", settings.target_gpu_celsius, reading.gpu_celsius, "temperature", on_gpu, "processor"),
+        ("target_gpu_watts", settings.target_gpu_watts, reading.gpu_watts, "power", on_gpu, "processor"),
+    ):
+        if target and not is_used:
+            what = f"manners.{key} = {target:g} has no effect: {elsewhere}{device}"
+            yield Finding(subject="target", level="note", what=what)
+        elif target and figure is None:
+            whose = of_gpu if on_gpu else "the processor's"
+            yield Finding(
+                subject="target",
+                level="warning",
+                what=f"manners.{key} = {target:g} has no effect: this machine does not report {whose} {what}",
+                do="Limit the node by a level instead: echo-node config set manners.schedule 50%",
+            )
+
+
+def _awake(lock: WakeLock) -> Finding:
+    """Take the lock against sleep, give it up, and report who granted it."""
+    lock.keep()
+    held_by = lock.held_by
+    lock.release()
+    if held_by:
+        what = f"{held_by} keeps this machine awake while the node works on mains power"
+        return Finding(subject="keep awake", level="ok", what=what)
+    what = "this system grants no lock against sleep: the machine may fall asleep while the node works"
+    return Finding(
+        subject="keep awake",
+        level="warning",
+        what=what,
+        do="Turn off automatic sleep in the system's power settings, or run: echo-node config unset manners.keep_awake",
+    )
 
 
 def _idle(idle_s: float | None) -> str | None:
@@ -99,7 +149,9 @@ def _running(paths: NodePaths) -> Mapping[str, Any] | None:
 
 
 def _of_the_running_node(status: Mapping[str, Any]) -> Iterator[Finding]:
-    """Report the running node's holds (reasons to pause) and problems."""
+    """Report the running node's holds (reasons to pause), its share of the device's time, and its problems."""
+    if share := status.get("share_reason"):  # Nodes of older releases send no share.
+        yield Finding(subject="share", level="note", what=f"the node that runs here uses at most {share}")
     for sentence in status["holds"].values():
         yield Finding(subject="held back", level="note", what=sentence)
     problems = status.get("problems", {})  # Nodes of older releases send no problems.
@@ -111,13 +163,13 @@ def _of_the_running_node(status: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _of_a_new_node(paths: NodePaths, settings: MannersConfig, sensors: Sensors, *, on_gpu: bool) -> Iterator[Finding]:
     """Report the holds (reasons to pause) of a node that would start now."""
-    holds = Manners(settings).holds(
-        sensors.read(settings, engines=(), on_gpu=on_gpu),
-        pause=PauseFile(paths.pause_file).load(),
-        on_gpu=on_gpu,
-        now=time.monotonic(),
-        local=datetime.now().astimezone(),
-    )
+    reading = sensors.read(settings, engines=(), on_gpu=on_gpu)
+    now, local = time.monotonic(), datetime.now().astimezone()
+    pause = PauseFile(paths.pause_file).load()
+    holds = Manners(settings).holds(reading, pause=pause, on_gpu=on_gpu, now=now, local=local)
+    device, figures = "gpu" if on_gpu else "cpu", DeviceFigures.of(reading, on_gpu=on_gpu)
+    if share := DutyRules(settings).duty(device, figures, now=now, local=local).sentence:
+        yield Finding(subject="share", level="note", what=f"a node would now use at most {share}")
     for hold in holds:
         yield Finding(
             subject="held back",

@@ -45,6 +45,7 @@ from echo_node.host.pause import PauseFile
 from echo_node.host.sensors.machine import MachineSensors, Sensors
 from echo_node.host.traffic import TrafficMeter
 from echo_node.host.trouble_log import TroubleLog
+from echo_node.host.wake_lock import wake_lock_here
 from echo_node.network_hold import NetworkHold
 from echo_node.owner_watch import OwnerWatch
 from echo_node.panel import NodeSnapshot, Panel, report_of
@@ -121,6 +122,7 @@ class JoinedNode:
             inbox=self._inbox,
             meter=self._meter,
             troubles=self._troubles,
+            wake_lock=wake_lock_here(),
         )
         self._last_word = LastWord(paths.last_word_file)
         self._holding: Holding | None = None
@@ -166,7 +168,16 @@ class JoinedNode:
         update = (self._updater and self._updater.said) or self._newer_release
         router = "" if self._connections is None else self._connections.swarm.router.sentence
         links = "" if self._connections is None else self._connections.mesh.sentence
-        return replace(snapshot, update=update, hub_gpu=self._watch.hub_gpu, router=router, links=links)
+        return replace(
+            snapshot,
+            update=update,
+            hub_gpu=self._watch.hub_gpu,
+            router=router,
+            links=links,
+            share=self._watch.duty.share,
+            share_reason=self._watch.duty.sentence,
+            awake=self._watch.awake,
+        )
 
     def request_stop(self, reason: str) -> None:
         """Stop the node. The first call makes the node return its leases to the hub; the second call cancels the node

@@ -58,6 +58,12 @@ class NodeSnapshot:
     """Reasons for which the node pauses, as sentences by `HoldReason`; empty = it does not pause."""
     hub_gpu: float | None = None
     """Share of the GPU that this user's own hub uses, with its learner; it pauses nothing. None = unknown."""
+    share: float = 1.0
+    """Share of its device's time that the engine may use."""
+    share_reason: str = ""
+    """Sentence with the share and its reason; empty = the engine may use its whole device."""
+    awake: str = ""
+    """How the machine is kept awake, in words; empty = it may fall asleep."""
     cage: Mapping[str, Any] = field(default_factory=dict)
     """Protections of the running engine's cage, from `Held.as_json`; empty = no engine runs."""
     problems: Mapping[str, str] = field(default_factory=dict)
@@ -184,6 +190,10 @@ def rows(snapshot: NodeSnapshot) -> list[tuple[str, str]]:
         result.append(("hub's key", snapshot.hub_fingerprint))
     if snapshot.cage:
         result.append(("engine's cage", Held.of(snapshot.cage).sentence))
+    if snapshot.share_reason:
+        result.append(("share", snapshot.share_reason))
+    if snapshot.awake:
+        result.append(("awake", snapshot.awake))
     if snapshot.hub_gpu:
         result.append(("GPU", f"shared with your own hub, which uses {snapshot.hub_gpu:.0%} of it"))
     if snapshot.update:

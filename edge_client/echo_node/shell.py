@@ -21,6 +21,7 @@ from echo_node.core.effects import (
     EndEngine,
     FetchArtefact,
     ForgetLease,
+    LimitDuty,
     RecordReceipts,
     RemoveArtefact,
     ResendSpooled,
@@ -174,6 +175,8 @@ class RunShell:
                 self._running_engine.suspend()
             case ResumeEngine():
                 self._running_engine.resume()
+            case LimitDuty(share=share):
+                await self._running_engine.limit_duty(share)
             case AddPolicy(policy_version=added):
                 directory = None if added == 0 else self.fetcher.directory(added)
                 await self._running_engine.add_policy(added, directory)

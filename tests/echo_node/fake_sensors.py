@@ -33,3 +33,15 @@ class FakeSensors:
                 return self._looked.wait_for(lambda: len(self.asked) >= enough, PATIENCE_S)
 
         assert await asyncio.to_thread(wait)
+
+
+class FakeWakeLock:
+    def __init__(self) -> None:
+        self.held_by = ""
+        self.granted_by = "the test"
+
+    def keep(self) -> None:
+        self.held_by = self.granted_by
+
+    def release(self) -> None:
+        self.held_by = ""

@@ -22,7 +22,7 @@ from echo_shared.sampling.interface import DrawnPart, FinishedRollout, GroupRequ
 from echo_shared.sampling.scoring import Intervals
 from echo_shared.wire.messages import FinishReason
 
-FINE, HANG, HOARD, NO_ROOM, NO_MEMORY, BUG, HICCUP, RANT, TALK, MUSE = range(10)
+FINE, HANG, HOARD, NO_ROOM, NO_MEMORY, BUG, HICCUP, RANT, TALK, MUSE, BURN = range(11)
 """Faults. The first token of a prompt is the number of the fault."""
 
 HOARD_BYTES = 400_000_000
@@ -80,8 +80,9 @@ class OddEngine:
     def sample(self, groups: Iterator[GroupRequest]) -> Iterator[list[EngineEvent]]:
         for request in groups:
             self._go_wrong(int(request.prompt_ids[0]))
-            if (how := int(request.prompt_ids[0])) in (TALK, MUSE):
-                yield from self._talk(request, step_s=0.001 if how == TALK else 2 * worker.SLOW_STEP_S)
+            if (how := int(request.prompt_ids[0])) in (TALK, MUSE, BURN):
+                step_s = 2 * worker.SLOW_STEP_S if how == MUSE else 0.001
+                yield from self._talk(request, step_s=step_s, burns=how == BURN)
                 continue
             yield [
                 FinishedRollout(
@@ -97,12 +98,17 @@ class OddEngine:
                 for index in request.indices
             ]
 
-    def _talk(self, request: GroupRequest, *, step_s: float) -> Iterator[list[EngineEvent]]:
+    def _talk(self, request: GroupRequest, *, step_s: float, burns: bool) -> Iterator[list[EngineEvent]]:
         self._talking = request
         self._drawn = self._told = 0
         while self._talking is not None:
             self._drawn += 1
-            time.sleep(step_s)
+            if burns:
+                until_s = time.process_time() + step_s
+                while time.process_time() < until_s:
+                    pass
+            else:
+                time.sleep(step_s)
             yield []
 
     def _go_wrong(self, how: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from pathlib import Path
@@ -10,15 +11,20 @@ from typing import Any
 import psutil
 import pytest
 
-from echo_node.core.manners import SensorReading
+from echo_node.core.manners import MannersConfig, SensorReading
 from echo_node.host import control
+from echo_node.host.hardware import sensible_threads
 from echo_shared.errors import ConfigError
 from echo_shared.wire.messages import Fetched, Goodbye, LeaseReturned, NodeStatus, Rollout
 from tests.echo_node.fake_sensors import FakeSensors
+from tests.echo_node.host.sensors.conftest import Desktop, desktop
 from tests.echo_node.test_daemon import Node, newest_status, ready_for
+
+__all__ = ["desktop"]
 
 pytest.importorskip("llama_cpp")
 
+GNOME = "org.gnome.SessionManager"
 LONG = {"count": 8, "max_tokens": 120, "stop_ids": ()}
 
 
@@ -103,3 +109,44 @@ async def test_a_finishing_node_completes_its_leases_and_leaves(hub: Any, node: 
         (lease.lease_id, index) for lease in leases for index in lease.indices
     }
     assert [m.capacity for m in hub.all(NodeStatus)][-1] == 0
+
+
+async def test_a_level_of_the_schedule_slows_the_engine_down(hub: Any, node: Node) -> None:
+    cores = sensible_threads()
+    node.manners = MannersConfig(priority="normal", schedule=(f"{round(25 / cores)}%",))
+    async with node.running(hub.url, sensors=FakeSensors()) as daemon:
+        await hub.until(ready_for(hub, 0))
+        (pid,) = node.engine_pids()
+        for number in range(1, 30):
+            await hub.lease(number, version=0, **LONG)
+        await hub.until(lambda: len(hub.all(Rollout)) > 2)
+        began, before_s = time.monotonic(), computed_s(pid)
+        await asyncio.sleep(2.0)
+        share = (computed_s(pid) - before_s) / (time.monotonic() - began) / cores
+        shown = daemon.snapshot()
+    assert 0.4 * shown.share < share < 1.15 * shown.share
+    assert shown.share_reason == f"{shown.share:.0%}".replace("%", " %") + (
+        " of the processor's time because of the schedule"
+    )
+    assert shown.activity == "sampling" and not shown.holds
+
+
+async def test_a_working_node_keeps_its_machine_awake_until_a_pause(hub: Any, node: Node, desktop: Desktop) -> None:
+    desktop.serve(GNOME)
+    desktop.answers["/org/gnome/SessionManager", "Inhibit"] = ("u", (17,))
+    node.manners = MannersConfig(priority="normal", keep_awake=True)
+    async with node.running(hub.url, sensors=FakeSensors()) as daemon:
+        await hub.until(ready_for(hub, 0))
+        await hub.until(lambda: bool(daemon.snapshot().awake))
+        assert daemon.snapshot().awake == "kept by GNOME's session manager"
+        (locked,) = set(desktop.senders)
+        assert desktop.is_connected(locked)
+        await control.ask(node.paths.control_file, "pause")
+        await hub.until(lambda: not desktop.is_connected(locked))
+        assert daemon.snapshot().awake == ""
+        await control.ask(node.paths.control_file, "resume")
+        await hub.until(ready_for(hub, 0))
+        for number in range(1, 30):
+            await hub.lease(number, version=0, **LONG)
+        await hub.until(lambda: bool(daemon.snapshot().awake))
+    assert not any(desktop.is_connected(sender) for sender in set(desktop.senders))

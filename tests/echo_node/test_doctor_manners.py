@@ -17,7 +17,7 @@ from echo_node.findings import Finding
 from echo_node.host.control import control_server
 from echo_node.host.paths import NodePaths
 from echo_node.host.pause import PauseFile
-from tests.echo_node.fake_sensors import FakeSensors
+from tests.echo_node.fake_sensors import FakeSensors, FakeWakeLock
 
 
 def found(paths: NodePaths, reading: SensorReading, **manners: object) -> list[Finding]:
@@ -81,3 +81,35 @@ def test_this_machine_s_own_sensors_are_asked(tmp_path: Path) -> None:
 def test_recent_activity_of_the_owner_is_shown(tmp_path: Path, idle_s: float) -> None:
     findings = found(NodePaths.find(tmp_path), SensorReading(idle_s=idle_s))
     assert f"last used {'0 s' if idle_s == 0 else '10 min'} ago" in findings[0].what
+
+
+def test_a_target_without_its_sensor_is_reported(tmp_path: Path) -> None:
+    paths = NodePaths.find(tmp_path)
+    wishes = {"target_gpu_celsius": 70, "target_gpu_watts": 200, "target_cpu_celsius": 80}
+    reading = SensorReading(gpu_watts=100.0)
+    told = [(one.level, one.what) for one in found(paths, reading, **wishes) if one.subject == "target"]
+    assert told == [
+        ("note", "manners.target_cpu_celsius = 80 has no effect: the engine of this node computes on the GPU"),
+        (
+            "warning",
+            "manners.target_gpu_celsius = 70 has no effect: this machine does not report the GPU's temperature",
+        ),
+    ]
+
+
+def test_the_current_share_is_shown(tmp_path: Path) -> None:
+    shares = found(NodePaths.find(tmp_path), SensorReading(), schedule=("30%",))
+    assert [one.what for one in shares if one.subject == "share"] == [
+        "a node would now use at most 30 % of the GPU's time because of the schedule"
+    ]
+
+
+@pytest.mark.parametrize(("held_by", "level"), [("the test", "ok"), ("", "warning")])
+def test_the_lock_against_sleep_is_tried_if_the_owner_wants_it(tmp_path: Path, held_by: str, level: str) -> None:
+    lock = FakeWakeLock()
+    lock.granted_by = held_by
+    config = NodeConfig(manners=MannersConfig(keep_awake=True))
+    findings = examine_manners(NodePaths.find(tmp_path), config, on_gpu=False, sensors=FakeSensors(), wake_lock=lock)
+    (finding,) = [one for one in findings if one.subject == "keep awake"]
+    assert finding.level == level and not lock.held_by
+    assert not [one for one in found(NodePaths.find(tmp_path), SensorReading()) if one.subject == "keep awake"]

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from echo_node.host.traffic import TrafficMeter
 from echo_node.host.trouble_log import TroubleLog
 from echo_node.owner_watch import OwnerWatch
 from echo_shared.errors import StorageError
-from tests.echo_node.fake_sensors import FakeSensors
+from tests.echo_node.fake_sensors import FakeSensors, FakeWakeLock
 from tests.small_disk import mounted, needs_mounts
 
 PATIENCE_S = 60.0
@@ -28,15 +29,16 @@ class Watched:
     def __init__(self, directory: Path) -> None:
         self.sensors = FakeSensors()
         self.chooser = SimpleNamespace(choice=SimpleNamespace(device="cuda"))
-        self.run = SimpleNamespace(engine_pid=None)
+        self.run = SimpleNamespace(engine_pid=None, works=False)
+        self.lock = FakeWakeLock()
         self.told: asyncio.Queue[Holding] = asyncio.Queue()
         self.file = PauseFile(directory / "pause.json")
         self.troubles = TroubleLog()
         self.meter = TrafficMeter(directory / "traffic.json", self.troubles)
         self.watch = self.again()
 
-    def again(self, *, look_s: float = 0.001) -> OwnerWatch:
-        manners = Manners(MannersConfig(keep_memory_s=7.0))
+    def again(self, *, look_s: float = 0.001, **settings: Any) -> OwnerWatch:
+        manners = Manners(MannersConfig(keep_memory_s=7.0, **settings))
         self.watch = OwnerWatch(
             manners,
             self.sensors,
@@ -47,6 +49,7 @@ class Watched:
             meter=self.meter,
             look_s=look_s,
             troubles=self.troubles,
+            wake_lock=self.lock,
         )
         return self.watch
 
@@ -60,7 +63,7 @@ class Watched:
         yield
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        assert self.sensors.is_closed
+        assert self.sensors.is_closed and not self.lock.held_by
 
 
 @pytest.fixture
@@ -148,3 +151,65 @@ async def test_the_sensors_know_the_engine_and_its_memory(watched: Watched) -> N
     assert watched.sensors.asked[-1] == (False, ())
     watched.sensors.reading = SensorReading(free_memory_bytes=2**30)
     assert watched.watch._read(None, False).engine_bytes > 2**20
+
+
+async def test_the_share_of_the_schedule_is_reported_once(watched: Watched) -> None:
+    watched.again(schedule=("25%",))
+    await watched.watch.look()
+    await watched.watch.look()
+    told = watched.told.get_nowait()
+    assert (told.holds, told.share) == ((), 0.25) and watched.told.empty()
+    assert watched.watch.duty.sentence == "25 % of the GPU's time because of the schedule"
+    watched.watch.use(MannersConfig())
+    await watched.watch.look()
+    assert watched.told.get_nowait().share == 1.0
+
+
+async def test_a_warm_gpu_gets_a_smaller_share(watched: Watched) -> None:
+    watched.again(target_gpu_celsius=70)
+    watched.sensors.reading = SensorReading(gpu_celsius=60.0)
+    await watched.watch.look()
+    assert watched.told.empty()
+    watched.sensors.reading = SensorReading(gpu_celsius=80.0)
+    await watched.watch.look()
+    told = watched.told.get_nowait()
+    assert told.holds == () and 0.3 < told.share < 0.7
+
+
+async def test_the_machine_is_kept_awake_only_if_the_owner_wants_it(watched: Watched) -> None:
+    watched.run.works = True
+    await watched.watch.look()
+    assert watched.watch.awake == "" and not watched.lock.held_by
+    watched.again(keep_awake=True)
+    await watched.watch.look()
+    assert watched.watch.awake == "kept by the test" and watched.lock.held_by
+
+
+@pytest.mark.parametrize("change", ["pause", "battery", "idle", "setting", "exit"])
+async def test_the_machine_may_sleep_at_once_when_the_reason_ends(watched: Watched, change: str) -> None:
+    watched.run.works = True
+    watched.again(keep_awake=True, on_battery=True, look_s=0.001)
+    async with watched.running():
+        await watched.sensors.looked_at()
+        assert watched.lock.held_by
+        if change == "pause":
+            watched.watch.change(OwnerPause())
+        elif change == "battery":
+            watched.sensors.reading = SensorReading(on_battery=True)
+        elif change == "idle":
+            watched.run.works = False
+            watched.watch._waking._worked_at = -1_000.0
+        elif change == "setting":
+            watched.watch.use(MannersConfig(on_battery=True))
+        if change != "exit":
+            async with asyncio.timeout(PATIENCE_S):
+                while watched.lock.held_by:  # noqa: ASYNC110 - The lock is not told to the test.
+                    await asyncio.sleep(0.001)
+            assert watched.watch.awake == ""
+
+
+async def test_a_system_without_a_lock_is_reported(watched: Watched) -> None:
+    watched.run.works, watched.lock.granted_by = True, ""
+    watched.again(keep_awake=True)
+    await watched.watch.look()
+    assert watched.watch.awake.startswith("this system grants no lock against sleep")

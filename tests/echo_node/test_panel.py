@@ -57,12 +57,15 @@ def test_all_that_matters_is_shown() -> None:
     assert shown["fetching"] == "Policy version 13: 0.5 of 1.5 MB (33 %)"
     assert shown["problem"] == "the disk is full"
     assert shown["hub"] == "echo at http://127.0.0.1:8710"
-    assert not {"credit", "rank", "page", "asks for", "checked", "GPU", "other nodes"} & shown.keys()
+    absent = {"credit", "rank", "page", "asks for", "checked", "GPU", "other nodes", "share", "awake"}
+    assert not absent & shown.keys()
     assert dict(rows(replace(SNAPSHOT, links="linked with 3 of 7 nodes")))["other nodes"] == "linked with 3 of 7 nodes"
     held = Held(by=("seccomp",), lacks={"reading": "no Landlock"})
     assert dict(rows(replace(SNAPSHOT, cage=held.as_json())))["engine's cage"] == held.sentence
     assert dict(rows(replace(SNAPSHOT, hub_gpu=0.85)))["GPU"] == "shared with your own hub, which uses 85% of it"
     assert dict(rows(replace(SNAPSHOT, router="opens no ports")))["router"] == "opens no ports"
+    limited = dict(rows(replace(SNAPSHOT, share=0.25, share_reason="25 % of the GPU's time", awake="kept by GNOME")))
+    assert (limited["share"], limited["awake"]) == ("25 % of the GPU's time", "kept by GNOME")
     asking = dict(rows(replace(SNAPSHOT, state="standby", reason="It is too slow.", cost_per_hour=0.4)))
     assert asking["state"] == "standby. It is too slow."
     assert asking["asks for"] == "$0.4 an hour, while it is active"

@@ -165,6 +165,10 @@ class EngineChild:
         """Completion tokens per second of sampling, over the last busy seconds; 0 before the first token."""
         return self._recent_tokens / self._recent_s if self._recent_tokens else 0.0
 
+    async def limit_duty(self, share: float) -> None:
+        """Use at most this share of the device's time (`duty_cycle`), from the next step on. Raises ChildExited."""
+        await self._child.send({"type": "duty", "share": share})
+
     async def add_policy(self, version: int, adapter_dir: Path | None) -> None:
         """Make `version` known. `adapter_dir` None: the base model without adapter, which is version 0 from the start.
 

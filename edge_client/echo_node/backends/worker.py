@@ -8,6 +8,8 @@ An engine may crash, leak or be killed for its memory; in a child process it tak
   them again with the new version, with their drawn tokens as prefix.
 - The worker reports tokens of unfinished rollouts every few seconds for the hub, and before it confirms a cancel. An
   engine with slow steps reports after each step, because the node may stop it during the next one.
+- The engine rests between two steps if the node limits its share of the device's time (`duty_cycle`). During a rest
+  the worker reads the node's commands.
 - Completions of other nodes are scored while no sampling runs, or between two batches after a waiting time.
 
 The process ends when its parent closes the pipe or dies. If the engine becomes unusable, a last frame gives the reason.
@@ -28,6 +30,7 @@ from typing import Final, assert_never
 from echo_node.backends import measure, registry
 from echo_node.backends.base import OUT_OF_MEMORY, Engine, EngineEvent, EngineSettings, GroupFailed
 from echo_node.backends.caging import Caged, CageTerms, cage_engine
+from echo_node.backends.duty_cycle import DutyCycle
 from echo_node.backends.frames import (
     error_to_frame,
     group_from_frame,
@@ -36,6 +39,7 @@ from echo_node.backends.frames import (
     score_from_frame,
 )
 from echo_node.backends.policies import EnginePolicies
+from echo_node.host.hardware import sensible_threads
 from echo_node.host.priority import die_with_parent, give_way
 from echo_shared.errors import POLICY_UNUSABLE, BackendError, CodecError, EchoError
 from echo_shared.process import process_memory
@@ -47,6 +51,9 @@ from echo_shared.sampling.scoring import Scored, ScoreRequest
 
 _LISTEN_S: Final = 0.05
 """Seconds between two checks for the node's commands while the worker waits for the preparation of an adapter."""
+
+REST_S: Final = 1.0
+"""Seconds between two signs of progress during a rest."""
 
 SLOW_STEP_S: Final = 0.03
 """Duration of an engine's step, in seconds, from which the worker reports tokens after each step. A faster engine
@@ -70,10 +77,18 @@ class EngineWorker:
     """
 
     def __init__(
-        self, pipe: ParentPipe, engine: Engine, heartbeat: Heartbeat, base_dir: Path, *, stream_s: float
+        self,
+        pipe: ParentPipe,
+        engine: Engine,
+        heartbeat: Heartbeat,
+        base_dir: Path,
+        *,
+        duty: DutyCycle,
+        stream_s: float,
     ) -> None:
         self._pipe = pipe
         self._engine = engine
+        self._duty = duty
         self._heartbeat = heartbeat
         self._base_dir = base_dir
         self._policies = EnginePolicies(engine)
@@ -118,6 +133,8 @@ class EngineWorker:
                 self._policies.add(version, None if adapter_dir is None else Path(adapter_dir))
             case {"type": "drop_policy", "version": version}:
                 self._forget(version)
+            case {"type": "duty", "share": share}:
+                self._duty.limit(share)
             case {"type": "measure", "widths": widths, "budget_s": budget_s}:
                 self._measure(tuple(widths), budget_s)
             case None:
@@ -171,6 +188,7 @@ class EngineWorker:
     def _score(self, request: ScoreRequest) -> None:
         """Recompute a completion, and report the result or the failure. Errors do not stop the sampling."""
         found = []
+        self._duty.begin()
         try:
             for version, ids, first in request.spans():
                 self._policies.use(version)
@@ -180,9 +198,19 @@ class EngineWorker:
             found = []
         self._heartbeat.step()
         self._pipe.send({"type": "scored", **asdict(Scored.of(request.rollout_id, found))})
+        self._rest()
+
+    def _rest(self) -> None:
+        """End a step. Rest until the next step may begin, and handle the node's commands meanwhile."""
+        self._duty.end()
+        while (left_s := self._duty.rest_s) and not self._pipe.ended:
+            self._handle(self._pipe.receive(timeout_s=min(left_s, REST_S)))
+            self._heartbeat.step()
+        self._stepped_at = time.perf_counter()
+        self._duty.begin()
 
     def _take_busy_s(self) -> float:
-        """Return the seconds of sampling since the last call."""
+        """Return the seconds of sampling since the last call, with the rests."""
         began, self._busy_from = self._busy_from, time.perf_counter()
         return self._busy_from - began
 
@@ -190,6 +218,7 @@ class EngineWorker:
         """Measure the engine with the base model without adapter. Nothing may be queued or running."""
         self._policies.use_base()
         rows = measure.measure(self._engine, self._base_dir, widths=widths, budget_s=budget_s)
+        self._duty.forgive()
         self._pipe.send({"type": "measured", "rows": rows})
 
     def __iter__(self) -> Iterator[GroupRequest]:
@@ -221,6 +250,7 @@ class EngineWorker:
             return
         self._current = version
         self._busy_from = self._stepped_at = time.perf_counter()
+        self._duty.begin()
         try:
             for events in self._engine.sample(self):
                 self._heartbeat.step()
@@ -230,6 +260,7 @@ class EngineWorker:
                 for prepared in self._policies.take_prepared() if self._stream_s else ():
                     self._pipe.send({"type": "prepared", "version": prepared})
                 self._handle_waiting()
+                self._rest()
                 if self._pipe.ended:
                     return
         except BackendError as error:
@@ -274,6 +305,7 @@ def serve(pipe: ParentPipe) -> None:
     frame = pipe.opening()
     if frame is None:
         return
+    cores = sensible_threads()  # In its cage, this process cannot read every limit on the cores.
     # Do this before any thread starts: a thread inherits priority and cage from the thread that starts it.
     give_way(frame["priority"])
     caged = _enter_cage(frame)
@@ -287,7 +319,8 @@ def serve(pipe: ParentPipe) -> None:
         ready = {"type": "ready", "width": width, "precision": engine.precision, "scores": engine.scores}
         converted = None if engine.converted is None else str(engine.converted)
         pipe.send({**ready, "converted": converted, "cage": caged.held.as_json()})
-        EngineWorker(pipe, engine, heartbeat, base_dir, stream_s=settings.stream_s).run()
+        duty = DutyCycle(cores if settings.device == "cpu" else 0)
+        EngineWorker(pipe, engine, heartbeat, base_dir, duty=duty, stream_s=settings.stream_s).run()
         engine.close()
 
 

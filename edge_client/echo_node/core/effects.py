@@ -62,6 +62,13 @@ class EndEngine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LimitDuty:
+    """Let the engine use at most this share of its device's time. A new engine uses all of it."""
+
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AddPolicy:
     """Make a version known to the engine, before any group that uses it. Version 0 is the base model
     without adapter.
@@ -161,6 +168,7 @@ Effect = (
     | SuspendEngine
     | ResumeEngine
     | EndEngine
+    | LimitDuty
     | AddPolicy
     | DropPolicy
     | SubmitGroup

@@ -167,6 +167,8 @@ class Holding:
     holds: tuple[Hold, ...]
     keep_memory_s: float
     """Seconds for which a paused engine keeps its model in memory."""
+    share: float = 1.0
+    """Share of its device's time that the engine may use, above 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from echo_node.core.schedule import Schedule
 from echo_node.core.traffic import Caps, Traffic
+from echo_shared.errors import ConfigError
 
 CALM_S: Final = 10.0
 """Seconds for which a measured figure must stay well within its limit before the hold (reason to pause) that it caused
@@ -50,7 +51,10 @@ class MannersConfig(BaseModel):
     on_battery: bool = False
     """Work while the machine runs on its battery."""
     schedule: Annotated[tuple[str, ...], Field(max_length=64)] = ()
-    """Working hours in local time, such as "mon-fri 22:00-07:00"; empty = at all times."""
+    """Working hours in local time, such as "mon-fri 22:00-07:00"; empty = at all times. A level at the end, such as in
+    "07:00-22:00 25%", limits the engine to this share of the time of the processor's cores, or of the GPU. If several
+    lines cover a moment, the last of them counts.
+    """
     exclusive: Annotated[tuple[str, ...], Field(max_length=64)] = ()
     """Programs that stop the node while they run, by file name, such as "blender"."""
     full_screen: bool = False
@@ -71,6 +75,12 @@ class MannersConfig(BaseModel):
     """Highest temperature of the GPU; 0 = no limit."""
     max_gpu_watts: Annotated[float, Field(ge=0, le=10_000)] = 0.0
     """Highest power of the GPU, averaged over some seconds; 0 = no limit."""
+    target_cpu_celsius: Celsius = 0.0
+    """Temperature at which to hold the processor: an engine on the processor slows down, without stopping; 0 = none."""
+    target_gpu_celsius: Celsius = 0.0
+    """Temperature at which to hold the GPU: an engine on the GPU slows down, without stopping; 0 = none."""
+    target_gpu_watts: Annotated[float, Field(ge=0, le=10_000)] = 0.0
+    """Power at which to hold the GPU: an engine on the GPU slows down, without stopping; 0 = none."""
     min_free_memory_bytes: Annotated[int, Field(ge=0)] = 512 * 2**20
     """Memory to leave for other programs."""
     min_free_disk_bytes: Annotated[int, Field(ge=0)] = 256 * 2**20
@@ -91,6 +101,10 @@ class MannersConfig(BaseModel):
     """Seconds for which a paused engine keeps its model in memory, to resume at once; games get the memory
     immediately.
     """
+    keep_awake: bool = False
+    """Keep the machine from falling asleep by itself while the node works on mains power. The screen may still turn
+    off, and you can still put the machine to sleep.
+    """
 
     @property
     def caps(self) -> Caps:
@@ -105,6 +119,19 @@ class MannersConfig(BaseModel):
     @model_validator(mode="after")
     def _check_schedule(self) -> Self:
         Schedule.parse(self.schedule)
+        return self
+
+    @model_validator(mode="after")
+    def _check_targets(self) -> Self:
+        """Raise ConfigError if a limit would stop the engine before it reaches the target."""
+        for quantity in ("cpu_celsius", "gpu_celsius", "gpu_watts"):
+            target, limit = getattr(self, f"target_{quantity}"), getattr(self, f"max_{quantity}")
+            if target and limit and target >= limit:
+                raise ConfigError(
+                    f"manners.target_{quantity} must be below manners.max_{quantity}, which stops the engine.",
+                    got=f"target {target:g}, limit {limit:g}",
+                    do=f"Lower the target, or raise max_{quantity}; 0 = no limit.",
+                )
         return self
 
 
@@ -249,7 +276,7 @@ class Manners:
             end = None if pause.until is None else datetime.fromtimestamp(pause.until, local.tzinfo)
             until = "" if end is None else f" until {end:%a %H:%M}"
             yield HoldReason.PAUSED, f"Paused by you{until}. Resume with: echo-node resume"
-        if not self._schedule.allows(local):
+        if not self._schedule.level(local):
             begins = self._schedule.next_begin(local)
             yield HoldReason.SCHEDULE, f"Outside the hours that you have set; the next ones begin {begins}."
 

@@ -26,6 +26,7 @@ from echo_node.core.checks import Checks
 from echo_node.core.effects import (
     AskForReceipts,
     Effect,
+    LimitDuty,
     RecordReceipts,
     ResendSpooled,
     SpoolRollout,
@@ -116,6 +117,8 @@ class WorkLoop:
         self._policies = PolicyVersions(on_disk)
         self._engine = EngineLife()
         self._yielding = Yielding()
+        self._share = self._engines_share = 1.0
+        """Share of its device's time that the engine may use, and the share that it was told."""
         self._pace = OwnPace()
         self._precision = ""
         """Precision of the engine's weights; empty until an engine has loaded its model."""
@@ -173,6 +176,13 @@ class WorkLoop:
     def rests(self) -> bool:
         """True while the node pauses for its owner and no work runs any more."""
         return self._yielding.rests and self._has_told and not self._is_leaving
+
+    @property
+    def works(self) -> bool:
+        """True while the node samples, or gets ready to sample for a hub that it reaches."""
+        activity = self._activity()
+        is_getting_ready = activity in ("preparing", "fetching") and self._engine.problem is None
+        return activity == "sampling" or (is_getting_ready and self._talk.connected)
 
     @property
     def _may_check(self) -> bool:
@@ -311,7 +321,8 @@ class WorkLoop:
 
     def _engine_ready(self, event: EngineReady, now: float) -> None:
         self._engine.ready(event, now)
-        self._pace.tokens_per_s, self._precision = event.tokens_per_s, event.precision
+        self._engines_share = 1.0
+        self._pace.tokens_per_s, self._precision = event.tokens_per_s * self._share, event.precision
         self._checks.can_score = event.scores
 
     def _engine_lost(self, event: EngineLost, now: float) -> None:
@@ -362,6 +373,7 @@ class WorkLoop:
         self._spool_works = False
 
     def _holding(self, event: Holding, now: float) -> None:
+        self._share = event.share
         if self._yielding.hold(event.holds, keep_memory_s=event.keep_memory_s):
             self._stop_work("the machine's owner needs it", now, within_s=YIELD_S)
 
@@ -405,6 +417,9 @@ class WorkLoop:
         self._effects += self._policies.reconcile(leased=leased, engine_up=engine_up, now=now, jitter=self._jitter)
         if not engine_up:
             return
+        if self._share != self._engines_share:
+            self._engines_share = self._share
+            self._effects.append(LimitDuty(share=self._share))
         self._move_on(now)
         self._effects += self._leases.start(self._policies)
         self._effects += self._checks.start(self._policies.loaded)

@@ -380,6 +380,11 @@ class EngineSupervisor:
         log.warning("Memory ran out: from now on at most %d rollouts are sampled at once.", width)
         self._parts.widths.remember(place, self._parts.limits.memory_bytes, width)
 
+    async def limit_duty(self, share: float) -> None:
+        if self._child is not None:
+            with suppress(ChildExited):
+                await self._child.limit_duty(share)
+
     async def add_policy(self, version: int, directory: Path | None) -> None:
         if self._child is not None:
             with suppress(ChildExited):

@@ -4,9 +4,11 @@ notice.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from echo_node.backends.process import (
     WorkerNews,
 )
 from echo_node.backends.registry import BackendChoice
+from echo_node.host.hardware import sensible_threads
 from echo_shared.errors import POLICY_UNUSABLE, BackendError
 from echo_shared.process import process_memory
 from echo_shared.process.supervised import ChildLimits
@@ -37,7 +40,7 @@ from echo_shared.sampling.interface import FinishedRollout, GroupRequest
 from echo_shared.sampling.scoring import Scored, ScoreRequest
 
 HANG, HOARD, NO_ROOM, NO_MEMORY, BUG, HICCUP = range(1, 7)
-TALK, MUSE = 8, 9
+TALK, MUSE, BURN = 8, 9, 10
 """Faults that `odd_worker` knows by these names."""
 Starter = Callable[..., Awaitable[EngineChild]]
 
@@ -47,9 +50,9 @@ async def start(tmp_path: Path, odd_worker: str) -> AsyncIterator[Starter]:
     """Yield a function that starts a worker with the misbehaving engine. Keyword arguments are those of Limits."""
     engines: list[EngineChild] = []
 
-    async def starter(*, stream_s: float = 0.0, **limits: Any) -> EngineChild:
+    async def starter(*, stream_s: float = 0.0, device: str = "cpu", **limits: Any) -> EngineChild:
         engine = await EngineChild.start(
-            BackendChoice(name="odd", device="cpu", reason="test"),
+            BackendChoice(name="odd", device=device, reason="test"),
             base_dir=tmp_path,
             derived_dir=tmp_path,
             log=tmp_path / "log",
@@ -225,6 +228,37 @@ async def test_a_slow_engine_reports_to_its_node_after_each_step(start: Starter)
         if isinstance(event, Cancelled):
             break
         assert isinstance(event, DrawnTokens) and len(event.parts[0].ids) == 1
+
+
+async def test_an_engine_keeps_its_share_of_the_processor(start: Starter) -> None:
+    engine = await start()
+    process, cores = psutil.Process(engine.pid), sensible_threads()
+    share = 0.25 / cores
+    await engine.limit_duty(share)
+    await engine.submit(group(7, prompt=BURN))
+    await asyncio.sleep(0.2)
+    began, before_s = time.monotonic(), sum(process.cpu_times()[:2])
+    await asyncio.sleep(1.5)
+    used_s, passed_s = sum(process.cpu_times()[:2]) - before_s, time.monotonic() - began
+    allowed_s = share * cores * passed_s
+    assert used_s <= allowed_s + 0.06, "the system counts hundredths of a second"
+    assert used_s >= 0.5 * allowed_s
+
+
+async def test_a_gpus_engine_rests_by_the_clock_and_hears_commands_meanwhile(start: Starter) -> None:
+    engine = await start(device="cuda", stream_s=600.0)
+    await engine.limit_duty(0.01)
+    await engine.submit(group(7, prompt=MUSE))
+    (first,) = await take(engine, 1)
+    assert isinstance(first, DrawnTokens) and first.parts[0].start == 0
+    began = time.monotonic()
+    await engine.cancel(7)  # The rest after the first step takes 6 s.
+    assert await take(engine, 1) == [Cancelled(lease_id=7)]
+    assert time.monotonic() - began < 3.0
+    await engine.limit_duty(1.0)
+    await engine.submit(group(8))
+    (rollout,) = await take(engine, 1)
+    assert isinstance(rollout, FinishedRollout) and time.monotonic() - began < 5.0
 
 
 async def test_a_prepared_version_is_reported_during_sampling(start: Starter, tmp_path: Path) -> None:

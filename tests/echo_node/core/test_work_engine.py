@@ -5,12 +5,14 @@ from echo_node.core.effects import (
     CancelLease,
     EndEngine,
     FetchArtefact,
+    LimitDuty,
     ResumeEngine,
     StartEngine,
     SubmitGroup,
     SuspendEngine,
 )
 from echo_node.core.events import (
+    Disconnected,
     EngineLost,
     EngineOutdated,
     EngineReady,
@@ -146,3 +148,48 @@ def test_an_engine_does_not_start_while_the_owner_is_active() -> None:
     assert node.of(StartEngine) == []
     assert node(FREE).of(StartEngine) == [StartEngine(after_s=0.0)]
     assert node(PAUSED).of(EndEngine) == [EndEngine()], "loading a model costs the owner as much as sampling"
+
+
+def quarter(share: float = 0.25, *holds: Hold) -> Holding:
+    return Holding(holds=holds, keep_memory_s=60.0, share=share)
+
+
+def test_an_engine_is_told_its_share_once_and_before_any_work() -> None:
+    node = Node()(welcome(), here(None), quarter())
+    assert node.of(LimitDuty) == [], "no engine is up"
+    node(lease(1), EngineReady(width=WIDTH, tokens_per_s=400.0))
+    effects = [type(effect) for effect in node.turn]
+    assert node.of(LimitDuty) == [LimitDuty(share=0.25)]
+    assert effects.index(LimitDuty) < effects.index(SubmitGroup)
+    assert node.sent(NodeStatus)[-1].tokens_per_s == 100.0
+    assert node(NodeTick()).of(LimitDuty) == node(quarter()).of(LimitDuty) == []
+    assert node(quarter(1.0)).of(LimitDuty) == [LimitDuty(share=1.0)]
+    assert node.ever_sent(LeaseReturned) == [], "a share pauses nothing"
+
+
+def test_a_new_engine_is_told_its_share_again() -> None:
+    node = Node().ready()(quarter(), EngineLost(what="died", cause="died"))
+    node(EngineReady(width=WIDTH))
+    assert node.of(LimitDuty) == [LimitDuty(share=0.25)]
+
+
+def test_a_stopped_engine_is_told_its_share_when_it_resumes() -> None:
+    paused = Hold(HoldReason.PAUSED, "Paused by you.")
+    node = Node().ready()(quarter(1.0, paused))
+    assert node.of(SuspendEngine) == [SuspendEngine()]
+    assert node(quarter(0.5, paused)).of(LimitDuty) == node(quarter(0.25, paused)).of(LimitDuty) == []
+    node(quarter(0.25))
+    assert [type(effect) for effect in node.turn][:2] == [ResumeEngine, LimitDuty]
+
+
+def test_a_node_works_while_it_samples_or_gets_ready() -> None:
+    node = Node()
+    assert not node.loop.works, "no hub is reached"
+    assert node(welcome()).loop.works
+    assert node(here(None)).loop.works
+    assert not node(Disconnected()).loop.works
+    node(welcome(), EngineReady(width=WIDTH))
+    assert not node.loop.works
+    assert node(lease(1)).loop.works
+    assert node(Disconnected()).loop.works
+    assert not node(PAUSED).loop.works

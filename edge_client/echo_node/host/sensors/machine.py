@@ -53,7 +53,7 @@ class MachineSensors:
         self._load = OthersLoad()
 
     def read(self, settings: MannersConfig, *, engines: Collection[int], on_gpu: bool) -> SensorReading:
-        power = None if settings.on_battery else battery(self._sys_root)
+        power = battery(self._sys_root) if settings.keep_awake or not settings.on_battery else None
         waits = (settings.gpu if on_gpu else settings.cpu) == "idle"
         gpu = self._gpus(engines) if on_gpu else GpuReading()
         return SensorReading(
@@ -65,7 +65,9 @@ class MachineSensors:
             others_cpu=self._load.share(self._ours(engines)) if settings.others_cpu < 1 else None,
             others_gpu=gpu.others,
             hub_gpu=gpu.hub,
-            cpu_celsius=cpu_celsius(self._sys_root) if settings.max_cpu_celsius else None,
+            cpu_celsius=cpu_celsius(self._sys_root)
+            if settings.max_cpu_celsius or settings.target_cpu_celsius
+            else None,
             gpu_celsius=gpu.celsius,
             gpu_watts=gpu.watts,
             free_memory_bytes=_free_memory_bytes() if settings.min_free_memory_bytes else None,

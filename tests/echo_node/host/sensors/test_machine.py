@@ -43,6 +43,17 @@ def test_sensors_without_a_setting_are_not_read(desktop: Desktop, tmp_path: Path
 
 
 @pytest.mark.usefixtures("desktop")
+def test_a_wish_that_needs_a_sensor_has_it_read(write: Callable[..., Path], tmp_path: Path) -> None:
+    write("class/hwmon/hwmon0", name="coretemp", temp1_input=61_000)
+    root = write("class/power_supply/BAT0", type="Battery", status="Discharging", capacity=55)
+    sensors = MachineSensors(tmp_path, sys_root=root)
+    wishes = MannersConfig(on_battery=True, keep_awake=True, max_cpu_celsius=0, target_cpu_celsius=70)
+    found = sensors.read(wishes, engines=(), on_gpu=False)
+    sensors.close()
+    assert (found.on_battery, found.cpu_celsius) == (True, 61.0)
+
+
+@pytest.mark.usefixtures("desktop")
 def test_a_data_directory_that_is_gone_does_not_end_the_node(tmp_path: Path) -> None:
     sensors = MachineSensors(tmp_path / "gone")
     assert sensors.read(MannersConfig(), engines=(1,), on_gpu=False).free_disk_bytes is None
