@@ -4,9 +4,10 @@ cage.
 A yield begins with the owner's command or a sensor's news, and ends when every thread of the engine is stopped or gone.
 Lost tokens are tokens of returned rollouts that the engine had sampled and the node had not sent. Tokens of the
 interrupted step are counted separately: one per rollout, two per new rollout. A slowdown is the time of a program next
-to a node with default settings, over its time next to the same node while paused; both are measured in turns. If there
-is a wheelhouse (a directory of wheels), the time of a new installation is measured, and the time to its first rollout.
-The cage is the engine's sandbox.
+to a node with default settings, over its time next to the same node while paused; both are measured in turns. At each
+level of the schedule, the share of the processor's time that a bare engine uses is measured. If there is a wheelhouse
+(a directory of wheels), the time of a new installation is measured, and the time to its first rollout. The cage is the
+engine's sandbox.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from benchmarks.harness.progress import Measurement, Planned, Progress
-from benchmarks.manners import beside, caged, installed, yielding
+from benchmarks.manners import beside, caged, installed, levels, yielding
 from benchmarks.manners.scene import Engine, Models, made_in
 from benchmarks.manners.yielding import News
 
@@ -48,12 +49,17 @@ def _caged(engine: Engine) -> str:
     return f"caged, {engine.backend}, {engine.model}"
 
 
+def _levels(engine: Engine) -> str:
+    return f"levels, {engine.backend}, {engine.model}"
+
+
 def plan() -> list[Planned]:
     yields = [Planned(name=_yields(engine, news), seconds=60) for engine in ENGINES for news in get_args(News)]
     slowdowns = [Planned(name=_beside(engine), seconds=130) for engine in ENGINES]
     cages = [Planned(name=_caged(engine), seconds=130) for engine in CAGED]
     new = Planned(name=INSTALLED, seconds=60, lacks=installed.lacks())
-    return [*yields, *slowdowns, *cages, Planned(name=PAUSED, seconds=60), new]
+    shares = [Planned(name=_levels(engine), seconds=40) for engine in ENGINES]
+    return [*yields, *slowdowns, *cages, *shares, Planned(name=PAUSED, seconds=60), new]
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
@@ -75,6 +81,8 @@ def measure(seed: int, progress: Progress) -> Measurement:
             run(_beside(engine), partial(beside.measure, engine=engine, progress=progress))
         for engine in CAGED:
             run(_caged(engine), partial(caged.measure, engine=engine, progress=progress))
+        for engine in ENGINES:
+            run(_levels(engine), partial(levels.measure, engine=engine))
         run(PAUSED, partial(beside.measure_paused, model=ENGINES[0].model))
         run(INSTALLED, partial(installed.measure, model=ENGINES[0].model))
     return Measurement(headline=_headline(rows), rows=rows)
@@ -86,6 +94,7 @@ def _headline(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "resume_s": ("resume_s_worst",),
         "tokens_lost_per_pause": ("tokens_lost_per_pause",),
         "owner_slowdown": ("owner_slowdown_1", "owner_slowdown_all"),
+        "share_over_level": ("share_over_level",),
         "idle_cpu_share": ("idle_cpu_share",),
         "idle_rss_mb": ("idle_rss_mb",),
         "install_s": ("install_s",),
