@@ -122,6 +122,9 @@ class About:
         shell = welcomed.shell
         held = shell.engine_held
         status, progress = shell.work.status(now), shell.work.progress
+        preparing = shell.preparing
+        unpacked = shell.fetcher.unpacking
+        fetching = {artefact_title(version): got for version, got in shell.fetching.items() if version not in unpacked}
         snapshot = NodeSnapshot(
             **about,
             activity=status.activity,
@@ -134,7 +137,10 @@ class About:
             tokens_per_s=status.tokens_per_s,
             drawn_tokens_per_s=lately(token_rates),
             rollouts=shell.writer.counts,
-            fetching={artefact_title(version): amount for version, amount in shell.fetching.items()},
+            fetching=fetching,
+            preparing=preparing,
+            left_s=shell.time_left.note({**fetching, **preparing}, now),
+            stage=shell.engine_stage,
             cage={} if held is None else held.as_json(),
             lease_tokens=progress.tokens,
             lease_most_tokens=progress.most_tokens,

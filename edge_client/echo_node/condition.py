@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from echo_node.panel import NodeSnapshot, fetching
+from echo_node.panel import NodeSnapshot, fetching, preparing
 
 State = Literal[
     "connecting", "not connected", "preparing", "fetching", "sampling", "waiting", "standby", "paused", "finishing"
@@ -41,4 +41,6 @@ def _condition(snapshot: NodeSnapshot, *, is_finishing: bool) -> tuple[State, st
         return "standby", snapshot.standby
     if activity == "waiting":
         return "waiting", "Ready: the node samples the hub's next lease at once."
-    return "preparing", "The sampling engine starts, and is measured the first time."
+    if under_way := preparing(snapshot):
+        return "preparing", f"{'; '.join(under_way)}."
+    return "preparing", snapshot.stage or "The sampling engine starts, and is measured the first time."

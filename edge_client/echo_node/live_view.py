@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -88,8 +88,9 @@ class View:
             if name != "state":
                 extra = self._beside(name, options)
                 parts[name] = _row(name, [part for text in texts for part in (text, *extra)], options)
-        if bars := self._fetching(options):
-            parts["fetching"] = bars
+        for name, amounts in (("fetching", self._snapshot.fetching), ("preparing", self._snapshot.preparing)):
+            if bars := self._bars(name, amounts, options):
+                parts[name] = bars
         return parts
 
     def _state(self, options: ConsoleOptions) -> Text:
@@ -109,13 +110,15 @@ class View:
             return [Text(line, style="green")]
         return []
 
-    def _fetching(self, options: ConsoleOptions) -> RenderableType | None:
-        texts = [value for name, value in rows(self._snapshot) if name == "fetching"]
+    def _bars(
+        self, name: str, amounts: Mapping[str, tuple[int, int]], options: ConsoleOptions
+    ) -> RenderableType | None:
+        texts = [value for row, value in rows(self._snapshot) if row == name]
         if not texts:
             return None
-        bars = [_bar(done, total, options) for done, total in self._snapshot.fetching.values()]
+        bars = [_bar(done, total, options) for done, total in amounts.values()]
         both = [part for text, bar in zip(texts, bars, strict=True) for part in (Text(text, overflow="fold"), bar)]
-        return _row("fetching", both, options)
+        return _row(name, both, options)
 
 
 def sparkline(values: Sequence[float], rising: str = RISING) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import echo_shared
+from echo_node.core.clocks import in_words
 from echo_node.host.cage.description import Held
 from echo_shared.wire.messages.fields import printable
 from echo_shared.wire.owner_commands import LINE_CHARACTERS, NodeReport
@@ -48,6 +49,12 @@ class NodeSnapshot:
     """
     fetching: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """(bytes received, total bytes) of each running fetch."""
+    preparing: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """(bytes done, total bytes) of the work between a fetch and the engine's start, such as a conversion."""
+    left_s: Mapping[str, float] = field(default_factory=dict)
+    """Estimated seconds left of the entries of `fetching` and `preparing`."""
+    stage: str = ""
+    """What the engine does before its first work, in a sentence; empty = nothing, or unknown."""
     cost_per_hour: float = 0.0
     """Price in US dollars per hour while the node is active; 0 = a gift."""
     standby: str = ""
@@ -135,11 +142,12 @@ class PlainPanel:
         if snapshot.rollouts != self._shown and now - self._shown_at >= PLAIN_EVERY_S:
             self._shown, self._shown_at = snapshot.rollouts, now
             log.info("%s", summary(snapshot))
-        if not snapshot.fetching:
+        under_way = [*fetching(snapshot), *preparing(snapshot)]
+        if not under_way:
             self._fetched_shown_at = now
         elif now - self._fetched_shown_at >= PLAIN_EVERY_S:
             self._fetched_shown_at = now
-            log.info("Fetching: %s", "; ".join(fetching(snapshot)))
+            log.info("%s: %s", "Fetching" if snapshot.fetching else "Preparing", "; ".join(under_way))
 
 
 def summary(snapshot: NodeSnapshot) -> str:
@@ -155,10 +163,17 @@ def summary(snapshot: NodeSnapshot) -> str:
 
 
 def fetching(snapshot: NodeSnapshot) -> list[str]:
-    return [
-        f"{title}: {done / 1e6:.1f} of {total / 1e6:.1f} MB ({100 * done // max(1, total)} %)"
-        for title, (done, total) in snapshot.fetching.items()
-    ]
+    return [_amount(snapshot, title, *amount) for title, amount in snapshot.fetching.items()]
+
+
+def preparing(snapshot: NodeSnapshot) -> list[str]:
+    return [_amount(snapshot, title, *amount) for title, amount in snapshot.preparing.items()]
+
+
+def _amount(snapshot: NodeSnapshot, title: str, done: int, total: int) -> str:
+    left_s = snapshot.left_s.get(title)
+    left = "" if left_s is None else f", about {in_words(left_s)} left"
+    return f"{title}: {done / 1e6:.1f} of {total / 1e6:.1f} MB ({100 * done // max(1, total)} %){left}"
 
 
 def rows(snapshot: NodeSnapshot) -> list[tuple[str, str]]:
@@ -172,6 +187,7 @@ def rows(snapshot: NodeSnapshot) -> list[tuple[str, str]]:
         ("receipts", _receipts(snapshot)),
     ]
     result += [("fetching", amount) for amount in fetching(snapshot)]
+    result += [("preparing", amount) for amount in preparing(snapshot)]
     if snapshot.totals is not None:
         result += [("credit", credit(snapshot.totals)), ("rank", rank(snapshot.totals))]
     if snapshot.page:

@@ -36,6 +36,7 @@ from echo_node.core.effects import (
     SuspendEngine,
 )
 from echo_node.core.events import ArtefactReady, Event, FetchFailed, Incoming
+from echo_node.core.time_left import TimeLeft
 from echo_node.core.troubles import TroubleCode, trouble_of
 from echo_node.core.work import WorkLoop
 from echo_node.engine.making import EngineMaker
@@ -96,6 +97,7 @@ class RunShell:
         self.writer = SpoolWriter(parts.spool, parts.inbox, parts.troubles)
         self.fetching: dict[int | None, tuple[int, int]] = {}
         """(bytes received, total bytes) of each running fetch."""
+        self.time_left = TimeLeft()
         self.stopped = False
         self.failure: BaseException | None = None
         """Error that ended one of the shell's tasks."""
@@ -192,6 +194,19 @@ class RunShell:
                 self.stopped = True
             case _:
                 assert_never(effect)
+
+    @property
+    def engine_stage(self) -> str:
+        """See `EngineSupervisor.stage`."""
+        return "" if self._engine is None else self._engine.stage
+
+    @property
+    def preparing(self) -> dict[str, tuple[int, int]]:
+        """(bytes done, total bytes) of the work between a fetch and the engine's start, by title."""
+        found = {f"{artefact_title(v)}, checked and unpacked": got for v, got in self.fetcher.unpacking.items()}
+        if self._engine is not None and (converting := self._engine.conversion) is not None:
+            found["The base model, converted for llama.cpp"] = converting
+        return found
 
     @property
     def engine_pid(self) -> int | None:

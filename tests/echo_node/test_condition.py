@@ -18,6 +18,12 @@ QUIET = replace(SNAPSHOT, fetching={}, problems={})
         ({"activity": "preparing"}, "preparing", "engine starts"),
         ({"activity": "preparing", "policy_version": None, "fetching": {"The base model": (1, 2)}}, "fetching", "50 %"),
         ({"activity": "fetching", "fetching": {"Policy version 13": (1, 4)}}, "fetching", "Policy version 13"),
+        ({"activity": "preparing", "stage": "The engine is measured."}, "preparing", "The engine is measured."),
+        (
+            {"activity": "preparing", "stage": "It starts.", "preparing": {"The base model, converted": (1, 4)}},
+            "preparing",
+            "The base model, converted: 0.0 of 0.0 MB (25 %).",
+        ),
         ({"activity": "waiting"}, "waiting", "Ready"),
         ({"activity": "waiting", "standby": "Standing by: it is too slow."}, "standby", "it is too slow"),
         ({"activity": "paused", "holds": {"on_battery": "A.", "cpu_hot": "B."}}, "paused", "A. B."),

@@ -72,6 +72,12 @@ def test_a_usual_terminal_shows_all_that_matters() -> None:
         assert part in words, part
 
 
+def test_a_conversion_has_a_bar() -> None:
+    preparing = replace(FULL, fetching={}, preparing={"The base model, converted": (1_000_000, 4_000_000)})
+    words = " ".join(drawn(preparing, no_color=True, color_system=None).split())
+    assert "preparing The base model, converted: 1.0 of 4.0 MB (25 %) ━━━" in words
+
+
 def test_colours_and_unicode_are_used_only_if_supported() -> None:
     plain = drawn(FULL, no_color=True, color_system=None, encoding="ascii")
     assert "\x1b" not in plain and plain.isascii()

@@ -71,6 +71,21 @@ def test_all_that_matters_is_shown() -> None:
     assert asking["asks for"] == "$0.4 an hour, while it is active"
 
 
+def test_the_time_left_of_fetches_and_conversions_is_shown() -> None:
+    converted = "The base model, converted for llama.cpp"
+    shown = dict(
+        rows(
+            replace(
+                SNAPSHOT,
+                preparing={converted: (60_000_000, 240_000_000)},
+                left_s={converted: 185.0, "Policy version 13": 4.0},
+            )
+        )
+    )
+    assert shown["fetching"].endswith("0.5 of 1.5 MB (33 %), about 4 s left")
+    assert shown["preparing"] == f"{converted}: 60.0 of 240.0 MB (25 %), about 3 min left"
+
+
 def test_the_hubs_totals_are_shown_next_to_this_computers_counts() -> None:
     shown = dict(rows(replace(SNAPSHOT, totals=TOTALS, page="http://hub/leaderboard?node=abc")))
     assert shown["credit"].startswith("39,544 trained (5,139,912 tokens), 412 evaluated, 7 dropped (7 stale)")

@@ -31,7 +31,7 @@ from echo_node.core.events import (
 from echo_node.engine.choosing import EngineChooser
 from echo_node.engine.speeds import SpeedBook, Speeds
 from echo_node.engine.widths import EngineMemoryCase, Widths
-from echo_node.host.base_forms import CONVERTING, drop_replaced, keep_one_form, want_weights
+from echo_node.host.base_forms import CONVERTING, conversion_progress, drop_replaced, keep_one_form, want_weights
 from echo_node.host.cage.description import CageMode, Held
 from echo_node.host.hardware import Hardware, sensible_threads
 from echo_node.host.priority import Priority
@@ -169,6 +169,26 @@ class EngineSupervisor:
         self._width = 0
         """Requested width (rollouts at the same time) of the process; 0 = the engine chooses."""
         self._is_ended = False
+        self._is_measuring = False
+
+    @property
+    def stage(self) -> str:
+        """What the engine does before its first work, in a sentence; empty = it is ready, or it is not running."""
+        if self._is_measuring:
+            return f"The engine is measured for about {self._parts.bench_seconds:.0f} s, once for this base model."
+        return "The engine starts, and loads the model." if self._is_opening else ""
+
+    @property
+    def _is_opening(self) -> bool:
+        return self._opening is not None and not self._opening.done()
+
+    @property
+    def conversion(self) -> tuple[int, int] | None:
+        """(bytes written, total bytes, about) of the base model's conversion; None if none runs."""
+        if not self._is_opening:
+            return None
+        files = self._files
+        return conversion_progress(files.base_dir, files.derived_dir, self._parts.settings.precision)
 
     async def run(self, after_s: float, max_width: int) -> None:
         """Run one process from start to end. Its reports go to the inbox: EngineReady, results, and EngineLost at the
@@ -344,6 +364,7 @@ class EngineSupervisor:
         stored too, so that the next start skips the measurement.
         """
         parts = self._parts
+        self._is_measuring = True
         log.info("Measuring how fast the engine is on this model, for about %.0f s.", parts.bench_seconds)
         try:
             rows = await child.measure(widths=widths_up_to(child.width), budget_s=parts.bench_seconds)
@@ -353,6 +374,8 @@ class EngineSupervisor:
                 failed = Speeds.now((), _for_the_hub(error.brief))
                 await asyncio.to_thread(parts.speeds.remember, place, parts.settings, failed)
             raise
+        finally:
+            self._is_measuring = False
         speeds = Speeds.now(rows)
         log.info("%s", speeds)
         await asyncio.to_thread(parts.speeds.remember, place, parts.settings, speeds)

@@ -23,7 +23,8 @@ from echo_shared.swarm.disk import on_disk
 CONVERTING: Final = "llama_cpp"
 """The only backend that reads converted files."""
 WEIGHTS: Final = "*.safetensors"
-_CONVERTED: Final = ("*.gguf", "*.tmp", "*.f16")
+_UNFINISHED: Final = ("*.tmp", "*.f16")
+_CONVERTED: Final = ("*.gguf", *_UNFINISHED)
 """Files that the conversion for llama.cpp writes, including unfinished ones."""
 _CONTENT: Final = re.compile("[0-9a-f]{32}")
 """Name of a directory of converted files: the id of the base model's content."""
@@ -87,6 +88,24 @@ def conversion_bytes(base_bytes: int, *, backend: str, precision: str) -> int:
     if precision == "auto":
         precision = "f32" if base_bytes <= _EXACT_BYTES else "f16"
     return int(base_bytes * _SHARES.get(precision, _QUANTISING))
+
+
+def conversion_progress(base_dir: Path, derived_dir: Path, precision: str) -> tuple[int, int] | None:
+    """Return (bytes written, total bytes, about) of a running conversion; None if none runs."""
+    written = [size for pattern in _UNFINISHED for path in derived_dir.glob(pattern) if (size := size_of(path))]
+    if not written:
+        return None
+    base_bytes = sum(map(size_of, base_dir.glob(WEIGHTS)))
+    total = conversion_bytes(base_bytes, backend=CONVERTING, precision=precision)
+    return min(sum(written), total), total
+
+
+def size_of(path: Path) -> int:
+    """Return the file's size in bytes; 0 if the file is gone."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def largest_base_bytes(room_bytes: int, *, backend: str, precision: str) -> int:

@@ -35,7 +35,7 @@ from echo_node.host.artefact_files import (
     try_to_delete,
     write_marker,
 )
-from echo_node.host.base_forms import conversion_bytes
+from echo_node.host.base_forms import conversion_bytes, size_of
 from echo_node.host.traffic import TrafficMeter
 from echo_node.net import model_hub
 from echo_node.net.carriers import Carriers
@@ -141,6 +141,17 @@ class Fetcher:
         self._under_way: dict[int | None, asyncio.Event] = {}
         """Event for each version that is being fetched, set when the version's fetch ends."""
         self._base: Manifest | None = None
+        self._unpacking: dict[int | None, Manifest] = {}
+        """Artefacts whose complete carriers are being decrypted and verified."""
+
+    @property
+    def unpacking(self) -> dict[int | None, tuple[int, int]]:
+        """(bytes decrypted and verified, total bytes) of complete carriers, by version; None = the base model."""
+        return {version: self._unpacked(manifest) for version, manifest in self._unpacking.items()}
+
+    def _unpacked(self, manifest: Manifest) -> tuple[int, int]:
+        directory = self._directory / manifest.name
+        return sum(size_of(directory / file.path) for file in manifest.files), manifest.total_bytes
 
     def set_keys(self, run_keys: RunKeys) -> None:
         self._keys = {one.key_id: one.key for one in run_keys}
@@ -343,7 +354,13 @@ class Fetcher:
             if await asyncio.to_thread(read_marker, parent) is None:
                 raise _unreadable(manifest, f"a delta against version {manifest.delta_parent}, which is not here")
         directory = self._directory / manifest.name
-        await in_thread(partial(_make_verified, manifest, source, directory, key, parent))
+        version = None if manifest.kind == "base" else manifest.policy_version
+        if isinstance(source, Path):
+            self._unpacking[version] = manifest
+        try:
+            await in_thread(partial(_make_verified, manifest, source, directory, key, parent))
+        finally:
+            self._unpacking.pop(version, None)
 
     async def close(self) -> None:
         """Stop serving, so that all files can be deleted."""

@@ -4,6 +4,7 @@ scripted.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
@@ -146,3 +147,20 @@ async def test_a_failure_is_reported_for_a_day_and_then_tried_again(
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + FAILURE_KEPT_S)
     assert chosen(node.book, found, "base", settings, "auto").device == "cuda"
+
+
+async def test_what_an_engine_does_before_its_first_work_is_known(node: Node) -> None:
+    node.describe_base()
+    (node.directory / "model.safetensors").write_bytes(bytes(200 * 2**10))
+    (node.directory / "run-base-f32-1.gguf.7.tmp").write_bytes(bytes(100 * 2**10))
+    starting = asyncio.create_task(node.start())
+    seen: list[tuple[str, tuple[int, int] | None]] = []
+    while not starting.done():
+        await asyncio.sleep(0.001)
+        now = node.engine.stage, node.engine.conversion
+        if now not in seen:
+            seen.append(now)
+    assert isinstance(await starting, EngineReady)
+    assert seen[:1] == [("The engine starts, and loads the model.", (100 * 2**10, 400 * 2**10))]
+    assert ("The engine is measured for about 0 s, once for this base model.", None) in seen
+    assert (node.engine.stage, node.engine.conversion) == ("", None)

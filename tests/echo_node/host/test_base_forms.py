@@ -12,7 +12,14 @@ import pytest
 
 from echo_node.host import artefact_files
 from echo_node.host.artefact_files import read_marker, write_marker
-from echo_node.host.base_forms import conversion_bytes, drop_replaced, keep_one_form, largest_base_bytes, want_weights
+from echo_node.host.base_forms import (
+    conversion_bytes,
+    conversion_progress,
+    drop_replaced,
+    keep_one_form,
+    largest_base_bytes,
+    want_weights,
+)
 from echo_shared.artefacts.hashed_files import describe_files
 from echo_shared.artefacts.manifest import Manifest
 from echo_shared.errors import StorageError
@@ -209,3 +216,19 @@ def test_the_largest_base_fits_including_temporary_files(backend: str, precision
     assert largest == int(10 * GIB / times)
     conversion = conversion_bytes(largest, backend=backend, precision=precision)
     assert largest + max(largest, conversion) <= 10 * GIB
+
+
+@pytest.mark.parametrize(("precision", "total"), [("f16", 1_000), ("q8_0", 540), ("q4_k_m", 1_500)])
+def test_a_running_conversion_shows_its_progress(tmp_path: Path, precision: str, total: int) -> None:
+    base, derived = tmp_path / "base", tmp_path / "derived"
+    base.mkdir()
+    assert conversion_progress(base, derived, precision) is None
+    derived.mkdir()
+    (base / "a.safetensors").write_bytes(bytes(400))
+    (base / "b.safetensors").write_bytes(bytes(600))
+    (derived / "old.gguf").write_bytes(bytes(900))
+    assert conversion_progress(base, derived, precision) is None
+    (derived / "new.7.tmp").write_bytes(bytes(200))
+    assert conversion_progress(base, derived, precision) == (200, total)
+    (derived / "new.7.f16").write_bytes(bytes(4_000))
+    assert conversion_progress(base, derived, precision) == (total, total)

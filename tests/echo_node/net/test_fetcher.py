@@ -104,6 +104,23 @@ async def test_fetches_verifies_and_counts(hub: Any, fetcher: Fetcher) -> None:
     assert seen[-1][0] == seen[-1][1] > 0
 
 
+async def test_the_unpacking_of_a_complete_carrier_is_shown(
+    hub: Any, fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[dict[int | None, tuple[int, int]]] = []
+    unpack = fetcher_module._make_verified
+
+    def watched(manifest: Any, *about: Any) -> None:
+        shown.append(fetcher.unpacking)
+        unpack(manifest, *about)
+        shown.append(fetcher.unpacking)
+
+    monkeypatch.setattr(fetcher_module, "_make_verified", watched)
+    await fetcher.fetch(hub.offers[None], None)
+    total = sum(path.stat().st_size for path in hub.published(None).iterdir())
+    assert shown == [{None: (0, total)}, {None: (total, total)}] and fetcher.unpacking == {}
+
+
 async def test_a_verified_artefact_is_served_and_not_fetched_again(hub: Any, fetcher: Fetcher, tmp_path: Path) -> None:
     await hub.publish(1, announce=False)
     first = await fetcher.fetch(hub.offers[1], 1)

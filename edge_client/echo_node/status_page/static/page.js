@@ -6,7 +6,7 @@ const TONES = {
   sampling: "good", waiting: "good", fetching: "busy", preparing: "busy", connecting: "busy",
   standby: "wait", paused: "wait", finishing: "wait", "not connected": "bad",
 };
-const SHOWN_ELSEWHERE = new Set(["state", "speed", "fetching"]);
+const SHOWN_ELSEWHERE = new Set(["state", "speed", "fetching", "preparing"]);
 
 const by = (id) => document.getElementById(id);
 let socket = null;
@@ -69,7 +69,7 @@ function draw(rates) {
 }
 
 function bars(node) {
-  const wanted = Object.entries(node.fetching).map(([title, [done, total]]) => [title, done, total]);
+  const wanted = Object.entries({ ...node.fetching, ...node.preparing }).map(([title, [done, total]]) => [title, done, total]);
   if (node.held_rollouts) wanted.push(["Tokens of the current leases", node.lease_tokens, node.lease_most_tokens]);
   by("bars").replaceChildren(...wanted.map(([title, done, total]) => {
     const bar = document.createElement("progress");
