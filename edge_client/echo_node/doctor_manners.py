@@ -88,17 +88,16 @@ def _sensors(reading: SensorReading) -> Iterator[Finding]:
 
 def _targets(settings: MannersConfig, reading: SensorReading, *, on_gpu: bool) -> Iterator[Finding]:
     """Report the targets that have no effect here."""
-    of_gpu, elsewhere = "the GPU's", "the engine of this node computes on the "
+    whose = "the GPU's" if on_gpu else "the processor's"
     for key, target, figure, what, is_used, device in (
         ("target_cpu_celsius", settings.target_cpu_celsius, reading.cpu_celsius, "temperature", not on_gpu, "GPU"),
         ("target_gpu_celsius", settings.target_gpu_celsius, reading.gpu_celsius, "temperature", on_gpu, "processor"),
         ("target_gpu_watts", settings.target_gpu_watts, reading.gpu_watts, "power", on_gpu, "processor"),
     ):
         if target and not is_used:
-            what = f"manners.{key} = {target:g} has no effect: {elsewhere}{device}"
+            what = f"manners.{key} = {target:g} has no effect: the engine of this node computes on the {device}"
             yield Finding(subject="target", level="note", what=what)
         elif target and figure is None:
-            whose = of_gpu if on_gpu else "the processor's"
             yield Finding(
                 subject="target",
                 level="warning",

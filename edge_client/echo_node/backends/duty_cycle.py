@@ -54,6 +54,8 @@ class DutyCycle:
         cost_s = (cpu_s - self._cpu_s) / self._cores if self._cores else step_s
         self._cpu_s = cpu_s
         self._free_at = max(self._free_at, self._begun_at - CREDIT_S) + cost_s / self._share
+        if self._share >= 1:
+            self._free_at = min(self._free_at, now)  # More threads than cores may use more than the whole device.
 
     @property
     def rest_s(self) -> float:

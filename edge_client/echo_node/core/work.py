@@ -322,7 +322,7 @@ class WorkLoop:
     def _engine_ready(self, event: EngineReady, now: float) -> None:
         self._engine.ready(event, now)
         self._engines_share = 1.0
-        self._pace.tokens_per_s, self._precision = event.tokens_per_s * self._share, event.precision
+        self._pace.tokens_per_s, self._precision = event.tokens_per_s, event.precision
         self._checks.can_score = event.scores
 
     def _engine_lost(self, event: EngineLost, now: float) -> None:
@@ -418,6 +418,8 @@ class WorkLoop:
         if not engine_up:
             return
         if self._share != self._engines_share:
+            # Until the engine is measured at the smaller share, assume that its speed falls in proportion.
+            self._pace.tokens_per_s *= min(1.0, self._share / self._engines_share)
             self._engines_share = self._share
             self._effects.append(LimitDuty(share=self._share))
         self._move_on(now)

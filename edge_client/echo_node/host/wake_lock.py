@@ -21,6 +21,8 @@ from echo_node.host.sensors.bus import AGAIN_S, Bus
 CAFFEINATE: Final = Path("/usr/bin/caffeinate")
 REASON: Final = "Lends this machine to an Echo run"
 _NAME: Final = "echo-node"
+_GNOME: Final = "org.gnome.SessionManager"
+_POWER_MANAGEMENT: Final = "org.freedesktop.PowerManagement"
 _SUSPEND: Final = 4
 """Flag of GNOME's session manager: no automatic suspend. The screen still turns off and locks."""
 _ES_CONTINUOUS: Final = 0x80000000
@@ -54,47 +56,63 @@ class LinuxWakeLock:
         self._changing = threading.Lock()
         self._lock: Any = None
         """File descriptor of the login manager's lock."""
+        self._owner: tuple[str, Any] | None = None
+        """Service of the session that holds the lock, and the name of the service's connection."""
         self._not_before = 0.0
+        """Monotonic time before which nothing is asked."""
 
     def keep(self) -> None:
         with self._changing:
-            if not self.held_by and time.monotonic() >= self._not_before:
-                self._take()
-
-    def _take(self) -> None:
-        self._session = Bus("SESSION")
-        for name, take in (
-            ("GNOME's session manager", self._by_gnome),
-            ("the desktop's power management", self._by_power_management),
-            ("the login manager", self._by_login_manager),
-        ):
-            if take(self._session):
-                self.held_by = name
+            if time.monotonic() < self._not_before:
                 return
-        self._session.close()
-        self._not_before = time.monotonic() + AGAIN_S
+            if not self._is_held():
+                self._drop()
+                self._take()
+            self._not_before = time.monotonic() + AGAIN_S
 
     def release(self) -> None:
         with self._changing:
-            self.held_by, self._not_before = "", 0.0
-            if self._session is not None:
-                self._session.close()
-                self._session = None
-            if self._lock is not None:
-                self._lock.close()
-                self._lock = None
+            self._drop()
+            self._not_before = 0.0
+
+    def _is_held(self) -> bool:
+        """Return False if the session's service that held the lock has ended, such as after a logout."""
+        if self._session is None or self._owner is None:
+            return bool(self.held_by)
+        service, owner = self._owner
+        return _owner_of(self._session, service) == owner
+
+    def _take(self) -> None:
+        self._session = Bus("SESSION")
+        for service, name, take in (
+            (_GNOME, "GNOME's session manager", self._by_gnome),
+            (_POWER_MANAGEMENT, "the desktop's power management", self._by_power_management),
+        ):
+            if take(self._session):
+                self.held_by, self._owner = name, (service, _owner_of(self._session, service))
+                return
+        if self._by_login_manager():
+            self.held_by = "the login manager"
+
+    def _drop(self) -> None:
+        self.held_by, self._owner = "", None
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def _by_gnome(self, session: Bus) -> bool:
         """https://gitlab.gnome.org/GNOME/gnome-session/-/blob/main/gnome-session/org.gnome.SessionManager.xml"""
-        service, path = "org.gnome.SessionManager", "/org/gnome/SessionManager"
-        return session.call(service, path, service, "Inhibit", "susu", (_NAME, 0, REASON, _SUSPEND)) is not None
+        path, body = "/org/gnome/SessionManager", (_NAME, 0, REASON, _SUSPEND)
+        return session.call(_GNOME, path, _GNOME, "Inhibit", "susu", body) is not None
 
     def _by_power_management(self, session: Bus) -> bool:
-        service = "org.freedesktop.PowerManagement"
-        interface, path = f"{service}.Inhibit", "/org/freedesktop/PowerManagement/Inhibit"
-        return session.call(service, path, interface, "Inhibit", "ss", (_NAME, REASON)) is not None
+        path, interface = "/org/freedesktop/PowerManagement/Inhibit", f"{_POWER_MANAGEMENT}.Inhibit"
+        return session.call(_POWER_MANAGEMENT, path, interface, "Inhibit", "ss", (_NAME, REASON)) is not None
 
-    def _by_login_manager(self, _: Bus) -> bool:
+    def _by_login_manager(self) -> bool:
         """https://systemd.io/INHIBITOR_LOCKS/"""
         service, system = "org.freedesktop.login1", Bus("SYSTEM", takes_files=True)
         answer = system.call(
@@ -107,6 +125,12 @@ class LinuxWakeLock:
         self._lock = answer[0]
         os.set_inheritable(self._lock.fileno(), False)  # The engine's process must not prolong the lock.
         return True
+
+
+def _owner_of(bus: Bus, service: str) -> Any:
+    """Return the name of the service's connection; None if the service or the bus is gone."""
+    name = "org.freedesktop.DBus"
+    return bus.call(name, "/org/freedesktop/DBus", name, "GetNameOwner", "s", (service,))
 
 
 class MacWakeLock:

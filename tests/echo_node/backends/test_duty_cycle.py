@@ -103,6 +103,14 @@ def test_a_new_share_changes_a_running_rest(clock: ScriptedTime) -> None:
     assert duty.rest_s == 0.0
 
 
+def test_time_without_a_limit_is_no_debt(clock: ScriptedTime) -> None:
+    engine = ScriptedEngine(clock, DutyCycle(4))
+    for _ in range(100):
+        assert engine.step(1.0, cpu_s=8.0) == 0.0
+    engine.duty.limit(0.5)
+    assert engine.duty.rest_s == 0.0 and engine.step(1.0, cpu_s=4.0) == pytest.approx(1.0)
+
+
 def test_an_idle_time_is_no_credit(clock: ScriptedTime) -> None:
     engine = ScriptedEngine(clock, DutyCycle(0))
     engine.duty.limit(0.5)

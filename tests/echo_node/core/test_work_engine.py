@@ -164,6 +164,9 @@ def test_an_engine_is_told_its_share_once_and_before_any_work() -> None:
     assert node.sent(NodeStatus)[-1].tokens_per_s == 100.0
     assert node(NodeTick()).of(LimitDuty) == node(quarter()).of(LimitDuty) == []
     assert node(quarter(1.0)).of(LimitDuty) == [LimitDuty(share=1.0)]
+    assert node.loop.status(node.now).tokens_per_s == 100.0, "a higher speed must be measured first"
+    node(quarter(0.5))
+    assert node.loop.status(node.now).tokens_per_s == 50.0
     assert node.ever_sent(LeaseReturned) == [], "a share pauses nothing"
 
 

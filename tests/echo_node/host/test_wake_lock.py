@@ -142,6 +142,26 @@ def _until_gone(desktop: Desktop, name: str) -> None:
 
 
 @needs_dbus
+def test_a_lock_that_ended_with_its_desktop_is_taken_again(login: Login) -> None:
+    desktop = login.desktop
+    desktop.serve(GNOME[0])
+    desktop.answers[GNOME[1], "Inhibit"] = ("u", (17,))
+    lock = LinuxWakeLock()
+    lock.keep()
+    lock._not_before = 0.0
+    lock.keep()
+    assert lock.held_by == "GNOME's session manager" and desktop.asked == [(GNOME[1], "Inhibit")]
+    desktop.stop(GNOME[0])
+    login.grants()
+    lock._not_before = 0.0
+    lock.keep()
+    login.granted()
+    assert lock.held_by == "the login manager" and login.is_locked()
+    lock.release()
+    os.close(login.reads)
+
+
+@needs_dbus
 def test_a_refused_lock_is_asked_for_again_later(
     login: Login, desktop: Desktop, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -26,6 +27,7 @@ class Desktop:
         self.senders: list[str] = []
         """Name of the connection of each call."""
         self._connections: list[Any] = []
+        self._services: dict[str, Any] = {}
         self._threads: list[threading.Thread] = []
 
     def serve(self, name: str) -> None:
@@ -37,6 +39,7 @@ class Desktop:
         thread = threading.Thread(target=self._answer, args=(connection,), daemon=True)
         thread.start()
         self._connections.append(connection)
+        self._services[name] = connection
         self._threads.append(thread)
 
     def _answer(self, connection: Any) -> None:
@@ -60,6 +63,12 @@ class Desktop:
                 else:
                     connection.send(new_error(message, "org.freedesktop.DBus.Error.UnknownMethod"))
 
+    def stop(self, name: str) -> None:
+        """End a service, as at a logout."""
+        self._services[name].sock.shutdown(2)
+        while self.is_connected(name):
+            time.sleep(0.001)
+
     def is_connected(self, name: str) -> bool:
         """Return True if the connection with this name is open."""
         from jeepney.bus_messages import message_bus
@@ -70,7 +79,8 @@ class Desktop:
 
     def close(self) -> None:
         for connection in self._connections:
-            connection.sock.shutdown(2)
+            with suppress(OSError):  # `stop` has ended the service already.
+                connection.sock.shutdown(2)
         for thread in self._threads:
             thread.join(5.0)
         for connection in self._connections:
