@@ -1,7 +1,8 @@
 import asyncio
 import math
 import os
-from collections.abc import AsyncIterator
+import sys
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,15 +10,19 @@ from typing import Any
 
 import pytest
 
+from echo_node import owner_watch
 from echo_node.core.events import Holding
 from echo_node.core.manners import Manners, MannersConfig, OwnerPause, SensorReading
 from echo_node.core.troubles import TroubleCode
 from echo_node.host.pause import PauseFile
+from echo_node.host.sensors.machine import MachineSensors
 from echo_node.host.traffic import TrafficMeter
 from echo_node.host.trouble_log import TroubleLog
 from echo_node.owner_watch import OwnerWatch
 from echo_shared.errors import StorageError
+from tests.echo_node.core.test_duty import ThermalPlant
 from tests.echo_node.fake_sensors import FakeSensors, FakeWakeLock
+from tests.echo_node.host.sensors.test_nvidia import Nvml
 from tests.small_disk import mounted, needs_mounts
 
 PATIENCE_S = 60.0
@@ -213,3 +218,62 @@ async def test_a_system_without_a_lock_is_reported(watched: Watched) -> None:
     watched.again(keep_awake=True)
     await watched.watch.look()
     assert watched.watch.awake.startswith("this system grants no lock against sleep")
+
+
+class WarmGpu(Nvml):
+    """NVIDIA's library with a GPU that warms by 60 °C and draws 300 W more at full load; the room has 30 °C."""
+
+    def __init__(self, watch: Callable[[], OwnerWatch]) -> None:
+        super().__init__()
+        self.plant = ThermalPlant(warms=60.0, lag_s=20.0)
+        self._watch = watch
+
+    def nvmlDeviceGetTemperature(self, device: int, kind: int) -> int:
+        return int(self.plant.run(self._watch().duty.share))
+
+    def nvmlDeviceGetPowerUsage(self, device: int) -> int:
+        return int(1_000 * (50 + 300 * self._watch().duty.share))
+
+
+async def watch_for(watched: Watched, seconds: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(1_000, 100_000))
+    monkeypatch.setattr(owner_watch, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    for _ in range(seconds):
+        await watched.watch.look()
+
+
+@pytest.mark.parametrize(
+    ("wish", "share"), [({"target_gpu_celsius": 66}, 0.6), ({"target_gpu_watts": 200, "max_gpu_celsius": 0}, 0.5)]
+)
+async def test_nvidias_library_steers_the_engine(
+    watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wish: dict[str, Any], share: float
+) -> None:
+    gpu = WarmGpu(lambda: watched.watch)
+    monkeypatch.setitem(sys.modules, "pynvml", gpu)
+    watched.sensors = MachineSensors(tmp_path, sys_root=tmp_path)  # type: ignore[assignment]
+    watched.again(gpu="always", full_screen=True, metered=True, **wish)
+    await watch_for(watched, 400, monkeypatch)
+    assert watched.watch.holds == () and watched.watch.duty.share == pytest.approx(share, abs=0.06)
+    told = [watched.told.get_nowait().share for _ in range(watched.told.qsize())]
+    assert told[-1] == watched.watch.duty.share and min(told) > 0.3
+
+
+async def test_linux_files_steer_an_engine_on_the_processor(
+    watched: Watched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chip = tmp_path / "class" / "hwmon" / "hwmon0"
+    chip.mkdir(parents=True)
+    (chip / "name").write_text("k10temp\n")
+    plant = ThermalPlant(warms=60.0, lag_s=20.0)
+
+    class Sensors(MachineSensors):
+        def read(self, *args: Any, **options: Any) -> SensorReading:
+            (chip / "temp1_input").write_text(f"{1_000 * plant.run(watched.watch.duty.share):.0f}\n")
+            return super().read(*args, **options)
+
+    watched.chooser.choice.device = "cpu"
+    watched.sensors = Sensors(tmp_path, sys_root=tmp_path)  # type: ignore[assignment]
+    watched.again(full_screen=True, metered=True, target_cpu_celsius=60)
+    await watch_for(watched, 400, monkeypatch)
+    assert watched.watch.duty.share == pytest.approx(0.48, abs=0.06) and 57 <= plant.chip <= 61.5
+    assert "of the processor's time to stay at 60 °C" in watched.watch.duty.sentence

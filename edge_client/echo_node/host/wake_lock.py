@@ -56,7 +56,7 @@ class LinuxWakeLock:
         self._changing = threading.Lock()
         self._lock: Any = None
         """File descriptor of the login manager's lock."""
-        self._owner: tuple[str, Any] | None = None
+        self._owner: tuple[str, str] | None = None
         """Service of the session that holds the lock, and the name of the service's connection."""
         self._not_before = 0.0
         """Monotonic time before which nothing is asked."""
@@ -80,7 +80,7 @@ class LinuxWakeLock:
         if self._session is None or self._owner is None:
             return bool(self.held_by)
         service, owner = self._owner
-        return _owner_of(self._session, service) == owner
+        return owner != "" and _owner_of(self._session, service) == owner
 
     def _take(self) -> None:
         self._session = Bus("SESSION")
@@ -127,10 +127,11 @@ class LinuxWakeLock:
         return True
 
 
-def _owner_of(bus: Bus, service: str) -> Any:
-    """Return the name of the service's connection; None if the service or the bus is gone."""
+def _owner_of(bus: Bus, service: str) -> str:
+    """Return the name of the service's connection; empty if the service or the bus is gone."""
     name = "org.freedesktop.DBus"
-    return bus.call(name, "/org/freedesktop/DBus", name, "GetNameOwner", "s", (service,))
+    answer = bus.call(name, "/org/freedesktop/DBus", name, "GetNameOwner", "s", (service,))
+    return "" if answer is None else str(answer[0])
 
 
 class MacWakeLock:
