@@ -54,9 +54,9 @@ def test_any_chip_settles_at_its_target(warms: float, lag_s: float, room: float)
     assert above <= 20, f"{above} s more than 5 °C above the target"
     last = found[-600:]
     needed = (70 - room) / warms
-    if needed >= 1:
+    if needed >= 1.05:
         assert min(share for _, share in last) >= 0.97, "a chip that stays cool is not slowed down"
-    elif needed > LEAST_SHARE:
+    elif LEAST_SHARE < needed <= 1:
         assert all(67 <= celsius < 71.5 for celsius, _ in last)
         shares = [share for _, share in last]
         assert max(shares) - min(shares) <= 0.06
