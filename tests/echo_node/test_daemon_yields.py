@@ -137,6 +137,8 @@ async def test_a_working_node_keeps_its_machine_awake_until_a_pause(hub: Any, no
     node.manners = MannersConfig(priority="normal", keep_awake=True)
     async with node.running(hub.url, sensors=FakeSensors()) as daemon:
         await hub.until(ready_for(hub, 0))
+        for number in range(30, 90):
+            await hub.lease(number, version=0, **LONG)
         await hub.until(lambda: bool(daemon.snapshot().awake))
         assert daemon.snapshot().awake == "kept by GNOME's session manager"
         (locked,) = set(desktop.senders)
