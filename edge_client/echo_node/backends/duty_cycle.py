@@ -3,8 +3,8 @@
     share 0.25 of a GPU: a step of 20 ms, then a rest of 60 ms
     share 0.25 of four cores: a step of 20 ms with four threads, then a rest of 60 ms; with one thread, no rest
 
-On a GPU the time of steps counts. On a processor the time of all threads of this process counts, relative to the cores
-that it may use; so an engine that gets fewer cores, because other programs use them, rests less.
+On a GPU, the duration of the steps counts. On a processor, the computing time of all threads of this process counts,
+relative to the process's cores. So an engine rests less while other programs take some of its cores.
 """
 
 from __future__ import annotations

@@ -52,8 +52,8 @@ class MannersConfig(BaseModel):
     """Work while the machine runs on its battery."""
     schedule: Annotated[tuple[str, ...], Field(max_length=64)] = ()
     """Working hours in local time, such as "mon-fri 22:00-07:00"; empty = at all times. A level at the end, such as in
-    "07:00-22:00 25%", limits the engine to this share of the time of the processor's cores, or of the GPU. If several
-    lines cover a moment, the last of them counts.
+    "07:00-22:00 25%", limits the engine to a share of its device's time (processor cores or GPU). If several lines
+    cover a moment, the last line counts.
     """
     exclusive: Annotated[tuple[str, ...], Field(max_length=64)] = ()
     """Programs that stop the node while they run, by file name, such as "blender"."""
@@ -102,8 +102,8 @@ class MannersConfig(BaseModel):
     immediately.
     """
     keep_awake: bool = False
-    """Keep the machine from falling asleep by itself while the node works on mains power. The screen may still turn
-    off, and you can still put the machine to sleep.
+    """Keep the machine from falling asleep by itself while the node works on mains power. The screen still turns
+    off, and the owner can still send the machine to sleep.
     """
 
     @property

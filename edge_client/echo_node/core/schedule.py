@@ -71,9 +71,7 @@ class Schedule:
         return _named(bounds[0]) if self.spans and bounds else ""
 
     def until(self, local: datetime) -> str:
-        """Return when the level changes next, such as "22:00", with the day if that is a day away or more; empty =
-        never.
-        """
+        """Return the time of the next change of level: "22:00" within a day, else "tue 22:00"; empty = no change."""
         now = self.level(local)
         bound = next((bound for bound in self._after(local) if self._at(bound) != now), None)
         if bound is None:

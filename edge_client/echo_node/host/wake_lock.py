@@ -40,7 +40,7 @@ class WakeLock(Protocol):
         """Take the lock, unless it is held. A refusal leaves `held_by` empty. May block for a second."""
 
     def release(self) -> None:
-        """Give up the lock at once, or as soon as a call of `keep` in another thread ends. Allowed without a lock."""
+        """Give up the lock. Waits for a call of `keep` that runs in another thread. Allowed without a lock."""
 
 
 class LinuxWakeLock:
