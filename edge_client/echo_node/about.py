@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, Self
 
 from echo_node.condition import described
@@ -13,7 +14,8 @@ from echo_node.config import NodeConfig
 from echo_node.core.history import lately
 from echo_node.core.manners import Hold
 from echo_node.core.troubles import Trouble
-from echo_node.engine.choosing import EngineChooser
+from echo_node.device_rows import device_rows
+from echo_node.engine.choosing import EngineChoosers
 from echo_node.host.hubs import Joining
 from echo_node.net.client import Introduction
 from echo_node.panel import NodeSnapshot
@@ -45,7 +47,7 @@ class About:
     me: Identity
     name: str
     joining: Joining
-    chooser: EngineChooser
+    chooser: EngineChoosers
     cost_per_hour: float = 0.0
     power_watts: float = 0.0
     owner: Identity | None = None
@@ -61,7 +63,7 @@ class About:
         *,
         me: Identity,
         joining: Joining,
-        chooser: EngineChooser,
+        chooser: EngineChoosers,
         owner: Identity | None = None,
     ) -> Self:
         return cls(me=me, name="", joining=joining, chooser=chooser, owner=owner).with_settings(config)
@@ -98,16 +100,18 @@ class About:
         connected: bool,
         now: float,
         token_rates: Sequence[float] = (),
+        device_holds: Mapping[str, tuple[Hold, ...]] = MappingProxyType({}),
     ) -> NodeSnapshot:
         """Return the snapshot for the user. `now`: seconds of the node's monotonic clock (`running_s`); `token_rates`:
-        tokens per second in each of the last periods of ten seconds (`TokenHistory.rates`).
+        tokens per second in each of the last periods of ten seconds (`TokenHistory.rates`); `device_holds`: holds of
+        single devices.
         """
         about: dict[str, Any] = {
             "pid": os.getpid(),
             "node_id": self.me.node_id,
             "name": self.name,
             "backend": self.chooser.choice.name,
-            "device": self.chooser.choice.device,
+            "device": self.chooser.label,
             "hub": self.joining.address.origin,
             "connected": connected,
             "started_at": self.started_at,
@@ -134,6 +138,7 @@ class About:
             published_version=shell.work.newest_published,
             capacity=status.capacity,
             held_rollouts=shell.work.held_rollouts,
+            devices=device_rows(shell.work.devices(now), self.chooser, device_holds),
             tokens_per_s=status.tokens_per_s,
             drawn_tokens_per_s=lately(token_rates),
             rollouts=shell.writer.counts,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,19 +19,22 @@ from rich.table import Table
 from rich.text import Text
 
 from echo_node.backends import registry
-from echo_node.backends.base import NO_WEIGHTS, OUT_OF_MEMORY
+from echo_node.backends.base import NO_WEIGHTS, OUT_OF_MEMORY, EngineSettings
 from echo_node.backends.gpu_cage import GpuCages
 from echo_node.backends.measure import widths_up_to
 from echo_node.backends.process import EngineChild
 from echo_node.backends.random_model import make_random_model
 from echo_node.backends.registry import BackendChoice
 from echo_node.config import NodeConfig
+from echo_node.engine.on_devices import CommonBackend, named_devices, seen_by
 from echo_node.engine.speeds import SpeedBook, Speeds
 from echo_node.engine.supervisor import chosen as chosen_by
 from echo_node.engine.supervisor import limits_of, place_of, settings_of
-from echo_node.engine.widths import Widths
+from echo_node.engine.widths import EngineMemoryCase, Widths
+from echo_node.host import devices
 from echo_node.host.artefact_files import content_here
 from echo_node.host.base_forms import drop_replaced
+from echo_node.host.devices import Device
 from echo_node.host.hardware import Hardware
 from echo_node.host.hubs import HubRecord
 from echo_node.host.paths import NodePaths
@@ -84,12 +88,14 @@ class BenchReport:
     """Time budget for each engine."""
     busy_cores: float
     """Load average of the minute before the measurement, in cores."""
+    devices: tuple[str, ...] = ()
+    """Devices named by the settings. `chosen` then describes the first device; `width` sums all devices."""
 
     def as_json(self) -> dict[str, Any]:
         engines = [
             {
                 "backend": outcome.choice.name,
-                "device": outcome.choice.device,
+                "device": outcome.choice.label,
                 "precision": outcome.precision,
                 "prefill_tokens_per_s": outcome.speeds.prefill if outcome.speeds else 0.0,
                 "decode_tokens_per_s": outcome.speeds.decode if outcome.speeds else {},
@@ -101,7 +107,8 @@ class BenchReport:
         chosen = None
         if self.chosen is not None:
             one = self.chosen
-            chosen = {"backend": one.name, "device": one.device, "why": one.reason, "unused_gpu": one.unused_gpu}
+            device = ", ".join(self.devices) or one.device
+            chosen = {"backend": one.name, "device": device, "why": one.reason, "unused_gpu": one.unused_gpu}
         return {
             "base": self.base,
             "machine": self.machine,
@@ -159,6 +166,8 @@ class Bench:
         self._config = config
         self._hardware = hardware
         self._base = base
+        self._seen: dict[str, tuple[Device | None, Hardware]] = {"": (None, hardware)}
+        """Devices to measure, see `_find_devices`."""
 
     async def run(self, *, backend: str, seconds: float, begin: Callable[[BackendChoice], None]) -> BenchReport:
         """Measure every usable engine for `seconds`, or only `backend` unless it is "auto". Call `begin` before each.
@@ -173,7 +182,8 @@ class Bench:
         except OSError as error:
             log.warning("Stored width limits cannot be deleted: %s", error)
         outcomes, busy_cores = [], psutil.getloadavg()[0]
-        for possible in registry.survey(self._hardware):
+        self._seen = await asyncio.to_thread(self._find_devices)
+        for possible in [found for on, seen in self._seen.values() for found in registry.survey(seen, on)]:
             choice, missing = possible.choice, possible.missing
             if backend != choice.name and (backend != "auto" or possible.on_request):
                 continue
@@ -185,6 +195,25 @@ class Bench:
                 outcomes.append(self._outcome(choice, problem=problem))
         return self._report(tuple(outcomes), seconds=seconds, busy_cores=busy_cores)
 
+    def _find_devices(self) -> dict[str, tuple[Device | None, Hardware]]:
+        """Return each device that the settings name, with the hardware that its engine sees, by name; one entry without
+        a device if they name none. Raises BackendError for a device that is not here.
+        """
+        names = named_devices(self._config.devices, self._hardware)
+        found = {name: devices.find(name, self._hardware, os.environ) for name in names}
+        seen: dict[str, tuple[Device | None, Hardware]] = {
+            name: (one, seen_by(one, self._hardware)) for name, one in found.items()
+        }
+        return seen or {"": (None, self._hardware)}
+
+    @property
+    def _settings(self) -> EngineSettings:
+        return settings_of(self._config, engines=len(self._seen))
+
+    def _place(self, choice: BackendChoice) -> EngineMemoryCase:
+        _, seen = self._seen["" if choice.on is None else choice.on.name]
+        return place_of(choice, seen, self._base.content)
+
     async def _measure(self, choice: BackendChoice, seconds: float) -> BenchOutcome:
         try:
             speeds = Speeds.now(await self._rows(choice, seconds))
@@ -195,8 +224,7 @@ class Bench:
             speeds = Speeds.now((), problem)
         else:
             problem = "" if speeds.decode else f"It is too slow to be measured in {seconds:.0f} s."
-        settings = settings_of(self._config)
-        self._book.remember(place_of(choice, self._hardware, self._base.content), settings, speeds)
+        self._book.remember(self._place(choice), self._settings, speeds)
         return self._outcome(choice, speeds=speeds, problem=problem)
 
     async def _rows(self, choice: BackendChoice, seconds: float) -> list[dict[str, Any]]:
@@ -210,7 +238,7 @@ class Bench:
             except BackendError as error:
                 if error.code != OUT_OF_MEMORY or width == 1:
                     raise
-                log.warning("%s on %s: too little memory for width %d.", choice.name, choice.device, width)
+                log.warning("%s on %s: too little memory for width %d.", choice.name, choice.label, width)
                 width //= 2
 
     async def _rows_at(self, choice: BackendChoice, width: int, seconds: float) -> list[dict[str, Any]]:
@@ -220,8 +248,8 @@ class Bench:
             base_dir=self._base.directory,
             derived_dir=self._base.derived,
             log=self._log,
-            settings=replace(settings_of(self._config), width=width),
-            limits=limits_of(self._config, self._hardware),
+            settings=replace(self._settings, width=width),
+            limits=limits_of(self._config, self._hardware, engines=len(self._seen)),
             cage=terms,
         )
         try:
@@ -235,13 +263,11 @@ class Bench:
         )
 
     def _report(self, outcomes: tuple[BenchOutcome, ...], *, seconds: float, busy_cores: float) -> BenchReport:
-        settings = settings_of(self._config)
-        chosen, width = None, settings.width
+        chosen, width, names = None, self._config.width, tuple(name for name in self._seen if name)
         if any(outcome.speeds is not None and outcome.speeds.decode for outcome in outcomes):
-            wanted = self._config.wanted_backend
-            chosen = chosen_by(self._book, self._hardware, self._base.content, settings, wanted)
-            speeds = self._book.find(place_of(chosen, self._hardware, self._base.content), settings)
-            width = width or (0 if speeds is None else speeds.width)
+            choices = self._choices(names)
+            widths = [self._width_of(choice) for choice in choices]
+            chosen, width = choices[0], sum(widths) if all(widths) else 0
         return BenchReport(
             base=self._base.title,
             machine=self._hardware.summary,
@@ -250,7 +276,20 @@ class Bench:
             width=width,
             seconds=seconds,
             busy_cores=busy_cores,
+            devices=names,
         )
+
+    def _choices(self, names: tuple[str, ...]) -> list[BackendChoice]:
+        """Return the choice of a node for each device."""
+        book, settings, content = self._book, self._settings, self._base.content
+        wanted: str = self._config.wanted_backend
+        if names:
+            wanted = CommonBackend().find(book, self._hardware, content, settings, wanted, names)
+        return [chosen_by(book, seen, content, settings, wanted, on=on) for on, seen in self._seen.values()]
+
+    def _width_of(self, choice: BackendChoice) -> int:
+        speeds = self._book.find(self._place(choice), self._settings)
+        return self._config.width or (0 if speeds is None else speeds.width)
 
 
 def table_of(report: BenchReport) -> Table:
@@ -277,7 +316,7 @@ def table_of(report: BenchReport) -> Table:
         best = f"w{outcome.speeds.width}" if rates and outcome.speeds is not None else "-"
         # Use Text: a plain string "[cpu]" would be read as markup.
         problem = [Text(outcome.problem)] if outcome.problem else []
-        table.add_row(outcome.choice.name, outcome.choice.device, outcome.precision, *cells, best, *problem)
+        table.add_row(outcome.choice.name, outcome.choice.label, outcome.precision, *cells, best, *problem)
     return table
 
 
@@ -288,7 +327,8 @@ def verdict(report: BenchReport) -> str:
         return "No engine works on this machine. echo-node doctor says more."
     chosen = report.chosen
     width = f"{report.width} rollouts at once" if report.width else "a width that the engine chooses"
-    sentence = f"Chosen: {chosen.name} on {chosen.device}, {width} ({chosen.reason})."
+    device = " and ".join(report.devices) or chosen.device
+    sentence = f"Chosen: {chosen.name} on {device}, {width} ({chosen.reason})."
     return f"{sentence} {chosen.unused_gpu}".rstrip()
 
 

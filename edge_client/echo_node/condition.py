@@ -26,6 +26,8 @@ def _condition(snapshot: NodeSnapshot, *, is_finishing: bool) -> tuple[State, st
         return "finishing", f"The node finishes its {held} rollouts, takes no new ones, then stops."
     if snapshot.holds:
         return "paused", " ".join(snapshot.holds.values())
+    if activity == "paused":
+        return "paused", " ".join(said for one in snapshot.devices for said in one["holds"].values())
     if not snapshot.run_name:
         return "connecting", f"Asking {snapshot.hub} to admit this node."
     if not snapshot.connected:

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from echo_node.core.manners import MannersConfig
 from echo_node.core.updating import UpdateMode
 from echo_node.host.cage.description import CageMode
+from echo_node.host.devices import check_names
 from echo_node.host.paths import HOME_VARIABLE
 from echo_node.lending.pairing import HelperAddress
 from echo_shared.errors import ConfigError
@@ -22,6 +23,11 @@ from echo_shared.wire.messages.shown_names import checked_name
 BackendName = Literal["auto", "llama_cpp", "mlx", "torch", "vllm"]
 
 PrecisionName = Literal["auto", "f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0", "q3_k_m"]
+
+
+def _as_list(value: Any) -> Any:
+    """Return a single text as a list of one."""
+    return [value] if isinstance(value, str) else value
 
 
 class NodeConfig(BaseSettings):
@@ -42,26 +48,30 @@ class NodeConfig(BaseSettings):
     """Token for hubs that admit only invited nodes; stored for later runs once a hub has accepted it."""
     backend: BackendName = "auto"
     """The sampling engine; auto = the best one that this machine can run."""
+    devices: Annotated[tuple[str, ...], Field(max_length=32), BeforeValidator(_as_list)] = ()
+    """Devices with one engine each, such as ["cuda:0", "cuda:1"], or ["all"] for all GPUs; ["cpu"] for the processor;
+    empty = one engine on the best device. All devices must be of one kind.
+    """
     threads: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Maximum CPU threads of the engine, which uses fewer while other programs use the cores. 0 = one for each core."""
+    """Maximum CPU threads of all engines, which use fewer while other programs use the cores. 0 = one for each core."""
     helpers: Annotated[tuple[str, ...], Field(repr=False), SECRET] = ()
     """HOST:PORT#CODE of other machines that each hold a part of the model, as `echo-node lend` prints it there."""
     precision: PrecisionName = "auto"
     """Precision of the engine's weights; auto = float32 for small models, else 16 bits, or 8 if these need too much
     memory."""
     kv_cache_bytes: Annotated[int, Field(ge=0)] = 0
-    """Bytes of memory for the keys and values of all unfinished rollouts; 0 = a quarter of the machine's memory, or
-    half of a GPU's.
+    """Bytes of memory for the keys and values of all unfinished rollouts of an engine; 0 = a quarter of the machine's
+    memory, or half of a GPU's.
     """
     width: Annotated[int, Field(ge=0, le=1024)] = 0
-    """Maximum number of rollouts sampled at the same time; 0 = chosen for the device."""
+    """Maximum number of rollouts that an engine samples at the same time; 0 = chosen for the device."""
     bench_seconds: Annotated[float, Field(ge=0, le=600)] = 5.0
     """Seconds of measuring the engine before its first work on a base model, unless `width` is set; 0 = no
     measurement.
     """
     memory_limit_bytes: Annotated[int, Field(ge=0)] = 0
-    """Maximum memory of the engine in bytes; beyond it the engine restarts with a smaller width. 0 = 80 % of the
-    machine's memory.
+    """Maximum memory of each engine in bytes; beyond it the engine restarts with a smaller width. 0 = 80 % of the
+    machine's memory, divided by the number of engines.
     """
     capacity_factor: Annotated[int, Field(ge=1, le=64)] = 2
     """Number of rollouts that the node asks for, as a multiple of its width; a multiple covers the round trip to the
@@ -134,6 +144,17 @@ class NodeConfig(BaseSettings):
                 "Only llama.cpp spreads a model over several machines.",
                 got=f"backend {self.backend}, {len(self.helpers)} helpers",
                 do="Omit --backend, or omit --with.",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_devices(self) -> Self:
+        check_names(self.devices)
+        if self.helpers and self.devices:
+            raise ConfigError(
+                "A model that is spread over several machines has one engine, which chooses its own device.",
+                got=f"devices {', '.join(self.devices)}, {len(self.helpers)} helpers",
+                do="Omit --device, or omit --with.",
             )
         return self
 

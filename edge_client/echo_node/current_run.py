@@ -59,9 +59,9 @@ class CurrentRun:
         return None if self.welcomed is None else self.welcomed.shell
 
     @property
-    def engine_pid(self) -> int | None:
-        """Process id of the engine, or None."""
-        return None if self.shell is None else self.shell.engine_pid
+    def engine_pids(self) -> dict[str, int]:
+        """Process id of each running engine, by device."""
+        return {} if self.shell is None else self.shell.engine_pids
 
     @property
     def held_rollouts(self) -> int:

@@ -10,6 +10,7 @@ import asyncio
 import errno
 import http.client
 import json
+import os
 import platform
 import shutil
 import ssl
@@ -31,10 +32,11 @@ from echo_node.config import NodeConfig, load_config
 from echo_node.doctor_links import examine_links
 from echo_node.doctor_manners import examine_manners
 from echo_node.doctor_router import examine_router
+from echo_node.engine.on_devices import CommonBackend, named_devices, seen_by
 from echo_node.engine.speeds import SpeedBook
 from echo_node.engine.supervisor import chosen, place_of, settings_of
 from echo_node.findings import Finding, Level
-from echo_node.host import control, hardware
+from echo_node.host import control, devices, hardware
 from echo_node.host.address import HubAddress
 from echo_node.host.artefact_files import content_here, headroom_bytes
 from echo_node.host.base_forms import largest_base_bytes
@@ -252,6 +254,9 @@ def _choice(patient: _Patient, working: list[tuple[str, str]]) -> Iterator[Findi
         return
     base = None if patient.hub is None else content_here(patient.paths.base(patient.hub.run_id))
     book, settings = SpeedBook(patient.paths.speeds), settings_of(patient.config)
+    if patient.config.devices:
+        yield from _devices(patient)
+        return
     try:
         choice = chosen(book, patient.hardware, base, settings, patient.config.wanted_backend)
     except BackendError as error:
@@ -271,6 +276,30 @@ def _choice(patient: _Patient, working: list[tuple[str, str]]) -> Iterator[Findi
         yield Finding(subject="speed", level="ok", what=str(speeds))
     else:
         yield Finding(subject="speed", level="note", what="not measured on the hub's model", do="echo-node bench")
+
+
+def _devices(patient: _Patient) -> Iterator[Finding]:
+    """Yield the device and the engine of each device that the settings name."""
+    found, wanted = patient.hardware, patient.config.wanted_backend
+    try:
+        names, backend = named_devices(patient.config.devices, found), CommonBackend()
+    except BackendError as error:
+        yield Finding(subject="devices", level="problem", what=_said(error), do=error.do or "")
+        return
+    base = None if patient.hub is None else content_here(patient.paths.base(patient.hub.run_id))
+    book, settings = SpeedBook(patient.paths.speeds), settings_of(patient.config, engines=len(names))
+    for name in names:
+        try:
+            device = devices.find(name, found, os.environ)
+            kind = backend.find(book, found, base, settings, wanted, names)
+            choice = chosen(book, seen_by(device, found), base, settings, kind, on=device)
+        except BackendError as error:
+            yield Finding(subject=name, level="problem", what=_said(error), do=error.do or "")
+            continue
+        speeds = None if base is None else book.find(place_of(choice, seen_by(device, found), base), settings)
+        title = f"{device.title}, " if device.title else ""
+        speed = f". {speeds}" if speeds is not None and speeds.decode else ", not measured on the hub's model"
+        yield Finding(subject=name, level="ok", what=f"{title}{choice.name}{speed}")
 
 
 def _first_remedy(hardware: Hardware) -> str:

@@ -37,7 +37,9 @@ COLOURS: Final = {
     "not connected": "red",
 }
 """Colours of the states. The state is always shown in words as well."""
-GOES_FIRST: Final = ("hub's key", "asks for", "checked", "keys", "node", "policy", "hub", "page", "lease", "credit")
+GOES_FIRST: Final = (
+    *("hub's key", "asks for", "checked", "keys", "node", "policy", "hub", "page", "device", "lease", "credit"),
+)
 """Rows to leave out on a small terminal, in this order. Rows that are not named here always stay."""
 
 

@@ -16,7 +16,7 @@ import echo_shared
 from echo_node.core.clocks import SleepSense, slept
 from echo_node.core.events import Incoming, Upgraded
 from echo_node.core.troubles import Trouble, TroubleCode
-from echo_node.engine.choosing import EngineChooser
+from echo_node.engine.choosing import EngineChoosers
 from echo_node.host.clock import read_clocks
 from echo_node.host.trouble_log import TroubleLog
 from echo_node.net.client import HubClient
@@ -34,7 +34,7 @@ class MachineWatch:
         self,
         client: HubClient,
         troubles: TroubleLog,
-        chooser: EngineChooser,
+        chooser: EngineChoosers,
         inbox: asyncio.Queue[Incoming],
     ) -> None:
         self._client = client

@@ -34,6 +34,7 @@ from echo_node.core.owner_commands import OwnerCommands
 from echo_node.core.standby import sentence
 from echo_node.core.yielding import YIELD_S
 from echo_node.current_run import CurrentRun
+from echo_node.device_watch import DeviceWatch
 from echo_node.engine.choosing import PROBE_S
 from echo_node.engine.making import EngineMaker
 from echo_node.host.clock import running_s
@@ -41,7 +42,7 @@ from echo_node.host.hubs import Joining
 from echo_node.host.last_word import LastWord
 from echo_node.host.notifications import notify
 from echo_node.host.paths import NodePaths
-from echo_node.host.pause import PauseFile
+from echo_node.host.pause import DevicePausesFile, PauseFile
 from echo_node.host.sensors.machine import MachineSensors, Sensors
 from echo_node.host.traffic import TrafficMeter
 from echo_node.host.trouble_log import TroubleLog
@@ -122,6 +123,7 @@ class JoinedNode:
             inbox=self._inbox,
             meter=self._meter,
             troubles=self._troubles,
+            devices=DeviceWatch(self._engines.chooser, config.manners, DevicePausesFile(paths.device_pauses_file)),
             wake_lock=wake_lock_here(),
         )
         self._last_word = LastWord(paths.last_word_file)
@@ -164,6 +166,7 @@ class JoinedNode:
             connected=self._is_connected,
             now=running_s(),
             token_rates=self._run.token_rates,
+            device_holds=self._watch.device_holds,
         )
         update = (self._updater and self._updater.said) or self._newer_release
         router = "" if self._connections is None else self._connections.swarm.router.sentence
@@ -254,7 +257,7 @@ class JoinedNode:
 
     async def _take_settings(self, changed: ChangedSettings) -> None:
         if changed.choice:
-            self._engines.chooser.renew()
+            self._engines.renew()
         if changed.engine:
             await self._inbox.put(EngineOutdated())
         if changed.introduction:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
@@ -17,7 +18,8 @@ from echo_node.core.events import Holding, Incoming
 from echo_node.core.manners import Hold, HoldReason, Manners, MannersConfig, OwnerPause, SensorReading
 from echo_node.core.waking import Waking
 from echo_node.current_run import CurrentRun
-from echo_node.engine.choosing import EngineChooser
+from echo_node.device_watch import DeviceWatch
+from echo_node.engine.choosing import EngineChoosers
 from echo_node.host.pause import PauseFile
 from echo_node.host.sensors.machine import Sensors
 from echo_node.host.traffic import TrafficMeter
@@ -33,6 +35,8 @@ _PAUSE: Final = "the pause"
 NO_LOCK: Final = "this system grants no lock against sleep: the machine may fall asleep while the node works"
 PAUSED_LOOK_S: Final = 5.0
 """Seconds between two readings while the owner has paused the node, so that sensor values do not matter."""
+_Told = Mapping[str, tuple[tuple[HoldReason, bool], ...]]
+"""Reported (reason, frees memory) of all holds, by device; the node's own holds have the key ""."""
 
 
 class OwnerWatch:
@@ -46,11 +50,12 @@ class OwnerWatch:
         sensors: Sensors,
         pause_file: PauseFile,
         *,
-        chooser: EngineChooser,
+        chooser: EngineChoosers,
         run: CurrentRun,
         inbox: asyncio.Queue[Incoming],
         meter: TrafficMeter,
         troubles: TroubleLog,
+        devices: DeviceWatch,
         wake_lock: WakeLock,
         look_s: float = LOOK_S,
     ) -> None:
@@ -67,6 +72,7 @@ class OwnerWatch:
         self._sensors = sensors
         self._pause_file = pause_file
         self._pause = pause_file.load()
+        self._devices = devices
         self._troubles = troubles
         self._meter = meter
         self._is_unsaved = False
@@ -76,9 +82,9 @@ class OwnerWatch:
         self._inbox = inbox
         self._look_s = look_s
         self._engine_bytes = 0
-        """Bytes of memory that the engine used when it ran last."""
-        self._told: list[tuple[HoldReason, bool]] | None = []
-        self._told_share = 1.0
+        """Bytes of memory that the engines used when they ran last."""
+        self._told: _Told | None = _told((), {})
+        self._told_shares: Mapping[str, float] = {}
         self._wake = asyncio.Event()
         self._looking = asyncio.Lock()
 
@@ -101,14 +107,16 @@ class OwnerWatch:
     async def look(self) -> None:
         """Read the sensors once, and report a Holding if the holds (reasons to pause) or the share have changed."""
         async with self._looking:
+            with suppress(StorageError):  # The first failure was reported.
+                self._devices.save_again()
             if self._is_unsaved:
-                with suppress(StorageError):  # The first failure was reported.
+                with suppress(StorageError):
                     self._save()
-            device = self._chooser.choice.device
-            on_gpu = device != "cpu"
-            reading = await asyncio.to_thread(self._read, self._run.engine_pid, on_gpu)
+            on_gpu = self._chooser.choice.device != "cpu"
+            reading = await asyncio.to_thread(self._read, tuple(self._run.engine_pids.values()), on_gpu)
             self.hub_gpu = reading.hub_gpu
             now, local = time.monotonic(), datetime.now().astimezone()
+            reading = self._devices.look(reading, now=now, local=local)
             self.holds = self._manners.holds(
                 replace(reading, traffic=self._meter.now()),
                 pause=self._pause,
@@ -116,15 +124,52 @@ class OwnerWatch:
                 now=now,
                 local=local,
             )
-            self.duty = self._duty_rules.duty(device, DeviceFigures.of(reading, on_gpu=on_gpu), now=now, local=local)
+            self.duty, shares = self._duties(reading, now=now, local=local)
             await self._keep_awake(reading.on_battery, now)
-            reasons = [(hold.reason, hold.frees_memory) for hold in self.holds]
-            if reasons != self._told:
-                log.info("%s", _news(self.holds))
-            if (reasons, self.duty.share) != (self._told, self._told_share):
-                self._told, self._told_share = reasons, self.duty.share
-                keep_memory_s = self._manners.settings.keep_memory_s
-                await self._inbox.put(Holding(holds=self.holds, keep_memory_s=keep_memory_s, share=self.duty.share))
+            told = _told(self.holds, self._devices.holds)
+            if told != self._told:
+                for sentence in _news(self._told, self.holds, self._devices.holds):
+                    log.info("%s", sentence)
+            if (told, shares) != (self._told, self._told_shares):
+                self._told, self._told_shares = told, shares
+                await self._inbox.put(
+                    Holding(
+                        holds=self.holds,
+                        keep_memory_s=self._manners.settings.keep_memory_s,
+                        of_devices=dict(self._devices.holds),
+                        shares=shares,
+                    )
+                )
+
+    def _duties(self, reading: SensorReading, *, now: float, local: datetime) -> tuple[Duty, Mapping[str, float]]:
+        """Return the strictest duty, and the shares below 1 by device."""
+        if not self._devices.figures:
+            device = self._chooser.choice.device
+            figures = DeviceFigures.of(reading, on_gpu=device != "cpu")
+            duty = self._duty_rules.duty(device, figures, now=now, local=local)
+            return duty, {} if duty.share == 1 else {"": duty.share}
+        duties = {}
+        for name, gpu in self._devices.figures.items():
+            figures = DeviceFigures(celsius=gpu.celsius, watts=gpu.watts)
+            if name == "cpu":
+                figures = DeviceFigures.of(reading, on_gpu=False)
+            duties[name] = self._duty_rules.duty(name, figures, now=now, local=local)
+        strictest = min(duties, key=lambda name: duties[name].share)
+        said = duties[strictest].sentence
+        shares = {name: duty.share for name, duty in duties.items() if duty.share < 1}
+        return replace(duties[strictest], sentence=f"{strictest}: {said}" if said else ""), shares
+
+    @property
+    def device_holds(self) -> Mapping[str, tuple[Hold, ...]]:
+        """Holds (reasons to pause) of single devices, by device."""
+        return self._devices.holds
+
+    def change_device(self, device: str, pause: OwnerPause | None) -> None:
+        """Pause or resume one device. Raises ConfigError if the node has no such device, and StorageError if the disk
+        fails; the pause then still takes effect.
+        """
+        self._wake.set()
+        self._devices.change(device, pause)
 
     async def _keep_awake(self, on_battery: bool | None, now: float) -> None:
         allowed = self._manners.settings.keep_awake and not self.holds
@@ -146,6 +191,7 @@ class OwnerWatch:
 
     def use(self, settings: MannersConfig) -> None:
         self._manners.settings = self._duty_rules.settings = settings
+        self._devices.use(settings)
         self._told = None  # Report again: the time for keeping memory may have changed.
         self._wake.set()
 
@@ -160,10 +206,9 @@ class OwnerWatch:
         self._is_unsaved = False
         self._troubles.end(_PAUSE)
 
-    def _read(self, engine_pid: int | None, on_gpu: bool) -> SensorReading:
-        if engine_pid is not None:
-            self._engine_bytes = own_bytes(engine_pid) or self._engine_bytes
-        pids = () if engine_pid is None else (engine_pid,)
+    def _read(self, pids: tuple[int, ...], on_gpu: bool) -> SensorReading:
+        if pids:
+            self._engine_bytes = sum(own_bytes(pid) or 0 for pid in pids) or self._engine_bytes
         reading = self._sensors.read(self._manners.settings, engines=pids, on_gpu=on_gpu)
         return reading if pids else replace(reading, engine_bytes=self._engine_bytes)
 
@@ -177,7 +222,20 @@ class OwnerWatch:
         self._wake.clear()
 
 
-def _news(holds: tuple[Hold, ...]) -> str:
-    if not holds:
-        return "The machine is free again: the node resumes."
-    return f"The node pauses. {' '.join(hold.sentence for hold in holds)}"
+def _told(holds: tuple[Hold, ...], of_devices: Mapping[str, tuple[Hold, ...]]) -> _Told:
+    return {
+        name: tuple((hold.reason, hold.frees_memory) for hold in some)
+        for name, some in {"": holds, **of_devices}.items()
+    }
+
+
+def _news(before: _Told | None, holds: tuple[Hold, ...], of_devices: Mapping[str, tuple[Hold, ...]]) -> Iterator[str]:
+    """Yield a sentence for the node, and for each device, whose holds (reasons to pause) have changed."""
+    known, now = before or {}, _told(holds, of_devices)
+    if before is None or known.get("") != now[""]:
+        said = " ".join(hold.sentence for hold in holds)
+        yield f"The node pauses. {said}" if holds else "The machine is free again: the node resumes."
+    for name in sorted((known.keys() | now.keys()) - {""}):
+        if known.get(name, ()) != now.get(name, ()):
+            said = " ".join(hold.sentence for hold in of_devices.get(name, ()))
+            yield f"The engine of {name} pauses. {said}" if said else f"The engine of {name} resumes."

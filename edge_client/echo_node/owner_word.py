@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from echo_node.core.manners import OwnerPause
 from echo_node.host.pause import pause_for
 from echo_node.node import JoinedNode
 from echo_node.owner_watch import OwnerWatch
@@ -44,16 +45,23 @@ class OwnerWord:
 
     def _pause(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         pause = pause_for(arguments.get("length"))
-        self.watch.change(pause)
+        self._change(arguments.get("device"), pause)
         return {"until": pause.until}
 
-    def _resume(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
-        self.watch.change(None)
+    def _resume(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        self._change(arguments.get("device"), None)
         return {}
 
     def _owner(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
         self.node.reload_owner()
         return {}
+
+    def _change(self, device: Any, pause: OwnerPause | None) -> None:
+        """Pause or resume the device of this name, or the whole node if `device` is None. Raises ConfigError."""
+        if device is None:
+            self.watch.change(pause)
+        else:
+            self.watch.change_device(str(device), pause)
 
     def _finish(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
         self.node.finish_for_good()

@@ -10,6 +10,7 @@ from typing import Any, Final, Protocol
 
 import echo_shared
 from echo_node.core.clocks import in_words
+from echo_node.device_rows import device_line
 from echo_node.host.cage.description import Held
 from echo_shared.wire.messages.fields import printable
 from echo_shared.wire.owner_commands import LINE_CHARACTERS, NodeReport
@@ -63,6 +64,8 @@ class NodeSnapshot:
     """Notice of a newer release, with the way to get it; empty = none known."""
     holds: Mapping[str, str] = field(default_factory=dict)
     """Reasons for which the node pauses, as sentences by `HoldReason`; empty = it does not pause."""
+    devices: Sequence[Mapping[str, Any]] = ()
+    """The devices with their engines, from `device_rows.DeviceRow`; empty before the hub has admitted the node."""
     hub_gpu: float | None = None
     """Share of the GPU that this user's own hub uses, with its learner; it pauses nothing. None = unknown."""
     share: float = 1.0
@@ -197,6 +200,7 @@ def rows(snapshot: NodeSnapshot) -> list[tuple[str, str]]:
         result.append(("checked", f"{passed:,} found honest, {failed:,} not"))
     if snapshot.cost_per_hour:
         result.append(("asks for", f"${snapshot.cost_per_hour:.4g} an hour, while it is active"))
+    result += [("device", device_line(one)) for one in snapshot.devices if one["is_chosen"]]
     if snapshot.router:
         result.append(("router", snapshot.router))
     if snapshot.links:

@@ -62,7 +62,7 @@ def keys_of(model: type[BaseModel] = NodeConfig, prefix: str = "") -> Iterator[s
             yield from keys_of(table, f"{prefix}{name}.")
 
 
-DECIDE_THE_ENGINE: Final = frozenset({"backend", "helpers"})
+DECIDE_THE_ENGINE: Final = frozenset({"backend", "devices", "helpers"})
 
 
 class SettingsFile:
@@ -207,9 +207,13 @@ def _table(annotation: Any) -> type[BaseModel] | None:
 def _check_engine(config: NodeConfig) -> None:
     """Raise BackendError for an engine that cannot run here. Blocks the calling thread for some tenths of a second."""
     from echo_node.backends import registry  # Import here: the registry imports the engines' libraries.
+    from echo_node.engine.on_devices import check_devices
     from echo_node.host import hardware
 
-    registry.choose(hardware.detect(), config.wanted_backend, {})
+    if config.devices:
+        check_devices(config.devices, hardware.detect(), config.wanted_backend)
+    else:
+        registry.choose(hardware.detect(), config.wanted_backend, {})
 
 
 def _check_key(key: str) -> None:

@@ -19,6 +19,7 @@ from echo_node.core.effects import (
     DropPolicy,
     Effect,
     EndEngine,
+    EngineEffect,
     FetchArtefact,
     ForgetLease,
     LimitDuty,
@@ -92,7 +93,8 @@ class RunShell:
         """
         self._answers: dict[int | None, ArtefactReady | FetchFailed] = {}
         """Answers of fetches that the work loop has not handled yet. Those of abandoned fetches are removed."""
-        self._engine: EngineSupervisor | None = None
+        self._engines: dict[str, EngineSupervisor] = {}
+        """Newest engine of each device."""
         self._work: WorkLoop | None = None
         self.writer = SpoolWriter(parts.spool, parts.inbox, parts.troubles)
         self.fetching: dict[int | None, tuple[int, int]] = {}
@@ -116,6 +118,7 @@ class RunShell:
             unfinished=unfinished,
             unacked=unacked,
             on_disk=await asyncio.to_thread(self.fetcher.take_up, newest_version),
+            devices=self._parts.engines.devices,
         )
         self._start(self.writer.run(), name="spool writer")
 
@@ -127,10 +130,11 @@ class RunShell:
             del self._answers[event.policy_version]
         for effect in self.work.handle(event, running_s(), random.random()):
             await self._carry_out(effect)
-        if (problem := self.work.engine_problem) is not None:
-            self._parts.troubles.begin(_ENGINE, problem)
-        else:
-            self._parts.troubles.end(_ENGINE)
+        for device, problem in self.work.engine_problems.items():
+            if problem is not None:
+                self._parts.troubles.begin(_engine_of(device), problem)
+            else:
+                self._parts.troubles.end(_engine_of(device))
 
     def unwanted(self, info_hashes: Iterable[bytes]) -> None:
         """Stop serving these carriers (encrypted files of artefacts), which no node fetches any more."""
@@ -138,7 +142,8 @@ class RunShell:
 
     async def close(self) -> None:
         """End all tasks and the engine's process. Queued spool writes are still carried out and counted."""
-        self._parts.troubles.end(_ENGINE)
+        for device in self._parts.engines.devices:
+            self._parts.troubles.end(_engine_of(device))
         for task in tuple(self._tasks):
             task.cancel()
         if self._tasks:
@@ -168,70 +173,90 @@ class RunShell:
             case RemoveArtefact(policy_version=unwanted):
                 self._answers.pop(unwanted, None)
                 self._file_job(unwanted, lambda: self.fetcher.remove(unwanted))
-            case StartEngine(after_s=after_s, max_width=max_width):
-                self._engine = self._parts.engines.make(self._engine_files())
-                self._start(self._engine.run(after_s, max_width), name="engine")
-            case EndEngine():
-                self._start(self._running_engine.end(), name="engine's end")
-            case SuspendEngine():
-                self._running_engine.suspend()
-            case ResumeEngine():
-                self._running_engine.resume()
-            case LimitDuty(share=share):
-                await self._running_engine.limit_duty(share)
-            case AddPolicy(policy_version=added):
-                directory = None if added == 0 else self.fetcher.directory(added)
-                await self._running_engine.add_policy(added, directory)
-            case DropPolicy(policy_version=dropped):
-                await self._running_engine.drop_policy(dropped)
-            case SubmitGroup(request=request):
-                await self._running_engine.submit(request)
-            case CancelLease(lease_id=lease_id):
-                await self._running_engine.cancel(lease_id)
-            case ScoreCompletion(request=completion):
-                await self._running_engine.score(completion)
+            case (
+                StartEngine()
+                | EndEngine()
+                | SuspendEngine()
+                | ResumeEngine()
+                | LimitDuty()
+                | AddPolicy()
+                | DropPolicy()
+                | SubmitGroup()
+                | CancelLease()
+                | ScoreCompletion()
+            ):
+                await self._tell_engine(effect)
             case Stop():
                 self.stopped = True
             case _:
                 assert_never(effect)
 
+    async def _tell_engine(self, effect: EngineEffect) -> None:
+        if isinstance(effect, StartEngine):
+            engine = self._parts.engines.make(self._engine_files(effect.device), effect.device)
+            self._engines[effect.device] = engine
+            self._start(engine.run(effect.after_s, effect.max_width), name=f"engine {effect.device}".rstrip())
+            return
+        engine = self._engines[effect.device]  # The work loop uses an engine only after its StartEngine.
+        match effect:
+            case EndEngine():
+                self._start(engine.end(), name="engine's end")
+            case SuspendEngine():
+                engine.suspend()
+            case ResumeEngine():
+                engine.resume()
+            case LimitDuty(share=share):
+                await engine.limit_duty(share)
+            case AddPolicy(policy_version=added):
+                await engine.add_policy(added, None if added == 0 else self.fetcher.directory(added))
+            case DropPolicy(policy_version=dropped):
+                await engine.drop_policy(dropped)
+            case SubmitGroup(request=request):
+                await engine.submit(request)
+            case CancelLease(lease_id=lease_id):
+                await engine.cancel(lease_id)
+            case ScoreCompletion(request=completion):
+                await engine.score(completion)
+            case _:
+                assert_never(effect)
+
     @property
     def engine_stage(self) -> str:
-        """See `EngineSupervisor.stage`."""
-        return "" if self._engine is None else self._engine.stage
+        """See `EngineSupervisor.stage`; of several engines, the first that is not ready yet."""
+        return next((engine.stage for engine in self._engines.values() if engine.stage), "")
 
     @property
     def preparing(self) -> dict[str, tuple[int, int]]:
         """(bytes done, total bytes) of the work between a fetch and the engine's start, by title."""
         found = {f"{artefact_title(v)}, checked and unpacked": got for v, got in self.fetcher.unpacking.items()}
-        if self._engine is not None and (converting := self._engine.conversion) is not None:
-            found["The base model, converted for llama.cpp"] = converting
+        converting = [done for engine in self._engines.values() if (done := engine.conversion) is not None]
+        if converting:
+            found["The base model, converted for llama.cpp"] = converting[0]
         return found
 
     @property
-    def engine_pid(self) -> int | None:
-        """Process id of the engine, or None."""
-        return None if self._engine is None else self._engine.pid
+    def engine_pids(self) -> dict[str, int]:
+        """Process id of each running engine, by device."""
+        return {device: engine.pid for device, engine in self._engines.items() if engine.pid is not None}
 
     @property
     def engine_held(self) -> Held | None:
-        """Protections of the engine's cage (sandbox); None = no engine runs."""
-        return None if self._engine is None else self._engine.held
+        """Protections of the engine's cage (sandbox), or of the weakest cage of several engines; None = no engine
+        runs.
+        """
+        known = [engine.held for engine in self._engines.values() if engine.held is not None]
+        return max(known, key=lambda held: len(held.lacks), default=None)
 
-    @property
-    def _running_engine(self) -> EngineSupervisor:
-        assert self._engine is not None, "the work loop uses the engine only after StartEngine"
-        return self._engine
-
-    def _engine_files(self) -> EngineFiles:
+    def _engine_files(self, device: str) -> EngineFiles:
         base_dir = self.fetcher.directory(None)
         content = self.fetcher.base_content
+        name = f"engine-{device.replace(':', '-')}.log" if device else "engine.log"
         return EngineFiles(
             base_dir=base_dir,
             base_content=content,
             policies_dir=base_dir.parent,
             derived_dir=self._parts.derived / base_dir.name / content,
-            log=self._parts.logs / "engine.log",
+            log=self._parts.logs / name,
         )
 
     async def _resend(self) -> None:
@@ -304,6 +329,11 @@ class RunShell:
 
 def artefact_title(version: int | None) -> str:
     return "The base model" if version is None else f"Policy version {version}"
+
+
+def _engine_of(device: str) -> str:
+    """Return the name under which the node's troubles (reported problems) list the engine of this device."""
+    return f"{_ENGINE} of {device}" if device else _ENGINE
 
 
 def _fetch_of(version: int | None) -> str:

@@ -4,12 +4,16 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from echo_node.backends import process
+from echo_node.host import devices
+from echo_node.host.devices import Device
+from echo_node.host.hardware import Gpu, Hardware
+from echo_shared.errors import BackendError
 from echo_shared.wire.messages import Lease, rollout_id
 from tests.driven_hub import DrivenHub as Hub
 from tests.driven_hub import make_lease, write_adapter
@@ -72,3 +76,26 @@ async def bare_hub(tmp_path: Path) -> AsyncIterator[Hub]:
 async def hub(bare_hub: Hub) -> Hub:
     await bare_hub.publish_base()
     return bare_hub
+
+
+FAKE_GPUS = {
+    name: Gpu(name="Fake 4090", memory_bytes=2**34, uuid=f"GPU-{number}")
+    for number, name in enumerate(("cuda:0", "cuda:1"))
+}
+
+
+@pytest.fixture
+def fake_gpus(monkeypatch: pytest.MonkeyPatch) -> dict[str, Gpu]:
+    """Make the detection of devices find two CUDA devices, whose engines in truth run on the processor. Return them by
+    name; a test may remove one.
+    """
+    gpus = dict(FAKE_GPUS)
+
+    def find(name: str, hardware: Hardware, variables: Mapping[str, str]) -> Device:
+        if name not in gpus:
+            raise BackendError(f"The device {name} is not here.", code=devices.NOT_HERE)
+        environment = {"CUDA_VISIBLE_DEVICES": gpus[name].uuid}
+        return Device(name=name, api="cpu", title=gpus[name].name, environment=environment, gpu=gpus[name])
+
+    monkeypatch.setattr(devices, "find", find)
+    return gpus

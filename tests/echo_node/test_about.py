@@ -8,9 +8,10 @@ import pytest
 
 from echo_node.about import About, amount, arrival
 from echo_node.backends.registry import BackendChoice
-from echo_node.engine.choosing import EngineChooser
+from echo_node.engine.choosing import EngineChoosers
 from echo_node.host import hardware
 from echo_node.host.address import HubAddress
+from echo_node.host.hardware import Hardware
 from echo_node.host.hubs import Joining
 from echo_node.net.client import Introduction
 from echo_shared.signing.identity import Identity
@@ -27,7 +28,15 @@ async def about() -> About:
     """Return the identity of a node that uses the GPU at first, then the CPU."""
     left = [GPU, CPU]
 
-    chooser = EngineChooser(lambda: (FOUND, left.pop(0)), changed=asyncio.Event())
+    class Machine:
+        def find_devices(self) -> tuple[str, ...]:
+            return ("",)
+
+        def look(self, name: str) -> tuple[Hardware, BackendChoice]:
+            assert name == ""
+            return FOUND, left.pop(0)
+
+    chooser = EngineChoosers(Machine(), changed=asyncio.Event())
     await chooser.decide()
     address = HubAddress.parse("http://127.0.0.1:8710", insecure=False)
     joining = Joining(address=address, pinned=None, invite_token="let me in", patient=False)

@@ -114,6 +114,24 @@ async def test_where_memory_is_short_less_width_is_tried(paths: NodePaths, tmp_p
     assert outcome.speeds is not None and set(outcome.speeds.decode) == {1, 8, 16}
 
 
+@pytest.mark.usefixtures("odd_worker", "fake_gpus")
+async def test_each_chosen_device_is_measured_apart(paths: NodePaths, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"vocab_size": 1, "max_position_embeddings": 64}')
+    base = Base(title="a model", directory=tmp_path, derived=tmp_path / "derived", content="x")
+    config = NodeConfig(devices=("cuda:0", "cuda:1"), width=2, threads=2)
+    report = await Bench(paths, config, hardware.detect(), base).run(backend="llama_cpp", seconds=0.3, begin=ignore)
+    assert [one["device"] for one in report.as_json()["engines"]] == ["cuda:0", "cuda:1"]
+    assert all(outcome.works for outcome in report.outcomes)
+    assert report.chosen is not None and report.width == 2 + 2
+    assert verdict(report).startswith(f"Chosen: {report.chosen.name} on cuda:0 and cuda:1, 4 rollouts at once")
+    settings = settings_of(config, engines=2)
+    assert settings.threads == 1, "the engines share the threads"
+    for outcome in report.outcomes:
+        assert outcome.choice.on is not None
+        seen = hardware.detect().only([outcome.choice.on.gpu])
+        assert SpeedBook(paths.speeds).find(place_of(outcome.choice, seen, "x"), settings) == outcome.speeds
+
+
 async def test_a_single_engine_can_be_measured(paths: NodePaths, fetched: HubRecord) -> None:
     Widths(paths.widths).remember(place_of(TORCH, hardware.detect(), "base"), 2**33, 4)
     with base_for(paths, fetched, None) as base:

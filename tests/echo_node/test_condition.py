@@ -27,6 +27,11 @@ QUIET = replace(SNAPSHOT, fetching={}, problems={})
         ({"activity": "waiting"}, "waiting", "Ready"),
         ({"activity": "waiting", "standby": "Standing by: it is too slow."}, "standby", "it is too slow"),
         ({"activity": "paused", "holds": {"on_battery": "A.", "cpu_hot": "B."}}, "paused", "A. B."),
+        (
+            {"activity": "paused", "devices": ({"holds": {"paused": "C."}}, {"holds": {"gpu_hot": "D."}})},
+            "paused",
+            "C. D.",
+        ),
         ({"activity": "draining", "holds": {"on_battery": "A."}}, "finishing", "returns its leases"),
     ],
 )

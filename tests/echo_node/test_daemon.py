@@ -355,7 +355,7 @@ async def test_a_device_that_vanishes_and_comes_back(hub: Any, node: Node, monke
     better = BackendChoice(name="llama_cpp", device="cpu", reason="a GPU is here")
     worse = BackendChoice(name="torch", device="cpu", reason="no GPU is here")
     there = [better]
-    monkeypatch.setattr(registry, "choose", lambda *_: there[-1])
+    monkeypatch.setattr(registry, "choose", lambda *_, **__: there[-1])
 
     def introduced(*backends: str) -> bool:
         return [proof.backend for proof in hub.all(Proof)] == list(backends)

@@ -25,6 +25,7 @@ from echo_node.findings import Finding
 from echo_node.host import hardware
 from echo_node.host.cage.description import CageMode, Held
 from echo_node.host.cage.leeway import BY_NAME, SEALED
+from echo_node.host.hardware import Gpu
 from echo_node.host.hubs import HubRecord, Hubs
 from echo_node.host.paths import NodePaths
 from echo_shared.errors import LocalProtocolError
@@ -229,6 +230,17 @@ def test_measured_speeds_are_shown(paths: NodePaths, broken: Broken, monkeypatch
     place = place_of(BackendChoice(name="llama_cpp", device="cpu", reason=""), hardware.detect(), "content")
     SpeedBook(paths.speeds).remember(place, settings_of(NodeConfig()), Speeds.now([row]))
     assert "77 at width 8" in of(examine(paths, None), "speed").what
+
+
+def test_each_chosen_device_is_shown(paths: NodePaths, broken: Broken, fake_gpus: dict[str, Gpu]) -> None:
+    paths.config_file.parent.mkdir(parents=True)
+    paths.config_file.write_text('devices = ["cuda:0", "cuda:1"]\n')
+    del fake_gpus["cuda:1"]
+    diagnosis = examine(paths, None)
+    assert of(diagnosis, "cuda:0").level == "ok" and of(diagnosis, "cuda:0").what.startswith("Fake 4090, llama_cpp")
+    assert of(diagnosis, "cuda:1").level == "problem" and "is not here" in of(diagnosis, "cuda:1").what
+    paths.config_file.write_text('devices = "all"\n')
+    assert "no GPU that the node could use" in of(examine(paths, None), "devices").what
 
 
 # The hub

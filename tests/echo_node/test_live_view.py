@@ -9,6 +9,7 @@ from rich.console import Console
 from echo_node.condition import State, described
 from echo_node.live_view import COLOURS, GOES_FIRST, LivePanel, View, open_panel, sparkline
 from echo_node.panel import NodeSnapshot, PlainPanel, rows
+from tests.echo_node.test_device_rows import shown, work
 from tests.echo_node.test_panel import SNAPSHOT, TOTALS
 
 FULL = described(
@@ -105,7 +106,8 @@ def test_every_state_has_a_colour() -> None:
 
 
 def test_parts_that_may_be_left_out_exist() -> None:
-    paid = replace(FULL, rollouts={**FULL.rollouts, "checked:passed": 1})
+    device = shown(work("cuda:0"))
+    paid = replace(FULL, rollouts={**FULL.rollouts, "checked:passed": 1}, devices=(device,))
     assert set(GOES_FIRST) <= {name for name, _ in rows(paid)} | {"keys"}
 
 

@@ -30,6 +30,7 @@ JOIN_FLAGS = {
     "--name",
     "--token",
     "--backend",
+    "--device",
     "--data-dir",
     "--threads",
     "--precision",

@@ -14,7 +14,8 @@ from echo_node import owner_watch
 from echo_node.core.events import Holding
 from echo_node.core.manners import Manners, MannersConfig, OwnerPause, SensorReading
 from echo_node.core.troubles import TroubleCode
-from echo_node.host.pause import PauseFile
+from echo_node.device_watch import DeviceWatch
+from echo_node.host.pause import DevicePausesFile, PauseFile
 from echo_node.host.sensors.machine import MachineSensors
 from echo_node.host.traffic import TrafficMeter
 from echo_node.host.trouble_log import TroubleLog
@@ -33,11 +34,12 @@ class Watched:
 
     def __init__(self, directory: Path) -> None:
         self.sensors = FakeSensors()
-        self.chooser = SimpleNamespace(choice=SimpleNamespace(device="cuda"))
-        self.run = SimpleNamespace(engine_pid=None, works=False)
+        self.chooser = SimpleNamespace(choice=SimpleNamespace(device="cuda"), by_device={"": None})
+        self.run = SimpleNamespace(engine_pids={}, works=False)
         self.lock = FakeWakeLock()
         self.told: asyncio.Queue[Holding] = asyncio.Queue()
         self.file = PauseFile(directory / "pause.json")
+        self.device_file = DevicePausesFile(directory / "device_pauses.json")
         self.troubles = TroubleLog()
         self.meter = TrafficMeter(directory / "traffic.json", self.troubles)
         self.watch = self.again()
@@ -54,6 +56,7 @@ class Watched:
             meter=self.meter,
             look_s=look_s,
             troubles=self.troubles,
+            devices=DeviceWatch(self.chooser, manners.settings, self.device_file),  # type: ignore[arg-type]
             wake_lock=self.lock,
         )
         return self.watch
@@ -147,15 +150,15 @@ async def test_changed_settings_are_reported_even_if_the_reasons_stay(watched: W
 
 
 async def test_the_sensors_know_the_engine_and_its_memory(watched: Watched) -> None:
-    watched.chooser.choice.device, watched.run.engine_pid = "cpu", os.getpid()
+    watched.chooser.choice.device, watched.run.engine_pids = "cpu", {"": os.getpid()}
     await watched.watch.look()
     assert watched.sensors.asked[-1] == (False, (os.getpid(),))
-    watched.run.engine_pid = None
+    watched.run.engine_pids = {}
     watched.sensors.reading = SensorReading(free_memory_bytes=0)
     await watched.watch.look()
     assert watched.sensors.asked[-1] == (False, ())
     watched.sensors.reading = SensorReading(free_memory_bytes=2**30)
-    assert watched.watch._read(None, False).engine_bytes > 2**20
+    assert watched.watch._read((), False).engine_bytes > 2**20
 
 
 async def test_the_share_of_the_schedule_is_reported_once(watched: Watched) -> None:
@@ -163,11 +166,11 @@ async def test_the_share_of_the_schedule_is_reported_once(watched: Watched) -> N
     await watched.watch.look()
     await watched.watch.look()
     told = watched.told.get_nowait()
-    assert (told.holds, told.share) == ((), 0.25) and watched.told.empty()
+    assert (told.holds, told.shares.get("", 1.0)) == ((), 0.25) and watched.told.empty()
     assert watched.watch.duty.sentence == "25 % of the GPU's time because of the schedule"
     watched.watch.use(MannersConfig())
     await watched.watch.look()
-    assert watched.told.get_nowait().share == 1.0
+    assert watched.told.get_nowait().shares.get("", 1.0) == 1.0
 
 
 async def test_a_warm_gpu_gets_a_smaller_share(watched: Watched) -> None:
@@ -178,7 +181,7 @@ async def test_a_warm_gpu_gets_a_smaller_share(watched: Watched) -> None:
     watched.sensors.reading = SensorReading(gpu_celsius=80.0)
     await watched.watch.look()
     told = watched.told.get_nowait()
-    assert told.holds == () and 0.3 < told.share < 0.7
+    assert told.holds == () and 0.3 < told.shares.get("", 1.0) < 0.7
 
 
 async def test_the_machine_is_kept_awake_only_if_the_owner_wants_it(watched: Watched) -> None:
@@ -254,7 +257,7 @@ async def test_nvidias_library_steers_the_engine(
     watched.again(gpu="always", full_screen=True, metered=True, **wish)
     await watch_for(watched, 400, monkeypatch)
     assert watched.watch.holds == () and watched.watch.duty.share == pytest.approx(share, abs=0.06)
-    told = [watched.told.get_nowait().share for _ in range(watched.told.qsize())]
+    told = [watched.told.get_nowait().shares.get("", 1.0) for _ in range(watched.told.qsize())]
     assert told[-1] == watched.watch.duty.share and min(told) > 0.3
 
 

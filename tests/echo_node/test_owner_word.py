@@ -17,6 +17,7 @@ from echo_node.owner_word import OwnerWord
 from echo_node.panel import NodeSnapshot, rows
 from echo_shared.errors import ConfigError
 from tests.echo_node.status_page.test_page import Site, live
+from tests.echo_node.test_device_watch import chooser
 from tests.echo_node.test_owner_watch import Watched
 from tests.echo_node.test_panel import SNAPSHOT
 
@@ -117,3 +118,15 @@ async def test_the_page_is_opened_by_its_verb_shows_the_node_and_pauses_it(owned
         assert await owned.reasons() == ["paused"]
         await socket.send(json.dumps({"verb": "stop"}))
         assert "refused" in json.loads(await socket.recv()) and owned.node.done == []
+
+
+async def test_one_device_is_paused_and_resumed_by_its_name(owned: Owned) -> None:
+    owned.watched.chooser.by_device = chooser("a", "b").by_device
+    assert await ask(owned.file, "pause", {"device": "cuda:1"}) == {"until": None}
+    await owned.watched.watch.look()
+    assert list((await owned.watched.told.get()).of_devices) == ["cuda:1"]
+    assert await ask(owned.file, "resume", {"device": "cuda:1"}) == {}
+    await owned.watched.watch.look()
+    assert (await owned.watched.told.get()).of_devices == {}
+    with pytest.raises(ConfigError, match="no device cuda:7"):
+        await ask(owned.file, "pause", {"device": "cuda:7"})

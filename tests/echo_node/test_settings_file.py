@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from echo_node.config import NodeConfig, load_config
+from echo_node.host.hardware import Gpu
 from echo_node.settings_file import SettingsFile, allowed, keys_of, value_of
 from echo_shared.errors import ConfigError, StorageError
 
@@ -96,6 +97,19 @@ def test_nothing_is_written_that_the_node_would_refuse(
         file.set(key, values)
     assert not [word for word in words if word not in str(caught.value)], str(caught.value)
     assert not file.path.exists()
+
+
+def test_devices_are_checked_before_they_are_written(file: SettingsFile, fake_gpus: dict[str, Gpu]) -> None:
+    assert file.set("devices", ["cuda:0", "cuda:1"]) == ["cuda:0", "cuda:1"]
+    del fake_gpus["cuda:1"]
+    for values, words in ((["cuda:1"], "cuda:1 is not here"), (["cpu", "cuda:0"], "one kind of device")):
+        with pytest.raises(ConfigError, match=f"devices is not changed: .*{words}"):
+            file.set("devices", values)
+    assert value_of(load_config(file.path, {}), "devices") == ("cuda:0", "cuda:1")
+    file.path.write_text('devices = "cuda:0"')
+    assert value_of(load_config(file.path, {}), "devices") == ("cuda:0",)
+    with pytest.raises(ConfigError, match="has one engine, which chooses its own device"):
+        load_config(file.path, {"helpers": ["127.0.0.1:1"]})
 
 
 def test_settings_that_do_not_go_together_are_refused(file: SettingsFile) -> None:

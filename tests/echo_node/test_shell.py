@@ -120,7 +120,10 @@ class Site:
     async def send(self, message: FromNode) -> None:
         self.said.append(message)
 
-    def make(self, files: EngineFiles) -> IdleEngine:
+    devices = ("",)
+
+    def make(self, files: EngineFiles, device: str) -> IdleEngine:
+        assert device == ""
         self.engines.append(IdleEngine(files))
         return self.engines[-1]
 

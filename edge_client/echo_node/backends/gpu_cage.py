@@ -97,7 +97,7 @@ class GpuCages:
         fit = self.find(choice, mode)
         if fit.failure:
             raise BackendError(
-                f"The GPU cannot be used by {choice.name}.",
+                f"The GPU{'' if choice.on is None else f' {choice.label}'} cannot be used by {choice.name}.",
                 got=fit.failure,
                 do=f"Repair the driver: echo-node doctor says more. To use the processor: {_on_cpu(choice)}.",
                 code=GPU_UNUSABLE,
@@ -122,7 +122,7 @@ class GpuCages:
             place = found
         step = LEEWAYS[place]
         if step.lacks:
-            log.warning("%s on %s: %s.", choice.name, choice.device, step.why)
+            log.warning("%s on %s: %s.", choice.name, choice.label, step.why)
         self._remember(key, step)
         return Fit(leeway=step)
 
@@ -142,8 +142,10 @@ class GpuCages:
         with tempfile.TemporaryDirectory(prefix="echo-gpu-cage-", ignore_cleanup_errors=True) as scratch:
             arguments = f"{choice.name!r}, {choice.device!r}, {scratch!r}, 'auto', {step.name!r}"
             enter = f"from echo_node.backends.caging import cage_trial; cage_trial({arguments})"
-            failure = self._probe(f"{enter}\n{code}")
-        log.info("%s on %s, cage %r: %s", choice.name, choice.device, step.name, failure or "it starts")
+            # Set the variables first: a driver reads them when it is loaded.
+            see = f"import os; os.environ.update({dict(choice.environment)!r})\n" if choice.environment else ""
+            failure = self._probe(f"{see}{enter}\n{code}")
+        log.info("%s on %s, cage %r: %s", choice.name, choice.label, step.name, failure or "it starts")
         return failure
 
     def _known(self, key: str) -> Leeway | None:

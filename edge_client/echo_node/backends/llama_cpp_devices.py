@@ -57,3 +57,14 @@ def has_gpu() -> bool:
     find = ggml().ggml_backend_dev_by_type
     find.restype, find.argtypes = ctypes.c_void_p, (ctypes.c_int,)
     return any(find(kind) is not None for kind in _GPUS)
+
+
+def gpu_names() -> list[str]:
+    """Return the names of the GPUs that llama.cpp finds, such as Vulkan0."""
+    load_devices()
+    library = ggml()
+    count, get, kind, name = (getattr(library, f"ggml_backend_dev_{what}") for what in ("count", "get", "type", "name"))
+    count.restype, get.restype, name.restype = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_char_p
+    get.argtypes, kind.argtypes, name.argtypes = (ctypes.c_size_t,), (ctypes.c_void_p,), (ctypes.c_void_p,)
+    devices = [get(number) for number in range(count())]
+    return [name(device).decode() for device in devices if kind(device) in _GPUS]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import os
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -124,7 +125,8 @@ class LlamaCppEngine:
         return self._width
 
     def prepare(self, adapter_dir: Path) -> LlamaCppPolicy:
-        path = self._derived_dir / f"adapter-{next(self._adapter_numbers)}.gguf"
+        # The engines of a node's other devices use the same directory.
+        path = self._derived_dir / f"adapter-{os.getpid()}-{next(self._adapter_numbers)}.gguf"
         self._derived_dir.mkdir(parents=True, exist_ok=True)
         try:
             write_adapter(load_adapter(adapter_dir), self._shape, path)

@@ -139,7 +139,7 @@ class EngineChild:
             "priority": priority,
             "cage": cage.to_frame(),
         }
-        environment = {**HUGE_PAGES, **({} if cage.mode == "off" else CAGED_ENVIRONMENT)}
+        environment = {**HUGE_PAGES, **({} if cage.mode == "off" else CAGED_ENVIRONMENT), **choice.environment}
         try:
             child = await SupervisedChild.start(
                 Command(module=WORKER, name="engine's", log=log, env=environment), opening, limits

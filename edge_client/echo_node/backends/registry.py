@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Final
 
 from echo_node.backends.base import Engine
+from echo_node.host.devices import Device
 from echo_node.host.hardware import Hardware
 from echo_shared.errors import BackendError
 from echo_shared.installation import how_to_install
@@ -33,6 +34,18 @@ class BackendChoice:
     """Reason why this machine's GPU is not used, and the remedy, in one line; empty = a GPU is used, or none would
     help.
     """
+    on: Device | None = None
+    """The device that the owner has chosen; None = the engine finds its device itself."""
+
+    @property
+    def label(self) -> str:
+        """Name of the device for the user."""
+        return self.device if self.on is None else self.on.name
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Variables with which the engine's process sees only its device."""
+        return {} if self.on is None else self.on.environment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,18 +167,60 @@ NO_DEVICE: Final = "no_device"
 """Code of the BackendError for a missing device, which no installation can provide."""
 
 
-def survey(hardware: Hardware) -> tuple[Possibility, ...]:
-    """List every engine on every kind of device, best first. Requirements are looked up in files; nothing
-    is started.
+def survey(hardware: Hardware, on: Device | None = None) -> tuple[Possibility, ...]:
+    """List every engine on every kind of device, best first, or every engine for the device `on`. Requirements are
+    looked up in files; nothing is started.
     """
     return tuple(
         Possibility(
-            choice=BackendChoice(name=candidate.backend, device=candidate.device, reason=candidate.reason),
+            choice=BackendChoice(name=candidate.backend, device=candidate.device, reason=candidate.reason, on=on),
             missing=_missing(candidate, hardware),
             on_request=candidate.on_request,
         )
         for candidate in _PREFERENCE
+        if on is None or _reaches(candidate, on)
     )
+
+
+def _reaches(candidate: _Candidate, device: Device) -> bool:
+    """Return True if this engine can use a device of that kind."""
+    if candidate.device == "gpu" and candidate.backend == "llama_cpp":
+        return device.api == "gpu" or device.api in _llama_gpu_kinds()
+    return candidate.device == device.api
+
+
+def common_backend(
+    devices: Mapping[str, tuple[Device, Hardware]],
+    requested: str,
+    measured: Mapping[str, Mapping[tuple[str, str], float]],
+) -> str:
+    """Return the best backend that all devices can use. `devices`: each device with the hardware that its engine sees,
+    by name; `measured`: see `choose`, by device. If all usable backends are measured, the fastest sum is the best.
+
+    Raises BackendError if no backend suits all devices.
+    """
+    rates: dict[str, float] = {}
+    on, here = next(iter(devices.values()))
+    for possible in survey(here, on):
+        name = possible.choice.name
+        if requested != name and (requested != "auto" or possible.on_request):
+            continue
+        try:
+            found = {device: choose(seen, name, on=one) for device, (one, seen) in devices.items()}
+        except BackendError:
+            continue
+        each = [measured.get(device, {}).get((one.name, one.device), -1.0) for device, one in found.items()]
+        rates[name] = sum(each) if min(each) >= 0 else -1.0
+    if not rates:
+        choose(here, requested, on=on)  # Raises BackendError if not even this device has one.
+        raise BackendError(
+            "No sampling engine can use all devices of this node.",
+            got=f"devices {', '.join(devices)}, backend {requested}",
+            do="Name fewer devices. Run another node on the others, with its own --data-dir.",
+        )
+    if min(rates.values()) >= 0.0 and max(rates.values()) > 0.0:
+        return max(rates, key=lambda name: rates[name])
+    return next(iter(rates))
 
 
 def choose(
@@ -173,8 +228,11 @@ def choose(
     requested: str = "auto",
     measured: Mapping[tuple[str, str], float] = MappingProxyType({}),
     failures: Mapping[tuple[str, str], str] = MappingProxyType({}),
+    *,
+    on: Device | None = None,
 ) -> BackendChoice:
-    """Return the best usable backend, or the best device for the requested one. Raises BackendError if none is usable.
+    """Return the best usable backend, or the best device for the requested one; with `on`, only for that device. Raises
+    BackendError if none is usable.
 
     `measured`: tokens per second by (name, device); 0 = failed. If all usable backends are measured, the fastest one is
     the best. `failures`: error texts by (name, device). Failed backends are the last choice.
@@ -183,10 +241,12 @@ def choose(
         raise BackendError("There is no such backend.", got=requested, do=f"Use auto, {' or '.join(NAMES)}.")
     wanted = [
         possible
-        for possible in survey(hardware)
+        for possible in survey(hardware, on)
         if requested == possible.choice.name or (requested == "auto" and not possible.on_request)
     ]
     usable = [possible.choice for possible in wanted if possible.missing is None]
+    if not usable and on is not None:
+        raise _nothing_usable_on(on, requested, [possible.missing for possible in wanted])
     if not usable:
         raise _nothing_usable(hardware, requested, [possible.missing for possible in wanted])
     best = next((choice for choice in usable if (choice.name, choice.device) not in failures), usable[0])
@@ -196,7 +256,7 @@ def choose(
     elif len(usable) > 1 and min(rates) >= 0.0 and max(rates) > 0.0:
         rate, best = max(zip(rates, usable, strict=True), key=itemgetter(0))
         best = replace(best, reason=f"measured the fastest: {rate:.0f} tokens/s")
-    if best.device != "cpu":
+    if best.device != "cpu" or on is not None:
         return best
     return replace(best, unused_gpu=_unused_gpu(hardware, wanted, failures))
 
@@ -241,6 +301,18 @@ def _nothing_usable(hardware: Hardware, requested: str, missing: Sequence[Backen
         )
     # Prefer an error that an installation can solve to that of a missing device.
     return min((error for error in missing if error is not None), key=lambda error: error.code == NO_DEVICE)
+
+
+def _nothing_usable_on(device: Device, requested: str, missing: Sequence[BackendError | None]) -> BackendError:
+    known = [error for error in missing if error is not None]
+    why = min(known, key=lambda error: error.code == NO_DEVICE, default=None)
+    wanted = "a sampling engine" if requested == "auto" else f"the {requested} backend"
+    return BackendError(
+        f"The device {device.name} cannot be used: {wanted} for it is missing.",
+        got="" if why is None else " ".join(part for part in (why.what, why.got) if part),
+        do=None if why is None else why.do,
+        code=NO_DEVICE if why is None else why.code,
+    )
 
 
 def _missing(candidate: _Candidate, hardware: Hardware) -> BackendError | None:
@@ -323,13 +395,38 @@ def _llama_has_gpu() -> bool:
     """Return True if the installed llama.cpp can use a GPU here, by the GPU libraries among its files. A build for all
     kinds of machines is also asked, in a child process, whether it finds a GPU.
     """
+    if not _llama_gpu_kinds():
+        return False
+    return not any(_ONE_OF_SEVERAL.match(name) for name in _llama_libraries()) or _llama_finds_gpu()
+
+
+def _llama_libraries() -> list[str]:
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None or spec.origin is None:
-        return False
-    names = [path.name for path in Path(spec.origin).with_name("lib").glob("*ggml-*")]
-    if not any(_GPU_LIBRARY.match(name) for name in names):
-        return False
-    return not any(_ONE_OF_SEVERAL.match(name) for name in names) or _llama_finds_gpu()
+        return []
+    return [path.name for path in Path(spec.origin).with_name("lib").glob("*ggml-*")]
+
+
+def _llama_gpu_kinds() -> frozenset[str]:
+    """Return the kinds of GPU for which the installed llama.cpp was built, such as cuda and vulkan."""
+    return frozenset(found[2] for name in _llama_libraries() if (found := _GPU_LIBRARY.match(name)))
+
+
+def vulkan_devices() -> int:
+    """Return the number of GPUs that llama.cpp reaches through Vulkan. Blocks the calling thread for seconds."""
+    return _llama_vulkan_devices() if "vulkan" in _llama_gpu_kinds() else 0
+
+
+@cache
+def _llama_vulkan_devices() -> int:
+    code = "from echo_node.backends.llama_cpp_devices import gpu_names; print(*gpu_names())"
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=_DRIVER_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    return sum(name.startswith("Vulkan") for name in asked.stdout.split())
 
 
 @cache

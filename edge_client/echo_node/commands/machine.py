@@ -66,7 +66,7 @@ def bench(
                 backend=backend,
                 seconds=seconds,
                 begin=lambda choice: progress.print(
-                    f"Measuring {choice.name} on {choice.device} on {base.title} ...", markup=False
+                    f"Measuring {choice.name} on {choice.label} on {base.title} ...", markup=False
                 ),
             )
 

@@ -21,6 +21,13 @@ With = Annotated[
     list[str] | None,
     typer.Option("--with", help="HOST:PORT#CODE of a machine that runs `echo-node lend`; may be repeated."),
 ]
+Devices = Annotated[
+    list[str] | None,
+    typer.Option("--device", help="A device for an engine: all, cuda:0, vulkan:0, cpu ...; may be repeated."),
+]
+OneDevice = Annotated[
+    str | None, typer.Option("--device", help="Only this device of a node with chosen devices, such as cuda:1.")
+]
 Threads = Annotated[int | None, typer.Option("--threads", help="Most CPU threads of the engine; 0 = one per core.")]
 Precision = Annotated[
     str | None,

@@ -10,11 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
-from echo_node.commands.options import DataDir, Json
-from echo_node.core.manners import HoldReason
+from echo_node.commands.options import DataDir, Json, OneDevice
+from echo_node.core.manners import HoldReason, OwnerPause
 from echo_node.host import control
+from echo_node.host.devices import check_names
 from echo_node.host.paths import NodePaths
-from echo_node.host.pause import PauseFile, pause_for
+from echo_node.host.pause import DevicePausesFile, PauseFile, pause_for
 from echo_node.panel import from_json, rows
 from echo_node.status_page.browser import open_in_browser
 from echo_shared.errors import ConnectError
@@ -54,31 +55,51 @@ def tray(data_dir: DataDir = None) -> None:
 
 def pause(
     length: Annotated[str | None, typer.Option("--for", help="30m, 2h, 1h30m, 3d; default: until `resume`.")] = None,
+    device: OneDevice = None,
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Leave the machine to its owner. Unfinished work goes back to the hub, and another node continues it."""
+    """Leave the machine, or one of its devices, to its owner. Another node or device continues the unfinished work."""
     paths, wanted = NodePaths.find(data_dir), pause_for(length)
-    is_running = _tell(paths, "pause", {"length": length})
+    is_running = _tell(paths, "pause", {"length": length, "device": device})
     if not is_running:
-        PauseFile(paths.pause_file).save(wanted)
-    _say_pause(wanted.until, is_running=is_running, as_json=as_json)
+        _save_pause(paths, device, wanted)
+    _say_pause(wanted.until, device, is_running=is_running, as_json=as_json)
 
 
-def resume(data_dir: DataDir = None, as_json: Json = False) -> None:
-    """End a pause."""
+def resume(device: OneDevice = None, data_dir: DataDir = None, as_json: Json = False) -> None:
+    """End the pause of the node, or of one device."""
     paths = NodePaths.find(data_dir)
-    is_running = _tell(paths, "resume")
+    is_running = _tell(paths, "resume", {"device": device})
     if not is_running:
-        PauseFile(paths.pause_file).save(None)
+        _save_pause(paths, device, None)
     if as_json:
         typer.echo(json.dumps({"running": is_running}))
     elif is_running:
-        holds = asyncio.run(control.ask(paths.control_file, "status"))["holds"]
-        others = [sentence for reason, sentence in holds.items() if reason != HoldReason.PAUSED]
-        typer.echo(" ".join(["No longer paused.", *(["It is still held back:"] if others else []), *others]))
+        answer = asyncio.run(control.ask(paths.control_file, "status"))
+        typer.echo(" ".join(["No longer paused.", *_still_held(answer, device)]))
     else:
         typer.echo("No longer paused. No node is running here: start one with: echo-node run")
+
+
+def _still_held(status: Mapping[str, Any], device: str | None) -> list[str]:
+    """Return the remaining hold sentences of the node and its devices, or of `device` alone."""
+    found = [sentence for reason, sentence in status["holds"].items() if device or reason != HoldReason.PAUSED]
+    for one in status["devices"]:
+        if device in (None, one["name"]):
+            found += [said for reason, said in one["holds"].items() if not device or reason != HoldReason.PAUSED]
+    return ["It is still held back:", *found] if found else []
+
+
+def _save_pause(paths: NodePaths, device: str | None, pause: OwnerPause | None) -> None:
+    """Store a pause, or the end of one, for the next start. Raises ConfigError for a name that no device has."""
+    if device is None:
+        PauseFile(paths.pause_file).save(pause)
+        return
+    check_names([device])
+    file = DevicePausesFile(paths.device_pauses_file)
+    others = {name: one for name, one in file.load().items() if name != device}
+    file.save(others if pause is None else {**others, device: pause})
 
 
 def finish(data_dir: DataDir = None, as_json: Json = False) -> None:
@@ -99,12 +120,15 @@ def _tell(paths: NodePaths, verb: str, arguments: Mapping[str, Any] = {}) -> boo
     return True
 
 
-def _say_pause(until: float | None, *, is_running: bool, as_json: bool) -> None:
+def _say_pause(until: float | None, device: str | None, *, is_running: bool, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"until": until, "running": is_running}))
         return
     end = "" if until is None else f" until {datetime.fromtimestamp(until).astimezone():%a %H:%M}"
+    resume = "echo-node resume" if device is None else f"echo-node resume --device {device}"
     if is_running:
-        typer.echo(f"Paused{end}. Resume with: echo-node resume")
+        what = "Paused" if device is None else f"{device} is paused"
+        typer.echo(f"{what}{end}. Resume with: {resume}")
     else:
-        typer.echo(f"No node is running here. A node that starts is paused{end}; to resume: echo-node resume")
+        what = "A node that starts" if device is None else f"{device} of a node that starts"
+        typer.echo(f"No node is running here. {what} is paused{end}; to resume: {resume}")

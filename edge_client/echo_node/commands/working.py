@@ -21,6 +21,7 @@ from echo_node.commands.options import (
     Backend,
     Cost,
     DataDir,
+    Devices,
     Force,
     Json,
     MeshPort,
@@ -69,6 +70,7 @@ def join(
     name: Name = None,
     token: Annotated[str | None, typer.Option("--token", help="Invite token, if the hub asks for one.")] = None,
     backend: Backend = None,
+    device: Devices = None,
     data_dir: DataDir = None,
     threads: Threads = None,
     precision: Precision = None,
@@ -91,6 +93,7 @@ def join(
     flags = given(
         name=name,
         backend=backend,
+        devices=device or None,
         threads=threads,
         precision=precision,
         width=width,
@@ -119,6 +122,7 @@ def join(
 def run_command(
     name: Name = None,
     backend: Backend = None,
+    device: Devices = None,
     data_dir: DataDir = None,
     threads: Threads = None,
     precision: Precision = None,
@@ -140,6 +144,7 @@ def run_command(
     flags = given(
         name=name,
         backend=backend,
+        devices=device or None,
         threads=threads,
         precision=precision,
         width=width,

@@ -9,6 +9,8 @@ Checks are not stored: the hub asks another node for a lost one. A check during 
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,11 +37,9 @@ class Checks:
     """State of all checks. Methods return effects, which `echo_node.shell` carries out."""
 
     def __init__(self) -> None:
-        self.can_score = False
-        """True if an engine runs that can recompute completions."""
         self._held: dict[str, _Held] = {}
-        self._in_hand: set[str] = set()
-        """Ids of the rollouts that the engine is recomputing."""
+        self._in_hand: dict[str, str] = {}
+        """Device of the engine that recomputes the completion, by rollout id."""
 
     @property
     def versions(self) -> frozenset[int]:
@@ -52,21 +52,25 @@ class Checks:
         held = _Held(lease, now + lease.deadline_s)
         if lease.rollout_id in self._held:
             return []
-        if not can or len(self._held.keys() | self._in_hand) >= MAX_CHECKS or not held.versions <= on_disk:
+        if not can or len(self._held.keys() | self._in_hand.keys()) >= MAX_CHECKS or not held.versions <= on_disk:
             return [_cannot(lease.rollout_id)]
         self._held[lease.rollout_id] = held
         return []
 
-    def start(self, loaded: frozenset[int]) -> list[Effect]:
+    def start(self, engines: Mapping[str, frozenset[int]]) -> list[Effect]:
+        """Give the waiting checks to the engines that can recompute. `engines`: their loaded versions by device."""
         effects: list[Effect] = []
-        for rollout_id, held in self._held.items() if self.can_score else ():
-            if rollout_id not in self._in_hand and held.versions <= loaded:
-                self._in_hand.add(rollout_id)
-                effects.append(ScoreCompletion(request=_request(held.lease)))
+        for rollout_id, held in self._held.items():
+            able = [device for device, loaded in engines.items() if held.versions <= loaded]
+            if able and rollout_id not in self._in_hand:
+                busy = Counter(self._in_hand.values())
+                device = min(able, key=lambda one: busy[one])
+                self._in_hand[rollout_id] = device
+                effects.append(ScoreCompletion(request=_request(held.lease), device=device))
         return effects
 
     def scored(self, scored: Scored) -> list[Effect]:
-        self._in_hand.discard(scored.rollout_id)
+        self._in_hand.pop(scored.rollout_id, None)
         if self._held.pop(scored.rollout_id, None) is None:
             return []
         result = CheckResult(rollout_id=scored.rollout_id, below=scored.below, logprobs=scored.logprobs)
@@ -75,11 +79,12 @@ class Checks:
     def give_up(self) -> list[Effect]:
         return self._decline(list(self._held))
 
-    def engine_lost(self) -> list[Effect]:
-        """Decline the checks that the lost engine was computing. The others wait for the next engine."""
-        self.can_score = False
-        lost, self._in_hand = self._in_hand, set()
-        return self._decline([rollout_id for rollout_id in self._held if rollout_id in lost])
+    def engine_lost(self, device: str) -> list[Effect]:
+        """Decline the checks that the lost engine was computing. The others wait for an engine."""
+        lost = [rollout_id for rollout_id, place in self._in_hand.items() if place == device]
+        for rollout_id in lost:
+            del self._in_hand[rollout_id]
+        return self._decline([rollout_id for rollout_id in lost if rollout_id in self._held])
 
     def _decline(self, rollout_ids: list[str]) -> list[Effect]:
         for rollout_id in rollout_ids:

@@ -88,13 +88,14 @@ class DrawnByLease:
 
     def prefixes(self, lease_id: int, indices: Iterable[int]) -> tuple[Prefix, ...]:
         """Return all tokens so far as prefixes, for an engine that starts or restarts the lease."""
-        rollouts = self._leases.get(lease_id, {})
+        known = self._leases.get(lease_id, {})
+        rollouts = {index: known[index] for index in indices if index in known}
         for progress in rollouts.values():
             progress.earlier_s, progress.sampling_s = progress.earlier_s + progress.sampling_s, 0.0
         return tuple(
-            Prefix(index=index, ids=rollouts[index].ids, logprobs=rollouts[index].logprobs)
-            for index in indices
-            if index in rollouts and len(rollouts[index].ids)
+            Prefix(index=index, ids=progress.ids, logprobs=progress.logprobs)
+            for index, progress in rollouts.items()
+            if len(progress.ids)
         )
 
     def num_drawn(self, lease_id: int, index: int) -> int:

@@ -1,5 +1,8 @@
 """Effects of the work loop, which the shell (`echo_node.shell`) carries out in order. An effect has no result: "answer
 X" means that the shell later passes the event X to the work loop.
+
+Effects for an engine name the engine's `device`, as the setting `devices` does; "" = the only engine of a node that
+chooses its device itself.
 """
 
 from __future__ import annotations
@@ -42,16 +45,21 @@ class StartEngine:
     after_s: float
     max_width: int = 0
     """Largest width (rollouts sampled at the same time) that fits into memory; 0 = no new limit."""
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuspendEngine:
     """Pause all threads of the engine. Its memory stays allocated."""
 
+    device: str = ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeEngine:
     """Let the threads of a suspended engine continue."""
+
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +68,15 @@ class EndEngine:
     is `stopped`.
     """
 
+    device: str = ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitDuty:
     """Let the engine use at most this share of its device's time. A new engine uses all of it."""
 
     share: float
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +86,7 @@ class AddPolicy:
     """
 
     policy_version: int
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +94,7 @@ class DropPolicy:
     """Make the engine forget this version."""
 
     policy_version: int
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +102,7 @@ class SubmitGroup:
     """Sample a group. The shell (the node's I/O) answers with RolloutsFinished for each index, or with GroupFailed."""
 
     request: GroupRequest
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +112,7 @@ class CancelLease:
     """
 
     lease_id: int
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +122,7 @@ class ScoreCompletion:
     """
 
     request: ScoreRequest
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,11 +176,8 @@ class Stop:
     """End the daemon: everything is returned, stored and sent."""
 
 
-Effect = (
-    FetchArtefact
-    | AbandonFetch
-    | RemoveArtefact
-    | StartEngine
+EngineEffect = (
+    StartEngine
     | SuspendEngine
     | ResumeEngine
     | EndEngine
@@ -174,13 +187,16 @@ Effect = (
     | SubmitGroup
     | CancelLease
     | ScoreCompletion
-    | SpoolLease
-    | ForgetLease
-    | SpoolRollout
-    | RecordReceipts
+)
+SpoolEffect = SpoolLease | ForgetLease | SpoolRollout | RecordReceipts
+Effect = (
+    FetchArtefact
+    | AbandonFetch
+    | RemoveArtefact
+    | EngineEffect
+    | SpoolEffect
     | ResendSpooled
     | AskForReceipts
     | SendMessage
     | Stop
 )
-SpoolEffect = SpoolLease | ForgetLease | SpoolRollout | RecordReceipts

@@ -48,9 +48,10 @@ class EngineEnding:
 
 
 class EngineLife:
-    """State of the node's engine across its restarts."""
+    """State of one engine across its restarts."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "") -> None:
+        self._device = device
         self.width = 0
         """Maximum number of rollouts sampled at the same time; 0 = no engine has loaded its model."""
         self.problem: Trouble | None = None
@@ -93,15 +94,19 @@ class EngineLife:
         was_steady = was_up and now - self._ready_at >= STEADY_S
         if event.cause in ("stopped", "no_weights"):
             self.problem = None
-            return EngineEnding(start=StartEngine(after_s=0.0), blame="nobody")
+            return EngineEnding(start=StartEngine(after_s=0.0, device=self._device), blame="nobody")
         if event.cause == "out_of_memory" and (was_steady or event.width != 1):
             half = max(1, (event.width or USUAL_WIDTH) // 2)
-            return EngineEnding(start=StartEngine(after_s=0.0, max_width=0 if was_steady else half), blame="nobody")
+            return EngineEnding(
+                start=StartEngine(after_s=0.0, max_width=0 if was_steady else half, device=self._device), blame="nobody"
+            )
         how = "has ended" if was_up else "does not start"
         self.problem = _trouble(event.code, f"The sampling engine {how} and restarts: {event.what}")
         after_s = 0.0 if self._deaths == 0 else backoff_s(self._deaths - 1, jitter)
         self._deaths += 1
-        return EngineEnding(start=StartEngine(after_s=after_s), blame="the work" if was_up else "the start")
+        return EngineEnding(
+            start=StartEngine(after_s=after_s, device=self._device), blame="the work" if was_up else "the start"
+        )
 
 
 def _trouble(code: str, sentence: str) -> Trouble:

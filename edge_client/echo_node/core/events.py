@@ -1,4 +1,7 @@
-"""Events of a node's work loop: messages from the hub, and facts that the other parts of the node report."""
+"""Events of a node's work loop: messages from the hub, and facts that the other parts of the node report.
+
+Events of an engine name the engine's `device`, like the effects.
+"""
 
 from __future__ import annotations
 
@@ -81,6 +84,7 @@ class EngineReady:
     """Precision of the weights; empty = unknown."""
     scores: bool = False
     """True if the engine can recompute completions of other nodes."""
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +97,7 @@ class EngineLost:
     """Width (rollouts at the same time) of the engine that ended; 0 = unknown, because the engine itself chose it."""
     code: str = ""
     """Code of the error that ended the engine."""
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +105,7 @@ class PolicyPrepared:
     """The engine can switch to this version without a wait. Reported while another version samples."""
 
     policy_version: int
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +115,7 @@ class RolloutsFinished:
     rollouts: tuple[FinishedRollout, ...]
     tokens_per_s: float
     """Drawn tokens per second of sampling, over the last seconds."""
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +125,7 @@ class RolloutsDrawn:
     parts: tuple[DrawnPart, ...]
     for_hub: bool = True
     """True if the node should now send these tokens, and all earlier unsent ones, to the hub."""
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +133,7 @@ class CompletionScored:
     """The engine's result for another node's completion; empty if the engine could not compute it."""
 
     scored: Scored
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +141,7 @@ class LeaseCancelled:
     """The engine has stopped sampling for this lease, after it reported all tokens of the lease."""
 
     lease_id: int
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +152,7 @@ class LeaseFailed:
     what: str
     code: str = ""
     """Code of the error."""
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,10 +176,13 @@ class Holding:
     """The current holds, each a reason not to use the machine; none = the node may work."""
 
     holds: tuple[Hold, ...]
+    """Holds of the whole node."""
     keep_memory_s: float
     """Seconds for which a paused engine keeps its model in memory."""
-    share: float = 1.0
-    """Share of its device's time that the engine may use, above 0."""
+    of_devices: Mapping[str, tuple[Hold, ...]] = field(default_factory=dict)
+    """Further holds by device. The engines of other devices continue."""
+    shares: Mapping[str, float] = field(default_factory=dict)
+    """Share of its device's time, above 0, that an engine may use, by device. A missing device may be used fully."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

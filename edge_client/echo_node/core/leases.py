@@ -1,6 +1,7 @@
 """The leases of a node, until all their rollouts are finished, returned or revoked.
 
-This module joins the held leases (`held`) with their tokens (`drawn`), and returns messages for the engine and the hub.
+This module joins the held leases (`held`) with their tokens (`drawn`), and returns messages for the hub and for the
+engines, which are named by their devices.
 
 Invariants:
 - Every index of an accepted lease is finished once, returned once, or revoked by the hub.
@@ -10,7 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import assert_never
 
@@ -19,6 +20,7 @@ from echo_node.core.effects import CancelLease, Effect, ForgetLease, SpoolLease,
 from echo_node.core.engine_life import Blame
 from echo_node.core.held import HeldLeases, Unfinished
 from echo_node.core.hub_talk import HubTalk
+from echo_node.core.placing import Seats
 from echo_node.core.policies import PolicyVersions
 from echo_shared.sampling.interface import DrawnPart, FinishedRollout
 from echo_shared.wire.messages import MAX_VERSION_SPANS, Lease, LeaseReturned, Rollout
@@ -26,13 +28,11 @@ from echo_shared.wire.messages import MAX_VERSION_SPANS, Lease, LeaseReturned, R
 
 @dataclass(slots=True)
 class _Leaving:
-    """A lease that goes back to the hub. The engine was told to cancel the lease, and still has to report the lease's
-    last tokens.
-    """
+    """A lease on its way back to the hub. The node waits for the last tokens of its engines."""
 
     reason: str
     by: float
-    """Time at which the lease is returned even without the engine's last tokens."""
+    """Time at which the lease is returned even without the engines' last tokens."""
 
 
 class Leases:
@@ -43,7 +43,7 @@ class Leases:
         self._held = HeldLeases()
         self._drawn = DrawnByLease()
         self._leaving: dict[int, _Leaving] = {}
-        """Leases to return to the hub once the engine has reported their last tokens."""
+        """Leases to return to the hub once the engines have reported their last tokens."""
 
     @property
     def held(self) -> tuple[Lease, ...]:
@@ -80,8 +80,21 @@ class Leases:
 
     @property
     def any_leaving(self) -> bool:
-        """True if a lease waits for the engine's last tokens before it goes back to the hub."""
+        """True if a lease waits for an engine's last tokens before it goes back to the hub."""
         return bool(self._leaving)
+
+    def num_on(self, device: str) -> int:
+        """Return the number of rollouts that the engine of this device samples."""
+        return self._held.num_by_device[device]
+
+    @property
+    def num_by_device(self) -> Mapping[str, int]:
+        """Number of rollouts that engines sample, by device; 0 for a missing device."""
+        return self._held.num_by_device
+
+    def awaits(self, device: str) -> bool:
+        """Return True if the engine of this device still has to report tokens of a lease that it was told to stop."""
+        return self._held.is_stopping(device)
 
     def renew(self, lease: Lease, now: float) -> bool:
         return self._held.renew(lease, now)
@@ -93,7 +106,7 @@ class Leases:
 
     def revoked(self, lease_id: int) -> list[Effect]:
         if self._leaving.pop(lease_id, None) is not None:
-            self._held.stopped(lease_id)
+            self._stopped_everywhere(lease_id)
         effects: list[Effect] = []
         for unfinished in self._held.let_go(lease_id, "the hub has revoked it"):
             self._drawn.forget(lease_id)
@@ -106,54 +119,59 @@ class Leases:
         """
         effects: list[Effect] = []
         for lease in self._held.leases if versions else ():
-            drawn_by = {self._held.running_by(lease.lease_id)} | self._drawn.versions(lease.lease_id)
+            drawn_by = self._held.versions_on(lease.lease_id) | self._drawn.versions(lease.lease_id)
             if found := versions & drawn_by:
                 self._drawn.forget(lease.lease_id)
                 effects += self.give_up(lease.lease_id, f"policy version {max(found)} has been replaced")
         return effects
 
-    def connected(self) -> list[Effect]:
-        """Send all tokens again: a disconnected hub may have lost some."""
+    def connected(self) -> None:
+        """Mark all tokens as unsent: a disconnected hub may have lost some. `drawn` then sends them."""
         self._drawn.connected()
-        return self._send_drawn()
 
-    def drawn(self, parts: Iterable[DrawnPart], *, for_hub: bool = True) -> list[Effect]:
-        """Store the engine's report. `for_hub`: send these tokens, and all earlier unsent ones, to the hub."""
+    def drawn(self, parts: Iterable[DrawnPart], *, device: str = "", for_hub: bool = True) -> list[Effect]:
+        """Store an engine's report. `for_hub`: send these tokens, and all earlier unsent ones, to the hub."""
         for part in parts:
-            self._drawn.add(part)
+            if self._held.runs_on(part.lease_id, part.index, device):
+                self._drawn.add(part)
         return self._send_drawn() if for_hub else []
 
-    def finished(self, finished: FinishedRollout) -> Rollout | None:
-        """Return the finished rollout to store and send; None if its lease was revoked or returned in the meantime."""
-        if not self._held.finish(finished.lease_id, finished.index):
+    def finished(self, finished: FinishedRollout, *, device: str = "") -> Rollout | None:
+        """Return the finished rollout to store and send; None if its lease was revoked or returned in the meantime, or
+        if another engine samples the rollout now.
+        """
+        if not self._held.runs_on(finished.lease_id, finished.index, device):
             return None
+        self._held.finish(finished.lease_id, finished.index)
         return self._drawn.end(finished)
 
-    def cancelled(self, lease_id: int) -> list[Effect]:
-        """Handle the engine's confirmation that it stopped this lease."""
-        if self._held.is_moving(lease_id):
-            self._held.stopped(lease_id)
-        return self._return_waiting(lease_id)
+    def cancelled(self, lease_id: int, *, device: str = "") -> list[Effect]:
+        """Handle an engine's confirmation that it stopped this lease."""
+        self._held.confirmed(lease_id, device)
+        return [] if self._held.devices(lease_id) else self._return_waiting(lease_id)
 
-    def failed(self, lease_id: int, what: str, *, is_of_version: bool = False) -> list[Effect]:
-        """Return a lease that the engine cannot sample to the hub. `is_of_version`: True if the lease's policy version
+    def failed(self, lease_id: int, what: str, *, device: str = "", is_of_version: bool = False) -> list[Effect]:
+        """Return a lease that an engine cannot sample to the hub. `is_of_version`: True if the lease's policy version
         is the cause.
         """
-        unusable = self._held.running_by(lease_id) if is_of_version else None
+        versions = self._held.versions_on(lease_id, device) if is_of_version else set()
         self._leaving.pop(lease_id, None)
-        self._held.stopped(lease_id)
-        return self._return(self._held.let_go(lease_id, what), unusable_version=unusable)
+        self._held.stopped(lease_id, device)
+        return self._return(self._held.let_go(lease_id, what), unusable_version=max(versions, default=None))
 
-    def engine_lost(self, what: str, blame: Blame) -> list[Effect]:
-        """Handle the end or the failed start of the engine."""
-        effects = [effect for lease_id in list(self._leaving) for effect in self._return_waiting(lease_id)]
+    def engine_lost(self, what: str, blame: Blame, *, device: str = "", is_only: bool = True) -> list[Effect]:
+        """Handle the end or the failed start of an engine. `is_only`: no other engine is up."""
+        alone = [lease_id for lease_id in self._leaving if self._held.devices(lease_id) <= {device}]
+        effects = [effect for lease_id in alone for effect in self._return_waiting(lease_id)]
         match blame:
             case "nobody":
-                self._held.engine_ended()
+                self._held.engine_ended(device)
             case "the start":
-                effects += self._return(self._held.let_go_all(f"the sampling engine does not start: {what}"))
+                self._held.engine_ended(device)
+                if is_only:
+                    effects += self._return(self._held.let_go_all(f"the sampling engine does not start: {what}"))
             case "the work":
-                effects += self._return(self._held.engine_died(what))
+                effects += self._return(self._held.engine_died(device, what))
             case _:
                 assert_never(blame)
         return effects
@@ -161,45 +179,64 @@ class Leases:
     def is_held(self, lease_id: int) -> bool:
         return self._held.holds(lease_id)
 
-    def start(self, policies: PolicyVersions) -> list[Effect]:
-        """Submit the leases whose version is available, each rollout with its tokens so far as prefix."""
+    def start(self, policies: PolicyVersions, engines: Sequence[Seats], *, testing: str = "") -> list[Effect]:
+        """Submit waiting rollouts to engines with capacity and the right version. Known tokens become the prefix.
+        `testing`: see `HeldLeases.start`.
+        """
         return [
-            SubmitGroup(request=replace(request, prefixes=self._drawn.prefixes(request.lease_id, request.indices)))
-            for request in self._held.start(policies)
+            SubmitGroup(
+                request=replace(request, prefixes=self._drawn.prefixes(request.lease_id, request.indices)),
+                device=placed.device,
+            )
+            for placed in self._held.start(policies, engines, testing=testing)
+            for request in (placed.request,)
         ]
 
-    def behind(self, version: int) -> list[tuple[Lease, tuple[int, ...]]]:
-        """Return the running leases that may continue with this newer version, each with the lengths of its unfinished
-        rollouts.
+    def behind(self, version: int, device: str = "") -> list[tuple[Lease, tuple[int, ...]]]:
+        """Return the leases on this device that may continue with this newer version, each with the lengths of its
+        unfinished rollouts there.
         """
         return [
             (lease, tuple(self._drawn.num_drawn(lease.lease_id, index) for index in pending))
-            for lease, pending in self._held.interruptible(version)
+            for lease, pending in self._held.interruptible(version, device)
             if lease.lease_id not in self._leaving and len(self._drawn.versions(lease.lease_id)) < MAX_VERSION_SPANS
         ]
 
-    def move(self, leases: Iterable[Lease]) -> list[Effect]:
-        """Make the engine stop running leases. These start again later, with their tokens so far as prefix."""
-        lease_ids = [lease.lease_id for lease in leases]
-        for lease_id in lease_ids:
-            self._held.move(lease_id)
-        return [CancelLease(lease_id=lease_id) for lease_id in lease_ids]
+    def move(self, leases: Iterable[Lease], device: str = "") -> list[Effect]:
+        """Make an engine stop running leases. Their rollouts start again later, with their tokens so far as prefix."""
+        return [self._move(lease.lease_id, device) for lease in leases]
 
-    def move_all(self) -> list[Effect]:
-        """Make the engine stop all running leases, so that another engine continues them."""
-        return self.move(
-            lease
-            for lease in self._held.leases
-            if self._held.is_running(lease.lease_id)
-            and not (lease.lease_id in self._leaving or self._held.is_moving(lease.lease_id))
-        )
+    def move_all(self, device: str = "") -> list[Effect]:
+        """Make an engine stop all its leases, so that another engine continues them."""
+        return [self._move(lease_id, device) for lease_id, _ in self._held.running_on(device)]
+
+    def hand_over(self, device: str, room: int, reason: str, *, by: float) -> list[Effect]:
+        """Make an engine stop all its leases. Other engines continue at most `room` rollouts; the remaining leases go
+        back to the hub, like in `give_back_all`.
+        """
+        effects: list[Effect] = []
+        for lease_id, count in self._held.running_on(device):
+            if count <= room:
+                room -= count
+                effects.append(self._move(lease_id, device))
+            else:
+                effects += self._give_back([lease_id], reason, by=by)
+        return effects
+
+    def abandon(self, device: str) -> None:
+        """Let the rollouts that an engine should have stopped start elsewhere, without its last tokens."""
+        self._held.abandon(device)
+
+    def _move(self, lease_id: int, device: str) -> Effect:
+        self._held.stop_on(lease_id, device)
+        return CancelLease(lease_id=lease_id, device=device)
 
     def give_up(self, lease_id: int, reason: str) -> list[Effect]:
-        """Return a held lease to the hub now, without waiting for the engine's last tokens."""
+        """Return a held lease to the hub now, without waiting for the engines' last tokens."""
         return self._return(self._held.let_go(lease_id, reason))
 
     def give_back_all(self, reason: str, *, by: float) -> list[Effect]:
-        """Return all leases to the hub. While the hub is connected, running leases wait for the engine's last tokens,
+        """Return all leases to the hub. While the hub is connected, running leases wait for the engines' last tokens,
         until `by` at most.
         """
         return self._give_back([lease.lease_id for lease in self._held.leases], reason, by=by)
@@ -218,20 +255,24 @@ class Leases:
         for lease_id in lease_ids:
             if lease_id in self._leaving:
                 self._leaving[lease_id].by = min(self._leaving[lease_id].by, by)
-            elif self._talk.connected and self._held.is_running(lease_id):
+            elif self._talk.connected and self._held.devices(lease_id):
                 self._leaving[lease_id] = _Leaving(reason, by)
-                effects.append(CancelLease(lease_id=lease_id))
+                effects += [CancelLease(lease_id=lease_id, device=device) for device in self._held.stop(lease_id)]
             else:
                 effects += self.give_up(lease_id, reason)
         return effects
 
     def _return_waiting(self, lease_id: int) -> list[Effect]:
-        """Return a lease to the hub if it waited for the engine's last tokens."""
+        """Return a lease to the hub if it waited for the engines' last tokens."""
         leaving = self._leaving.pop(lease_id, None)
         if leaving is None:
             return []
-        self._held.stopped(lease_id)
+        self._stopped_everywhere(lease_id)
         return self.give_up(lease_id, leaving.reason)
+
+    def _stopped_everywhere(self, lease_id: int) -> None:
+        for device in self._held.devices(lease_id):
+            self._held.stopped(lease_id, device)
 
     def _return(self, let_go: Sequence[Unfinished], *, unusable_version: int | None = None) -> list[Effect]:
         effects = self._send_drawn() if let_go else []
@@ -255,4 +296,4 @@ class Leases:
 
 
 def _cancel(unfinished: Unfinished) -> list[Effect]:
-    return [CancelLease(lease_id=unfinished.lease_id)] if unfinished.was_running else []
+    return [CancelLease(lease_id=unfinished.lease_id, device=device) for device in unfinished.running_on]

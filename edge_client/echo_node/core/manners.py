@@ -9,8 +9,8 @@ machine does not report (None) cause no hold.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Final, Literal, Self
@@ -136,6 +136,16 @@ class MannersConfig(BaseModel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFigures:
+    """Sensor values of one GPU; None = its driver does not report the value."""
+
+    others: float | None = None
+    """Share of the GPU that programs besides this user's Echo processes use."""
+    celsius: float | None = None
+    watts: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SensorReading:
     """Sensor values at one moment; None = this machine does not report the value."""
 
@@ -156,6 +166,8 @@ class SensorReading:
     cpu_celsius: float | None = None
     gpu_celsius: float | None = None
     gpu_watts: float | None = None
+    gpus: Mapping[str, GpuFigures] = field(default_factory=dict)
+    """Values of each GPU that has an id, by this id. The values above are the maxima over all GPUs."""
     free_memory_bytes: int | None = None
     engine_bytes: int = 0
     """Bytes that the engine will use after its next start; 0 = the engine runs already, or its size is unknown."""

@@ -1,4 +1,4 @@
-"""Policy versions that a node fetches, holds in its engine, and removes.
+"""Policy versions that a node fetches, holds in its engines, and removes.
 
 These rules are applied again after every change:
 - wanted = the newest published version, and every version that a held lease needs. Missing ones are fetched, the newest
@@ -9,8 +9,8 @@ These rules are applied again after every change:
   asks the hub for the keyframe, with growing waits, until the hub offers something else;
 - a push (pieces that the hub sends unasked) is declined if no fetch of its version runs, because the version is
   unwanted, already on disk, or waits for a retry;
-- loaded = the newest version on disk, and every version that a held lease needs. The engine drops other versions older
-  than the newest `LOADED` on disk;
+- loaded = the newest version on disk, and every version that a held lease needs, in every engine. An engine drops other
+  versions older than the newest `LOADED` on disk;
 - kept = the newest `KEPT` versions on disk, every version that a held lease needs, and the parents of current fetches.
   All others are deleted.
 
@@ -19,8 +19,9 @@ Version 0 is the base model without adapter: it needs no file, and is never dele
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from pydantic import ValidationError
@@ -56,8 +57,21 @@ class OnDisk:
     """Report of the fetch that brought the version."""
 
 
+@dataclass(slots=True)
+class _InEngine:
+    """Versions that one engine holds."""
+
+    loaded: set[int] = field(default_factory=set)
+    prepared: set[int] = field(default_factory=set)
+    """Loaded versions to which the engine can switch without a wait."""
+
+    def drop(self, versions: Set[int]) -> None:
+        self.loaded -= versions
+        self.prepared -= versions
+
+
 class PolicyVersions:
-    """State of every version that this node knows."""
+    """State of every version that this node knows. Engines are named by their devices."""
 
     def __init__(self, on_disk: Mapping[int, OnDisk]) -> None:
         """`on_disk`: versions from before a restart. For the `jitter` of methods, see `backoff_s`."""
@@ -74,42 +88,38 @@ class PolicyVersions:
         """Bytes that each running fetch still misses, as last reported."""
         self._unreadable: dict[int, bytes] = {}
         """Manifest of the unreadable offer, by version."""
-        self._loaded: set[int] = set()
-        self._prepared: set[int] = set()
-        """Loaded versions to which the engine can switch without a wait."""
+        self._engines: defaultdict[str, _InEngine] = defaultdict(_InEngine)
         self._replaced: set[int] = set()
         self._failures: dict[int, int] = {}
         self._retry_at: dict[int, float] = {}
 
     @property
     def newest_loaded(self) -> int | None:
-        return max(self._loaded, default=None)
+        """Newest version that any engine holds."""
+        return max((version for engine in self._engines.values() for version in engine.loaded), default=None)
 
-    @property
-    def newest_prepared(self) -> int | None:
-        """Newest published version to which the engine can switch without a wait."""
-        return self._newest(self._prepared & self._loaded)
+    def newest_prepared(self, device: str = "") -> int | None:
+        """Return the newest published version to which the engine can switch without a wait."""
+        engine = self._engines[device]
+        return self._newest(engine.prepared & engine.loaded)
 
-    @property
-    def loaded(self) -> frozenset[int]:
-        return frozenset(self._loaded)
+    def loaded(self, device: str = "") -> frozenset[int]:
+        return frozenset(self._engines[device].loaded)
 
     @property
     def on_disk(self) -> frozenset[int]:
         return frozenset(self._on_disk)
 
-    def is_loaded(self, version: int) -> bool:
-        return version in self._loaded
-
-    def version_for(self, lease: Lease) -> int | None:
+    def version_for(self, lease: Lease, device: str = "") -> int | None:
         """Return the version with which the engine may start this lease now; None = no such version is loaded.
 
         This is the lease's own version. For an interruptible lease, it is the newest loaded version that the hub has
         published, unless that version is older than the lease's own.
         """
+        loaded = self._engines[device].loaded
         if lease.on_new_version == "finish":
-            return lease.policy_version if self.is_loaded(lease.policy_version) else None
-        newest = self._newest(self._loaded)
+            return lease.policy_version if lease.policy_version in loaded else None
+        newest = self._newest(loaded)
         return newest if newest is not None and newest >= lease.policy_version else None
 
     def is_hopeless(self, lease: Lease) -> bool:
@@ -192,26 +202,25 @@ class PolicyVersions:
         else:
             self._put_off(version, now, jitter)
 
-    def prepared(self, version: int) -> None:
+    def prepared(self, version: int, device: str = "") -> None:
         """Record that the engine can switch to this version without a wait."""
-        self._prepared.add(version)
+        self._engines[device].prepared.add(version)
 
-    def engine_lost(self) -> None:
-        self._loaded.clear()
-        self._prepared.clear()
+    def engine_lost(self, device: str = "") -> None:
+        self._engines.pop(device, None)
 
     def take_replaced(self) -> set[int]:
         """Return the versions whose content was replaced since the last call. Tokens drawn with them are invalid."""
         replaced, self._replaced = self._replaced, set()
         return replaced
 
-    def reconcile(self, *, leased: Set[int], engine_up: bool, now: float, jitter: float) -> list[Effect]:
+    def reconcile(self, *, leased: Set[int], engines_up: Iterable[str], now: float, jitter: float) -> list[Effect]:
         """Return the effects that fetch, load, drop and delete versions by the rules of this module. `leased`: the
-        versions that held leases need.
+        versions that held leases need; `engines_up`: devices of the engines that can load versions now.
         """
         return [
             *self._fetches(leased, now, jitter),
-            *(self._loads(leased) if engine_up else ()),
+            *(effect for device in engines_up for effect in self._loads(leased, device)),
             *self._removals(leased),
         ]
 
@@ -275,17 +284,17 @@ class PolicyVersions:
         self._failures[version] = failures + 1
         self._retry_at[version] = now + backoff_s(failures, jitter)
 
-    def _loads(self, leased: Set[int]) -> list[Effect]:
-        due = ((leased & self._on_disk.keys()) | {max(self._on_disk)}) - self._loaded
-        self._loaded |= due
-        return [AddPolicy(policy_version=v) for v in sorted(due, reverse=True)]
+    def _loads(self, leased: Set[int], device: str) -> list[Effect]:
+        engine = self._engines[device]
+        due = ((leased & self._on_disk.keys()) | {max(self._on_disk)}) - engine.loaded
+        engine.loaded |= due
+        return [AddPolicy(policy_version=v, device=device) for v in sorted(due, reverse=True)]
 
     def _removals(self, leased: Set[int]) -> list[Effect]:
         kept = set(sorted(self._on_disk)[-KEPT:]) | leased | {self.newest_published} | self._parents(self._fetching)
-        unloaded = self._loaded - set(sorted(self._on_disk)[-LOADED:]) - leased - {self.newest_published}
+        stays = set(sorted(self._on_disk)[-LOADED:]) | leased | {self.newest_published}
         deleted = self._on_disk.keys() - kept - {0}
-        self._loaded -= unloaded
-        self._prepared -= unloaded
+        drops = [effect for device in self._engines for effect in self._drops(device, stays)]
         for version in deleted:
             del self._on_disk[version]
             if version not in self._offers:
@@ -293,22 +302,25 @@ class PolicyVersions:
         for version in sorted(self._offers.keys() - kept - self._fetching.keys())[:-KEPT_OFFERS]:
             for known in (self._offers, self._contents, self._unreadable, self._failures, self._retry_at):
                 known.pop(version, None)
-        return [
-            *(DropPolicy(policy_version=v) for v in sorted(unloaded)),
-            *(RemoveArtefact(policy_version=v) for v in sorted(deleted)),
-        ]
+        return [*drops, *(RemoveArtefact(policy_version=v) for v in sorted(deleted))]
+
+    def _drops(self, device: str, stays: Set[int]) -> list[Effect]:
+        engine = self._engines[device]
+        dropped = engine.loaded - stays
+        engine.drop(dropped)
+        return [DropPolicy(policy_version=v, device=device) for v in sorted(dropped)]
 
     def _forget(self, version: int) -> list[Effect]:
         effects: list[Effect] = []
         if version in self._fetching:
             self._open.append(self._fetching[version])
             effects.append(AbandonFetch(policy_version=version))
-        if version in self._loaded:
-            effects.append(DropPolicy(policy_version=version))
+        for device, engine in self._engines.items():
+            if version in engine.loaded:
+                effects.append(DropPolicy(policy_version=version, device=device))
+            engine.drop({version})
         if version in self._on_disk:
             effects.append(RemoveArtefact(policy_version=version))
-        self._loaded.discard(version)
-        self._prepared.discard(version)
         self._replaced.add(version)
         for known in (self._fetching, self._on_disk, self._unreadable, self._failures, self._retry_at):
             known.pop(version, None)

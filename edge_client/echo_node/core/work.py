@@ -1,9 +1,9 @@
 """A node's work loop: a state machine without I/O that decides what to fetch, sample, store and send.
 
 It joins independent parts: the leases with their tokens (`leases`), the checks of other nodes' completions (`checks`),
-the engine's life (`engine_life`) and its pauses for the owner (`yielding`), the policy versions (`policies`), the base
-model (`base_model`), and the number of rollouts that the node can finish in time (`pace`). Only the loop calls these
-parts; their return values become effects. The leases and the loop send through one `hub_talk`.
+the engines (`engines`), each with its life (`engine_life`), its pauses for the owner (`yielding`) and the number of
+rollouts that it can finish in time (`pace`), the policy versions (`policies`), and the base model (`base_model`). Only
+the loop calls these parts; their return values become effects. The leases and the loop send through one `hub_talk`.
 
 Invariants:
 - A finished rollout is stored on disk (spooled) before it is sent, and sent again after every reconnect until the hub's
@@ -18,22 +18,21 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Literal, get_args
 
 from echo_node.core.base_model import BaseModel
 from echo_node.core.checks import Checks
 from echo_node.core.effects import (
     AskForReceipts,
     Effect,
-    LimitDuty,
     RecordReceipts,
     ResendSpooled,
     SpoolRollout,
     StartEngine,
     Stop,
 )
-from echo_node.core.engine_life import EngineLife
+from echo_node.core.engines import DeviceEngine, DeviceWork, Engines, HoldBack
 from echo_node.core.events import (
     ArtefactReady,
     CompletionScored,
@@ -57,14 +56,12 @@ from echo_node.core.events import (
 )
 from echo_node.core.hub_talk import HubTalk
 from echo_node.core.leases import Leases
-from echo_node.core.pace import OwnPace
 from echo_node.core.policies import OnDisk, PolicyVersions
 from echo_node.core.progress import WorkProgress
 from echo_node.core.standby import sentence
 from echo_node.core.troubles import Trouble
-from echo_node.core.yielding import YIELD_S, Yielding
+from echo_node.core.yielding import YIELD_S
 from echo_shared.errors import POLICY_UNUSABLE
-from echo_shared.sampling.moving_on import MovingOn
 from echo_shared.wire.messages import (
     MAX_BATCHED,
     MAX_CHECKS,
@@ -87,14 +84,6 @@ DRAIN_S: Final = 3.0
 LAST_WORDS_S: Final = 2.0
 """Seconds for which the return of a lease waits for the engine's last tokens."""
 
-HoldBack = Literal[
-    "the engine is not up",
-    "the spool cannot be written",
-    "the node is leaving",
-    "groups keep failing",
-    "the machine is its owner's",
-]
-
 
 class WorkLoop:
     """State machine of the node's work: events in, effects out. Events come one at a time, with a monotonic time."""
@@ -106,24 +95,19 @@ class WorkLoop:
         unfinished: Mapping[int, tuple[int, ...]],
         unacked: Iterable[str],
         on_disk: Mapping[int, OnDisk],
+        devices: Sequence[str] = ("",),
     ) -> None:
         """State from before a restart: `unfinished` (indices by lease id), `unacked` (ids of rollouts without a
-        receipt), and the versions `on_disk`.
+        receipt), and the versions `on_disk`. `devices`: see `engines`.
         """
-        self._capacity_factor = capacity_factor
         self._jitter = 0.0
         """The `jitter` of the current event, see `handle`."""
         self._base = BaseModel()
         self._policies = PolicyVersions(on_disk)
-        self._engine = EngineLife()
-        self._yielding = Yielding()
-        self._share = self._engines_share = 1.0
-        """Share of its device's time that the engine may use, and the share that it was told."""
-        self._pace = OwnPace()
+        self._engines = Engines(devices, capacity_factor=capacity_factor)
         self._precision = ""
-        """Precision of the engine's weights; empty until an engine has loaded its model."""
+        """Precision of the engines' weights; empty until an engine has loaded its model."""
         self._checks = Checks()
-        self._moving_on = MovingOn()
         self._talk = HubTalk(
             LeaseReturned(lease_id=lease_id, indices=indices, reason="the node was restarted")
             for lease_id, indices in sorted(unfinished.items())
@@ -147,7 +131,12 @@ class WorkLoop:
         self._effects, self._jitter = [], jitter
         HANDLERS[type(event)](self, event, now)
         self._effects += self._leases.leave(now)
-        self._effects += self._yielding.due(now, is_up=self._engine.is_up, is_told=self._has_told)
+        for engine in self._engines:
+            if engine.stops_by is not None and now >= engine.stops_by:
+                engine.stops_by = None
+                self._leases.abandon(engine.device)
+            is_told = not self._leases.awaits(engine.device)
+            self._effects += engine.yielding.due(now, is_up=engine.life.is_up, is_told=is_told)
         self._reconcile(now)
         self._effects += self._policies.declined()
         self._effects += self._talk.report(self.status(now), now)
@@ -157,51 +146,43 @@ class WorkLoop:
         return tuple(self._effects)
 
     def status(self, now: float) -> NodeStatus:
-        most = min(MAX_BATCHED, self._capacity_factor * self._engine.width)
         return NodeStatus(
             activity=self._activity(),
-            capacity=0 if self.held_back_by(now) else self._pace.affordable(most),
+            capacity=0 if self.held_back_by(now) else self._engines.capacity(now),
             policy_version=self._policies.newest_loaded,
-            tokens_per_s=self._pace.tokens_per_s,
+            tokens_per_s=self._engines.tokens_per_s,
             precision=self._precision,
             checks=MAX_CHECKS if self._may_check else 0,
         )
 
     @property
-    def _has_told(self) -> bool:
-        """True if the engine has reported all tokens of the leases that it was told to stop."""
-        return not (self._leases.any_leaving or (self._yielding.is_renewing and self._leases.any_running))
-
-    @property
     def rests(self) -> bool:
         """True while the node pauses for its owner and no work runs any more."""
-        return self._yielding.rests and self._has_told and not self._is_leaving
+        is_still = all(engine.yielding.rests and not self._leases.awaits(engine.device) for engine in self._engines)
+        return is_still and not self._is_leaving
 
     @property
     def works(self) -> bool:
         """True while the node samples, or gets ready to sample for a hub that it reaches."""
-        activity = self._activity()
-        is_getting_ready = activity in ("preparing", "fetching") and self._engine.problem is None
-        return activity == "sampling" or (is_getting_ready and self._talk.connected)
+        activity, is_sound = self._activity(), self._engines.any_is_sound and self._talk.connected
+        return activity == "sampling" or (activity in ("preparing", "fetching") and is_sound)
 
     @property
     def _may_check(self) -> bool:
-        return self._checks.can_score and not (self._is_leaving or self._yielding.holds)
+        return self._engines.can_score and not self._is_leaving
 
     @property
     def _is_leaving(self) -> bool:
         return bool(self._finishing) or self._drain_by is not None
 
     def held_back_by(self, now: float) -> tuple[HoldBack, ...]:
-        """Return the reasons for asking for no work now; empty = the node asks for work."""
+        """Return the reasons for asking for no work now, in the order of HoldBack; empty = the node asks for work."""
         reasons: dict[HoldBack, bool] = {
-            "the engine is not up": not self._engine.is_up or self._yielding.is_renewing,
+            **self._engines.held_back(now),
             "the spool cannot be written": not self._spool_works,
             "the node is leaving": self._is_leaving,
-            "groups keep failing": self._engine.is_resting(now),
-            "the machine is its owner's": bool(self._yielding.holds) or self._yielding.is_still,
         }
-        return tuple(reason for reason, holds in reasons.items() if holds)
+        return tuple(reason for reason in get_args(HoldBack) if reasons[reason])
 
     @property
     def held_rollouts(self) -> int:
@@ -213,8 +194,13 @@ class WorkLoop:
         return bool(self._leases.held or self._spooling or self._unacked)
 
     @property
-    def engine_problem(self) -> Trouble | None:
-        return self._engine.problem
+    def engine_problems(self) -> dict[str, Trouble | None]:
+        """Problem of each engine by device; None = it has none."""
+        return {engine.device: engine.problem for engine in self._engines}
+
+    def devices(self, now: float) -> list[DeviceWork]:
+        """Describe the engine of each device."""
+        return [engine.work(self._leases.num_on(engine.device), now) for engine in self._engines]
 
     @property
     def progress(self) -> WorkProgress:
@@ -238,12 +224,13 @@ class WorkLoop:
         self._effects += [ResendSpooled(), AskForReceipts()]
         self._effects += self._base.offered(event.base)
         self._policies.connected()
+        self._leases.connected()
         self._offered(self._policies.published(event.policy_version, event.policy))
         if self._base.fetched is not None:
             self._effects += self._talk.send(self._base.fetched)
         for fetched in self._policies.reports:
             self._effects += self._talk.send(fetched)
-        self._effects += self._leases.connected()
+        self._effects += self._leases.drawn(())
 
     def _published(self, event: PolicyPublished, now: float) -> None:
         # An older version is a keyframe (it needs no parent) that this node has requested.
@@ -274,14 +261,15 @@ class WorkLoop:
             return
         if event.offer is not None:
             self._offered(self._policies.offered(event.policy_version, event.offer))
-        self._pace.leased(event.deadline_s, event.max_tokens)
+        for engine in self._engines:
+            engine.pace.leased(event.deadline_s, event.max_tokens)
         self._effects += self._leases.take(event, pending, now)
 
     def _refusal(self, num_rollouts: int) -> str | None:
         """Return the reason for refusing a lease of `num_rollouts` rollouts, or None."""
         if self._is_leaving:
             return "the node is leaving"
-        if self._yielding.holds:
+        if self._engines.is_held:
             return "the machine is its owner's"
         if self.held_rollouts + num_rollouts > MAX_BATCHED:
             return "the node holds enough work"
@@ -310,7 +298,8 @@ class WorkLoop:
             if not self._policies.fetched(event.policy_version, event.fetched):
                 return
         elif self._base.arrived(event.fetched):
-            self._effects += self._yielding.start(StartEngine(after_s=0.0))
+            for engine in self._engines:
+                self._start_engine(engine)
         self._effects += self._talk.send(event.fetched)
 
     def _fetch_failed(self, event: FetchFailed, now: float) -> None:
@@ -319,48 +308,60 @@ class WorkLoop:
         else:
             self._base.fetch_failed(now, self._jitter)
 
+    def _start_engine(self, engine: DeviceEngine) -> None:
+        if not engine.yielding.exists:
+            self._effects += engine.yielding.start(StartEngine(after_s=0.0, device=engine.device))
+
     def _engine_ready(self, event: EngineReady, now: float) -> None:
-        self._engine.ready(event, now)
-        self._engines_share = 1.0
-        self._pace.tokens_per_s, self._precision = event.tokens_per_s, event.precision
-        self._checks.can_score = event.scores
+        self._effects += self._engines.ready(event, now)
+        if self._engines[event.device].refusal is None:
+            self._precision = event.precision
 
     def _engine_lost(self, event: EngineLost, now: float) -> None:
-        self._policies.engine_lost()
-        self._yielding.lost()
-        self._effects += self._checks.engine_lost()
-        ending = self._engine.lost(event, now, self._jitter)
-        self._effects += self._leases.engine_lost(event.what, ending.blame)
-        if self._drain_by is None:
-            lacks_weights = event.cause == "no_weights"
-            self._effects += self._base.lacks_weights() if lacks_weights else self._yielding.start(ending.start)
+        engine = self._engines[event.device]
+        self._policies.engine_lost(event.device)
+        engine.yielding.lost()
+        engine.scores = False
+        self._effects += self._checks.engine_lost(event.device)
+        ending = engine.life.lost(event, now, self._jitter)
+        is_only = not self._engines.is_other_up(event.device)
+        self._effects += self._leases.engine_lost(event.what, ending.blame, device=event.device, is_only=is_only)
+        if self._drain_by is not None or engine.refusal is not None:
+            return
+        if event.cause != "no_weights":
+            self._effects += engine.yielding.start(ending.start)
+        elif self._base.fetched is not None:
+            self._effects += self._base.lacks_weights()
 
     def _policy_prepared(self, event: PolicyPrepared, now: float) -> None:
-        self._policies.prepared(event.policy_version)
+        self._policies.prepared(event.policy_version, event.device)
 
     def _rollouts_finished(self, event: RolloutsFinished, now: float) -> None:
-        self._engine.finished_rollout()
+        engine = self._engines[event.device]
+        engine.life.finished_rollout()
         for finished in event.rollouts:
-            full = self.held_rollouts >= self._engine.width
-            self._pace.finished(len(finished.completion_ids), event.tokens_per_s, full=full)
-            rollout = self._leases.finished(finished)
+            full = self._leases.num_on(event.device) >= engine.life.width
+            engine.pace.finished(len(finished.completion_ids), event.tokens_per_s, full=full)
+            rollout = self._leases.finished(finished, device=event.device)
             if rollout is not None:
                 self._spooling.add(rollout.rollout_id)
                 self._effects.append(SpoolRollout(rollout=rollout))
 
     def _rollouts_drawn(self, event: RolloutsDrawn, now: float) -> None:
-        self._effects += self._leases.drawn(event.parts, for_hub=event.for_hub)
+        self._effects += self._leases.drawn(event.parts, device=event.device, for_hub=event.for_hub)
 
     def _completion_scored(self, event: CompletionScored, now: float) -> None:
         self._effects += self._checks.scored(event.scored)
 
     def _lease_cancelled(self, event: LeaseCancelled, now: float) -> None:
-        self._effects += self._leases.cancelled(event.lease_id)
+        self._effects += self._leases.cancelled(event.lease_id, device=event.device)
 
     def _group_failed(self, event: LeaseFailed, now: float) -> None:
         if self._leases.is_held(event.lease_id):
-            self._engine.group_failed(now, self._jitter, what=event.what, code=event.code)
-        self._effects += self._leases.failed(event.lease_id, event.what, is_of_version=event.code == POLICY_UNUSABLE)
+            self._engines[event.device].life.group_failed(now, self._jitter, what=event.what, code=event.code)
+        self._effects += self._leases.failed(
+            event.lease_id, event.what, device=event.device, is_of_version=event.code == POLICY_UNUSABLE
+        )
 
     def _spooled(self, event: Spooled, now: float) -> None:
         self._spool_works = True
@@ -373,13 +374,29 @@ class WorkLoop:
         self._spool_works = False
 
     def _holding(self, event: Holding, now: float) -> None:
-        self._share = event.share
-        if self._yielding.hold(event.holds, keep_memory_s=event.keep_memory_s):
+        begun = self._engines.hold(event)
+        if begun and self._engines.is_held:
             self._stop_work("the machine's owner needs it", now, within_s=YIELD_S)
+            return
+        for engine in begun:
+            self._hand_over(engine, now)
+
+    def _hand_over(self, engine: DeviceEngine, now: float) -> None:
+        """Let the other engines continue the leases of an engine that pauses, as far as they can finish them in time.
+        The other leases go back to the hub.
+        """
+        self._effects += self._talk.report(self.status(now), now)
+        room = max(0, self.status(now).capacity - self.held_rollouts + self._leases.num_on(engine.device))
+        reason = f"the machine's owner needs {engine.device}"
+        self._effects += self._leases.hand_over(engine.device, room, reason, by=now + YIELD_S)
+        engine.stops_by = now + YIELD_S
 
     def _engine_outdated(self, event: EngineOutdated, now: float) -> None:
-        if self._drain_by is None and self._yielding.renew(now + LAST_WORDS_S):
-            self._effects += self._leases.move_all()
+        for engine in self._engines if self._drain_by is None else ():
+            if self._engines.outdated(engine) and self._base.fetched is not None:
+                self._start_engine(engine)
+            elif engine.yielding.renew(now + LAST_WORDS_S):
+                self._effects += self._leases.move_all(engine.device)
 
     def _finish(self, event: FinishRequested, now: float) -> None:
         self._finishing = event.reason
@@ -413,41 +430,31 @@ class WorkLoop:
                 reason = f"the node cannot get policy version {lease.policy_version}"
                 self._effects += self._leases.give_up(lease.lease_id, reason)
         leased = self._leases.versions | self._checks.versions
-        engine_up = self._engine.is_up and not self._yielding.is_still
-        self._effects += self._policies.reconcile(leased=leased, engine_up=engine_up, now=now, jitter=self._jitter)
-        if not engine_up:
-            return
-        if self._share != self._engines_share:
-            # Until the engine is measured at the smaller share, assume that its speed falls in proportion.
-            self._pace.tokens_per_s *= min(1.0, self._share / self._engines_share)
-            self._engines_share = self._share
-            self._effects.append(LimitDuty(share=self._share))
-        self._move_on(now)
-        self._effects += self._leases.start(self._policies)
-        self._effects += self._checks.start(self._policies.loaded)
+        listening = [engine.device for engine in self._engines.listening]
+        self._effects += self._policies.reconcile(leased=leased, engines_up=listening, now=now, jitter=self._jitter)
+        for engine in self._engines.listening:
+            self._effects += engine.limited()
+            self._move_on(engine, now)
+        testing = self._engines.testing(self._leases.num_by_device)
+        self._effects += self._leases.start(self._policies, self._engines.seats(now), testing=testing)
+        scoring = [engine.device for engine in self._engines.listening if engine.scores and not engine.is_held]
+        self._effects += self._checks.start({device: self._policies.loaded(device) for device in scoring})
 
-    def _move_on(self, now: float) -> None:
+    def _move_on(self, engine: DeviceEngine, now: float) -> None:
         """Stop the leases that a newer prepared version should continue. They start again with their tokens
         as prefix.
         """
-        newest = self._policies.newest_prepared
-        behind = () if newest is None else self._leases.behind(newest)
-        if not behind:
-            return
-        rate = self._pace.tokens_per_s
-        token_s = min(self._engine.width, self.held_rollouts) / rate if rate else 0.0
-        longest = max(lease.max_tokens - count for lease, counts in behind for count in counts)
-        if self._moving_on.is_due(longest, token_s=token_s, now=now):
-            read = sum(len(lease.prompt_ids) + count for lease, counts in behind for count in counts)
-            self._moving_on.moved(read, tokens_per_s=rate, now=now)
-            self._effects += self._leases.move(lease for lease, _ in behind)
+        newest = self._policies.newest_prepared(engine.device)
+        behind = () if newest is None else self._leases.behind(newest, engine.device)
+        if behind and engine.moves_on(behind, self._leases.num_on(engine.device), now):
+            self._effects += self._leases.move((lease for lease, _ in behind), engine.device)
 
     def _activity(self) -> Literal["preparing", "waiting", "fetching", "sampling", "paused", "draining"]:
         if self._drain_by is not None:
             return "draining"
-        if self._yielding.holds:
+        if self._engines.is_held:
             return "paused"
-        if not self._engine.is_up or self._yielding.is_still:
+        if not self._engines.listening:
             return "preparing"
         if self._leases.any_running:
             return "sampling"

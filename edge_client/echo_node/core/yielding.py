@@ -25,9 +25,10 @@ YIELD_S: Final = 0.15
 
 
 class Yielding:
-    """State of the engine while the node pauses for its owner. The work loop calls `due` after every event."""
+    """State of one engine while it pauses for the machine's owner. The work loop calls `due` after every event."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "") -> None:
+        self._device = device
         self.holds: tuple[Hold, ...] = ()
         """Reasons to pause; empty = no pause."""
         self._keep_memory_s = math.inf
@@ -51,6 +52,18 @@ class Yielding:
     def rests(self) -> bool:
         """True while the pause is complete: the engine's threads are stopped, or there is no engine."""
         return bool(self.holds) and not self._is_ending and (self._still_since is not None or not self._exists)
+
+    @property
+    def exists(self) -> bool:
+        """True if an engine runs or starts, or waits for its start."""
+        return self._exists or self._waiting is not None
+
+    def end(self) -> list[Effect]:
+        """End the engine at once."""
+        if not self._exists or self._is_ending:
+            return []
+        self._is_ending = True
+        return [EndEngine(device=self._device)]
 
     @property
     def is_renewing(self) -> bool:
@@ -91,7 +104,7 @@ class Yielding:
             return []
         if self._renewed_by is not None and (is_told or not is_up or now >= self._renewed_by):
             self._is_ending = True
-            return [EndEngine()]
+            return [EndEngine(device=self._device)]
         if self._renewed_by is not None:
             return []
         if not self.holds:
@@ -101,16 +114,16 @@ class Yielding:
         wanted = any(hold.frees_memory for hold in self.holds)
         if wanted or not is_up or (self._still_since is not None and now - self._still_since >= self._keep_memory_s):
             self._is_ending = True
-            return [EndEngine()]
+            return [EndEngine(device=self._device)]
         if self._still_since is None:
             self._still_since = now
-            return [SuspendEngine()]
+            return [SuspendEngine(device=self._device)]
         return []
 
     def _release(self) -> list[Effect]:
         if self._still_since is not None:
             self._still_since = None
-            return [ResumeEngine()]
+            return [ResumeEngine(device=self._device)]
         if self._waiting is not None:
             waiting, self._waiting = self._waiting, None
             return self.start(waiting)

@@ -1,4 +1,8 @@
-"""Chooses engine and device before each start: devices may disappear, for example during sleep, and return."""
+"""Chooses engine and device before each start: devices may disappear, for example during sleep, and return.
+
+A node that chooses its device itself has one chooser. A node with chosen devices has one for each; all of them choose
+the same kind of engine.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from functools import partial
+from typing import Final, Protocol
 
 from echo_node.backends.registry import BackendChoice
 from echo_node.core.clocks import in_words
@@ -22,6 +27,18 @@ Look = Callable[[], tuple[Hardware, BackendChoice]]
 """Function that detects the hardware and chooses an engine. It blocks, and raises BackendError if no engine
 is usable.
 """
+
+
+class LooksForEngines(Protocol):
+    """The detection of devices and engines. All methods block the calling thread."""
+
+    def find_devices(self) -> tuple[str, ...]:
+        """Return the names of the node's devices. Raises BackendError if there is none."""
+
+    def look(self, name: str) -> tuple[Hardware, BackendChoice]:
+        """Return the hardware that an engine on this device sees, and its choice. Raises BackendError if no engine is
+        usable.
+        """
 
 
 class EngineChooser:
@@ -42,6 +59,11 @@ class EngineChooser:
         self._first: BackendChoice | None = None
         self._is_renewed = False
         self._again = asyncio.Event()
+
+    @property
+    def has_decided(self) -> bool:
+        """True once `decide` has found an engine."""
+        return self._first is not None
 
     @property
     def is_fallback(self) -> bool:
@@ -78,14 +100,14 @@ class EngineChooser:
         if before is None or self._is_renewed:
             self._first, self._is_renewed = self.choice, False
         if before is None:
-            log.info("Engine: %s on %s (%s).", self.choice.name, self.choice.device, self.choice.reason)
+            log.info("Engine: %s on %s (%s).", self.choice.name, self.choice.label, self.choice.reason)
             if self.choice.unused_gpu:
                 log.warning("%s", self.choice.unused_gpu)
         elif not _same(before, self.choice):
             log.warning(
                 "Engine: %s on %s (%s), no longer %s on %s.",
-                *(self.choice.name, self.choice.device, self.choice.reason),
-                *(before.name, before.device),
+                *(self.choice.name, self.choice.label, self.choice.reason),
+                *(before.name, before.label),
             )
             self._changed.set()
         return self.choice
@@ -104,6 +126,69 @@ class EngineChooser:
                 continue
             if not _same(found, self.choice):
                 return
+
+
+class EngineChoosers:
+    """The choosers of all engines of a node, by device. Call `decide` first."""
+
+    def __init__(self, machine: LooksForEngines, *, changed: asyncio.Event, probe_s: float = PROBE_S) -> None:
+        """For `changed` and `probe_s` see `EngineChooser`."""
+        self.by_device: dict[str, EngineChooser] = {}
+        """Set by `decide`; the name "" stands for the device that a node has chosen itself."""
+        self._machine = machine
+        self._changed = changed
+        self._probe_s = probe_s
+
+    @property
+    def choice(self) -> BackendChoice:
+        """Choice for the first device that is here."""
+        return self._decided[0].choice
+
+    @property
+    def hardware(self) -> Hardware:
+        """The hardware with the GPUs that the engines use."""
+        first, *others = (chooser.hardware for chooser in self._decided)
+        return first.joined(others)
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """See `EngineChooser.trouble`."""
+        return next((found for chooser in self._decided if (found := chooser.trouble) is not None), None)
+
+    @property
+    def label(self) -> str:
+        """Names of all devices for the user."""
+        return ", ".join(name or chooser.choice.label for name, chooser in self.by_device.items())
+
+    @property
+    def _decided(self) -> list[EngineChooser]:
+        return [chooser for chooser in self.by_device.values() if chooser.has_decided]
+
+    def renew(self) -> None:
+        for chooser in self.by_device.values():
+            chooser.renew()
+
+    def look_again(self) -> None:
+        for chooser in self.by_device.values():
+            chooser.look_again()
+
+    async def decide(self) -> None:
+        """Find the devices, and choose an engine for each. Raises BackendError if none of them has one."""
+        if not self.by_device:
+            names = await asyncio.to_thread(self._machine.find_devices)
+            self.by_device = {
+                name: EngineChooser(partial(self._machine.look, name), changed=self._changed, probe_s=self._probe_s)
+                for name in names
+            }
+        failures = []
+        for chooser in self.by_device.values():
+            try:
+                await chooser.decide()
+            except BackendError as error:
+                log.warning("%s", error)
+                failures.append(error)
+        if len(failures) == len(self.by_device):
+            raise failures[0]
 
 
 def _same(one: BackendChoice, other: BackendChoice) -> bool:

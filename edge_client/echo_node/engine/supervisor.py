@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, assert_never
 
@@ -33,6 +33,7 @@ from echo_node.engine.speeds import SpeedBook, Speeds
 from echo_node.engine.widths import EngineMemoryCase, Widths
 from echo_node.host.base_forms import CONVERTING, conversion_progress, drop_replaced, keep_one_form, want_weights
 from echo_node.host.cage.description import CageMode, Held
+from echo_node.host.devices import Device
 from echo_node.host.hardware import Hardware, sensible_threads
 from echo_node.host.priority import Priority
 from echo_shared.errors import BackendError, StorageError
@@ -64,7 +65,7 @@ class EngineFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineParts:
-    """Parts that every engine of the node needs, whatever the base model."""
+    """Parts that an engine of the node needs, whatever the base model."""
 
     chooser: EngineChooser
     widths: Widths
@@ -77,13 +78,22 @@ class EngineParts:
     cage: CageMode
     cages: GpuCages
     inbox: asyncio.Queue[Incoming]
+    device: str = ""
+    """Name of the device in the setting `devices`; "" = the device that the node has chosen itself."""
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while one of the node's engines starts and is measured. Engines share the converted files of the base model,
+    and their speeds are measured one at a time.
+    """
 
 
-def settings_of(config: NodeConfig) -> EngineSettings:
-    """Return the settings of an engine, taken from the node's settings."""
+def settings_of(config: NodeConfig, *, engines: int = 1) -> EngineSettings:
+    """Return the settings of one of the node's `engines`, which share the CPU threads."""
+    threads = config.threads or threads_of(config.manners.cpu_share)
+    if engines > 1:
+        threads = max(1, (threads or sensible_threads()) // engines)
     return EngineSettings(
         width=config.width,
-        threads=config.threads or threads_of(config.manners.cpu_share),
+        threads=threads,
         precision=config.precision,
         kv_cache_bytes=config.kv_cache_bytes,
         helpers=config.helpers,
@@ -98,8 +108,9 @@ def threads_of(cpu_share: float) -> int:
     return 0 if cpu_share == 1 else max(1, int(cpu_share * sensible_threads()))
 
 
-def limits_of(config: NodeConfig, hardware: Hardware) -> ChildLimits:
-    memory_bytes = config.memory_limit_bytes or int(MEMORY_SHARE * hardware.memory_bytes)
+def limits_of(config: NodeConfig, hardware: Hardware, *, engines: int = 1) -> ChildLimits:
+    """Return the limits of one of the node's `engines`."""
+    memory_bytes = config.memory_limit_bytes or int(MEMORY_SHARE * hardware.memory_bytes / engines)
     return ChildLimits(memory_bytes=memory_bytes)
 
 
@@ -109,7 +120,7 @@ def place_of(choice: BackendChoice, hardware: Hardware, base_content: str) -> En
     """
     return EngineMemoryCase(
         backend=choice.name,
-        device=choice.device,
+        device=choice.label,
         software=registry.software(choice.name),
         machine=hardware.summary,
         base=base_content,
@@ -117,28 +128,41 @@ def place_of(choice: BackendChoice, hardware: Hardware, base_content: str) -> En
 
 
 def measured(
-    book: SpeedBook, hardware: Hardware, base_content: str, settings: EngineSettings
+    book: SpeedBook,
+    hardware: Hardware,
+    base_content: str | None,
+    settings: EngineSettings,
+    *,
+    on: Device | None = None,
 ) -> dict[tuple[str, str], Speeds]:
-    """Return the measured speeds of each usable engine on this base model, by backend and device. Blocks the calling
-    thread.
+    """Return the measured speeds of each usable engine on this base model, by backend and device, or of each engine on
+    the device `on`. Blocks the calling thread.
     """
-    usable = [possible.choice for possible in registry.survey(hardware) if possible.missing is None]
+    if base_content is None:
+        return {}
+    usable = [possible.choice for possible in registry.survey(hardware, on) if possible.missing is None]
     found = [(choice, book.find(place_of(choice, hardware, base_content), settings)) for choice in usable]
     return {(choice.name, choice.device): speeds for choice, speeds in found if speeds is not None}
 
 
 def chosen(
-    book: SpeedBook, hardware: Hardware, base_content: str | None, settings: EngineSettings, wanted: str
+    book: SpeedBook,
+    hardware: Hardware,
+    base_content: str | None,
+    settings: EngineSettings,
+    wanted: str,
+    *,
+    on: Device | None = None,
 ) -> BackendChoice:
-    """Return the best engine for this machine, by measurements on the base model if there are any. Blocks the calling
-    thread.
+    """Return the best engine for this machine, or for the device `on`, by measurements on the base model if there are
+    any. Blocks the calling thread.
 
     Raises BackendError if no engine is usable.
     """
-    known = {} if base_content is None else measured(book, hardware, base_content, settings)
+    known = measured(book, hardware, base_content, settings, on=on)
     rates = {key: speeds.best for key, speeds in known.items()}
     failures = {key: speeds.failure for key, speeds in known.items() if speeds.failure}
-    return registry.choose(hardware, wanted, rates, failures)
+    return registry.choose(hardware, wanted, rates, failures, on=on)
 
 
 def _for_the_hub(what: str) -> str:
@@ -169,6 +193,8 @@ class EngineSupervisor:
         self._width = 0
         """Requested width (rollouts at the same time) of the process; 0 = the engine chooses."""
         self._is_ended = False
+        self._has_turn = False
+        """True while this engine holds `EngineParts.turn`."""
         self._is_measuring = False
 
     @property
@@ -197,32 +223,44 @@ class EngineSupervisor:
         A `max_width` above 0 is a new limit, learnt when memory ran out. The limit is stored once an engine has started
         with it: an engine that fails at every width has another fault.
         """
+        try:
+            opened = await self._opened(after_s, max_width)
+            if opened is not None:
+                await self._work(opened, max_width)
+        finally:
+            self._end_turn()
+
+    async def _opened(self, after_s: float, max_width: int) -> _Opened | None:
+        """Start the engine. After a failed start, report EngineLost and return None."""
         self._opening = asyncio.create_task(self._open(after_s, max_width), name="engine's start")
         if self._is_ended:
             self._opening.cancel()
         try:
-            opened = await self._opening
+            return await self._opening
         except asyncio.CancelledError:
             if not self._is_ended:
                 raise
-            await self._parts.inbox.put(EngineLost(what="The engine was ended before it was up.", cause="stopped"))
-            return
+            self._end_turn()
+            what = "The engine was ended before it was up."
+            await self._parts.inbox.put(EngineLost(what=what, cause="stopped", device=self._parts.device))
         except BackendError as error:
             log.debug("The sampling engine does not start: %s", error)
+            self._end_turn()
             await self._lost(error, self._width)
-            return
-        child, speeds = opened.child, opened.speeds
+        return None
+
+    async def _work(self, opened: _Opened, max_width: int) -> None:
+        """Measure a started engine, and report its events until its end."""
+        child = opened.child
         probe = asyncio.create_task(self._make_way(child), name="engine's probe")
         try:
-            if max_width:
-                await asyncio.to_thread(self._remember_limit, opened.place, max_width)
-            if speeds is None and self._is_measurable and not opened.limit:
-                speeds = await self._measure(child, opened.place)
-            await self._keep_one_form(child)
-            await self._parts.inbox.put(self._ready(child, speeds))
+            ready = await self._begin(opened, max_width)
+            self._end_turn()
+            await self._parts.inbox.put(ready)
             await self._tell(child)
         except BackendError as error:
             self._child = None
+            self._end_turn()
             if not self._is_ended:
                 log.debug("The sampling engine ended: %s", error)
             await child.stop()  # Free the engine's memory before the next engine starts.
@@ -232,9 +270,27 @@ class EngineSupervisor:
             probe.cancel()
             await child.stop()
 
+    def _end_turn(self) -> None:
+        """Let the node's next engine start."""
+        if self._has_turn:
+            self._has_turn = False
+            self._parts.turn.release()
+
+    async def _begin(self, opened: _Opened, max_width: int) -> EngineReady:
+        """Measure a started engine, if that is due, and return its event. Raises BackendError."""
+        child, speeds = opened.child, opened.speeds
+        if max_width:
+            await asyncio.to_thread(self._remember_limit, opened.place, max_width)
+        if speeds is None and self._is_measurable and not opened.limit:
+            speeds = await self._measure(child, opened.place)
+        await self._keep_one_form(child)
+        return self._ready(child, speeds)
+
     async def _open(self, after_s: float, max_width: int) -> _Opened:
-        """Start the engine after `after_s` seconds. Raises BackendError."""
+        """Wait `after_s` seconds and for this engine's turn, keep the turn, and start. Raises BackendError."""
         await asyncio.sleep(after_s)
+        await self._parts.turn.acquire()
+        self._has_turn = True
         settings = self._parts.settings
         self._width = settings.width
         choice = await self._parts.chooser.decide()
@@ -293,21 +349,23 @@ class EngineSupervisor:
 
     async def _tell(self, child: EngineChild) -> None:
         """Pass the engine's reports to the inbox until the engine ends, which raises BackendError."""
+        inbox, device = self._parts.inbox, self._parts.device
         async for event in child.events():
             match event:
                 case Finished(rollouts=rollouts):
-                    await self._parts.inbox.put(RolloutsFinished(rollouts=rollouts, tokens_per_s=child.tokens_per_s))
+                    rate = child.tokens_per_s
+                    await inbox.put(RolloutsFinished(rollouts=rollouts, tokens_per_s=rate, device=device))
                 case GroupFailed(lease_id=lease_id, what=what, code=code):
-                    failed = events.LeaseFailed(lease_id=lease_id, what=_for_the_hub(what), code=code)
-                    await self._parts.inbox.put(failed)
+                    failed = events.LeaseFailed(lease_id=lease_id, what=_for_the_hub(what), code=code, device=device)
+                    await inbox.put(failed)
                 case DrawnTokens(parts=parts, for_hub=for_hub):
-                    await self._parts.inbox.put(RolloutsDrawn(parts=parts, for_hub=for_hub))
+                    await inbox.put(RolloutsDrawn(parts=parts, for_hub=for_hub, device=device))
                 case Scored():
-                    await self._parts.inbox.put(CompletionScored(scored=event))
+                    await inbox.put(CompletionScored(scored=event, device=device))
                 case Cancelled(lease_id=lease_id):
-                    await self._parts.inbox.put(LeaseCancelled(lease_id=lease_id))
+                    await inbox.put(LeaseCancelled(lease_id=lease_id, device=device))
                 case Prepared(policy_version=version):
-                    await self._parts.inbox.put(PolicyPrepared(policy_version=version))
+                    await inbox.put(PolicyPrepared(policy_version=version, device=device))
                 case _:
                     assert_never(event)
 
@@ -351,7 +409,8 @@ class EngineSupervisor:
             log.info("The engine needs the base model's weights, which are fetched again.")
             cause = "no_weights"
         what = f"{error.brief} {error.do or ''}" if error.code == GPU_UNUSABLE else error.brief
-        await self._parts.inbox.put(EngineLost(what=_for_the_hub(what), cause=cause, width=width, code=error.code))
+        what, device = _for_the_hub(what), self._parts.device
+        await self._parts.inbox.put(EngineLost(what=what, cause=cause, width=width, code=error.code, device=device))
 
     async def _make_way(self, child: EngineChild) -> None:
         """End an engine on a fallback device once the preferred device is available again."""
@@ -364,8 +423,9 @@ class EngineSupervisor:
         stored too, so that the next start skips the measurement.
         """
         parts = self._parts
+        on = f" on {parts.device}" if parts.device else ""
         self._is_measuring = True
-        log.info("Measuring how fast the engine is on this model, for about %.0f s.", parts.bench_seconds)
+        log.info("Measuring how fast the engine%s is on this model, for about %.0f s.", on, parts.bench_seconds)
         try:
             rows = await child.measure(widths=widths_up_to(child.width), budget_s=parts.bench_seconds)
         except BackendError as error:
@@ -383,13 +443,14 @@ class EngineSupervisor:
 
     def _ready(self, child: EngineChild, speeds: Speeds | None) -> EngineReady:
         """Return the EngineReady event. The width in it is the measured best one, unless the settings name a width."""
-        width = child.width
-        if speeds is None:
-            return EngineReady(width=width, precision=child.precision, scores=child.scores)
-        if self._parts.settings.width == 0:
+        width, rate = child.width, 0.0
+        if speeds is not None and self._parts.settings.width == 0:
             width = min(width, speeds.width or width)
-        rate = speeds.rate(width)
-        return EngineReady(width=width, tokens_per_s=rate, precision=child.precision, scores=child.scores)
+        if speeds is not None:
+            rate = speeds.rate(width)
+        return EngineReady(
+            width=width, tokens_per_s=rate, precision=child.precision, scores=child.scores, device=self._parts.device
+        )
 
     def _place(self) -> EngineMemoryCase:
         chooser = self._parts.chooser

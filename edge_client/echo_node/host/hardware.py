@@ -7,16 +7,18 @@ import os
 import platform
 import re
 import subprocess
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import psutil
 
-_NVIDIA_SMI: Final = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
+_NVIDIA_SMI: Final = ("nvidia-smi", "--query-gpu=uuid,name,memory.total", "--format=csv,noheader,nounits")
 _NVIDIA_SMI_TIMEOUT_S: Final = 10.0
 _NO_NUMBER: Final = ("[N/A]", "[Not Supported]", "N/A")
+_ID: Final = re.compile(r"(GPU-[0-9a-fA-F-]+),\s*")
 _MOST_DIGITS: Final = 9
 _UNLIMITED: Final = 2**31
 _UNSAID: Final = (OSError, ValueError, RuntimeError, psutil.Error)
@@ -34,6 +36,8 @@ _DISPLAY: Final = "0x03"
 class Gpu:
     name: str
     memory_bytes: int
+    uuid: str = ""
+    """Id that stays the same after a restart; empty = unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +59,18 @@ class Hardware:
         parts = [f"{gpu.name} {gpu.memory_bytes / gib:.0f} GiB" for gpu in self.cuda_gpus]
         parts.append(f"{self.cpu_name}, {self.physical_cores} cores, {self.memory_bytes / gib:.0f} GiB")
         return "; ".join(parts)[:128]
+
+    def only(self, gpus: Iterable[Gpu | None]) -> Hardware:
+        """Return the hardware without GPUs of NVIDIA other than these. None is ignored."""
+        wanted = set(gpus)
+        return replace(self, cuda_gpus=tuple(gpu for gpu in self.cuda_gpus if gpu in wanted))
+
+    def joined(self, others: Iterable[Hardware]) -> Hardware:
+        """Merge views of one machine: return the hardware with the GPUs of every view."""
+        gpus = list(self.cuda_gpus)
+        for other in others:
+            gpus += [gpu for gpu in other.cuda_gpus if gpu not in gpus]
+        return replace(self, cuda_gpus=tuple(gpus))
 
 
 def detect() -> Hardware:
@@ -169,7 +185,8 @@ def _has_nvidia_card() -> bool:
 
 
 def parse_nvidia_smi(output: str) -> tuple[Gpu, ...]:
-    """Parse lines of "name, MiB". A GPU that shares the machine's memory has no number, and gets 0 bytes.
+    """Parse lines of "id, name, MiB" or "name, MiB". A GPU that shares the machine's memory has no number, and gets 0
+    bytes.
 
     Other lines, such as error texts with a comma, are ignored.
     """
@@ -177,6 +194,8 @@ def parse_nvidia_smi(output: str) -> tuple[Gpu, ...]:
     for line in output.splitlines():
         name, _, memory = (part.strip() for part in line.rpartition(","))
         mebibytes = int(memory) if memory.isascii() and memory.isdigit() and len(memory) <= _MOST_DIGITS else 0
+        uuid = found[1] if (found := _ID.match(name)) else ""
+        name = name.removeprefix(found[0]) if found else name
         if name and (mebibytes or memory in _NO_NUMBER):
-            gpus.append(Gpu(name=name, memory_bytes=mebibytes * 2**20))
+            gpus.append(Gpu(name=name, memory_bytes=mebibytes * 2**20, uuid=uuid))
     return tuple(gpus)

@@ -80,6 +80,10 @@ class NodePaths:
         return self.data_dir / "pause.json"
 
     @property
+    def device_pauses_file(self) -> Path:
+        return self.data_dir / "device_pauses.json"
+
+    @property
     def shares_file(self) -> Path:
         return self.data_dir / "shares.json"
 

@@ -1,18 +1,26 @@
-"""The owner's pause on disk, so that a restarted node is still paused."""
+"""The owner's pauses on disk, so that a restarted node is still paused."""
 
 from __future__ import annotations
 
 import json
+import logging
 import re
 import time
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Final
+
+from pydantic import FiniteFloat, TypeAdapter, ValidationError
 
 from echo_node.core.manners import OwnerPause
 from echo_shared.errors import ConfigError, StorageError
 from echo_shared.files.atomic import disk_error, write_private
 
+log = logging.getLogger(__name__)
+
+_ENDS: Final = TypeAdapter(dict[str, FiniteFloat | None])
+"""End of each device's pause in seconds since the epoch; None = until the owner resumes it."""
 _UNITS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _PART: Final = r"([0-9]+(?:\.[0-9]+)?)([smhd])"
 _LONGEST_S: Final = 366 * 86_400
@@ -38,15 +46,40 @@ class PauseFile:
 
     def save(self, pause: OwnerPause | None) -> None:
         """Store the pause. Raises StorageError; the pause then lasts only as long as the process."""
+        _save(self._file, None if pause is None else {"until": pause.until})
+
+
+class DevicePausesFile:
+    """File device_pauses.json: the owner's pauses of single devices. It is missing if no device is paused."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def load(self) -> dict[str, OwnerPause]:
+        """Return the stored pauses by device. Those of an unreadable file are lost, with a warning."""
         try:
-            if pause is None:
-                self._file.unlink(missing_ok=True)
-            else:
-                write_private(self._file, f"{json.dumps({'until': pause.until})}\n".encode())
-        except OSError as error:
-            what = "The pause cannot be stored on disk; a running node still keeps it."
-            failed = disk_error(what, self._file.parent, got=f"{self._file}: {error.strerror}", code=error.errno)
-            raise StorageError(what, got=failed.got, do=failed.do, code=failed.code) from error
+            return {device: OwnerPause(until) for device, until in _ENDS.validate_json(self._file.read_bytes()).items()}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValidationError) as error:
+            log.warning("The pauses of single devices are lost: %s cannot be read: %s", self._file, error)
+            return {}
+
+    def save(self, pauses: Mapping[str, OwnerPause]) -> None:
+        """Store the pauses. Raises StorageError; they then last only as long as the process."""
+        _save(self._file, {device: pause.until for device, pause in pauses.items()})
+
+
+def _save(file: Path, content: Mapping[str, float | None] | None) -> None:
+    try:
+        if not content:
+            file.unlink(missing_ok=True)
+        else:
+            write_private(file, f"{json.dumps(content)}\n".encode())
+    except OSError as error:
+        what = "The pause cannot be stored on disk; a running node still keeps it."
+        failed = disk_error(what, file.parent, got=f"{file}: {error.strerror}", code=error.errno)
+        raise StorageError(what, got=failed.got, do=failed.do, code=failed.code) from error
 
 
 def pause_for(length: str | None) -> OwnerPause:

@@ -123,8 +123,17 @@ def spans(rollout: Rollout) -> list[tuple[int, int]]:
 class Node:
     """A work loop, its clock, and all effects so far."""
 
-    def __init__(self, *, unfinished: dict[int, tuple[int, ...]] | None = None, unacked: Iterable[str] = ()) -> None:
-        self.loop = WorkLoop(capacity_factor=2, unfinished=unfinished or {}, unacked=unacked, on_disk={})
+    def __init__(
+        self,
+        *,
+        unfinished: dict[int, tuple[int, ...]] | None = None,
+        unacked: Iterable[str] = (),
+        devices: tuple[str, ...] = ("",),
+    ) -> None:
+        self.devices = devices
+        self.loop = WorkLoop(
+            capacity_factor=2, unfinished=unfinished or {}, unacked=unacked, on_disk={}, devices=devices
+        )
         self.now = 0.0
         self.wanted: list[Effect] = []
         self.turn: tuple[Effect, ...] = ()
@@ -138,7 +147,7 @@ class Node:
         return self
 
     def ready(self, version: int = 0) -> "Node":
-        return self(welcome(version), here(None), EngineReady(width=WIDTH))
+        return self(welcome(version), here(None), *(EngineReady(width=WIDTH, device=name) for name in self.devices))
 
     def of(self, kind: type[E]) -> list[E]:
         return [effect for effect in self.turn if isinstance(effect, kind)]

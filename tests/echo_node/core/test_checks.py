@@ -29,7 +29,6 @@ def lease(number: int, *versions: int, deadline_s: float = 10.0) -> CheckLease:
 
 def taken(*leases: CheckLease, **values: Any) -> tuple[Checks, list[Effect]]:
     checks = Checks()
-    checks.can_score = True
     options = {"can": True, "on_disk": HERE, **values}
     return checks, [effect for one in leases for effect in checks.take(one, 100.0, **options)]
 
@@ -51,10 +50,10 @@ def scored(number: int) -> Scored:
 def test_a_check_from_request_to_answer() -> None:
     checks, effects = taken(lease(1, 3, 4))
     assert effects == [] and checks.versions == {3, 4}
-    assert started(checks.start(frozenset({4}))) == [], "its versions are being loaded"
-    (effect,) = checks.start(frozenset({3, 4}))
+    assert started(checks.start({"": frozenset({4})})) == [], "its versions are being loaded"
+    (effect,) = checks.start({"": frozenset({3, 4})})
     assert isinstance(effect, ScoreCompletion) and effect.request.versions == ((3, 1), (4, 1))
-    assert checks.start(frozenset({3, 4})) == []
+    assert checks.start({"": frozenset({3, 4})}) == []
     (answer,) = checks.scored(scored(1))
     assert isinstance(answer, SendMessage) and isinstance(answer.message, CheckResult)
     assert answer.message.logprobs.tolist() == [-1.0]
@@ -76,11 +75,10 @@ def test_the_same_again_is_held_already() -> None:
 
 def test_a_check_that_ended_the_engine_is_not_retried() -> None:
     checks, _ = taken(lease(1, 3), lease(2, 4))
-    assert started(checks.start(frozenset({3}))) == ["1-0"]
-    assert declined(checks.engine_lost()) == ["1-0"]
-    assert checks.start(HERE) == [], "there is no engine"
-    checks.can_score = True
-    assert started(checks.start(HERE)) == ["2-0"]
+    assert started(checks.start({"": frozenset({3})})) == ["1-0"]
+    assert declined(checks.engine_lost("")) == ["1-0"]
+    assert checks.start({}) == [], "there is no engine"
+    assert started(checks.start({"": HERE})) == ["2-0"]
     assert declined(checks.give_up()) == ["2-0"]
 
 
@@ -94,7 +92,7 @@ def test_overdue_checks_are_dropped() -> None:
 
 def test_a_hub_that_waits_for_nothing_or_comes_again_gives_the_engine_no_more() -> None:
     checks, _ = taken(*(lease(number, 3, deadline_s=1.0) for number in range(MAX_CHECKS)))
-    assert len(started(checks.start(HERE))) == MAX_CHECKS
+    assert len(started(checks.start({"": HERE}))) == MAX_CHECKS
     checks.overdue(102.0)
     one_more = lease(100, 3)
     assert declined(checks.take(one_more, 102.0, can=True, on_disk=HERE)) == ["100-0"], (
@@ -102,8 +100,8 @@ def test_a_hub_that_waits_for_nothing_or_comes_again_gives_the_engine_no_more() 
     )
     assert checks.scored(scored(0)) == [], "the check is overdue"
     assert checks.take(one_more, 102.0, can=True, on_disk=HERE) == []
-    assert started(checks.start(HERE)) == ["100-0"]
+    assert started(checks.start({"": HERE})) == ["100-0"]
     assert declined(checks.give_up()) == ["100-0"]
     assert declined(checks.take(lease(101, 3), 103.0, can=True, on_disk=HERE)) == ["101-0"]
-    assert checks.engine_lost() == []
+    assert checks.engine_lost("") == []
     assert checks.take(lease(101, 3), 103.0, can=True, on_disk=HERE) == []

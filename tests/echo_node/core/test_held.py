@@ -9,13 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echo_node.core.held import MAX_DEATHS, SUSPECT_DEATHS, HeldLeases, Unfinished
+from echo_node.core.placing import Seats
+from echo_shared.sampling.interface import GroupRequest
 from echo_shared.wire.messages import Lease
 from tests.echo_node.core.loop_parts import lease
 
 
 def loaded(version_for: Callable[[Lease], int | None]) -> Any:
-    """Return a stand-in for the node's policy versions. `version_for` names the version that samples a lease."""
-    return SimpleNamespace(version_for=version_for)
+    """Return a stand-in for the policy versions. All engines hold the same versions."""
+    return SimpleNamespace(version_for=lambda wanted, _: version_for(wanted))
 
 
 EVERYTHING = loaded(lambda wanted: wanted.policy_version)
@@ -29,8 +31,14 @@ def holding(*lease_ids: int) -> HeldLeases:
     return held
 
 
+def start(held: HeldLeases, policies: Any = EVERYTHING) -> list[GroupRequest]:
+    """Start all that a node's only engine can start."""
+    sole = Seats(device="", width=4, window=float("inf"), rate=1.0)
+    return [placed.request for placed in held.start(policies, [sole])]
+
+
 def started(held: HeldLeases) -> list[int]:
-    return [request.lease_id for request in held.start(EVERYTHING)]
+    return [request.lease_id for request in start(held)]
 
 
 def ids(unfinished: Iterable[Unfinished]) -> list[int]:
@@ -55,8 +63,8 @@ def ids_of(held: HeldLeases) -> list[int]:
 def test_a_request_covers_pending_rollouts_and_starts_once() -> None:
     held = HeldLeases()
     held.take(lease(1, version=3, count=4), {3, 1}, 0.0)
-    assert held.start(loaded(lambda wanted: None)) == [] and not held.any_running
-    (request,) = held.start(EVERYTHING)
+    assert start(held, loaded(lambda wanted: None)) == [] and not held.any_running
+    (request,) = start(held)
     assert (request.lease_id, request.indices, request.policy_version, request.seed) == (1, (1, 3), 3, 9)
     assert held.any_running and started(held) == []
 
@@ -65,20 +73,21 @@ def test_an_interruptible_lease_restarts_with_a_newer_version() -> None:
     held = HeldLeases()
     held.take(interruptible(lease(1, version=3)), {0, 1}, 0.0)
     held.take(lease(2, version=3), {0}, 0.0)
-    assert held.versions == {3} and held.interruptible(9) == [], "the first lease has not begun"
-    assert [request.policy_version for request in held.start(loaded(lambda wanted: 4))] == [4, 4]
-    assert held.versions == {4} and held.running_by(1) == 4 and held.interruptible(4) == []
-    ((found, pending),) = held.interruptible(5)
+    assert held.versions == {3} and held.interruptible(9, "") == [], "the first lease has not begun"
+    assert [request.policy_version for request in start(held, loaded(lambda wanted: 4))] == [4, 4]
+    assert held.versions == {4} and held.versions_on(1) == {4} and held.interruptible(4, "") == []
+    ((found, pending),) = held.interruptible(5, "")
     assert (found.lease_id, pending) == (1, {0, 1})
-    held.move(1)
-    assert held.is_moving(1) and held.is_running(1) and held.interruptible(5) == []
-    held.stopped(1)
-    assert not held.is_moving(1) and not held.is_moving(7) and held.running_by(1) is None
-    (request,) = held.start(loaded(lambda wanted: 5))
+    held.stop_on(1, "")
+    assert held.is_stopping("") and held.devices(1) == {""} and held.interruptible(5, "") == []
+    held.confirmed(1, "")
+    held.confirmed(7, "")
+    assert not held.is_stopping("") and not held.devices(7) and held.versions_on(1) == set()
+    (request,) = start(held, loaded(lambda wanted: 5))
     assert (request.lease_id, request.policy_version) == (1, 5)
-    held.move(1)
-    held.engine_ended()
-    assert not held.is_moving(1)
+    held.stop_on(1, "")
+    held.engine_ended("")
+    assert not held.is_stopping("") and not held.any_running
 
 
 def interruptible(wanted: Lease) -> Lease:
@@ -87,20 +96,20 @@ def interruptible(wanted: Lease) -> Lease:
 
 def test_a_released_lease_lists_its_missing_rollouts() -> None:
     held = holding(1, 2)
-    held.start(EVERYTHING)
+    start(held)
     held.finish(1, 0)
-    held.stopped(2)
-    held.stopped(7)
-    assert held.let_go(1, "why") == [Unfinished(lease_id=1, indices=(1,), reason="why", was_running=True)]
+    held.stopped(2, "")
+    held.stopped(7, "")
+    assert held.let_go(1, "why") == [Unfinished(lease_id=1, indices=(1,), reason="why", running_on=("",))]
     assert held.let_go(1, "why") == []
-    assert held.let_go_all("all") == [Unfinished(lease_id=2, indices=(0, 1), reason="all", was_running=False)]
+    assert held.let_go_all("all") == [Unfinished(lease_id=2, indices=(0, 1), reason="all", running_on=())]
     assert held.leases == ()
 
 
 def test_deadlines() -> None:
     held = HeldLeases()
     held.take(lease(1, deadline_s=10.0), {0}, 0.0)
-    held.start(EVERYTHING)
+    start(held)
     held.take(lease(2, deadline_s=10.0), {0}, 0.0)
     assert held.overdue(10.0) == []
     assert held.overdue(10.1) == [2], "a running lease has as long again"
@@ -108,26 +117,26 @@ def test_deadlines() -> None:
     assert held.renew(lease(1, deadline_s=10.0), 15.0) and not held.renew(lease(2), 15.0)
     assert held.overdue(35.0) == []
     assert held.overdue(35.1) == [1]
-    assert held.is_running(1) and not held.is_running(2)
+    assert held.devices(1) and not held.devices(2)
 
 
 def test_an_engine_end_without_blame_costs_no_lease() -> None:
     held = holding(1, 2)
     for _ in range(2 * MAX_DEATHS):
         assert started(held) == [1, 2]
-        held.engine_ended()
+        held.engine_ended("")
 
 
 def test_suspect_leases_run_one_at_a_time_and_the_guilty_one_is_returned() -> None:
     held = holding(1, 2)
     for _ in range(SUSPECT_DEATHS):
         assert started(held) == [1, 2]
-        assert held.engine_died("crashed") == []
+        assert held.engine_died("", "crashed") == []
     held.take(lease(3), {0, 1}, 0.0)
     assert started(held) == [1] and started(held) == []
-    (gone,) = held.engine_died("crashed")
+    (gone,) = held.engine_died("", "crashed")
     assert gone == Unfinished(
-        lease_id=1, indices=(0, 1), reason="the sampling engine died 3 times on it: crashed", was_running=False
+        lease_id=1, indices=(0, 1), reason="the sampling engine died 3 times on it: crashed", running_on=()
     )
     assert started(held) == [2]
     assert held.finish(2, 0) and held.finish(2, 1)
@@ -138,10 +147,10 @@ def test_a_suspect_without_its_version_blocks_other_leases() -> None:
     held = HeldLeases()
     held.take(lease(1, version=1), {0}, 0.0)
     for _ in range(SUSPECT_DEATHS):
-        held.start(EVERYTHING)
-        held.engine_died("crashed")
+        start(held)
+        held.engine_died("", "crashed")
     held.take(lease(2), {0}, 0.0)
-    assert held.start(BASE_ALONE) == []
+    assert start(held, BASE_ALONE) == []
 
 
 def test_a_lease_is_taken_once_and_never_empty() -> None:
@@ -168,9 +177,9 @@ def test_every_rollout_leaves_once(steps: list[tuple[int, int, int]]) -> None:
         elif kind in (1, 2):
             left += held.finish(a, b)
         elif kind == 3:
-            held.start(BASE_ALONE)
+            start(held, BASE_ALONE)
         elif kind == 4:
-            unfinished = held.engine_died("crashed")
+            unfinished = held.engine_died("", "crashed")
             assert not held.any_running
         elif kind == 5:
             unfinished = held.let_go(a, "no")

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 from echo_node.core.effects import CancelLease, Effect, ForgetLease, SendMessage, SpoolLease, SubmitGroup
 from echo_node.core.hub_talk import HubTalk
 from echo_node.core.leases import Leases
+from echo_node.core.placing import Seats
 from echo_shared.wire.messages import MAX_VERSION_SPANS, Lease, LeaseReturned, RolloutParts
 from tests.echo_node.core.loop_parts import continued, drawn, ended, interruptible, lease, shown
 
@@ -22,12 +23,16 @@ def running(*held: Lease, talk: HubTalk | None = None) -> Leases:
     leases = Leases(talk or talking())
     for one in held:
         leases.take(one, set(one.indices), 0.0)
-    leases.start(OWN)
+    leases.start(OWN, [sole()])
     return leases
 
 
-OWN: Any = SimpleNamespace(version_for=lambda one: one.policy_version)
-FIRST: Any = SimpleNamespace(version_for=lambda one: 1)
+def sole() -> Seats:
+    return Seats(device="", width=4, window=float("inf"), rate=1.0)
+
+
+OWN: Any = SimpleNamespace(version_for=lambda one, _: one.policy_version)
+FIRST: Any = SimpleNamespace(version_for=lambda one, _: 1)
 """Policy versions for `Leases.start`: each lease's own, or version 1 for all."""
 
 
@@ -46,7 +51,7 @@ def test_a_lease_is_on_disk_from_the_start_and_gone_with_its_last_rollout() -> N
     assert leases.take(lease(1), {1, 0}, 0.0) == [SpoolLease(lease_id=1, indices=(0, 1))]
     assert leases.is_held(1) and not leases.is_held(2) and leases.num_rollouts == 2
     assert not leases.any_running
-    (submitted,) = leases.start(OWN)
+    (submitted,) = leases.start(OWN, [sole()])
     assert isinstance(submitted, SubmitGroup) and submitted.request.indices == (0, 1) and leases.any_running
     for index in (0, 1):
         rollout = leases.finished(ended(1, index, 0, tokens=3).rollouts[0])
@@ -58,10 +63,10 @@ def test_a_lease_is_on_disk_from_the_start_and_gone_with_its_last_rollout() -> N
 def test_an_engine_begins_after_the_sampled_tokens() -> None:
     leases = Leases(talking())
     leases.take(continued(1, 1, 7), {0, 1}, 0.0)
-    leases.start(OWN)
+    leases.start(OWN, [sole()])
     assert shown(messages(leases.drawn([drawn(1, 1, 1, 8)]), RolloutParts)) == [(1, 1, 1, [8])]
     assert leases.engine_lost("killed", "nobody") == []
-    (submitted,) = leases.start(OWN)
+    (submitted,) = leases.start(OWN, [sole()])
     assert isinstance(submitted, SubmitGroup)
     assert [(one.index, one.ids.tolist()) for one in submitted.request.prefixes] == [(1, [7, 8])]
     assert (leases.num_held_tokens, leases.most_tokens) == (2, 16)
@@ -119,7 +124,8 @@ def test_without_a_hub_nothing_is_waited_for_and_the_return_is_reported_later() 
 def test_after_a_reconnect_the_hub_gets_all_parts_again() -> None:
     leases = running(lease(1))
     leases.drawn([drawn(1, 0, 0, 5, 6)])
-    assert shown(messages(leases.connected(), RolloutParts)) == [(1, 0, 0, [5, 6])]
+    leases.connected()
+    assert shown(messages(leases.drawn(()), RolloutParts)) == [(1, 0, 0, [5, 6])]
 
 
 def test_a_revoked_lease_is_not_returned() -> None:
@@ -133,11 +139,11 @@ def test_a_revoked_lease_is_not_returned() -> None:
 def test_an_engines_end_is_attributed_to_its_cause() -> None:
     leases = running(lease(1), lease(2))
     assert leases.engine_lost("out of memory", "nobody") == [] and not leases.any_running
-    leases.start(OWN)
+    leases.start(OWN, [sole()])
     for _ in range(2):
         assert leases.engine_lost("crashed", "the work") == []
         # Either lease may have killed the engine, so the first one now runs alone.
-        leases.start(OWN)
+        leases.start(OWN, [sole()])
     assert returned(leases.engine_lost("crashed", "the work")) == [
         (1, (0, 1), "the sampling engine died 3 times on it: crashed")
     ]
@@ -162,9 +168,9 @@ def test_an_interrupted_lease_reports_its_progress_and_restarts() -> None:
     ((found, counts),) = leases.behind(1)
     assert (found.lease_id, sorted(counts)) == (1, [0, 2])
     assert leases.move([found]) == [CancelLease(lease_id=1)] and leases.behind(1) == []
-    assert leases.start(FIRST) == []
+    assert leases.start(FIRST, [sole()]) == []
     assert leases.cancelled(1) == [], "the lease stays here"
-    (submitted,) = leases.start(FIRST)
+    (submitted,) = leases.start(FIRST, [sole()])
     assert isinstance(submitted, SubmitGroup) and submitted.request.policy_version == 1
 
 

@@ -59,7 +59,7 @@ def policies(on_disk: Mapping[int, OnDisk] | None = None) -> PolicyVersions:
 
 
 def settle(shelf: PolicyVersions, *leased: int, engine_up: bool = True, now: float = 0.0) -> list[Effect]:
-    return shelf.reconcile(leased=set(leased), engine_up=engine_up, now=now, jitter=0.0)
+    return shelf.reconcile(leased=set(leased), engines_up=[""] if engine_up else [], now=now, jitter=0.0)
 
 
 def have(shelf: PolicyVersions, *versions: int) -> None:
@@ -162,9 +162,9 @@ def test_the_newest_versions_and_those_of_leases_are_kept() -> None:
         settle(shelf, 1)
         shelf.fetched(version, fetched(version))
         settle(shelf, 1)
-    assert shelf.is_loaded(1)
+    assert 1 in shelf.loaded()
     assert settle(shelf) == [DropPolicy(policy_version=1), RemoveArtefact(policy_version=1)]
-    assert [v for v in range(KEPT + 2) if shelf.is_loaded(v)] == [KEPT, KEPT + 1]
+    assert [v for v in range(KEPT + 2) if v in shelf.loaded()] == [KEPT, KEPT + 1]
     assert [report.policy_version for report in shelf.reports] == list(range(2, KEPT + 2))
 
 
@@ -397,17 +397,17 @@ def test_interruptible_leases_begin_with_the_newest_version_others_with_their_ow
 def test_prepared_versions_are_known_until_dropped_or_replaced() -> None:
     shelf = policies()
     have(shelf, 1, 2)
-    assert shelf.newest_prepared is None
+    assert shelf.newest_prepared() is None
     shelf.prepared(1)
-    assert shelf.newest_prepared == 1
+    assert shelf.newest_prepared() == 1
     shelf.prepared(2)
-    assert shelf.newest_prepared == 2
+    assert shelf.newest_prepared() == 2
     shelf.offered(2, offer(2, "b"))
-    assert shelf.newest_prepared == 1, "another version 2 is coming"
+    assert shelf.newest_prepared() == 1, "another version 2 is coming"
     assert (shelf.take_replaced(), shelf.take_replaced()) == ({2}, set())
     shelf.engine_lost()
     settle(shelf)
-    assert shelf.newest_prepared is None
+    assert shelf.newest_prepared() is None
 
 
 def test_an_offer_is_kept_while_its_fetch_continues() -> None:

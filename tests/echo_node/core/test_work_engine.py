@@ -32,7 +32,7 @@ from tests.echo_node.core.test_policies import offer as real_offer
 def test_an_engine_without_weights_starts_again_once_the_base_has_come_again() -> None:
     node = Node().ready()(lease(1), EngineLost(what="no weights", cause="no_weights"))
     assert node.of(StartEngine) == [] and [e.policy_version for e in node.of(FetchArtefact)] == [None]
-    assert node.loop.engine_problem is None
+    assert node.loop.engine_problems == {"": None}
     assert node(NodeTick(), after_s=1.0).of(StartEngine) == []
     node(here(None))
     assert node.of(StartEngine) == [StartEngine(after_s=0.0)]
@@ -151,7 +151,7 @@ def test_an_engine_does_not_start_while_the_owner_is_active() -> None:
 
 
 def quarter(share: float = 0.25, *holds: Hold) -> Holding:
-    return Holding(holds=holds, keep_memory_s=60.0, share=share)
+    return Holding(holds=holds, keep_memory_s=60.0, shares={"": share})
 
 
 def test_an_engine_is_told_its_share_once_and_before_any_work() -> None:

@@ -1,5 +1,7 @@
 """A random walk through the states of a work loop, with its invariants checked at every step."""
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -38,6 +40,7 @@ from echo_node.core.events import (
 )
 from echo_node.core.manners import Hold, HoldReason
 from echo_node.core.work import LAST_WORDS_S
+from echo_shared.sampling.interface import GroupRequest
 from echo_shared.wire.messages import (
     ArtefactOffer,
     DropReason,
@@ -51,52 +54,69 @@ from echo_shared.wire.messages import (
 from tests.echo_node.core.loop_parts import WIDTH, Node, continued, drawn, ended, here, interruptible, spans, welcome
 from tests.echo_node.core.test_policies import offer as real_offer
 
-STEPS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 5), st.integers(0, 3)), max_size=60)
+STEPS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 5), st.integers(0, 3), st.integers(0, 1)), max_size=60)
+
+
+class Sampler:
+    """An engine's process of the world: what it has, and what it has told."""
+
+    def __init__(self) -> None:
+        self.exists = self.is_up = self.is_still = self.ends = self.is_outdated = False
+        self.holds: tuple[Hold, ...] = ()
+        self.loaded: set[int] = set()
+        self.running: dict[int, set[int]] = {}
+        self.versions: dict[tuple[int, int], int] = {}
+        """By rollout: the version that the engine samples with."""
+        self.drawn: dict[tuple[int, int], list[int]] = {}
+        """By rollout: the version of each token that the engine has sampled."""
+        self.told: dict[tuple[int, int], int] = {}
+        self.cancelling: list[int] = []
+
+    @property
+    def works(self) -> bool:
+        return self.is_up and not self.is_still and not self.ends
+
+    def of_lease(self, lease_id: int) -> list[tuple[int, int]]:
+        """Return the lease's cancelled rollouts that the engine still holds."""
+        return [name for name in self.drawn if name[0] == lease_id and name[1] not in self.running.get(lease_id, ())]
 
 
 class World:
     """Answers the effects of a work loop at random moments, and accounts for every leased rollout."""
 
-    def __init__(self) -> None:
-        self.node = Node()
+    def __init__(self, devices: tuple[str, ...]) -> None:
+        self.node = Node(devices=devices)
+        self.engines = {device: Sampler() for device in devices}
         self.leased: dict[int, int] = {}
         self.returned: set[str] = set()
         self.revoked: set[int] = set()
         self.spooled: set[str] = set()
-        self.sent_before_spooled: set[str] = set()
-        self.running: dict[int, set[int]] = {}
         self.versions: dict[int, int] = {}
-        """By lease: the version that the engine samples with; before the start, the version that the hub named."""
+        """By lease: the version that the hub named."""
         self.may_move: set[int] = set()
-        self.loaded: set[int] = set()
-        self.engine_exists = self.engine_up = self.engine_is_still = self.engine_ends = False
-        self.engine_is_outdated = False
-        self.holds: tuple[Hold, ...] = ()
         self.unspooled: list[Rollout] = []
         self.fetching: dict[int | None, ArtefactOffer] = {}
         self.on_disk: set[int | None] = {None}
         """Versions on disk; None = the base. A complete version needs only the base, a delta its parent."""
         self.published = 0
-        self.drawn: dict[tuple[int, int], list[int]] = {}
-        """By rollout: the version of each token that the engine has sampled."""
-        self.told: dict[tuple[int, int], int] = {}
         self.known: dict[tuple[int, int], list[int]] = {}
-        """By rollout: the versions of the tokens that the node knows, from the lease's prefix or from its engine."""
+        """By rollout: the versions of the tokens that the node knows, from the lease's prefix or from its engines."""
         self.hub_has: dict[tuple[int, int], int] = {}
         """By rollout: number of tokens that the hub has; cleared when the node connects again."""
-        self.cancelling: list[int] = []
 
-    @property
-    def engine_works(self) -> bool:
-        return self.engine_up and not self.engine_is_still and not self.engine_ends
-
-    def news(self) -> RolloutsDrawn:
-        news = [(name, self.told[name], by) for name, by in self.drawn.items() if len(by) > self.told[name]]
-        self.told |= {name: len(by) for name, _, by in news}
-        self.known |= {name: list(by) for name, _, by in news}
+    def news(self, device: str) -> RolloutsDrawn:
+        """Report the new tokens. Tokens of a rollout are void after another engine took the rollout."""
+        engine = self.engines[device]
+        news = [(name, engine.told[name], by) for name, by in engine.drawn.items() if len(by) > engine.told[name]]
+        engine.told |= {name: len(by) for name, _, by in news}
+        self.known |= {name: list(by) for name, _, by in news if self.is_on(name, device)}
         return RolloutsDrawn(
-            parts=tuple(drawn(*name, start, *range(start, len(by)), version=by[-1]) for name, start, by in news)
+            parts=tuple(drawn(*name, start, *range(start, len(by)), version=by[-1]) for name, start, by in news),
+            device=device,
         )
+
+    def is_on(self, name: tuple[int, int], device: str) -> bool:
+        return self.node.loop._leases._held.runs_on(*name, device)
 
     def do(self, event: Event) -> None:
         self.node(event, after_s=0.01)
@@ -126,37 +146,6 @@ class World:
                 expected = [(version, by.count(version)) for version in sorted(set(by))]
                 assert spans(rollout) == (expected if len(expected) > 1 else [])
                 self.unspooled.append(rollout)
-            case StartEngine():
-                assert not self.engine_exists and not self.holds
-                self.engine_exists = True
-            case SuspendEngine():
-                assert self.engine_up and not self.engine_is_still and not self.engine_ends and self.holds
-                self.engine_is_still = True
-            case ResumeEngine():
-                assert self.engine_is_still and not self.holds
-                self.engine_is_still = False
-            case EndEngine():
-                assert self.engine_exists and not self.engine_ends and (self.holds or self.engine_is_outdated)
-                self.engine_ends = True
-            case AddPolicy(policy_version=version):
-                assert self.engine_works
-                self.loaded.add(version)
-            case SubmitGroup(request=request):
-                assert self.engine_works and request.policy_version in self.loaded
-                assert request.lease_id not in self.running, "submitted twice"
-                self.running[request.lease_id] = set(request.indices)
-                before, self.versions[request.lease_id] = self.versions[request.lease_id], request.policy_version
-                assert request.policy_version >= before
-                assert request.policy_version == before or request.lease_id in self.may_move
-                given = {one.index: len(one.ids) for one in request.prefixes}
-                for index in request.indices:
-                    name = request.lease_id, index
-                    assert given.get(index, 0) == len(self.known[name]), "no reported token is sampled again"
-                    self.drawn[name], self.told[name] = list(self.known[name]), len(self.known[name])
-            case CancelLease(lease_id=lease_id):
-                # It may be gone: an earlier effect cancelled the lease in order to change its version.
-                self.running.pop(lease_id, None)
-                self.cancelling.append(lease_id)
             case FetchArtefact(policy_version=version, offer=one):
                 assert version not in self.fetching, "fetched twice at once"
                 self.fetching[version] = one
@@ -164,15 +153,88 @@ class World:
                 del self.fetching[version]
             case RemoveArtefact(policy_version=version):
                 self.on_disk.remove(version)
-                assert version not in self.loaded
+                assert all(version not in engine.loaded for engine in self.engines.values())
                 assert version not in [one.delta_parent for one in self.fetching.values()], "still needed"
-            case DropPolicy(policy_version=version):
-                self.loaded.remove(version)
+            case (
+                StartEngine(device=device)
+                | SuspendEngine(device=device)
+                | ResumeEngine(device=device)
+                | EndEngine(device=device)
+                | AddPolicy(device=device)
+                | DropPolicy(device=device)
+                | SubmitGroup(device=device)
+                | CancelLease(device=device)
+            ):
+                self.tell(self.engines[device], effect)
             case _:
                 pass
 
-    def step(self, kind: int, a: int, b: int) -> None:
-        lease_ids = sorted(self.running)
+    def tell(self, engine: Sampler, effect: Effect) -> None:
+        match effect:
+            case StartEngine():
+                assert not engine.exists and not engine.holds
+                engine.exists = True
+            case SuspendEngine():
+                assert engine.works and engine.holds
+                engine.is_still = True
+            case ResumeEngine():
+                assert engine.is_still and not engine.holds
+                engine.is_still = False
+            case EndEngine():
+                assert engine.exists and not engine.ends and (engine.holds or engine.is_outdated)
+                engine.ends = True
+            case AddPolicy(policy_version=version):
+                assert engine.works
+                engine.loaded.add(version)
+            case DropPolicy(policy_version=version):
+                engine.loaded.remove(version)
+            case SubmitGroup(request=request):
+                self.submit(engine, request)
+            case CancelLease(lease_id=lease_id):
+                # It may be gone: an earlier effect cancelled the lease in order to change its version.
+                engine.running.pop(lease_id, None)
+                engine.cancelling.append(lease_id)
+
+    def submit(self, engine: Sampler, request: GroupRequest) -> None:
+        assert engine.works and not engine.holds and request.policy_version in engine.loaded
+        assert not engine.of_lease(request.lease_id), "the engine has not stopped this lease yet"
+        given = {one.index: len(one.ids) for one in request.prefixes}
+        for index in request.indices:
+            name = request.lease_id, index
+            assert all(index not in one.running.get(request.lease_id, ()) for one in self.engines.values()), "twice"
+            engine.running.setdefault(request.lease_id, set()).add(index)
+            named = self.versions[request.lease_id]
+            assert request.policy_version >= max([named, *self.known[name]])
+            assert request.policy_version == named or request.lease_id in self.may_move
+            assert given.get(index, 0) == len(self.known[name]), "no reported token is sampled again"
+            engine.versions[name] = request.policy_version
+            engine.drawn[name], engine.told[name] = list(self.known[name]), len(self.known[name])
+
+    def end_rollout(self, device: str, lease_id: int, index: int) -> None:
+        engine = self.engines[device]
+        by = engine.drawn.pop((lease_id, index))
+        version = engine.versions[lease_id, index]
+        if self.is_on((lease_id, index), device):
+            self.known[lease_id, index] = [*by, version]
+        self.do(replace(ended(lease_id, index, version, tokens=len(by) + 1), device=device))
+
+    def lose(self, device: str, cause: LossCause, width: int) -> None:
+        before, self.engines[device] = self.engines[device], Sampler()
+        self.engines[device].holds = before.holds
+        self.do(EngineLost(what="died", cause=cause, width=width, device=device))
+
+    def hold(self, a: int, b: int, device: str) -> None:
+        held = Hold(HoldReason.PAUSED, "Paused by you."), Hold(HoldReason.FULL_SCREEN, "A game.", frees_memory=True)
+        chosen = ((), held[:1], held[1:])[a % 3]
+        is_of_one = a >= 3 and len(self.engines) > 1
+        for name, engine in self.engines.items():
+            engine.holds = chosen if name == device or not is_of_one else ()
+        of_devices = {device: chosen} if is_of_one else {}
+        self.do(Holding(holds=() if is_of_one else chosen, keep_memory_s=0.01 * b, of_devices=of_devices))
+
+    def step(self, kind: int, a: int, b: int, device: str) -> None:
+        engine = self.engines[device]
+        lease_ids = sorted(engine.running)
         chosen = lease_ids[a % len(lease_ids)] if lease_ids else None
         if kind == 0:  # The hub's version keeps its content, or has other content after a restore.
             news = welcome(self.published)
@@ -197,24 +259,19 @@ class World:
             self.revoked.add(a)
             self.do(LeaseRevoked(lease_id=a, reason=DropReason.STALE))
         elif kind in (4, 5, 6) and chosen is not None:
-            index = self.running[chosen].pop()
-            by = self.drawn.pop((chosen, index))
-            self.known[chosen, index] = [*by, self.versions[chosen]]
-            if not self.running[chosen]:
-                del self.running[chosen]
-            self.do(ended(chosen, index, self.versions[chosen], tokens=len(by) + 1))
+            index = engine.running[chosen].pop()
+            if not engine.running[chosen]:
+                del engine.running[chosen]
+            self.end_rollout(device, chosen, index)
         elif kind == 7 and chosen is not None:
-            del self.running[chosen]
-            self.do(LeaseFailed(lease_id=chosen, what="no"))
-        elif kind == 8 and (self.engine_up or self.engine_ends):
-            self.engine_up, self.running, self.loaded = False, {}, set()
-            self.engine_exists = self.engine_is_still = self.engine_ends = self.engine_is_outdated = False
-            self.cancelling, self.drawn = [], {}
-            cause: LossCause = ("died", "out_of_memory", "stopped")[a % 3]  # type: ignore[assignment]
-            self.do(EngineLost(what="died", cause=cause, width=b))
-        elif kind == 9 and self.engine_exists and not self.engine_up:
-            self.engine_up = True
-            self.do(EngineReady(width=WIDTH))
+            del engine.running[chosen]
+            self.do(LeaseFailed(lease_id=chosen, what="no", device=device))
+        elif kind == 8 and (engine.is_up or engine.ends):
+            causes: tuple[LossCause, ...] = ("died", "out_of_memory", "stopped")
+            self.lose(device, causes[a % 3], b)
+        elif kind == 9 and engine.exists and not engine.is_up:
+            engine.is_up = True
+            self.do(EngineReady(width=WIDTH, tokens_per_s=10.0 * b, device=device))
         elif kind == 10 and self.unspooled:
             batch, self.unspooled = tuple(self.unspooled), []
             self.spooled |= {rollout.rollout_id for rollout in batch}
@@ -232,25 +289,27 @@ class World:
             news = real_offer(self.published, parent=parent)
             self.do(PolicyPublished(policy_version=self.published, offer=news))
         elif kind == 14:
-            running = {(lease_id, index) for lease_id, indices in self.running.items() for index in indices}
-            for name, by in self.drawn.items():
-                by += [self.versions[name[0]]] * a if name in running else []
+            for lease_id, indices in engine.running.items():
+                for index in indices:
+                    engine.drawn[lease_id, index] += [engine.versions[lease_id, index]] * a
         elif kind == 15:
-            self.do(self.news())
+            self.do(self.news(device))
         elif kind == 19:
-            held = Hold(HoldReason.PAUSED, "Paused by you."), Hold(HoldReason.FULL_SCREEN, "A game.", frees_memory=True)
-            self.holds = ((), held[:1], held[1:])[a % 3]
-            self.do(Holding(holds=self.holds, keep_memory_s=0.01 * b))
+            self.hold(a, b, device)
         elif kind == 20:
-            self.engine_is_outdated = self.engine_exists
+            for one in self.engines.values():
+                one.is_outdated = one.exists
             self.do(EngineOutdated())
-        elif kind == 16 and self.cancelling and not self.engine_is_still:
-            lease_id = self.cancelling.pop(0)
-            self.do(self.news())
-            self.drawn = {name: by for name, by in self.drawn.items() if name[0] != lease_id}
-            self.do(LeaseCancelled(lease_id=lease_id))
-        elif kind == 18 and self.loaded and self.engine_up:
-            self.do(PolicyPrepared(policy_version=sorted(self.loaded)[a % len(self.loaded)]))
+        elif kind == 16 and engine.cancelling and not engine.is_still:
+            lease_id = engine.cancelling.pop(0)
+            self.do(self.news(device))
+            for name in engine.of_lease(lease_id):
+                del engine.drawn[name]
+            self.do(LeaseCancelled(lease_id=lease_id, device=device))
+        elif kind == 17 and engine.cancelling and (late := engine.of_lease(engine.cancelling[0])):
+            self.end_rollout(device, *late[0])  # It was finished before the engine read the command to cancel.
+        elif kind == 18 and engine.loaded and engine.is_up:
+            self.do(PolicyPrepared(policy_version=sorted(engine.loaded)[a % len(engine.loaded)], device=device))
         elif kind == 13 and self.published:
             version = max(1, self.published - b)
             self.do(PolicyPublished(policy_version=version, offer=real_offer(version)))
@@ -258,14 +317,12 @@ class World:
             self.do(NodeTick(progress=dict.fromkeys(self.fetching, (a, a + b))))
 
 
-@settings(max_examples=300, deadline=None)
-@given(STEPS)
-def test_every_leased_index_ends_once(steps: list[tuple[int, int, int]]) -> None:
-    world = World()
+def walk(world: World, steps: list[tuple[int, int, int, int]]) -> None:
+    devices = list(world.engines)
     world.do(welcome())
-    for kind, a, b in steps:
-        world.step(kind, a, b)
-    world.step(0, 0, 0)  # A new connection makes the node send all that is unsent.
+    for kind, a, b, of in steps:
+        world.step(kind, a, b, devices[of % len(devices)])
+    world.step(0, 0, 0, devices[0])  # A new connection makes the node send all that is unsent.
     world.do(DrainRequested(reason="the end"))
     world.node.now += LAST_WORDS_S
     world.do(NodeTick())
@@ -274,3 +331,15 @@ def test_every_leased_index_ends_once(steps: list[tuple[int, int, int]]) -> None
     for lease_id, count in world.leased.items():
         names = {rollout_id(lease_id, index) for index in range(count)}
         assert lease_id in world.revoked or names <= spooled | world.returned
+
+
+@settings(max_examples=300, deadline=None)
+@given(STEPS)
+def test_every_leased_index_ends_once(steps: list[tuple[int, int, int, int]]) -> None:
+    walk(World(("",)), steps)
+
+
+@settings(max_examples=300, deadline=None)
+@given(STEPS)
+def test_every_leased_index_ends_once_on_two_devices(steps: list[tuple[int, int, int, int]]) -> None:
+    walk(World(("cuda:0", "cuda:1")), steps)

@@ -37,10 +37,12 @@ class Engines:
     def __init__(self, directory: Path, choice: BackendChoice | None) -> None:
         self.directory = directory
         self.choice = choice
+        self.device = ""
         self.changed = asyncio.Event()
         self.chooser = EngineChooser(self._look, changed=self.changed, probe_s=0.01)
         self.book = SpeedBook(directory / "speeds.json")
         self.events: asyncio.Queue[Any] = asyncio.Queue()
+        self.turn = asyncio.Lock()
         self.engine: EngineSupervisor
         self._runs: list[asyncio.Task[None]] = []
 
@@ -61,6 +63,8 @@ class Engines:
             cage="auto",
             cages=GpuCages(self.directory / "gpu_cages.json"),
             inbox=self.events,
+            device=self.device,
+            turn=self.turn,
         )
         self.engine = EngineSupervisor(parts, files_in(self.directory))
         self._runs.append(asyncio.create_task(self.engine.run(0.0, max_width)))

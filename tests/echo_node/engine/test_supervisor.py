@@ -78,6 +78,36 @@ async def test_a_gpu_that_does_not_start_is_reported_with_advice(bench: Bench, m
     assert "(cuInit failed with error 304)" in lost.what and "echo-node doctor" in lost.what
 
 
+async def test_an_engine_waits_for_the_start_of_the_nodes_other_engines(bench: Bench) -> None:
+    bench.device = "cuda:1"
+    others = psutil.Process().children()
+    async with bench.turn:
+        starting = asyncio.create_task(bench.start())
+        await asyncio.sleep(0)
+        await bench.engine.end()
+        assert await starting == EngineLost(
+            what="The engine was ended before it was up.", cause="stopped", device="cuda:1"
+        )
+        starting = asyncio.create_task(bench.start())
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert [child for child in psutil.Process().children() if child not in others] == []
+    assert (await starting).device == "cuda:1" and not bench.turn.locked()
+
+
+async def test_an_engine_gives_its_turn_back_however_its_start_ends(bench: Bench) -> None:
+    (bench.directory / "none.json").touch()
+    assert isinstance(await bench.start(), EngineLost) and not bench.turn.locked()
+    (bench.directory / "none.json").unlink()
+    starting = asyncio.create_task(bench.start())
+    async with asyncio.timeout(PATIENCE_S):
+        while not bench.turn.locked():  # noqa: ASYNC110 - the lock tells nobody.
+            await asyncio.sleep(0.001)
+    await bench.end()
+    starting.cancel()
+    assert not bench.turn.locked()
+
+
 async def test_an_engine_too_wide_for_memory_is_halved_and_the_width_stored(bench: Bench) -> None:
     (bench.directory / "enough.json").write_text("10")
     lost = await bench.start()

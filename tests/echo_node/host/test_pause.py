@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from echo_node.core.manners import OwnerPause
-from echo_node.host.pause import PauseFile, pause_for
+from echo_node.host.pause import DevicePausesFile, PauseFile, pause_for
 from echo_shared.errors import ConfigError, StorageError
 
 
@@ -36,6 +36,20 @@ def test_a_pause_outlives_the_process(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_understood_is_a_pause(tmp_path: Path, text: str) -> None:
     (tmp_path / "pause.json").write_text(text)
     assert PauseFile(tmp_path / "pause.json").load() == OwnerPause()
+
+
+def test_pauses_of_single_devices_outlive_the_process(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = DevicePausesFile(tmp_path / "device_pauses.json")
+    assert file.load() == {}
+    pauses = {"cuda:1": OwnerPause(), "MIG-c1": OwnerPause(until=1e9)}
+    file.save(pauses)
+    assert file.load() == pauses
+    for text in ("", "[]", '{"cuda:1": "soon"}', '{"cuda:1": NaN}'):
+        (tmp_path / "device_pauses.json").write_text(text)
+        assert file.load() == {}
+    assert "pauses of single devices are lost" in caplog.text
+    file.save({})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_pause_that_cannot_be_kept_is_reported(tmp_path: Path) -> None:

@@ -291,6 +291,35 @@ async def test_the_owner_pauses_resumes_and_finishes_in_a_real_browser(
     assert all(url.startswith((f"http://{site.host}{site.path}", lead.as_uri())) for url in asked), asked
 
 
+def device(name: str, **holds: str) -> Mapping[str, Any]:
+    values: dict[str, Any] = {"is_chosen": True, "title": HOSTILE, "backend": "torch", "precision": "", "problem": ""}
+    figures = {"state": "paused" if holds else "waiting", "width": 16, "rollouts": 0, "tokens_per_s": 0.0}
+    return {"name": name, "holds": holds, **values, **figures}
+
+
+async def test_the_owner_pauses_one_device_in_a_real_browser(site: Site, browser: Any) -> None:
+    from playwright.async_api import expect
+
+    page = await browser.new_page(viewport={"width": 320, "height": 640})
+    site.snapshot = replace(site.snapshot, devices=(device("cuda:0"), device("cuda:1")))
+    await page.goto(site.page.invite())
+    rows = page.locator("#devices li")
+    await expect(rows).to_have_count(2)
+    await expect(rows.nth(1)).to_contain_text(f"cuda:1 ({HOSTILE}): waiting, 0 rollouts, at most 16 at once")
+    assert await page.evaluate("document.documentElement.scrollWidth") <= 320
+    await page.get_by_role("button", name="Pause cuda:1").click()
+    assert await site.until("pause") == {"device": "cuda:1"}
+    site.snapshot = replace(
+        site.snapshot, devices=(device("cuda:0"), device("cuda:1", paused="You have paused cuda:1.")), holds={}
+    )
+    await expect(rows.nth(1)).to_contain_text("paused. You have paused cuda:1.")
+    await page.get_by_role("button", name="Resume cuda:1").click()
+    assert await site.until("resume") == {"device": "cuda:1"}
+    assert await page.locator("img").count() == 0
+    site.snapshot = replace(site.snapshot, devices=())
+    await expect(page.locator("#devices")).to_be_hidden()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_the_page_fits_a_phone(site: Site, browser: Any, scheme: Any) -> None:
     from playwright.async_api import expect

@@ -16,6 +16,8 @@ class GpuReading:
     """Share of the GPU's time that this user's own hub used, with its learner. `others` does not count it."""
     celsius: float | None = None
     watts: float | None = None
+    uuid: str = ""
+    """Id of the GPU; empty = its driver tells none."""
 
 
 def together(readings: Collection[GpuReading]) -> GpuReading:

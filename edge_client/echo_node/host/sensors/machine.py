@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 import psutil
 
-from echo_node.core.manners import MannersConfig, SensorReading
+from echo_node.core.manners import GpuFigures, MannersConfig, SensorReading
 from echo_node.host.sensors import cgroup
 from echo_node.host.sensors.drm import DrmSensors
 from echo_node.host.sensors.gpu_reading import GpuReading, together
@@ -55,7 +55,8 @@ class MachineSensors:
     def read(self, settings: MannersConfig, *, engines: Collection[int], on_gpu: bool) -> SensorReading:
         power = battery(self._sys_root) if settings.keep_awake or not settings.on_battery else None
         waits = (settings.gpu if on_gpu else settings.cpu) == "idle"
-        gpu = self._gpus(engines) if on_gpu else GpuReading()
+        gpus = self._gpus(engines) if on_gpu else []
+        gpu = together(gpus)
         return SensorReading(
             idle_s=self._owner.idle_s() if waits else None,
             on_battery=None if power is None else power.in_use,
@@ -70,13 +71,18 @@ class MachineSensors:
             else None,
             gpu_celsius=gpu.celsius,
             gpu_watts=gpu.watts,
+            gpus={
+                one.uuid: GpuFigures(others=one.others, celsius=one.celsius, watts=one.watts)
+                for one in gpus
+                if one.uuid
+            },
             free_memory_bytes=_free_memory_bytes() if settings.min_free_memory_bytes else None,
             free_disk_bytes=_free_bytes(self._data_dir) if settings.min_free_disk_bytes else None,
             metered=None if settings.metered else self._owner.metered(),
         )
 
-    def _gpus(self, engines: Collection[int]) -> GpuReading:
-        return together([*self._nvidia.read(engines), *self._drm.read(self._ours(engines), time.monotonic())])
+    def _gpus(self, engines: Collection[int]) -> list[GpuReading]:
+        return [*self._nvidia.read(engines), *self._drm.read(self._ours(engines), time.monotonic())]
 
     def _ours(self, engines: Collection[int]) -> frozenset[int]:
         """Return the ids of this user's Echo processes and of the engines, without this process."""

@@ -77,7 +77,12 @@ class NvidiaSensors:
             hub=hub,
             celsius=None if celsius is None else float(celsius),
             watts=None if milliwatts is None else milliwatts / 1000,
+            uuid=self._uuid_of(device),
         )
+
+    def _uuid_of(self, device: Any) -> str:
+        uuid = self._ask(self._nvml.nvmlDeviceGetUUID, device) or ""
+        return uuid.decode() if isinstance(uuid, bytes) else uuid  # Older releases return bytes.
 
     def _ask(self, question: Any, *arguments: Any) -> Any:
         """Return the driver's answer; None if there is none. NotFound means that no process ran, which gives ()."""

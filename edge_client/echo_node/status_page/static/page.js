@@ -6,7 +6,7 @@ const TONES = {
   sampling: "good", waiting: "good", fetching: "busy", preparing: "busy", connecting: "busy",
   standby: "wait", paused: "wait", finishing: "wait", "not connected": "bad",
 };
-const SHOWN_ELSEWHERE = new Set(["state", "speed", "fetching", "preparing"]);
+const SHOWN_ELSEWHERE = new Set(["state", "speed", "fetching", "preparing", "device"]);
 
 const by = (id) => document.getElementById(id);
 let socket = null;
@@ -31,7 +31,7 @@ function connect() {
 }
 
 function setOpen(open) {
-  for (const button of by("actions").querySelectorAll("button")) button.disabled = !open;
+  for (const button of document.querySelectorAll("#actions button, #devices button")) button.disabled = !open;
 }
 
 function say(text) {
@@ -58,6 +58,7 @@ function show(view) {
   draw(node.token_rates);
   by("rate").textContent = `${Math.round(node.drawn_tokens_per_s ?? 0).toLocaleString("en")} tokens/s`;
   bars(node);
+  devices(node.devices, view.rows);
   list(view.rows, node.page);
 }
 
@@ -79,6 +80,31 @@ function bars(node) {
     label.append(title, bar);
     return label;
   }));
+}
+
+function devices(all, rows) {
+  const lines = rows.filter(([name]) => name === "device").map(([, value]) => value);
+  const chosen = all.filter((one) => one.is_chosen);
+  const shown = by("devices");
+  shown.hidden = !chosen.length;
+  if (shown.children.length !== chosen.length) shown.replaceChildren(...chosen.map(deviceRow));
+  chosen.forEach((one, at) => {
+    const [text, button] = shown.children[at].children;
+    const paused = "paused" in one.holds;
+    text.textContent = lines[at];
+    button.textContent = paused ? "Resume" : "Pause";
+    button.setAttribute("aria-label", `${paused ? "Resume" : "Pause"} ${one.name}`);
+    button.onclick = () => ask(paused ? "resume" : "pause", { device: one.name });
+  });
+}
+
+function deviceRow() {
+  const row = document.createElement("li");
+  const button = document.createElement("button");
+  button.type = "button";
+  button.className = "plain";
+  row.append(document.createElement("span"), button);
+  return row;
 }
 
 function list(rows, page) {

@@ -58,6 +58,9 @@ class Nvml(ModuleType):
     def nvmlDeviceGetHandleByIndex(self, number: int) -> int:
         return number
 
+    def nvmlDeviceGetUUID(self, device: int) -> str | bytes:
+        return f"GPU-{device}"
+
     def nvmlDeviceGetTemperature(self, device: int, kind: int) -> int:
         return 61
 
@@ -123,7 +126,7 @@ def test_the_node_and_its_kin_are_not_others(nvml: Nvml) -> None:
     nvml.samples = [Sample(ENGINE, 40), Sample(LEARNER, 50)]
     assert others() == 0.0
     nvml.samples = [Sample(ENGINE, 40), Sample(LEARNER, 50), Sample(GAME, 30)]
-    assert used() == GpuReading(others=0.3, hub=0.5, celsius=61.0)
+    assert used() == GpuReading(others=0.3, hub=0.5, celsius=61.0, uuid="GPU-0")
 
 
 def test_in_a_container_the_load_of_others_is_unknown(nvml: Nvml) -> None:
