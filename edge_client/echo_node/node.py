@@ -79,6 +79,8 @@ from echo_shared.wire.owner_commands import id_of, sign_report
 log = logging.getLogger(__name__)
 
 INBOX_EVENTS: Final = 1_024
+SETTLE_LOOKS: Final = 50
+"""Looks within a second for the effect of a command."""
 
 
 class JoinedNode:
@@ -249,11 +251,21 @@ class JoinedNode:
                 self._watch.change(None)
             if command.verb != "status":
                 await self._watch.look()
+                await self._settle(paused=command.verb == "pause")
         except EchoError as error:
             problem = str(error)
             log.warning("A command of the owner, through the hub, is refused. %s", error)
         report = report_of(self.snapshot(), problem=problem)
         await self.connections.client.send(sign_report(report, id_of(said), self._about.me))
+
+    async def _settle(self, *, paused: bool) -> None:
+        """Wait until the work loop has taken a pause or its end from the inbox, at most for a second: other reasons to
+        pause may remain.
+        """
+        for _ in range(SETTLE_LOOKS):
+            if (self.snapshot().state == "paused") == paused:
+                return
+            await asyncio.sleep(1.0 / SETTLE_LOOKS)
 
     async def _take_settings(self, changed: ChangedSettings) -> None:
         if changed.choice:

@@ -173,13 +173,12 @@ class OwnerWatch:
 
     async def _keep_awake(self, on_battery: bool | None, now: float) -> None:
         allowed = self._manners.settings.keep_awake and not self.holds
-        self._is_to_be_awake = self._waking.wants(
-            allowed=allowed, works=self._run.works, on_battery=on_battery, now=now
-        )
-        if self._is_to_be_awake:
+        wants = self._waking.wants(allowed=allowed, works=self._run.works, on_battery=on_battery, now=now)
+        if wants:
             await asyncio.to_thread(self._wake_lock.keep)
         else:
             self._wake_lock.release()
+        self._is_to_be_awake = wants  # Only now: while a lock is being taken, none is missing.
 
     def change(self, pause: OwnerPause | None) -> None:
         """Pause or resume the node for its owner. Raises StorageError if the disk fails; the change still
