@@ -103,7 +103,7 @@ class Package:
     name: str
     """Name of the package, and of its command."""
     extras: tuple[str, ...]
-    """Extras of the wheelhouses from which the package can be built."""
+    """Extras of pyproject.toml. The package can be built from a wheelhouse that was made for any one of them."""
     description: str
     files: Mapping[str, str]
     """Additional files: path -> content."""

@@ -66,7 +66,9 @@ forever.
 BYSTANDER: Final = ("127.0.0.2", 0)
 """Address from which `/healthz` is requested; not the attacker's, because the hub limits each address."""
 NICENESS: Final = -10
-"""Process priority (niceness) of the bystander, which stands for a separate machine."""
+"""Process priority (niceness) of the process that asks for the hub's health. It stands for another machine, so the load
+on this machine must not slow it.
+"""
 _TURNED_AWAY: Final = re.compile(r'^echo_turned_away_total\{reason="(\w+)",what="(\w+)"\} (\S+)$', re.MULTILINE)
 SOCKETS: Final = 1_000
 PATIENCE_S: Final = 20.0

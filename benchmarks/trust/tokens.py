@@ -64,7 +64,7 @@ _SUMS: Final = ("forged_trained", "trained", "forged_trained_after", "trained_af
 
 
 PRECISIONS: Final = ("f32", "f16", "q8_0", "q4_k_m")
-"""Classes of numerics: llama.cpp in these precisions."""
+"""Precisions of llama.cpp's weights that are measured. Nodes of one precision round alike and are judged alike."""
 
 
 def _options(precision: str) -> tuple[str, ...]:

@@ -31,7 +31,9 @@ _DECODE_PROMPT: Final = 8
 _WARM_UP_TOKENS: Final = 2
 _MOST_NEW_TOKENS: Final = 64
 _MOST_CELLS: Final = 4_096
-"""Maximum new tokens of all rollouts together, so that each width fits into the engine's KV cache."""
+"""Maximum number of new tokens in all rollouts of a measurement together, so that each measured width (number of
+parallel rollouts) fits into the engine's KV cache.
+"""
 _PATIENCE: Final = 3.0
 """Time limit of one figure, as a multiple of its share of the budget."""
 

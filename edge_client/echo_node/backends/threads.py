@@ -54,8 +54,8 @@ class Threads:
         """Measurement before the trial of another number; None: no trial runs."""
         self._hold_s, self._wait_s = HOLD_S, 0.0
         self._rejected_at = 0.0
-        """Cores that the process used just before a trial of fewer threads that turned out slower; 0 = no such
-        trial.
+        """Number of cores that the process used when fewer threads were last tried and turned out slower. Fewer threads
+        are tried again only when it uses fewer cores than that. 0 = no such trial yet.
         """
 
     @contextlib.contextmanager

@@ -1,5 +1,5 @@
-"""Writes to the spool outside of the event loop, many effects per transaction, and retries until the disk
-accepts them.
+"""Writes rollouts and receipts to the spool (the node's database on disk) on a thread, so that the event loop never
+waits for the disk. One transaction takes all writes that are queued; a write that the disk refuses is retried.
 """
 
 from __future__ import annotations

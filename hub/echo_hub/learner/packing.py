@@ -158,7 +158,8 @@ def packed_attention(
     """Compute attention with transformers' interface: inputs [1, heads, T, size], output [1, T, heads, size]."""
     if rows is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    # Three lists (queries, keys, values) with one tensor [R, L, heads, size] for rows of similar length.
+    # Three lists: queries, keys, values. Each has a tensor [R, L, heads, size] for each set of R rows that are padded
+    # to the same length L.
     laid_out = [
         [part.unflatten(2, (-1, states.shape[-1])) for part in rows.split(gathered(_of_tokens(states), rows.laid_out))]
         for states in (query, key, value)

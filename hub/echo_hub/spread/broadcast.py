@@ -471,8 +471,9 @@ class Broadcast(BroadcastStatus):
 
 
 def _to_be_trusted(owners: list[Member]) -> list[Member]:
-    """Return those of `owners` that may get a further piece to hand on: all if none is proven. Otherwise all proven
-    ones, and the unproven ones without a piece to hand on.
+    """Return those of `owners` that may get a further piece to hand on. A proven owner (`Path.proven`: it confirms
+    pieces and hands them on in time) may always get one. While some owner is proven, an unproven one gets a single
+    piece at a time, as a trial. If none is proven, all may get one.
     """
     proven = any(owner.path.proven for owner in owners)
     return [owner for owner in owners if not proven or owner.path.proven or not owner.path.relay.bytes_in_flight]

@@ -58,8 +58,8 @@ def ranked(connection: Connection, kind: BoardKind) -> Subquery:
     rollouts; ties are ordered by name and id.
 
     An owner may have chosen one leaderboard entry for all its nodes; this entry then replaces the nodes' entries. The
-    column `lead` is a node id: the row's own node, or the owner's node with the most rollouts, whose name the row
-    shows.
+    column `lead` is a node id. In a node's row it is the node itself. In an owner's row it is the owner's node with the
+    most rollouts, whose name the row shows. In a team's row it is empty.
     """
     # Sort by code points, as Python does, whatever the database's locale is.
     collation = "C" if connection.dialect.name == "postgresql" else "BINARY"

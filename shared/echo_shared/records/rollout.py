@@ -141,7 +141,7 @@ _NO_IDS: Final[NDArray[np.int32]] = np.empty(0, np.int32)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutPayload(Completion):
-    """A completion as the hub stores it, with the nodes that drew it and the environment's answer."""
+    """A completion as the hub stores it, with the nodes that sampled its parts and the environment's answer to it."""
 
     observation_ids: TokenIds = field(default_factory=lambda: _NO_IDS)
     """Tokens of the environment's answer, between this turn and the next; empty after the last turn."""

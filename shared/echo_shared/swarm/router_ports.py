@@ -34,8 +34,8 @@ class RouterPorts:
         self._unasked = unasked
         self._listening = 0
         self._requests: dict[int, int] = {}
-        """Local port by libtorrent's number of the request. The first grant for another number is of the listening
-        port.
+        """Ports of this machine for which the router was asked, by the number that libtorrent gave to the request. The
+        request for the listening port is libtorrent's own; its number enters with the first answer.
         """
         self._opened: dict[int, OpenedPort] = {}
         self._refusal = ""

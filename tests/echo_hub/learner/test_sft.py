@@ -33,7 +33,8 @@ BASE = resolve_base("builtin:tiny")
 
 
 def demonstrations(count: int, seed: int = 0, vocabulary: int = VOCABULARY) -> list[Demonstration]:
-    """Return demonstrations. Every third one has two replies, with an answer of four tokens between them."""
+    """Return demonstrations. Every third one has two replies of the model, with four tokens of the environment between
+    them."""
     rng, found = np.random.default_rng(seed), []
     for number in range(count):
         lengths = rng.integers(2, 7, 2)

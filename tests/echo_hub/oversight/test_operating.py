@@ -1,5 +1,5 @@
-"""Watching and reporting by parts of the hub, with a real store and a real webhook receiver; `test_hub` tests the whole
-hub.
+"""The hub finds problems of a run and reports them to a webhook. The parts run alone here, with a real store and a real
+receiver; `test_hub` tests the whole hub.
 """
 
 from __future__ import annotations

@@ -135,7 +135,8 @@ class Nodes:
             return unclaimed
         # By its claim, the node samples `in_time` rollouts in the time in which a typical node samples one.
         in_time = node.pace.promised_per_s * self.typical_token_s if self.typical_token_s else inf
-        # A node's capacity is more than it samples in parallel, so half of the capacity keeps it busy.
+        # By default a node asks for twice the rollouts that it samples in parallel, so half of its capacity keeps it
+        # busy.
         return max(unclaimed, int(min(in_time, node.capacity // 2, self._strangers.most_for_one)))
 
     def _is_on_trial(self, node: Node) -> bool:

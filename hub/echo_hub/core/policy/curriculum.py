@@ -117,8 +117,9 @@ class Curriculum:
         )
 
     def result(self, group_id: int, prompt: int | None, rewards: Sequence[float]) -> GroupResult:
-        """Return the pass rate of a complete group. It influences later choices once `count` is called with this id or
-        a higher one."""
+        """Return the pass rate of a complete group. It influences which problems are skipped only after `count` is
+        called with this group id or a higher one.
+        """
         task = self._tasks[self._task_of(group_id)]
         found = GroupResult(group_id=group_id, prompt=prompt, pass_rate=task.pass_rate(rewards))
         self._uncounted.append(found)

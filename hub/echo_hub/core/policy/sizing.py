@@ -122,7 +122,7 @@ class StepWork(NamedTuple):
     num_missing: int
     """Number of incomplete groups of this step and the steps before it."""
     num_leased: int
-    """Number of waiting groups, of all steps, that have no rollout to lease at present."""
+    """Number of incomplete groups, of all steps, whose missing rollouts are all leased out."""
 
 
 class LeaseTerms(NamedTuple):
