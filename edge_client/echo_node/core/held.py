@@ -37,7 +37,7 @@ class Unfinished:
     """Indices of the unfinished rollouts, at least one."""
     reason: str
     running_on: tuple[str, ...]
-    """Devices of the engines that still sample the lease; the caller must then cancel the sampling."""
+    """Devices of the engines that sample the lease and were not told to stop; the caller must tell them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +65,8 @@ class _Held:
     """Pending rollouts that an engine samples, by index. The other ones wait."""
     stopping: set[str] = field(default_factory=set)
     """Devices whose engines were told to stop the lease, and have not confirmed it."""
+    is_leaving: bool = False
+    """True if the lease was stopped in order to be given up: none of its rollouts starts again."""
     deaths: int = 0
 
     @property
@@ -179,7 +181,7 @@ class HeldLeases:
         return placed + next((found for held in waiting if (found := self._start(held, policies, alone))), [])
 
     def _start(self, held: _Held, policies: PolicyVersions, engines: Iterable[Seats]) -> list[Placed]:
-        if len(held.runs) == len(held.pending):
+        if held.is_leaving or len(held.runs) == len(held.pending):
             return []
         waiting = held.waiting
         versions = {
@@ -218,8 +220,11 @@ class HeldLeases:
         ]
 
     def stop(self, lease_id: int) -> list[str]:
-        """Mark a lease as stopping on all its engines. Return the devices of those that must be told."""
+        """Stop a lease for good: its rollouts do not start again. Return the devices whose engines must be told. The
+        caller gives the lease up later (`let_go`).
+        """
         held = self._held[lease_id]
+        held.is_leaving = True
         told = sorted(held.devices - held.stopping)
         held.stopping |= held.devices
         return told
@@ -296,7 +301,7 @@ class HeldLeases:
         return [self._let_go(held, reason) for held in list(self._held.values())]
 
     def _let_go(self, held: _Held, reason: str) -> Unfinished:
-        running_on = tuple(sorted(held.devices))
+        running_on = tuple(sorted(held.devices - held.stopping))
         self._stop(held, set(held.runs))
         del self._held[held.lease.lease_id]
         self.num_rollouts -= len(held.pending)

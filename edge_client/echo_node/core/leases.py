@@ -105,8 +105,7 @@ class Leases:
         return [SpoolLease(lease_id=lease.lease_id, indices=tuple(sorted(pending)))]
 
     def revoked(self, lease_id: int) -> list[Effect]:
-        if self._leaving.pop(lease_id, None) is not None:
-            self._stopped_everywhere(lease_id)
+        self._leaving.pop(lease_id, None)
         effects: list[Effect] = []
         for unfinished in self._held.let_go(lease_id, "the hub has revoked it"):
             self._drawn.forget(lease_id)
@@ -265,14 +264,7 @@ class Leases:
     def _return_waiting(self, lease_id: int) -> list[Effect]:
         """Return a lease to the hub if it waited for the engines' last tokens."""
         leaving = self._leaving.pop(lease_id, None)
-        if leaving is None:
-            return []
-        self._stopped_everywhere(lease_id)
-        return self.give_up(lease_id, leaving.reason)
-
-    def _stopped_everywhere(self, lease_id: int) -> None:
-        for device in self._held.devices(lease_id):
-            self._held.stopped(lease_id, device)
+        return [] if leaving is None else self.give_up(lease_id, leaving.reason)
 
     def _return(self, let_go: Sequence[Unfinished], *, unusable_version: int | None = None) -> list[Effect]:
         effects = self._send_drawn() if let_go else []

@@ -106,6 +106,18 @@ def test_a_released_lease_lists_its_missing_rollouts() -> None:
     assert held.leases == ()
 
 
+def test_a_leaving_lease_does_not_start_again() -> None:
+    held = HeldLeases()
+    held.take(lease(1, count=2), {0, 1}, 0.0)
+    seats = [Seats(device=device, width=1, window=1.0, rate=1.0) for device in ("cuda:0", "cuda:1")]
+    assert [placed.device for placed in held.start(EVERYTHING, seats)] == ["cuda:0", "cuda:1"]
+    held.stop_on(1, "cuda:0")
+    assert held.stop(1) == ["cuda:1"], "the other engine has been told"
+    held.confirmed(1, "cuda:0")
+    assert held.start(EVERYTHING, seats) == []
+    assert held.let_go(1, "why") == [Unfinished(lease_id=1, indices=(0, 1), reason="why", running_on=())]
+
+
 def test_deadlines() -> None:
     held = HeldLeases()
     held.take(lease(1, deadline_s=10.0), {0}, 0.0)

@@ -185,6 +185,15 @@ def test_a_split_lease_that_leaves_waits_for_both_engines() -> None:
     assert returned(node) == [(1, tuple(range(8)))] and node.of(SuspendEngine) == [SuspendEngine(device=ONE)]
 
 
+def test_no_engine_samples_a_split_lease_that_leaves_again() -> None:
+    node = two()(lease(1, count=8, deadline_s=10.0))
+    node(NodeTick(), after_s=20.5)
+    assert node.of(CancelLease) == [CancelLease(lease_id=1, device=ONE), CancelLease(lease_id=1, device=TWO)]
+    assert submitted(node(LeaseCancelled(lease_id=1, device=ONE))) == [] and returned(node) == []
+    assert submitted(node(LeaseCancelled(lease_id=1, device=TWO))) == []
+    assert returned(node) == [(1, tuple(range(8)))]
+
+
 def test_new_settings_replace_both_engines() -> None:
     node = two()(lease(1, count=8), EngineOutdated())
     assert len(node.of(CancelLease)) == 2

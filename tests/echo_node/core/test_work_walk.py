@@ -51,10 +51,13 @@ from echo_shared.wire.messages import (
     RolloutParts,
     rollout_id,
 )
-from tests.echo_node.core.loop_parts import WIDTH, Node, continued, drawn, ended, here, interruptible, spans, welcome
+from tests.echo_node.core.loop_parts import Node, continued, drawn, ended, here, interruptible, spans, welcome
 from tests.echo_node.core.test_policies import offer as real_offer
 
-STEPS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 5), st.integers(0, 3), st.integers(0, 1)), max_size=60)
+STEPS = st.lists(st.tuples(st.integers(0, 21), st.integers(0, 5), st.integers(0, 3), st.integers(0, 1)), max_size=60)
+
+BOTH_UP = [(11, 0, 1, 0), (9, 2, 1, 0), (9, 2, 1, 1)]
+"""Steps after which the engines of two devices sample with the base model."""
 
 
 class Sampler:
@@ -124,6 +127,8 @@ class World:
             self.take(effect)
         for effect in self.node.of(FetchArtefact):
             assert effect.offer.delta_parent in self.on_disk | self.fetching.keys(), "a delta without its parent"
+        held = {lease.lease_id for lease in self.node.loop._leases.held}
+        assert all(engine.running.keys() <= held for engine in self.engines.values()), "the node has given the lease up"
 
     def take(self, effect: Effect) -> None:
         match effect:
@@ -271,7 +276,7 @@ class World:
             self.lose(device, causes[a % 3], b)
         elif kind == 9 and engine.exists and not engine.is_up:
             engine.is_up = True
-            self.do(EngineReady(width=WIDTH, tokens_per_s=10.0 * b, device=device))
+            self.do(EngineReady(width=max(1, a), tokens_per_s=10.0 * b, device=device))
         elif kind == 10 and self.unspooled:
             batch, self.unspooled = tuple(self.unspooled), []
             self.spooled |= {rollout.rollout_id for rollout in batch}
@@ -313,6 +318,9 @@ class World:
         elif kind == 13 and self.published:
             version = max(1, self.published - b)
             self.do(PolicyPublished(policy_version=version, offer=real_offer(version)))
+        elif kind == 21:  # The deadline of all leases passes, also of those that run.
+            self.node.now += 2.0 * max((lease.deadline_s for lease in self.node.loop._leases.held), default=0.0)
+            self.do(NodeTick())
         else:
             self.do(NodeTick(progress=dict.fromkeys(self.fetching, (a, a + b))))
 
@@ -342,4 +350,4 @@ def test_every_leased_index_ends_once(steps: list[tuple[int, int, int, int]]) ->
 @settings(max_examples=300, deadline=None)
 @given(STEPS)
 def test_every_leased_index_ends_once_on_two_devices(steps: list[tuple[int, int, int, int]]) -> None:
-    walk(World(("cuda:0", "cuda:1")), steps)
+    walk(World(("cuda:0", "cuda:1")), [*BOTH_UP, *steps])
