@@ -235,9 +235,12 @@ class Engines:
         ]
 
     def ready(self, event: EngineReady, now: float) -> list[Effect]:
-        """Record an engine that is up. End it if it draws with another precision than the others."""
+        """Record an engine that is up. End it if it draws with another precision than the others. Suspended engines
+        count: they resume with their precision.
+        """
         engine = self._engines[event.device]
-        other = next((one for one in self.listening if one.precision and one is not engine), None)
+        staying = (one for one in self if one.life.is_up and not one.yielding.is_leaving)
+        other = next((one for one in staying if one.precision and one is not engine), None)
         if other is not None and event.precision and other.precision != event.precision:
             engine.refusal = _refusal(engine.device, event.precision, other)
             return engine.yielding.end()

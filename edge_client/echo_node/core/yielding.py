@@ -46,7 +46,12 @@ class Yielding:
     @property
     def is_still(self) -> bool:
         """True while the engine must get no commands: it is stopped, ending, or being replaced."""
-        return self._still_since is not None or self._is_ending or self.is_renewing
+        return self._still_since is not None or self.is_leaving
+
+    @property
+    def is_leaving(self) -> bool:
+        """True while the engine ends, or is being replaced."""
+        return self._is_ending or self.is_renewing
 
     @property
     def rests(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from echo_node.core.effects import EndEngine, LimitDuty, StartEngine
+from echo_node.core.effects import EndEngine, LimitDuty, ResumeEngine, StartEngine, SuspendEngine
 from echo_node.core.engines import Engines
 from echo_node.core.events import EngineReady, Holding
 from echo_node.core.manners import Hold, HoldReason
@@ -83,6 +83,16 @@ def test_a_refused_engine_that_has_not_ended_restarts_after_its_end() -> None:
     engines = running(ready(FAST))
     engines.ready(ready(SLOW, precision="f16"), 0.0)
     assert not engines.outdated(engines[SLOW]) and engines[SLOW].refusal is None
+
+
+def test_a_suspended_engine_keeps_its_precision_for_the_node() -> None:
+    engines = running(ready(FAST))
+    engines.hold(held(fast=(HOT,)))
+    assert engines[FAST].yielding.due(0.0, is_up=True, is_told=True) == [SuspendEngine(device=FAST)]
+    assert engines.ready(ready(SLOW, precision="f16"), 0.0) == [EndEngine(device=SLOW)]
+    engines.hold(held())
+    assert engines[FAST].yielding.due(0.0, is_up=True, is_told=True) == [ResumeEngine(device=FAST)]
+    assert [engine.device for engine in engines.listening] == [FAST]
 
 
 def test_an_engine_with_new_settings_is_not_compared_with_one_that_ends() -> None:
