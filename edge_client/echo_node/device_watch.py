@@ -45,7 +45,11 @@ class DeviceWatch:
         return replace(reading, others_gpu=None, gpu_celsius=None, gpu_watts=None)
 
     def _figures(self, name: str, reading: SensorReading) -> GpuFigures:
-        """Return the sensor values of this device's GPU; the maxima over all GPUs if that GPU is unknown."""
+        """Return the sensor values of this device's GPU; the maxima over all GPUs if that GPU is unknown. The processor
+        has no such values: its own ones concern the whole node.
+        """
+        if name == "cpu":
+            return GpuFigures()
         chooser = self._chooser.by_device[name]
         device = chooser.choice.on if chooser.has_decided else None
         own = None if device is None or device.gpu is None else reading.gpus.get(device.gpu.uuid)

@@ -54,6 +54,16 @@ def test_values_that_no_gpu_owns_count_for_all(tmp_path: Path) -> None:
     assert held(watch, reading) == {"cuda:0": [HoldReason.GPU_HOT], "cuda:1": [HoldReason.GPU_HOT]}
 
 
+def test_the_processor_does_not_obey_the_rules_of_the_gpu(tmp_path: Path) -> None:
+    choice = SimpleNamespace(device="cpu", on=Device(name="cpu", api="cpu"))
+    by_device = {"cpu": SimpleNamespace(has_decided=True, choice=choice)}
+    watch = watching(SimpleNamespace(by_device=by_device, choice=choice), tmp_path)
+    reading = SensorReading(others_gpu=0.9, gpu_celsius=95.0, gpu_watts=400.0)
+    assert held(watch, reading) == {}
+    watch.change("cpu", pause_for(None))
+    assert held(watch, reading) == {"cpu": [HoldReason.PAUSED]}
+
+
 def test_a_node_that_chooses_its_device_has_no_device_of_its_own(tmp_path: Path) -> None:
     watch = watching(SimpleNamespace(by_device={"": None}), tmp_path)
     reading = SensorReading(gpu_celsius=95.0)
