@@ -5,6 +5,8 @@ its targets for temperature and power.
                                 the GPU is 73 °C warm and still warms up: share 0.94, 0.88, ... until it stays at 70 °C
 
 A target slows the engine down instead of stopping it. The limits of `manners` (`max_gpu_celsius` ...) stay in force.
+Without readings the share stays for `SILENCE_S`, and then rises slowly, so that a broken sensor slows no engine down
+for ever.
 """
 
 from __future__ import annotations
@@ -20,6 +22,10 @@ LEAST_SHARE: Final = 0.05
 """Minimum share that a target sets. If the device is still too warm, the limits of `manners` stop the engine."""
 _LONGEST_S: Final = 5.0
 """Maximum seconds that count between two readings: the machine may have slept."""
+SILENCE_S: Final = 60.0
+"""Seconds without a reading after which the sensor counts as gone. A driver may skip some readings."""
+_RISE_S: Final = 300.0
+"""Seconds of a rise from share 0 to share 1, after the sensor is gone."""
 
 _HASTE: Final = 3.0
 """Weight of an error above the target, relative to one below it."""
@@ -65,15 +71,27 @@ class TargetController:
         self.share = 1.0
         self._gains = gains
         self._at = 0.0
+        """Time of the last call of `read`."""
+        self._silent_s = 0.0
+        """Seconds since the last reading."""
         self._value: float | None = None
         """The figure, averaged and without flicker."""
 
+    @property
+    def is_silent(self) -> bool:
+        """True if the sensor has reported no value for `SILENCE_S`."""
+        return self._silent_s > SILENCE_S
+
     def read(self, figure: float | None, target: float, now: float) -> float:
-        """Return the share after a reading. None (no reading) keeps the share."""
+        """Return the share after a reading. None (no reading) keeps the share for `SILENCE_S`, and then raises it."""
+        called_s, self._at = min(now - self._at, _LONGEST_S), now
         if figure is None:
+            self._silent_s += called_s
+            if self.is_silent:
+                self.share = min(1.0, self.share + called_s / _RISE_S)
             return self.share
-        gains, before, passed_s = self._gains, self._value, min(now - self._at, _LONGEST_S)
-        self._at = now
+        gains, before, passed_s = self._gains, self._value, min(self._silent_s + called_s, _LONGEST_S)
+        self._silent_s = 0.0
         if before is None:
             self._value = figure
             return self.share
@@ -141,18 +159,14 @@ class DutyRules:
             ("°C", CELSIUS, celsius, figures.celsius),
             ("W", WATTS, watts, figures.watts),
         ):
-            share = self._controlled((device, unit), gains, target, figure, now)
+            if not target:
+                self._controllers.pop((device, unit), None)
+                continue
+            controller = self._controllers.setdefault((device, unit), TargetController(gains))
+            share = controller.read(figure, target, now)
             measured = "" if figure is None else f", now {figure:.0f} {unit}"
-            found.append((share, f"to stay at {target:.0f} {unit}{measured}"))
+            gone = "; the sensor is gone, so the share rises slowly" if controller.is_silent else ""
+            found.append((share, f"to stay at {target:.0f} {unit}{measured}{gone}"))
         share, why = min(found, key=lambda one: one[0])
         share = round(share, 2)
         return Duty() if share >= 1 else Duty(share, f"{share:.0%} of the {what}'s time {why}".replace("%", " %", 1))
-
-    def _controlled(
-        self, key: tuple[str, str], gains: TargetGains, target: float, figure: float | None, now: float
-    ) -> float:
-        if not target:
-            self._controllers.pop(key, None)
-            return 1.0
-        controller = self._controllers.setdefault(key, TargetController(gains))
-        return controller.read(figure, target, now)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echo_node.core.duty import CELSIUS, LEAST_SHARE, DeviceFigures, Duty, DutyRules, TargetController
+from echo_node.core.duty import CELSIUS, LEAST_SHARE, SILENCE_S, DeviceFigures, Duty, DutyRules, TargetController
 from echo_node.core.manners import MannersConfig, SensorReading
 from echo_shared.errors import ConfigError
 
@@ -107,6 +107,31 @@ def test_a_missing_sensor_limits_nothing_and_a_silent_one_keeps_the_share() -> N
     assert silent[0].sentence == f"{shares[-1]:.0%}".replace("%", " %") + " of the GPU's time to stay at 70 °C"
 
 
+def test_the_share_rises_slowly_after_the_sensor_is_gone() -> None:
+    rules = DutyRules(MannersConfig(schedule=("80%",), target_gpu_celsius=70))
+    for second in range(200):
+        hot = rules.duty(GPU, DeviceFigures(celsius=90.0), now=float(second), local=MONDAY)
+    assert hot.share == LEAST_SHARE
+    silent = [rules.duty(GPU, DeviceFigures(), now=200.0 + second, local=MONDAY) for second in range(600)]
+    shares = [duty.share for duty in silent]
+    rising = shares.index(0.06)
+    assert SILENCE_S <= rising <= SILENCE_S + 5 and shares[rising + 60] < 0.4, "it rises slowly"
+    assert shares == sorted(shares) and silent[-1] == Duty(0.8, "80 % of the GPU's time because of the schedule")
+    assert silent[rising].sentence == (
+        "6 % of the GPU's time to stay at 70 °C; the sensor is gone, so the share rises slowly"
+    )
+    for second in range(800, 860):
+        back = rules.duty(GPU, DeviceFigures(celsius=90.0), now=float(second), local=MONDAY)
+    assert back.share < 0.2 and back.sentence.endswith("to stay at 70 °C, now 90 °C"), "the sensor is back"
+
+
+def test_seconds_without_a_call_are_no_silence_of_the_sensor() -> None:
+    controller = TargetController(CELSIUS)
+    controller.read(60.0, 70.0, 0.0)
+    before = controller.read(80.0, 70.0, 1.0)
+    assert before < 1 and controller.read(None, 70.0, 3_600.0) == before, "the machine has slept"
+
+
 def test_each_device_has_its_own_share() -> None:
     rules = DutyRules(MannersConfig(target_gpu_celsius=70))
     for second in range(60):
@@ -141,7 +166,7 @@ def test_whatever_a_sensor_says_the_share_stays_within_its_bounds(
         before = controller.share
         share = controller.read(figure, target, number * gap_s)
         assert LEAST_SHARE <= share <= 1
-        assert figure is not None or share == before
+        assert figure is not None or share >= before
 
 
 def test_figures_are_those_of_the_engines_device() -> None:
