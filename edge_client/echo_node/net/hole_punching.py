@@ -25,6 +25,7 @@ from typing import Final, Protocol
 
 from echo_node.host.address import HubAddress
 from echo_node.net.local_port import Address, LocalPort
+from echo_node.net.own_networks import is_neighbour, own_interfaces
 from echo_shared.wire.messages import FromNode, Meet, MeetWanted
 
 log = logging.getLogger(__name__)
@@ -150,16 +151,24 @@ async def _first(found: AsyncGenerator[socket.socket]) -> socket.socket | None:
 
 def usable(meet: Meet, port: LocalPort) -> list[Address]:
     """Return the usable addresses of a peer. Multicast, unspecified, link-local and reserved addresses are dropped.
-    Loopback needs a hub on this machine, private addresses need a peer in the same network.
+    Loopback needs a hub on this machine. Private addresses need a peer behind the same router, or a hub in this private
+    network, and must be other machines' in the network through which this node reaches the hub.
     """
     on_loopback = any(ipaddress.ip_address(host).is_loopback for host in port.local_hosts)
-    in_private_net = not any(ipaddress.ip_address(host).is_global for host in port.public_hosts)
+    seen_directly = [host for host in port.public_hosts if host in port.local_hosts]
+    in_private_net = any(not ipaddress.ip_address(host).is_global for host in seen_directly)
     in_same_net = in_private_net or any(host in port.public_hosts for host, _ in meet.addresses)
+    interfaces = own_interfaces() if in_same_net else ()
+
+    def may_use(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+        if address.is_loopback:
+            return on_loopback
+        return address.is_global or is_neighbour(address, interfaces, port.local_hosts)
+
     return [
         (host, number)
         for host, number in meet.addresses
-        if (address := _address(host)) is not None
-        and (on_loopback if address.is_loopback else address.is_global or in_same_net)
+        if (address := _address(host)) is not None and may_use(address)
     ]
 
 

@@ -26,15 +26,18 @@ class DistributionService:
     def __init__(self, shared: Shared, own_sampler: OwnSampler | None) -> None:
         """`own_sampler`: the hub's own sampler, in co-located mode."""
         resources = shared.resources
-        punches = resources.config.dissemination.punching
+        config = resources.config
+        rendezvous = None
+        if config.dissemination.punching:
+            rendezvous = Rendezvous(Sightings(resources.me), now=time.time(), public=bool(config.server.public_url))
         self.distributor = Distributor(
-            settings=resources.config.dissemination,
+            settings=config.dissemination,
             publisher=resources.publisher,
             broadcaster=Broadcaster(shared.connections),
             connections=shared.connections,
             books=DistributionRecords(resources.store, shared.changes),
             live=shared.live,
-            rendezvous=Rendezvous(Sightings(resources.me), now=time.time()) if punches else None,
+            rendezvous=rendezvous,
         )
         self.publishing = Publishing(
             distributor=self.distributor,

@@ -10,8 +10,10 @@ A router lets packets from an address pass once the home behind it has sent a pa
 therefore opens its own router for the other node (RFC 5382 requires that routers pass such a TCP connection).
 
 Nodes are strangers, and a Meet makes a node send packets. So the hub passes on an address only if a TCP connection has
-proven that it is the node's own (`sightings`), or if it is a private address and both nodes are behind the same router.
-It limits the number of Meets by node and by pair.
+proven that it is the node's own (`sightings`), or if it is a private address and the hub sees both nodes at the same
+address. That address may be of one router, but also of a provider that shares it among homes. The receiving node thus
+uses private addresses of its own network only (`echo_node.net.hole_punching`). The hub limits the number of Meets by
+node and by pair.
 """
 
 from __future__ import annotations
@@ -38,10 +40,14 @@ ANSWER_S: Final = 10.0
 
 
 class Rendezvous:
-    """Makes the Meets of all nodes. `now`: seconds since the epoch."""
+    """Makes the Meets of all nodes. `now`: seconds since the epoch.
 
-    def __init__(self, sightings: Sightings, *, now: float) -> None:
+    `public`: nodes reach the hub from other networks. A private address that several nodes share is then a proxy's.
+    """
+
+    def __init__(self, sightings: Sightings, *, now: float, public: bool = False) -> None:
         self._sightings = sightings
+        self._public = public
         self._rate = AddressRate(in_all=WANTED_PER_S, of_one=WANTED_PER_S_OF_NODE, now=now)
         self._asked: dict[str, dict[str, float]] = {}
         """Time of the newest Meet that each node asked for, by node and peer."""
@@ -89,8 +95,12 @@ class Rendezvous:
             port = wanted.port if port == UNKNOWN_PORT else port  # Most routers keep the port.
             if port >= FIRST_UNPRIVILEGED_PORT and _is_of_one_host(host) and reaches(peer.host, host):
                 yield host, port
-        if node.host == peer.host:
+        if node.host == peer.host and self._is_of_router(node.host):
             yield from ((host, wanted.port) for host in wanted.local_hosts if _is_local(host))
+
+    def _is_of_router(self, host: str) -> bool:
+        """Return False if the common address of two nodes says nothing about their networks: a proxy's address."""
+        return _is_of_one_host(host) and (ipaddress.ip_address(host).is_global or not self._public)
 
 
 def _note(times: dict[str, dict[str, float]], node_id: str, peer_id: str, now: float) -> None:

@@ -17,6 +17,7 @@ NOW = 1_000.0
 SIGHTINGS = Sightings(Identity.generate())
 HOME, ELSEWHERE = "8.8.1.1", "8.8.2.2"
 """Public addresses of two homes."""
+HERE = "127.0.0.1"
 
 
 def node(node_id: str, host: str, *, punches: bool = True) -> NodeInfo:
@@ -96,6 +97,22 @@ def test_private_addresses_are_for_nodes_behind_the_same_router(rendezvous: Rend
         assert ask(rendezvous, peer=brother, now=NOW + 12, local_hosts=others) == Meet(
             node_id="a", addresses=((HOME, 50_000),)
         )
+
+
+@pytest.mark.parametrize(
+    ("host", "public", "passes"),
+    [
+        (HOME, True, True),
+        ("10.0.0.9", False, True),
+        ("10.0.0.9", True, False),
+        ("100.64.0.9", True, False),
+        *((HERE, is_it, False) for is_it in (True, False)),
+    ],
+)
+def test_a_proxys_address_is_not_taken_for_a_router(host: str, public: bool, passes: bool) -> None:
+    rendezvous = Rendezvous(SIGHTINGS, now=NOW, public=public)
+    meet = ask(rendezvous, replace(A, host=host), replace(B, host=host), local_hosts=("192.168.1.2",))
+    assert (meet is not None and ("192.168.1.2", 40_000) in meet.addresses) == passes
 
 
 def test_in_a_private_network_the_seen_address_is_enough(rendezvous: Rendezvous) -> None:

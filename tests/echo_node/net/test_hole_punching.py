@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, closing
+from ipaddress import ip_interface
 
 import pytest
 
@@ -152,11 +153,32 @@ def test_addresses_with_a_special_meaning_are_not_used() -> None:
     assert addresses("8.8.1.1", "192.168.1.2", "8.8.2.2", "2600::1") == ["8.8.2.2", "2600::1"]
 
 
+@pytest.fixture
+def at_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine in a home's network, which also has a network of its own for containers."""
+    interfaces = [ip_interface(text) for text in ("127.0.0.1/8", "192.168.1.2/24", "fd00::2/64", "172.17.0.1/16")]
+    monkeypatch.setattr(hole_punching, "own_interfaces", lambda: interfaces)
+
+
+@pytest.mark.usefixtures("at_home")
 def test_private_addresses_are_used_in_the_same_network_only() -> None:
-    private = ("192.168.1.7", "10.0.0.7", "fd00::7")
-    assert addresses("8.8.1.1", "192.168.1.2", *private, "8.8.2.2") == ["8.8.2.2"]
-    assert addresses("8.8.1.1", "192.168.1.2", "8.8.1.1", *private) == ["8.8.1.1", *private]
-    assert addresses("192.168.1.2", "192.168.1.2", *private) == [*private]
+    assert addresses("8.8.1.1", "192.168.1.2", "192.168.1.7", "8.8.2.2") == ["8.8.2.2"]
+    for foreign in ("10.0.0.7", "172.17.0.2", "fd00::7"):
+        assert addresses("8.8.1.1", "192.168.1.2", "8.8.1.1", "192.168.1.7", foreign) == ["8.8.1.1", "192.168.1.7"]
+        assert addresses("192.168.1.2", "192.168.1.2", "192.168.1.7", foreign) == ["192.168.1.7"]
+    assert addresses("8.8.1.1", "fd00::2", "8.8.1.1", "fd00::7") == ["8.8.1.1", "fd00::7"]
+
+
+@pytest.mark.usefixtures("at_home")
+def test_a_node_connects_neither_to_itself_nor_to_its_router() -> None:
+    assert addresses("8.8.1.1", "192.168.1.2", "8.8.1.1", "192.168.1.2", "192.168.1.1") == ["8.8.1.1"]
+
+
+@pytest.mark.usefixtures("at_home")
+def test_a_proxys_address_stands_for_no_common_network() -> None:
+    """Behind a proxy that is not in `trusted_proxies`, the hub sees all nodes at the proxy's address."""
+    for proxy in (HERE, "10.9.9.9"):
+        assert addresses(proxy, "192.168.1.2", "192.168.1.7") == []
 
 
 def test_loopback_is_used_by_nodes_on_the_hubs_machine_only() -> None:
