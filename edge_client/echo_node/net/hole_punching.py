@@ -34,12 +34,17 @@ CONNECT_S: Final = 2.0
 """Seconds for which both nodes try to connect."""
 ANSWER_S: Final = 5.0
 """Seconds within which the peer must answer. It may need two of them to learn its public address."""
-MOST_ASKED: Final = 8
-"""Maximum attempts that this node has begun at the same time. Further ones wait."""
-MOST_ANSWERED: Final = 8
-"""Maximum attempts of peers that this node answers at the same time. Further ones wait; they are ignored if the peer
-has given up meanwhile.
+MOST_ATTEMPTS: Final = 8
+"""Maximum attempts at the same time, of this node and of its peers together. Further ones wait; those of peers are
+ignored if the peer has given up meanwhile.
 """
+ANSWER_AGAIN_S: Final = 1.5
+"""Seconds after an attempt of a peer within which its next one is ignored, doubled with each attempt. Honest peers wait
+at least 2 s, and double that too.
+"""
+ANSWER_AGAIN_LIMIT_S: Final = 1_500.0
+LASTING_S: Final = 30.0
+"""Seconds after which a link shows that its node asks for good reason."""
 
 
 class HubSide(Protocol):
@@ -48,6 +53,34 @@ class HubSide(Protocol):
     address: HubAddress
 
     async def send(self, message: FromNode) -> None: ...
+
+
+class AnswerWaits:
+    """Decides which attempts of a peer are answered: after each one, the peer has to wait longer. `now`: a monotonic
+    clock in seconds.
+    """
+
+    def __init__(self) -> None:
+        self._waits: dict[str, tuple[float, float]] = {}
+        """(end time, length in seconds) of the last wait of each peer."""
+
+    def take(self, node_id: str, *, now: float) -> bool:
+        """Return True if the peer may be answered now, and begin its next wait."""
+        ends_at, wait_s = self._waits.get(node_id, (now, ANSWER_AGAIN_S / 2))
+        if now < ends_at:
+            return False
+        wait_s = min(2 * wait_s, ANSWER_AGAIN_LIMIT_S)
+        self._waits[node_id] = now + wait_s, wait_s
+        return True
+
+    def linked(self, node_id: str, *, lasted_s: float) -> None:
+        """Note the end of a link with the peer. After a lasting one, the peer's next attempt is answered at once."""
+        if lasted_s >= LASTING_S:
+            self.forget(node_id)
+
+    def forget(self, node_id: str) -> None:
+        """Answer the peer's next attempt at once."""
+        self._waits.pop(node_id, None)
 
 
 class HolePunching:
@@ -60,9 +93,8 @@ class HolePunching:
         self._sighting_url = ""
         self._asked: dict[str, asyncio.Future[Meet]] = {}
         """Attempts that wait for the peer's answer, by peer."""
-        self.asks = asyncio.Semaphore(MOST_ASKED)
+        self.attempts = asyncio.Semaphore(MOST_ATTEMPTS)
         """Callers of `ask` hold it."""
-        self._answers = asyncio.Semaphore(MOST_ANSWERED)
 
     def use(self, hub: HubSide, sighting_path: str) -> None:
         """Begin to use this hub, whose Welcome has named the path. An empty path ends it: the hub does not help."""
@@ -107,7 +139,7 @@ class HolePunching:
         """
         loop = asyncio.get_running_loop()
         given_up_at = loop.time() + ANSWER_S / 2
-        async with self._answers:
+        async with self.attempts:
             if loop.time() > given_up_at:
                 return
             with closing(LocalPort(self._host)) as port:

@@ -24,7 +24,7 @@ from websockets.exceptions import ConnectionClosed, WebSocketException
 from websockets.server import ServerProtocol
 
 from echo_node.net.flow import Flow
-from echo_node.net.hole_punching import HolePunching, HubSide
+from echo_node.net.hole_punching import AnswerWaits, HolePunching, HubSide
 from echo_node.net.mesh_link import Link, SendCap
 from echo_node.net.mesh_proof import Handshake, node_of
 from echo_node.net.mesh_socket import Counted, Incoming, Outgoing
@@ -115,6 +115,7 @@ class MeshLinks:
         """Tasks that link through routers, by the peer's id. The node with the smaller id keeps a task per peer; the
         node with the larger id runs a task during its answer.
         """
+        self._answer_waits = AnswerWaits()
         self._links: dict[str, Link] = {}
         self._bars: dict[str, tuple[float, float]] = {}
         """(end time, length in seconds) of the last bar of each node, by node id. A barred node gets no new link."""
@@ -172,7 +173,7 @@ class MeshLinks:
         newest = max(keys, key=lambda key: key.key_id, default=None)
         if newest != self._run_key:
             self._run_key = newest
-            self._stop_connecting((*self._connectors, *self._punchers))
+            self._stop_connecting(tuple(self._peers))
             self._abort_all()
             self._connect_to_all()
 
@@ -199,8 +200,16 @@ class MeshLinks:
             return
         if meet.answers:
             self._punching.heard(meet)
-        elif self._run_key is not None and meet.node_id in self._peers and meet.node_id not in self._punchers:
+        elif self._may_answer(meet.node_id):
             self._punchers[meet.node_id] = asyncio.create_task(self._answer(meet), name=f"meet-{meet.node_id}")
+
+    def _may_answer(self, node_id: str) -> bool:
+        """Return True for a peer without a link, a bar and an answer under way, unless it asks too often."""
+        if self._run_key is None or node_id not in self._peers:
+            return False
+        if node_id in self._links or node_id in self._punchers or self._barred_for(node_id) > 0:
+            return False
+        return self._answer_waits.take(node_id, now=asyncio.get_running_loop().time())
 
     def hand_on(self, piece: Piece, branches: Iterable[tuple[int, bytes]]) -> None:
         """Send the piece to the nodes with these numbers, adding each node's further route. Nodes without a link, and
@@ -240,6 +249,7 @@ class MeshLinks:
 
     def _stop_connecting(self, node_ids: Iterable[str]) -> None:
         for node_id in node_ids:
+            self._answer_waits.forget(node_id)
             for tasks in (self._connectors, self._punchers):
                 if (task := tasks.pop(node_id, None)) is not None:
                     task.cancel()
@@ -283,7 +293,7 @@ class MeshLinks:
             await asyncio.sleep(wait_s)
             punched, linked = None, False
             try:
-                async with self._punching.asks:
+                async with self._punching.attempts:
                     if node_id in self._links:
                         attempt = 0
                         continue
@@ -427,7 +437,8 @@ class MeshLinks:
 
     async def _keep(self, link: Link) -> None:
         """Register the link, and read it until it ends: by an exception, or by the peer's close."""
-        existing = self._links.get(link.node_id)
+        loop, existing = asyncio.get_running_loop(), self._links.get(link.node_id)
+        linked_at = loop.time()
         self._links[link.node_id] = link
         if link.is_punched and not link.opened_here:
             self._stop_answering(link.node_id)
@@ -447,6 +458,7 @@ class MeshLinks:
         finally:
             writer.cancel()
             link.ended.set()
+            self._answer_waits.linked(link.node_id, lasted_s=loop.time() - linked_at)
             if self._links.get(link.node_id) is link:
                 del self._links[link.node_id]
                 log.info("The link with the node %s has ended.", link.node_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, closing
@@ -10,9 +11,18 @@ from ipaddress import ip_interface
 
 import pytest
 
-from echo_node.net import hole_punching
-from echo_node.net.hole_punching import MOST_ANSWERED, MOST_ASKED, HolePunching, usable
+from echo_node.net import hole_punching, mesh
+from echo_node.net.hole_punching import (
+    ANSWER_AGAIN_LIMIT_S,
+    ANSWER_AGAIN_S,
+    LASTING_S,
+    MOST_ATTEMPTS,
+    AnswerWaits,
+    HolePunching,
+    usable,
+)
 from echo_node.net.local_port import LocalPort
+from echo_shared.process.backoff import backoff_s
 from echo_shared.wire.messages import Meet, MeetWanted
 from tests.echo_node.net.punching_parts import PATH, FakeHub, Line, opened
 
@@ -118,11 +128,11 @@ async def test_attempts_at_the_same_time_are_bounded(hub: FakeHub, monkeypatch: 
     pair = Pair(hub)
 
     async def ask(number: int) -> None:
-        async with pair.asking.asks:
+        async with pair.asking.attempts:
             assert await pair.asking.ask(f"n{number}") is None
 
-    await asyncio.gather(*(ask(number) for number in range(4 * MOST_ASKED)))
-    assert (most, open_ports) == (MOST_ASKED, 0)
+    await asyncio.gather(*(ask(number) for number in range(4 * MOST_ATTEMPTS)))
+    assert (most, open_ports) == (MOST_ATTEMPTS, 0)
     monkeypatch.setattr(hole_punching, "ANSWER_S", 0.4)
     monkeypatch.setattr(hole_punching, "CONNECT_S", 0.15)
     most = 0
@@ -131,9 +141,42 @@ async def test_attempts_at_the_same_time_are_bounded(hub: FakeHub, monkeypatch: 
         async for _ in pair.answering.answer(Meet(node_id=f"n{number}", addresses=(("10.1.1.1", 5_000),))):
             raise AssertionError("nobody is there")
 
-    await asyncio.gather(*(answer(number) for number in range(8 * MOST_ANSWERED)))
-    assert (most, open_ports) == (MOST_ANSWERED, 0)
-    assert MOST_ANSWERED < len(pair.b.said) < 8 * MOST_ANSWERED, "some have waited, others have given up"
+    await asyncio.gather(*(answer(number) for number in range(8 * MOST_ATTEMPTS)))
+    assert (most, open_ports) == (MOST_ATTEMPTS, 0)
+    assert MOST_ATTEMPTS < len(pair.b.said) < 8 * MOST_ATTEMPTS, "some have waited, others have given up"
+
+
+async def test_asks_and_answers_share_the_limit(hub: FakeHub) -> None:
+    pair = Pair(hub)
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(MOST_ATTEMPTS):
+            await stack.enter_async_context(pair.answering.attempts)
+        answer = pair.answering.answer(Meet(node_id="a", addresses=((HERE, 5_000),)))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await anext(answer)
+    assert pair.b.said == []
+
+
+def test_a_peer_that_asks_again_waits_longer_each_time() -> None:
+    waits, now, passed = AnswerWaits(), 100.0, []
+    for tenth in range(1_000):
+        if waits.take("a", now=now + tenth / 10):
+            passed.append(tenth / 10)
+    assert passed == [0, *(ANSWER_AGAIN_S * factor for factor in (1, 3, 7, 15, 31, 63))]
+    assert waits.take("b", now=now), "another peer"
+    waits.linked("a", lasted_s=LASTING_S / 2)
+    assert not waits.take("a", now=now + 100)
+    waits.linked("a", lasted_s=LASTING_S)
+    assert waits.take("a", now=now + 100)
+
+
+def test_an_honest_peer_is_always_answered() -> None:
+    waits, now = AnswerWaits(), 0.0
+    for attempt in range(20):
+        assert waits.take("a", now=now)
+        now += backoff_s(attempt, 1.0, first_s=mesh.PUNCH_AGAIN_S, limit_s=mesh.PUNCH_LIMIT_S)
+    assert not waits.take("a", now=now - ANSWER_AGAIN_LIMIT_S)
 
 
 def addresses(public: str, local: str, *told: str) -> list[str]:

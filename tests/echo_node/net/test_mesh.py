@@ -571,6 +571,40 @@ async def test_a_stranger_cannot_have_itself_met(news: News, tmp_path: Path) -> 
         assert not any(node.mesh._punchers for node in nodes)
 
 
+async def test_a_linked_or_barred_node_cannot_have_itself_met(
+    news: News, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered: list[str] = []
+
+    async def answer(meet: Meet) -> AsyncIterator[socket.socket]:
+        answered.append(meet.node_id)
+        return
+        yield
+
+    async with behind_routers(news, tmp_path) as (nodes, lines):
+        introduce(nodes)
+        await news.until(lambda: all_linked(nodes))
+        asking, mesh = nodes[0], nodes[1].mesh
+        mesh.use_rendezvous(lines[1], PATH)
+        monkeypatch.setattr(mesh._punching, "answer", answer)
+
+        async def ask() -> None:
+            mesh.meet(Meet(node_id=asking.node_id, addresses=((LOOPBACK, 5_000),)))
+            await asyncio.gather(*mesh._punchers.values())
+
+        await ask()
+        mesh.drop(asking.node_id, "a wrong piece")
+        await news.until(lambda: not mesh.links)
+        await ask()
+        assert answered == []
+        mesh._bars.clear()
+        mesh._stop_connecting([asking.node_id])
+        nodes[0].mesh.set_peers([])
+        for _ in range(3):
+            await ask()
+        assert answered == [asking.node_id], "once, then it has to wait"
+
+
 async def test_an_open_node_is_asked_for_nothing(news: News, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mesh_module, "PUNCH_FIRST_S", 0.2)
     async with behind_routers(news, tmp_path) as (nodes, lines):
