@@ -18,6 +18,7 @@ from typing import Final
 
 from aiohttp import web
 
+from echo_hub.net.address_rate import AddressRate
 from echo_hub.net.artefact_routes import Vouches
 from echo_hub.net.client_address import client_ip
 from echo_hub.net.tracker import Tracker
@@ -29,6 +30,10 @@ VALID_S: Final = 60
 """Seconds for which a sighting is valid. Routers keep the port of an open connection at least this long."""
 UNKNOWN_PORT: Final = 0
 """Port of a connection through a proxy, which names only the client's address."""
+PER_S: Final = 2_000.0
+"""Sightings of all nodes each second."""
+PER_S_OF_NODE: Final = 32.0
+"""Sightings of one node each second: two address families for each of its Meets."""
 _MAC_BYTES: Final = 16
 
 
@@ -64,13 +69,17 @@ def routes(
     sightings: Sightings, tracker: Tracker, vouches: Vouches | None = None, *, trusted_proxies: Collection[str] = ()
 ) -> list[web.AbstractRouteDef]:
     """Return the route `GET /sighting/{passkey}`, for nodes that have joined. `client_ip` explains
-    `trusted_proxies`.
+    `trusted_proxies`. The limits of requests do not count nodes' requests, so the route has a limit of its own.
     """
+    rate = AddressRate(in_all=PER_S, of_one=PER_S_OF_NODE, now=time.monotonic())
 
     async def answer(request: web.Request) -> web.Response:
         try:
             ip = client_ip(request, trusted_proxies)
-            node_id = tracker.user_of(request.match_info["passkey"], ip, now=time.monotonic())
+            now = time.monotonic()
+            node_id = tracker.user_of(request.match_info["passkey"], ip, now=now)
+            if not rate.take(node_id, now=now):
+                raise web.HTTPTooManyRequests(text="This node asks for too many sightings.\n")
             if vouches is not None:
                 vouches.vouch(request, node_id)
         except RefusedError as error:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from echo_hub.net.sightings import UNKNOWN_PORT, VALID_S, Sightings, routes
+from echo_hub.net import sightings as sightings_module
+from echo_hub.net.address_rate import BURST_S
+from echo_hub.net.sightings import PER_S_OF_NODE, UNKNOWN_PORT, VALID_S, Sightings, routes
 from echo_hub.net.tracker import Tracker
 from echo_shared.errors import RemoteProtocolError
 from echo_shared.signing.identity import Identity
@@ -86,3 +89,12 @@ async def test_a_proxy_names_the_address_but_not_the_port(sightings: Sightings) 
         path, forwarded = f"/sighting/{Tracker(HUB).passkey(NODE)}", {"X-Forwarded-For": "203.0.113.9"}
         said = await (await client.get(path, headers=forwarded)).text()
     assert sightings.read(NODE, said, now=0) == ("203.0.113.9", UNKNOWN_PORT)
+
+
+async def test_one_node_gets_only_so_many(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sightings_module, "time", SimpleNamespace(monotonic=lambda: NOW, time=lambda: NOW))
+    keys = [Tracker(HUB).passkey(node_id) for node_id in (NODE, OTHER)]
+    most = int(PER_S_OF_NODE * BURST_S)
+    found = [(await client.get(f"/sighting/{keys[0]}")).status for _ in range(most + 20)]
+    assert found.count(200) <= most and found[-1] == 429
+    assert (await client.get(f"/sighting/{keys[1]}")).status == 200

@@ -618,6 +618,31 @@ async def test_an_open_node_is_asked_for_nothing(news: News, tmp_path: Path, mon
         assert sum(node.mesh.num_accepted for node in nodes) >= 1
 
 
+async def test_first_attempts_are_spread_by_the_number_of_peers(
+    news: News, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mesh_module, "PUNCH_FIRST_S", 0.0)
+    monkeypatch.setattr(mesh_module, "PUNCH_SPREAD_S", 0.1)
+    drawn = iter((0.0, 0.5, 1.0))
+    monkeypatch.setattr(mesh_module.random, "random", lambda: next(drawn, 0.0))
+    loop, begun = asyncio.get_running_loop(), list[float]()
+
+    async def ask(node_id: str) -> None:
+        begun.append(loop.time() - began_at)
+        news.tell()
+        await asyncio.Event().wait()
+
+    async with behind_routers(news, tmp_path) as (nodes, lines):
+        node = nodes[0]
+        monkeypatch.setattr(node.mesh._punching, "ask", ask)
+        peers = [MeshPeer(node_id="z" * 20 + str(number), host="", port=0, number=number) for number in range(3)]
+        began_at = loop.time()
+        node.mesh.set_peers(peers)
+        node.mesh.use_rendezvous(lines[0], PATH)
+        await news.until(lambda: len(begun) == 3)
+    assert begun[1] >= 0.15 - 0.01 and begun[2] >= 0.3 - 0.01
+
+
 async def test_after_a_failure_nodes_ask_rarely(news: News, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[int] = []
     monkeypatch.setattr(mesh_module, "PUNCH_FIRST_S", 0.0)
