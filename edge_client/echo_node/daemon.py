@@ -27,6 +27,8 @@ RESTING_TICK_S: Final = 1.0
 time.
 """
 COUNT_EVERY_TICKS: Final = 4
+PORTS_AGAIN_S: Final = 300.0
+"""Least seconds between two introductions of the node because its router's ports have changed."""
 
 
 class Daemon(JoinedNode):
@@ -108,7 +110,9 @@ class Daemon(JoinedNode):
             await self.connections.introduce(self._about)
 
     async def _router_ports(self) -> None:
-        """Introduce the node to the hub again if others reach it at another port than before."""
+        """Introduce the node to the hub again if others reach it at another port than before. Each time the hub's
+        connection restarts, so a router that changes its answer often is followed only every PORTS_AGAIN_S.
+        """
         router, mesh_port = self.connections.swarm.router, self.connections.mesh.port
         told = router.external(mesh_port)
         while True:
@@ -118,6 +122,7 @@ class Daemon(JoinedNode):
             if router.external(mesh_port) != told:
                 told = router.external(mesh_port)
                 await self.connections.introduce(self._about)
+                await asyncio.sleep(PORTS_AGAIN_S)
 
     async def _ticks(self) -> None:
         ticks = 0

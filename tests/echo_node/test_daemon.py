@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
+from echo_node import daemon as daemon_module
 from echo_node.backends import registry
 from echo_node.backends.registry import BackendChoice
 from echo_node.config import BackendName, NodeConfig
@@ -383,6 +384,21 @@ async def test_a_router_with_another_port_is_told_to_the_hub(hub: Any, node: Nod
         await hub.until(lambda: [proof.mesh_port for proof in hub.all(Proof)] == [port, 40_001])
         router.granted(7, 40_001, "UPnP")
     assert len(hub.all(Proof)) == 2
+
+
+async def test_a_router_that_changes_its_port_often_is_followed_rarely(
+    hub: Any, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon_module, "PORTS_AGAIN_S", 0.5)
+    async with node.running(hub.url) as daemon:
+        await hub.until(lambda: hub.all(Proof))
+        router, port = daemon.connections.swarm.router, daemon.connections.mesh.port
+        router.requested(port, [7])
+        for external in (40_001, 40_002, 40_003):
+            router.granted(7, external, "UPnP")
+            await hub.until(lambda: hub.all(Proof)[-1].mesh_port != port)
+        await hub.until(lambda: hub.all(Proof)[-1].mesh_port == 40_003)
+    assert [proof.mesh_port for proof in hub.all(Proof)] == [port, 40_001, 40_003]
 
 
 async def test_stopping_returns_unfinished_leases(hub: Any, node: Node) -> None:
