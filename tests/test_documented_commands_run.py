@@ -39,6 +39,7 @@ ELSEWHERE = {
     r"echo-hub alert-test ": "tests/echo_hub/commands/test_log_commands.py",
     r"echo-hub credit ": "tests/echo_hub/commands/test_credit_commands.py",
     r"echo-hub learner ": "tests/echo_hub/learner/test_launch.py",
+    r"echo-hub export .*--merged": "tests/echo_hub/lifecycle/test_merging.py",
     r"echo-hub try-task .*--base Qwen": "tests/echo_hub/commands/test_try_task_command.py",
     r"echo-hub try-task .*--sample": "tests/echo_hub/commands/test_try_task_command.py",
     r"echo-node join ": "tests/conftest.py",
@@ -46,6 +47,8 @@ ELSEWHERE = {
     r"echo-node lend": "tests/echo_node/test_lend.py",
     r"echo-node service ": "tests/echo_node/host/test_service.py",
     r"echo-node team ": "tests/echo_node/commands/test_team.py",
+    r"echo-node fleet\b": "tests/echo_node/commands/test_fleet.py",
+    r"echo-node config set devices ": "tests/echo_node/host/test_devices.py",
     r"echo-node receipts\b": "tests/echo_node/commands/test_receipts.py",
 }
 """By pattern of the command: the test that runs it, if it is not run here."""

@@ -114,6 +114,8 @@ class JoinedNode:
         self._run = CurrentRun(paths, joining, self._engines, self._inbox, self._troubles)
         self._about = About.of(config, me=me, joining=joining, chooser=self._engines.chooser, owner=_owner(paths))
         self._commands: OwnerCommands | None = None
+        self._owner_since = 0.0
+        """Time at which the owner's key was read last. Older commands are refused, so that none is obeyed twice."""
         self._obeying: set[asyncio.Task[None]] = set()
         self._meter = TrafficMeter(paths.traffic_file, self._troubles)
         self._watch = OwnerWatch(
@@ -235,7 +237,7 @@ class JoinedNode:
     def reload_owner(self) -> None:
         """Read the owner's key again: the node has joined or left a fleet. Tell the hub. Raises ConfigError."""
         self._about = replace(self._about, owner=_owner(self._paths))
-        self._commands = None
+        self._commands, self._owner_since = None, time.time()
         self._engines.changed.set()
 
     async def _obey(self, said: FleetCommand) -> None:
@@ -334,7 +336,7 @@ class JoinedNode:
                 node_id=self._about.me.node_id,
                 owner_key=owner.public_key,
                 hub_key=hub_key,
-                started_at=self._about.started_at,
+                started_at=max(self._about.started_at, self._owner_since),
             )
         if self._config.update != "never":
             self._newer_release = newer_release(self.connections.client.hub_version)

@@ -115,6 +115,7 @@ def report_of(snapshot: NodeSnapshot, *, problem: str) -> NodeReport:
     """Return what the owner's other machines show of this node."""
     return NodeReport(
         problem=problem[:LINE_CHARACTERS],
+        name=snapshot.name,
         state=snapshot.state,
         reason=snapshot.reason[:LINE_CHARACTERS],
         device=f"{snapshot.backend}, {snapshot.device}"[:LINE_CHARACTERS],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -25,7 +26,7 @@ from echo_shared.signing import key_file
 from echo_shared.signing.identity import Identity, node_id
 from echo_shared.signing.owner import code_of, owner_of
 from echo_shared.wire.messages import Fleet, FleetCommand, FleetNode
-from echo_shared.wire.owner_commands import NodeReport, OwnerCommand, id_of, read_report, sign_command
+from echo_shared.wire.owner_commands import MOST_NAMED, NodeReport, OwnerCommand, id_of, read_report, sign_command
 
 app = typer.Typer(help="All machines of one owner: show, pause and resume them from any of them.")
 
@@ -124,7 +125,7 @@ def fleet_count(
     if as_json:
         typer.echo(json.dumps({"hub": line.hub.url, "counts_once": fleet.counts_once}))
     elif fleet.counts_once:
-        typer.echo("The leaderboard shows these machines as one entry within a minute.")
+        typer.echo("The leaderboard shows these machines as one entry.")
     else:
         typer.echo("The leaderboard shows each machine apart.")
 
@@ -165,11 +166,13 @@ class OwnerLine:
             invite_token=self.hub.invite_token,
         )
 
-    def tell(self, verb: Literal["status", "pause", "resume"], *, to: Any, pause_s: float | None = None) -> FleetAnswer:
+    def tell(
+        self, verb: Literal["status", "pause", "resume"], *, to: Sequence[str], pause_s: float | None = None
+    ) -> FleetAnswer:
         """Send a command to the nodes with these names (empty = all), and return the nodes with their reports. Raises
         ConfigError for an unknown name.
         """
-        ids = _ids_of(to, self.books.fleet(self.owner)) if to else ()
+        ids = _ids_of(to, self.tell("status", to=())) if to else ()
         command = self._signed(
             OwnerCommand(
                 verb=verb,
@@ -187,9 +190,19 @@ class OwnerLine:
         return sign_command(command, self.owner)
 
 
-def _ids_of(names: list[str], fleet: Fleet) -> tuple[str, ...]:
-    """Return the ids of the nodes with these names, or with ids that begin with them. Raises ConfigError."""
-    name_of = {node_id(one.node_key): one.name for one in fleet.nodes}
+def _ids_of(names: Sequence[str], answer: FleetAnswer) -> tuple[str, ...]:
+    """Return the ids of the nodes with these names, or with ids that begin with them, among those that have answered: a
+    node's answer is signed, and the hub's list is not. Raises ConfigError.
+    """
+    if len(names) > MOST_NAMED:
+        raise ConfigError(
+            "Too many machines are named.", got=f"{len(names)}", do=f"Name {MOST_NAMED}, or none for all."
+        )
+    name_of = {
+        node_id(node.node_key): report.name
+        for node in answer.fleet.nodes
+        if (report := _read(node, answer.command_id)) is not None
+    }
     found: dict[str, str] = {}
     for name in names:
         of_name = {of for of, shown in name_of.items() if shown == name}
@@ -197,12 +210,19 @@ def _ids_of(names: list[str], fleet: Fleet) -> tuple[str, ...]:
         if len(fitting) != 1:
             known = ", ".join(sorted(f"{shown} ({of[:10]})" for of, shown in name_of.items()))
             raise ConfigError(
-                "The fleet has no machine of this name." if not fitting else "Several machines have this name.",
+                "No connected machine has this name." if not fitting else "Several machines have this name.",
                 got=repr(name),
-                do=f"Name one of these, or the start of its id: {known or 'none has joined this hub yet'}",
+                do=f"Name one of these, or the start of its id: {known or 'none is connected'}",
             )
         found[name] = fitting.pop()
     return tuple(found.values())
+
+
+def _read(node: FleetNode, command_id: bytes) -> NodeReport | None:
+    """Return the node's report; None if it sent none, or the report is not signed by the node."""
+    with suppress(RemoteProtocolError):
+        return None if node.report is None else read_report(node.report, command_id, node.node_key)
+    return None
 
 
 def _print(answer: FleetAnswer, line: OwnerLine, *, as_json: bool) -> None:
@@ -220,6 +240,8 @@ def _print(answer: FleetAnswer, line: OwnerLine, *, as_json: bool) -> None:
         typer.echo(f"{row['name'] + here:<24} {row['state']:<14} {speed:>14}  {row['rollouts']:>9,} rollouts")
         if text := row["problem"] or row["reason"]:
             typer.echo(f"    {text}")
+    if (hidden := answer.fleet.num_nodes - len(answer.fleet.nodes)) > 0:
+        typer.echo(f"{hidden} more machines were last seen before these. Commands without names reach them, too.")
 
 
 def _row(node: FleetNode, command_id: bytes, me: Identity) -> dict[str, Any]:
@@ -242,7 +264,7 @@ def _row(node: FleetNode, command_id: bytes, me: Identity) -> dict[str, Any]:
         "is_connected": node.is_connected,
         "rollouts": node.rollouts,
         "tokens": node.tokens,
-        **report.model_dump(),
+        **report.model_dump(exclude={"name"}),
         "problem": problem or report.problem,
     }
 

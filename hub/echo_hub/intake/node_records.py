@@ -9,12 +9,30 @@ from collections.abc import Collection, Mapping, Sequence
 from echo_hub.driving.resources import Resources
 from echo_hub.intake.command_relay import CommandRelay
 from echo_hub.store.node_records import read_contribution
-from echo_hub.store.owners import OwnedNode, read_counts_once, read_owned, set_counts_once
+from echo_hub.store.owners import (
+    OwnedNode,
+    read_counts_once,
+    read_is_owned,
+    read_owned,
+    read_owned_ids,
+    set_counts_once,
+)
 from echo_hub.store.reading import read_receipts
 from echo_hub.store.store import Store
 from echo_hub.store.teams import change_team, read_own_team
+from echo_shared.errors import RefusedError
 from echo_shared.records.contribution import sign
-from echo_shared.wire.messages import Fleet, FleetNode, FleetReport, FleetWanted, Receipt, Team, TeamWanted
+from echo_shared.wire.messages import (
+    Fleet,
+    FleetNode,
+    FleetReport,
+    FleetWanted,
+    Receipt,
+    RefusalCode,
+    Team,
+    TeamWanted,
+)
+from echo_shared.wire.owner_commands import is_signed
 from echo_shared.wire.sessions import check_claim
 
 
@@ -48,20 +66,30 @@ class NodeRecords:
 
     async def fleet(self, node_id: str, wanted: FleetWanted) -> Fleet:
         """Pass the owner's command on, and return the owner's nodes. Raises RefusedError unless the asking node proves
-        that it is the owner's.
+        that it is the owner's, and has joined as such.
         """
-        check_claim(wanted.owner, node_id=node_id, hub_key=self._resources.me.public_key)
-        owner_key = wanted.owner.owner_key.hex()
+        owner = wanted.owner
+        check_claim(owner, node_id=node_id, hub_key=self._resources.me.public_key)
+        owner_key = owner.owner_key.hex()
+        if not await self._store.read(read_is_owned, node_id, owner_key):
+            raise RefusedError(
+                "This node has not joined the hub as one of its owner's nodes.",
+                do="Start the node, or wait until it has connected again: echo-node run",
+            )
+        if wanted.command is not None and not is_signed(wanted.command, owner.owner_key):
+            raise RefusedError("The command is not signed with the owner's key.", code=RefusalCode.BAD_SIGNATURE)
         if wanted.counts_once is not None:
             await self._store.write(set_counts_once, owner_key, counts_once=wanted.counts_once)
-        owned = await self._store.read(read_owned, owner_key)
         reports: Mapping[str, FleetReport] = {}
+        owned = await self._store.read(read_owned_ids, owner_key)
         if wanted.command is not None:
-            wished = set(wanted.to or (node.node_id for node in owned))
-            reports = await self._relay.ask(wanted.command, [one.node_id for one in owned if one.node_id in wished])
+            reports = await self._relay.ask(wanted.command, sorted(owned & set(wanted.to or self._connected)))
         return Fleet(
             counts_once=await self._store.read(read_counts_once, owner_key),
-            nodes=tuple(self._shown(node, reports.get(node.node_id)) for node in owned),
+            num_nodes=len(owned),
+            nodes=tuple(
+                self._shown(node, reports.get(node.node_id)) for node in await self._store.read(read_owned, owner_key)
+            ),
         )
 
     def _shown(self, node: OwnedNode, report: FleetReport | None) -> FleetNode:

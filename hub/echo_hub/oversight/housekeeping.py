@@ -19,7 +19,6 @@ from echo_hub.run.directory import RunDirectory
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.invites import read_invites, read_num_invites
 from echo_hub.store.known_nodes import note_still_here, read_banned_nodes
-from echo_hub.store.owners import recount_owners
 from echo_hub.store.standings import read_wanted_pardons
 from echo_hub.store.tallies import read_useful_nodes
 
@@ -79,7 +78,6 @@ class Housekeeping:
         status = self._coordinator.status()
         if self._live:
             await self._store.write(note_still_here, list(self._live), time.time())
-        await self._store.write(recount_owners)
         self._nodes.note_useful(await self._store.read(read_useful_nodes))
         await asyncio.to_thread(
             self._directory.forget_adapters,

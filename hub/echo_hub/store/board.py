@@ -10,10 +10,22 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, Select, Subquery, case, func, literal, select
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Select,
+    Subquery,
+    case,
+    cast,
+    func,
+    literal,
+    select,
+    union_all,
+)
 
 from echo_hub.store import old_receipts
-from echo_hub.store.credit import OWNER, RUN, in_parts, kind_of, owner_holder, team_holder, teams_of
+from echo_hub.store.credit import RUN, in_parts, team_holder, teams_of
 from echo_hub.store.recent_average import average
 from echo_hub.store.streaks import current, day_of
 from echo_hub.store.tables import (
@@ -49,6 +61,8 @@ from echo_shared.wire.messages import MAX_GROUP_SIZE, rollout_id
 DAYS_SHOWN: Final = 366
 PUBLIC_DIGITS: Final = 10
 """Length of the prefix of a node's id that public pages show."""
+OWNER: Final = "/owner/"
+"""Start of the holder of an owner's entry; the owner's key follows."""
 _LAST_ID: Final = "~"
 """A character that sorts after every character of a node id, for the upper end of a prefix search."""
 
@@ -63,62 +77,93 @@ def ranked(connection: Connection, kind: BoardKind) -> Subquery:
     """
     # Sort by code points, as Python does, whatever the database's locale is.
     collation = "C" if connection.dialect.name == "postgresql" else "BINARY"
-    lead: ColumnElement[str]
-    name: ColumnElement[str]
-    seen: ColumnElement[float]
-    if kind == "node":
-        lead = case((credit.c.kind == "owner", _LEAD.scalar_subquery()), else_=credit.c.holder)
-        foreign = select(func.max(credit_elsewhere.c.node_name)).where(credit_elsewhere.c.node_id == credit.c.holder)
-        name = func.coalesce(nodes.c.name, foreign.scalar_subquery(), credit.c.holder)
-        source = credit.outerjoin(nodes, nodes.c.node_id == lead).outerjoin(owners, _IS_OWNED)
-        seen = func.coalesce(nodes.c.last_seen, 0.0)
-    else:
-        lead, name, seen, source = literal(""), teams.c.name, literal(0.0), credit.join(teams, _IS_TEAM)
-    order = (credit.c.rollouts.desc(), name.collate(collation), credit.c.holder.collate(collation))
-    return (
-        select(
-            credit,
-            name.label("name"),
-            lead.label("lead"),
-            seen.label("last_seen"),
-            func.row_number().over(order_by=order).label("rank"),
-        )
-        .select_from(source)
-        .where(*_counts(kind))
+    entries = (
+        _of_all_nodes(connection)
+        if kind == "node"
+        else select(*_COLUMNS, teams.c.name.label("name"), literal("").label("lead"), literal(0.0).label("last_seen"))
+        .select_from(credit.join(teams, _IS_TEAM))
+        .where(credit.c.kind == "team")
         .subquery()
+    )
+    order = (entries.c.rollouts.desc(), entries.c.name.collate(collation), entries.c.holder.collate(collation))
+    return select(entries, func.row_number().over(order_by=order).label("rank")).subquery()
+
+
+_COLUMNS: Final = tuple(credit.c)
+_IS_TEAM: Final = literal("/team/").concat(teams.c.team_id) == credit.c.holder
+_HAS_CREDIT: Final = (credit.c.rollouts > 0) | (credit.c.elsewhere_rollouts > 0)
+_STREAK_DAYS: Final = 10_000_000
+"""More than any streak, so that one number orders by the last day, then by the streak up to that day."""
+
+
+def _of_all_nodes(connection: Connection) -> Subquery:
+    """Select the entries of nodes and of owners."""
+    has_owners = connection.execute(select(owners.c.owner_key).limit(1)).first() is not None
+    return union_all(_of_nodes(), _of_owners()).subquery() if has_owners else _of_nodes().subquery()
+
+
+def _of_nodes() -> Select[Any]:
+    """Select the entries of nodes. The nodes of owners with one entry have none."""
+    foreign = select(func.max(credit_elsewhere.c.node_name)).where(credit_elsewhere.c.node_id == credit.c.holder)
+    name = func.coalesce(nodes.c.name, foreign.scalar_subquery(), credit.c.holder)
+    seen = func.coalesce(nodes.c.last_seen, 0.0)
+    return (
+        select(*_COLUMNS, name.label("name"), credit.c.holder.label("lead"), seen.label("last_seen"))
+        .select_from(
+            credit.outerjoin(nodes, nodes.c.node_id == credit.c.holder).outerjoin(
+                owners, owners.c.owner_key == nodes.c.owner_key
+            )
+        )
+        .where(credit.c.kind == "node", _HAS_CREDIT, owners.c.owner_key.is_(None))
     )
 
 
-_IS_TEAM: Final = literal("/team/").concat(teams.c.team_id) == credit.c.holder
+def _of_owners() -> Select[Any]:
+    """Select one entry for each owner who has chosen that: the sum over the owner's nodes with credit.
 
-
-_IS_OWNED: Final = (owners.c.owner_key == nodes.c.owner_key) & (credit.c.kind == "node")
-_own_nodes, _own_credit = nodes.alias(), credit.alias()
-_LEAD: Final = (
-    select(_own_nodes.c.node_id)
-    .outerjoin(_own_credit, _own_credit.c.holder == _own_nodes.c.node_id)
-    .where(literal(OWNER).concat(_own_nodes.c.owner_key) == credit.c.holder)
-    .order_by(func.coalesce(_own_credit.c.rollouts, 0).desc(), _own_nodes.c.node_id)
-    .limit(1)
-    .correlate(credit)
-)
-"""Selects the owner's node with the most rollouts."""
-
-
-def _counts(kind: BoardKind) -> tuple[ColumnElement[bool], ...]:
-    """Return the conditions that a row of `credit` must meet to appear on the leaderboard. For nodes, the query must
-    also join the table `owners`.
+    Not exact are `recent` and `steps`, which are those of the node with the most: `_standings` computes the exact
+    recent average of the rows that it shows.
     """
-    if kind == "team":
-        return (credit.c.kind == kind,)
-    has_credit = (credit.c.rollouts > 0) | (credit.c.elsewhere_rollouts > 0)
-    return credit.c.kind.in_(("node", "owner")), has_credit, owners.c.owner_key.is_(None)
+    place = func.row_number().over(partition_by=nodes.c.owner_key, order_by=(credit.c.rollouts.desc(), nodes.c.node_id))
+    owned = (
+        select(*_COLUMNS, nodes.c.owner_key, nodes.c.name, nodes.c.last_seen, place.label("place"))
+        .select_from(
+            owners.join(nodes, nodes.c.owner_key == owners.c.owner_key).join(credit, credit.c.holder == nodes.c.node_id)
+        )
+        .where(_HAS_CREDIT)
+        .subquery()
+    )
+    of = owned.c
+
+    def total(column: ColumnElement[int]) -> ColumnElement[int]:
+        return cast(func.sum(column), BigInteger)  # PostgreSQL's sum of integers is a decimal number.
+
+    last_and_streak = func.max(of.last_day * _STREAK_DAYS + of.streak_days)
+    first = case((of.place == 1, of.holder))
+    columns: dict[str, ColumnElement[Any]] = {
+        "holder": literal(OWNER).concat(of.owner_key),
+        "kind": literal("owner"),
+        **{name: total(of[name]) for name in ("rollouts", "tokens")},
+        "steps": func.max(of.steps),
+        "recent": func.max(of.recent),
+        "streak_days": func.coalesce(last_and_streak % _STREAK_DAYS, 0),
+        "longest_streak": func.max(of.longest_streak),
+        "first_day": func.min(of.first_day),
+        "last_day": func.max(of.last_day),
+        **{name: total(of[name]) for name in ("elsewhere_rollouts", "elsewhere_tokens")},
+        "name": func.max(case((of.place == 1, of.name))),
+        "lead": func.max(first),
+        "last_seen": func.max(of.last_seen),
+    }
+    assert list(columns)[: len(_COLUMNS)] == [column.name for column in _COLUMNS], "a union goes by position"
+    return select(*(column.label(name) for name, column in columns.items())).group_by(of.owner_key)
 
 
 def _num_ranked(connection: Connection, kind: BoardKind) -> int:
-    of_nodes = credit.outerjoin(nodes, nodes.c.node_id == credit.c.holder).outerjoin(owners, _IS_OWNED)
-    source = of_nodes if kind == "node" else credit.join(teams, _IS_TEAM)
-    return connection.scalar(select(func.count()).select_from(source).where(*_counts(kind))) or 0
+    if kind == "team":
+        of_teams = select(func.count()).select_from(credit.join(teams, _IS_TEAM)).where(credit.c.kind == "team")
+        return connection.scalar(of_teams) or 0
+    return connection.scalar(select(func.count()).select_from(_of_all_nodes(connection))) or 0
 
 
 def read_board(connection: Connection, wanted: BoardQuery, now: float) -> Board:
@@ -168,9 +213,10 @@ def _standings(connection: Connection, rows: Sequence[Any], kind: BoardKind, now
     holders = [row["holder"] for row in rows]
     leads = {row["holder"]: row["lead"] for row in rows}
     teams_by_id, members = _teams(connection, [leads[one] if kind == "node" else one for one in holders], kind)
-    owned = _nodes_of(connection, [holder for holder in holders if kind_of(holder) == "owner"])
+    owned = owners_nodes(connection, [holder for holder in holders if holder.startswith(OWNER)])
+    recents = {holder: list(of_nodes.values()) for holder, of_nodes in owned.items()}
     works = _works(connection, [holder for holder in holders if holder not in owned]) if kind == "node" else {}
-    works |= {holder: _together(_works(connection, node_ids)) for holder, node_ids in owned.items()}
+    works |= {holder: _together(_works(connection, of_nodes)) for holder, of_nodes in owned.items()}
     today = day_of(now)
     return tuple(
         CreditStanding(
@@ -183,7 +229,7 @@ def _standings(connection: Connection, rows: Sequence[Any], kind: BoardKind, now
             rollouts=row["rollouts"],
             tokens=row["tokens"],
             share=row["rollouts"] / max(total, 1),
-            recent=average(row["recent"], now),
+            recent=sum(average(recent, now) for recent in recents.get(row["holder"], [row["recent"]])),
             steps=row["steps"],
             streak_days=current(row["streak_days"], row["last_day"], today),
             longest_streak=row["longest_streak"],
@@ -212,15 +258,29 @@ def _teams(connection: Connection, holders: Collection[str], kind: BoardKind) ->
     return {}, {team_holder(row.team_id): row.number for row in rows}
 
 
-def _nodes_of(connection: Connection, holders: Collection[str]) -> dict[str, list[str]]:
-    """Return the ids of the nodes of each owner among `holders`."""
-    found: dict[str, list[str]] = {holder: [] for holder in holders}
-    if found:
-        of_these = select(nodes.c.node_id, nodes.c.owner_key).where(
-            nodes.c.owner_key.in_([holder.removeprefix(OWNER) for holder in found])
+def owners_nodes(connection: Connection, holders: Collection[str]) -> dict[str, dict[str, float | None]]:
+    """Return, for each owner among `holders`, the stored recent average of each of its nodes with credit."""
+    found: dict[str, dict[str, float | None]] = {holder: {} for holder in holders}
+    for part in in_parts([holder.removeprefix(OWNER) for holder in holders]):
+        of_these = (
+            select(nodes.c.owner_key, credit.c.holder, credit.c.recent)
+            .select_from(nodes.join(credit, credit.c.holder == nodes.c.node_id))
+            .where(nodes.c.owner_key.in_(part), _HAS_CREDIT)
         )
-        for row in connection.execute(of_these.order_by(nodes.c.node_id)):
-            found[owner_holder(row.owner_key)].append(row.node_id)
+        for row in connection.execute(of_these.order_by(credit.c.holder)):
+            found[f"{OWNER}{row.owner_key}"][row.holder] = row.recent
+    return found
+
+
+def entries_of(connection: Connection, node_ids: Sequence[str]) -> dict[str, str]:
+    """Return the holder of each node's entry on the leaderboard: the node itself, or its owner if the owner has chosen
+    one entry for all its nodes.
+    """
+    found = dict(zip(node_ids, node_ids, strict=True))
+    owned = select(nodes.c.node_id, nodes.c.owner_key).join(owners, owners.c.owner_key == nodes.c.owner_key)
+    for part in in_parts(node_ids):
+        for row in connection.execute(owned.where(nodes.c.node_id.in_(part))):
+            found[row.node_id] = f"{OWNER}{row.owner_key}"
     return found
 
 
@@ -252,7 +312,7 @@ def read_holder(connection: Connection, holder: str, kind: BoardKind, now: float
     board = ranked(connection, kind)
     rows = connection.execute(select(board).where(board.c.holder == holder)).mappings().all()
     if not rows and kind == "node":
-        rows = connection.execute(_below_its_owner(board, holder)).mappings().all()
+        rows = connection.execute(_below_its_owner(board, holder, entries_of(connection, [holder]))).mappings().all()
     if not rows:
         return None
     (standing,) = _standings(connection, rows, kind, now)
@@ -268,14 +328,15 @@ def read_holder(connection: Connection, holder: str, kind: BoardKind, now: float
     )
 
 
-def _below_its_owner(board: Subquery, node_id: str) -> Select[Any]:
+def _below_its_owner(board: Subquery, node_id: str, entries: Mapping[str, str]) -> Select[Any]:
     """Select a node's own credit, with the rank of its owner. Used if the owner has one entry that replaces its nodes'
-    entries."""
-    of_owner = board.c.holder == literal(OWNER).concat(nodes.c.owner_key)
+    entries.
+    """
+    rank = select(board.c.rank).where(board.c.holder == entries[node_id]).scalar_subquery()
     return (
-        select(credit, nodes.c.name, credit.c.holder.label("lead"), nodes.c.last_seen, board.c.rank)
-        .select_from(credit.join(nodes, nodes.c.node_id == credit.c.holder).join(board, of_owner))
-        .where(credit.c.holder == node_id)
+        select(credit, nodes.c.name, credit.c.holder.label("lead"), nodes.c.last_seen, rank.label("rank"))
+        .select_from(credit.join(nodes, nodes.c.node_id == credit.c.holder))
+        .where(credit.c.holder == node_id, rank.is_not(None))
     )
 
 

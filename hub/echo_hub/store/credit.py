@@ -1,4 +1,4 @@
-"""Credit for work that counted: of each node, each team, the whole run, and each owner that has one leaderboard entry.
+"""Credit for work that counted: of each node, each team and the whole run.
 
 A rollout counts when it is trained on or evaluated; the transaction that records this also adds the credit. The node
 that held the lease gets credit for the rollout. The nodes that sampled its tokens get credit for the tokens: these
@@ -6,10 +6,7 @@ nodes differ if another node resumed the rollout. Work of a team's node is also 
 Nothing else gives credit, and nodes cannot claim any. Only sums are stored, so an update costs the same at the first
 rollout as at the millionth, and no page counts receipts.
 
-An owner's credit is the sum of the credit of its present nodes (`echo_hub.store.owners`).
-
-A *holder* is the name of a row: a node's id, a team as "/team/12", an owner as "/owner/" and its key, or the run as
-"/run".
+A *holder* is the name of a row: a node's id, a team as "/team/12", or the run as "/run".
 """
 
 from __future__ import annotations
@@ -24,13 +21,12 @@ from sqlalchemy import Connection, Table, bindparam, select, update
 from echo_hub.store.bulk import among, execute_many
 from echo_hub.store.recent_average import added
 from echo_hub.store.streaks import day_of, longer
-from echo_hub.store.tables import credit, credit_days, credit_steps, nodes, owners, team_members
+from echo_hub.store.tables import credit, credit_days, credit_steps, team_members
 from echo_hub.store.tallies import add_to, dialect_of
 
-Kind = Literal["node", "team", "owner", "run"]
+Kind = Literal["node", "team", "run"]
 RUN: Final = "/run"
 _TEAM: Final = "/team/"
-OWNER: Final = "/owner/"
 KEYS_A_QUERY: Final = 500
 """Keys looked up in one query. Such a query takes a few milliseconds."""
 
@@ -39,14 +35,8 @@ def team_holder(team_id: int) -> str:
     return f"{_TEAM}{team_id}"
 
 
-def owner_holder(owner_key: str) -> str:
-    return f"{OWNER}{owner_key}"
-
-
 def kind_of(holder: str) -> Kind:
-    if holder == RUN:
-        return "run"
-    return "team" if holder.startswith(_TEAM) else "owner" if holder.startswith(OWNER) else "node"
+    return "run" if holder == RUN else "team" if holder.startswith(_TEAM) else "node"
 
 
 def grant(connection: Connection, earned: Mapping[str, Mapping[str, int]], *, at: float, step: int | None) -> None:
@@ -55,7 +45,7 @@ def grant(connection: Connection, earned: Mapping[str, Mapping[str, int]], *, at
     `earned` maps node ids to "rollouts" and "tokens". `step` is the step that trained on these rollouts; None for an
     evaluation.
     """
-    by_holder = _with_groups(connection, {node_id: Counter(part) for node_id, part in earned.items()})
+    by_holder = _with_teams(connection, {node_id: Counter(part) for node_id, part in earned.items()})
     by_holder = {holder: part for holder, part in by_holder.items() if part["rollouts"] or part["tokens"]}
     if not by_holder:
         return
@@ -101,27 +91,14 @@ def _holders_of(connection: Connection, step: int, holders: Collection[str]) -> 
     )
 
 
-def _with_groups(connection: Connection, earned: dict[str, Counter[str]]) -> dict[str, Counter[str]]:
-    """Add entries for the run, the teams and the owners, which earn everything that their nodes earn."""
-    team_of, owner_of = teams_of(connection, earned), _owners_of(connection, earned)
+def _with_teams(connection: Connection, earned: dict[str, Counter[str]]) -> dict[str, Counter[str]]:
+    team_of = teams_of(connection, earned)
     found: dict[str, Counter[str]] = {RUN: Counter(), **earned}
     for node_id, part in earned.items():
         found[RUN].update(part)
         if node_id in team_of:
             found.setdefault(team_holder(team_of[node_id]), Counter()).update(part)
-        if node_id in owner_of:
-            found.setdefault(owner_holder(owner_of[node_id]), Counter()).update(part)
     return found
-
-
-def _owners_of(connection: Connection, node_ids: Iterable[str]) -> dict[str, str]:
-    """Return the key of the owner of each node whose owner has one leaderboard entry."""
-    of_these = select(nodes.c.node_id, nodes.c.owner_key).join(owners, owners.c.owner_key == nodes.c.owner_key)
-    return {
-        row.node_id: row.owner_key
-        for part in in_parts(sorted(node_ids))
-        for row in connection.execute(of_these.where(among(connection, nodes.c.node_id, part)))
-    }
 
 
 def teams_of(connection: Connection, node_ids: Iterable[str]) -> dict[str, int]:

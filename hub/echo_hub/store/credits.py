@@ -6,11 +6,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from sqlalchemy import Connection, func, literal, select
+from sqlalchemy import Connection, func, select
 
-from echo_hub.store.board import ranked
-from echo_hub.store.credit import OWNER
-from echo_hub.store.tables import checking, credit, nodes, tallies
+from echo_hub.store.board import entries_of, ranked
+from echo_hub.store.tables import checking, credit, tallies
 from echo_hub.store.tallies import EVALUATED, TRAINED
 
 KEYS_A_QUERY: Final = 10_000
@@ -43,24 +42,22 @@ def read_credits(connection: Connection, node_ids: Collection[str]) -> dict[str,
     """
     board, keys = ranked(connection, "node"), sorted(node_ids)
     ranks = select(board.c.holder, board.c.rollouts, board.c.rank).where(board.c.rollouts > 0).subquery()
-    # An owner may have one leaderboard entry, which replaces the entries of its nodes. Then use the owner's rank.
-    of_owner = ranks.c.holder == literal(OWNER).concat(nodes.c.owner_key)
-    own = select(credit.c.holder.label("node_id"), credit.c.rollouts, ranks.c.rank)
-    places_of = own.join(nodes, nodes.c.node_id == credit.c.holder, isouter=True).join(
-        ranks, (ranks.c.holder == credit.c.holder) | of_owner
-    )
     num_ranked, total = connection.execute(select(func.count(), func.sum(ranks.c.rollouts)).select_from(ranks)).one()
     credits = {}
     for start in range(0, len(keys), KEYS_A_QUERY):
         part = keys[start : start + KEYS_A_QUERY]
-        places = {row.node_id: row for row in connection.execute(places_of.where(credit.c.holder.in_(part)))}
+        entries = entries_of(connection, part)
+        shown = select(ranks.c.holder, ranks.c.rank).where(ranks.c.holder.in_(set(entries.values())))
+        rank_of = {row.holder: int(row.rank) for row in connection.execute(shown)}
+        own = select(credit.c.holder, credit.c.rollouts).where(credit.c.holder.in_(part), credit.c.rollouts > 0)
+        rollouts_of = {row.holder: int(row.rollouts) for row in connection.execute(own)}
         by_others = select(checking.c.node_id, checking.c.rollouts).where(checking.c.node_id.in_(part))
         checked = {row.node_id: int(row.rollouts) for row in connection.execute(by_others)}
         final: dict[str, dict[str, Any]] = {}
         for row in connection.execute(_OUTCOMES.where(tallies.c.node_id.in_(part))):
             final.setdefault(row.node_id, {})[row.outcome] = row
         for node_id in part:
-            of_node, place = final.get(node_id, {}), places.get(node_id)
+            of_node, rollouts = final.get(node_id, {}), rollouts_of.get(node_id, 0)
             trained, evaluated = of_node.get(TRAINED), of_node.get(EVALUATED)
             credits[node_id] = Credit(
                 trained=trained.rollouts if trained else 0,
@@ -72,8 +69,8 @@ def read_credits(connection: Connection, node_ids: Collection[str]) -> dict[str,
                     if outcome not in _USEFUL and row.rollouts
                 },
                 others_checked=checked.get(node_id, 0),
-                share=int(place.rollouts) / int(total) if place else 0.0,
-                rank=int(place.rank) if place else None,
+                share=rollouts / int(total) if rollouts else 0.0,
+                rank=rank_of.get(entries[node_id]) if rollouts else None,
                 num_ranked=num_ranked,
             )
     return credits

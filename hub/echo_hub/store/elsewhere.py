@@ -11,9 +11,8 @@ from typing import Final, Literal
 
 from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
 
-from echo_hub.store.board import ranked
 from echo_hub.store.credit import ensure, in_parts
-from echo_hub.store.tables import credit, credit_elsewhere, runs_elsewhere
+from echo_hub.store.tables import credit, credit_elsewhere, nodes, runs_elsewhere
 from echo_shared.records.run_credit import NodeCredit, RunCredit
 from echo_shared.signing.signed_document import moment
 
@@ -25,8 +24,12 @@ imported, because the stored export has the same age or is newer.
 
 def read_run_credit(connection: Connection, *, run_id: str, run_name: str, hub_key: bytes, now: float) -> RunCredit:
     """Return everything that all nodes have earned in this run."""
-    board = ranked(connection, "node")
-    own = select(board.c.holder, board.c.name, board.c.rollouts, board.c.tokens).where(board.c.rollouts > 0)
+    name = func.coalesce(nodes.c.name, credit.c.holder).label("name")
+    own = (
+        select(credit.c.holder, name, credit.c.rollouts, credit.c.tokens)
+        .select_from(credit.outerjoin(nodes, nodes.c.node_id == credit.c.holder))
+        .where(credit.c.kind == "node", credit.c.rollouts > 0)
+    )
     rows = sorted(connection.execute(own), key=lambda row: row.holder)
     return RunCredit(
         run_id=run_id,
@@ -50,7 +53,7 @@ def take_in(connection: Connection, said: RunCredit, now: float) -> Taken:
     if issued_at is not None and issued_at >= said.issued_at:  # UTC times in this format sort as texts.
         return "known"
     mine = credit_elsewhere.c.run_id == said.run_id
-    nodes = {*connection.scalars(select(credit_elsewhere.c.node_id).where(mine)), *(n.node_id for n in said.nodes)}
+    node_ids = {*connection.scalars(select(credit_elsewhere.c.node_id).where(mine)), *(n.node_id for n in said.nodes)}
     connection.execute(delete(credit_elsewhere).where(mine))
     connection.execute(delete(runs_elsewhere).where(of_run))
     about = said.model_dump(include={"run_id", "run_name", "hub_key", "issued_at"})
@@ -58,7 +61,7 @@ def take_in(connection: Connection, said: RunCredit, now: float) -> Taken:
     if said.nodes:
         rows = [{"run_id": said.run_id, **node.model_dump()} for node in said.nodes]
         connection.execute(insert(credit_elsewhere), rows)
-    _sum_up(connection, sorted(nodes))
+    _sum_up(connection, sorted(node_ids))
     return "new" if issued_at is None else "newer"
 
 

@@ -15,6 +15,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Row,
+    RowMapping,
     Select,
     bindparam,
     case,
@@ -392,17 +393,25 @@ def read_evaluations(connection: Connection, since: float = 0.0) -> list[Evaluat
         for table in (evaluations, set_evaluations)
         for row in connection.execute(select(table).where(table.c.evaluated_at > since))
     ]
-    return [
-        Evaluation(
-            **{
-                **row,
-                "kind": EvaluationKind(row["kind"]),
-                "pass_at": {int(k): share for k, share in row["pass_at"].items()},
-                "components": row["components"] or {},
-            }
-        )
-        for row in sorted(rows, key=lambda row: (row["policy_version"], row.get("name", ""), row["kind"]))
-    ]
+    rows.sort(key=lambda row: (row["policy_version"], row.get("name", ""), row["kind"]))
+    return [_evaluation(row) for row in rows]
+
+
+def read_evaluations_of(connection: Connection, policy_version: int) -> list[Evaluation]:
+    """Return a version's evaluations on the whole held-out set, greedy before sampled."""
+    of_version = select(evaluations).where(evaluations.c.policy_version == policy_version)
+    return [_evaluation(row._mapping) for row in connection.execute(of_version.order_by(evaluations.c.kind))]
+
+
+def _evaluation(row: RowMapping) -> Evaluation:
+    return Evaluation(
+        **{
+            **row,
+            "kind": EvaluationKind(row["kind"]),
+            "pass_at": {int(k): share for k, share in row["pass_at"].items()},
+            "components": row["components"] or {},
+        }
+    )
 
 
 def read_evaluated_versions(connection: Connection) -> set[int]:

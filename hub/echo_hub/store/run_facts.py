@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, func, select
 
 from echo_hub.store.credit import RUN
-from echo_hub.store.reports import read_evaluations
+from echo_hub.store.reports import read_evaluations_of
 from echo_hub.store.tables import credit
 from echo_shared.records.run import Evaluation
 
@@ -28,10 +28,9 @@ class RunFacts:
 def read_facts(connection: Connection, policy_version: int) -> RunFacts:
     of_run = connection.execute(select(credit.c.rollouts, credit.c.tokens).where(credit.c.holder == RUN)).first()
     useful = select(func.count()).where(credit.c.kind == "node", credit.c.rollouts > 0)
-    measured = [one for one in read_evaluations(connection) if not one.name]
     return RunFacts(
         num_nodes=connection.scalar(useful) or 0,
         rollouts=of_run.rollouts if of_run else 0,
         tokens=of_run.tokens if of_run else 0,
-        evaluations=tuple(one for version in (0, policy_version) for one in measured if one.policy_version == version),
+        evaluations=tuple(one for version in (0, policy_version) for one in read_evaluations_of(connection, version)),
     )

@@ -38,7 +38,7 @@ from echo_hub.store.database import (
 from echo_hub.store.events import KEPT, add_events
 from echo_hub.store.keeping import Keeping, forget, trim
 from echo_hub.store.old_fetches import FetchMark, forget_old_fetches
-from echo_hub.store.owners import note_owner
+from echo_hub.store.owners import leave_owner
 from echo_hub.store.tables import evaluations, nodes, rollouts, set_evaluations, steps
 from echo_hub.store.touched import Touched
 from echo_hub.store.training import count_trained, uncounted_steps
@@ -194,7 +194,7 @@ class Store:
             **({} if invite_id is None else {"invite_id": invite_id}),
         }
         with open_to_write(self.engine) as connection:
-            note_owner(connection, node_id, owner_key.hex())
+            leave_owner(connection, node_id, owner_key.hex())
             if connection.execute(update(nodes).where(nodes.c.node_id == node_id).values(said)).rowcount == 0:
                 connection.execute(insert(nodes), {"node_id": node_id, "first_seen": now, **said})
         self.touched.note([node_id])

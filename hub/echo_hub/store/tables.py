@@ -473,15 +473,7 @@ team_members = Table(
     Column("joined_at", Double, nullable=False),
 )
 
-owners = Table(
-    "owners",
-    metadata,
-    Column("owner_key", String(64), primary_key=True),
-    Column("must_recount", Boolean, nullable=False),
-)
-MUST_RECOUNT = text("must_recount")
-"""A text for the same reason as `IS_OPEN`."""
-Index("ix_owners_recount", owners.c.owner_key, **only_where(MUST_RECOUNT))
+owners = Table("owners", metadata, Column("owner_key", String(64), primary_key=True))
 
 events = Table(
     "events",

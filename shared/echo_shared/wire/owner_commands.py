@@ -22,6 +22,8 @@ from echo_shared.wire.messages.fields import NodeId, printable_line
 
 _COMMAND: Final = b"echo owner's command 1\0"
 _REPORT: Final = b"echo node's report 1\0"
+MOST_NAMED: Final = 32
+"""Maximum number of nodes that one command names."""
 LONGEST_PAUSE_S: Final = 366 * 86_400.0
 
 LINE_CHARACTERS: Final = 400
@@ -43,7 +45,7 @@ class OwnerCommand(_Said):
     pause_s: Annotated[float, Field(gt=0, le=LONGEST_PAUSE_S)] | None = None
     """Length of a pause in seconds; None = until resumed."""
     hub_key: Key
-    to: Annotated[tuple[NodeId, ...], Field(strict=False, max_length=32)] = ()
+    to: Annotated[tuple[NodeId, ...], Field(strict=False, max_length=MOST_NAMED)] = ()
     """Nodes that must obey; empty = all of the owner's nodes."""
     sender: NodeId
     sent_at: Annotated[float, Field(ge=0)]
@@ -57,6 +59,8 @@ class NodeReport(_Said):
 
     problem: Line = ""
     """What went wrong; empty = the node has obeyed."""
+    name: Line = ""
+    """The node's name, by which its owner addresses it."""
     state: Line = ""
     """State in one word, as in `echo-node status`, and the `reason` in a sentence."""
     reason: Line = ""
@@ -74,9 +78,14 @@ def sign_command(command: OwnerCommand, owner: Identity) -> FleetCommand:
     return FleetCommand(body=body, signature=owner.sign(_COMMAND + body))
 
 
+def is_signed(said: FleetCommand, owner_key: bytes) -> bool:
+    """Return True if the owner with this public key has signed the command."""
+    return verify(owner_key, said.signature, _COMMAND + said.body)
+
+
 def read_command(said: FleetCommand, owner_key: bytes) -> OwnerCommand:
     """Return the command in a message. Raises RemoteProtocolError unless the owner with this public key signed it."""
-    if not verify(owner_key, said.signature, _COMMAND + said.body):
+    if not is_signed(said, owner_key):
         raise RemoteProtocolError("The command is not signed with this owner's key.")
     return _parsed(said.body, OwnerCommand)
 

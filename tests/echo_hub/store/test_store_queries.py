@@ -72,7 +72,7 @@ from echo_hub.store.invites import add_invite, read_came_by, read_invites, read_
 from echo_hub.store.keeping import read_kept_totals
 from echo_hub.store.known_nodes import ban_nodes, note_still_here, read_banned_nodes, read_counted_names, unban_nodes
 from echo_hub.store.node_records import read_contribution, read_node_record
-from echo_hub.store.owners import read_counts_once, read_owned, recount_owners, set_counts_once
+from echo_hub.store.owners import read_counts_once, read_is_owned, read_owned, read_owned_ids, set_counts_once
 from echo_hub.store.reading import read_batch, read_evaluated, read_groups, read_payloads, read_receipts, read_turns
 from echo_hub.store.recent import read_node_kinds, read_recent_rollouts, read_spreads
 from echo_hub.store.recent_work import read_batch_ages, read_lengths
@@ -97,6 +97,7 @@ from echo_hub.store.retiring import (
     read_trained_at,
     retire,
 )
+from echo_hub.store.run_facts import read_facts
 from echo_hub.store.standings import read_wanted_pardons, want_pardon
 from echo_hub.store.store import Store
 from echo_hub.store.tables import metadata
@@ -154,6 +155,9 @@ WHOLE: Final = {
     ("read_num_invites", "invites"): "a row a person who was invited: their number",
     ("revoke_invite", "invites"): "a row a person who was invited",
     ("revoke_invite", "nodes"): "a row a node: an operator's command, now and then",
+    ("read_board", "credit"): "a row a node with credit: it ranks them all",
+    ("read_credited_node", "credit"): "a row a node with credit: it ranks them all",
+    ("read_credits", "credit"): "a row a node with credit: it ranks them all",
     ("read_board", "teams"): "a row a team: it ranks every team",
     ("read_board", None): "PostgreSQL counts teams by an index",
     ("read_board", "runs_elsewhere"): "a row a run of other hubs: whether there is one",
@@ -314,10 +318,12 @@ class Filled:
             "read_credited_node": lambda: store.read(read_credited_node, "a", now=2.0),
             "read_shares": lambda: store.read(read_shares, "a", width=10),
             "read_public_receipt": lambda: store.read(read_public_receipt, self.steps, 0),
+            "read_facts": lambda: store.read(read_facts, 1),
             "read_owned": lambda: store.read(read_owned, "ab"),
             "read_counts_once": lambda: store.read(read_counts_once, "ab"),
+            "read_is_owned": lambda: store.read(read_is_owned, "a", "ab"),
+            "read_owned_ids": lambda: store.read(read_owned_ids, "ab"),
             "set_counts_once": lambda: store.write(set_counts_once, "ab", counts_once=True),
-            "recount_owners": lambda: store.write(recount_owners),
             "read_team": lambda: store.read(read_team, "A team", now=2.0),
             "read_own_team": lambda: store.read(read_own_team, "a", now=2.0),
             "read_run_credit": lambda: store.read(read_run_credit, **run, now=2.0),

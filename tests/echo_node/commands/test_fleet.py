@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from echo_node.commands.fleet import FleetAnswer, _ids_of
 from echo_node.host.hubs import HubRecord, Hubs
 from echo_node.host.paths import NodePaths
 from echo_node.main import app
 from echo_shared.errors import ConfigError, RemoteProtocolError
 from echo_shared.signing import key_file
-from echo_shared.signing.identity import Identity
+from echo_shared.signing.identity import Identity, node_id
 from echo_shared.signing.owner import claim
 from echo_shared.wire.messages import Fleet, FleetNode
+from echo_shared.wire.owner_commands import NodeReport, sign_report
 
 
 @pytest.fixture
@@ -91,14 +93,33 @@ async def test_a_hub_cannot_add_a_node_to_the_fleet(joined: Any) -> None:
         await said()
 
 
-async def test_a_name_must_be_one_machine_s(joined: Any) -> None:
+async def test_a_name_is_looked_up_in_signed_answers_only(joined: Any) -> None:
+    """The hub's own list may give a machine another one's name."""
     await said("new")
     owner = key_file.load(NodePaths.find(None).owner_key)
-    joined.books_answer = Fleet(nodes=tuple(owned(joined, owner, "twin") for _ in range(2)))
-    with pytest.raises(ConfigError, match="no machine of this name"):
+    joined.books_answer = Fleet(nodes=(owned(joined, owner, "attic", is_connected=True),))
+    with pytest.raises(ConfigError, match="No connected machine has this name"):
         await said("pause", "attic")
+    with pytest.raises(ConfigError, match="Too many machines"):
+        await said("resume", *(f"machine{number}" for number in range(33)))
+
+
+def test_a_name_must_be_one_machine_s() -> None:
+    answers = [answer(name) for name in ("twin", "twin", "attic")]
+    fleet = FleetAnswer(fleet=Fleet(nodes=tuple(answers)), command_id=bytes(16), to=())
+    attic = node_id(answers[2].node_key)
+    assert _ids_of(["attic"], fleet) == _ids_of([attic[:8]], fleet) == (attic,)
     with pytest.raises(ConfigError, match="Several machines"):
-        await said("resume", "twin")
+        _ids_of(["twin"], fleet)
+
+
+def answer(name: str) -> FleetNode:
+    """Return a node that has answered the command of id 0."""
+    node = Identity.generate()
+    report = sign_report(NodeReport(name=name), bytes(16), node)
+    return FleetNode(
+        node_key=node.public_key, claim=bytes(64), name="another", is_connected=True, last_seen=5.0, report=report
+    )
 
 
 async def test_lengths_and_ways_to_count_are_checked_first(joined: Any) -> None:

@@ -86,4 +86,6 @@ class Fleet(WireMessage):
 
     type: Literal["fleet"] = "fleet"
     counts_once: bool = False
+    num_nodes: Count = 0
+    """Number of all nodes of the owner; `nodes` has at most `MAX_FLEET` of them."""
     nodes: Annotated[tuple[FleetNode, ...], Lax, Field(max_length=MAX_FLEET)] = ()

@@ -16,10 +16,4 @@ def upgrade() -> None:
     op.add_column("nodes", sa.Column("owner_claim", sa.String(128)))
     has_owner = sa.text("owner_key IS NOT NULL")
     op.create_index("ix_nodes_owner", "nodes", ["owner_key"], sqlite_where=has_owner, postgresql_where=has_owner)
-    op.create_table(
-        "owners",
-        sa.Column("owner_key", sa.String(64), primary_key=True),
-        sa.Column("must_recount", sa.Boolean, nullable=False),
-    )
-    due = sa.text("must_recount")
-    op.create_index("ix_owners_recount", "owners", ["owner_key"], sqlite_where=due, postgresql_where=due)
+    op.create_table("owners", sa.Column("owner_key", sa.String(64), primary_key=True))
