@@ -353,7 +353,10 @@ def reached(books: Callable[[Path], sqlite3.Connection]) -> Callable[..., Any]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
-    with mounted(tmp_path / "disk", 24 * 2**20) as disk:
+    """A disk that a test fills. On a busy machine the hub deletes old versions late, so there must be room for more of
+    them.
+    """
+    with mounted(tmp_path / "disk", 48 * 2**20) as disk:
         yield disk
 
 
