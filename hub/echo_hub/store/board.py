@@ -130,7 +130,7 @@ def _of_owners() -> Select[Any]:
         .select_from(
             owners.join(nodes, nodes.c.owner_key == owners.c.owner_key).join(credit, credit.c.holder == nodes.c.node_id)
         )
-        .where(_HAS_CREDIT)
+        .where(credit.c.kind == "node", _HAS_CREDIT)
         .subquery()
     )
     of = owned.c
