@@ -353,10 +353,7 @@ def reached(books: Callable[[Path], sqlite3.Connection]) -> Callable[..., Any]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
-    """A disk that a test fills. On a busy machine the hub deletes old versions late, so there must be room for more of
-    them.
-    """
-    with mounted(tmp_path / "disk", 48 * 2**20) as disk:
+    with mounted(tmp_path / "disk", 24 * 2**20) as disk:
         yield disk
 
 

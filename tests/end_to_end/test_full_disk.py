@@ -17,7 +17,9 @@ STEPS = 60
 
 @pytest.mark.slow
 async def test_a_hub_waits_for_room_and_loses_nothing(site: Any, until: Any, reached: Any, small_disk: Any) -> None:
-    run = await site.make_run("disk/run", training={"steps": STEPS}, learner={"checkpoint_every": 5})
+    run = await site.make_run(
+        "disk/run", training={"steps": STEPS}, learner={"checkpoint_every": 5, "adapters_kept": 8}
+    )
     hub, url = await site.hub(run)
     node = await site.node(url, "volunteer")
     await reached(run, 3)

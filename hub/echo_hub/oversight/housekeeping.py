@@ -73,12 +73,11 @@ class Housekeeping:
             await self.keep_house()
 
     async def keep_house(self) -> None:
-        """Record the connected nodes, and find the nodes whose work counted. Delete old adapters, and the tokens of
-        steps older than every kept checkpoint."""
+        """Delete old adapters. Record the connected nodes, and find the nodes whose work counted. Delete the tokens of
+        steps older than every kept checkpoint.
+
+        The adapters come first: writes to the store wait while the disk is full, and deleted adapters make room."""
         status = self._coordinator.status()
-        if self._live:
-            await self._store.write(note_still_here, list(self._live), time.time())
-        self._nodes.note_useful(await self._store.read(read_useful_nodes))
         await asyncio.to_thread(
             self._directory.forget_adapters,
             kept=self._settings.adapters_kept,
@@ -86,6 +85,9 @@ class Housekeeping:
             published_version=status.published_version,
             evaluating=set(self._evaluating),
         )
+        if self._live:
+            await self._store.write(note_still_here, list(self._live), time.time())
+        self._nodes.note_useful(await self._store.read(read_useful_nodes))
         await self._store.on_writer(self._store.store.prune, status.trained_steps - kept_steps(self._settings))
 
     async def watch_bans(self) -> None:

@@ -99,6 +99,26 @@ async def test_connected_nodes_are_noted_and_unneeded_adapters_deleted(drive: Dr
     assert set(directory.adapter_versions()) == {2, 4}, "one is being evaluated, one is the newest"
 
 
+async def test_old_adapters_make_room_while_the_store_waits_for_a_full_disk(
+    drive: Drive, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = RunDirectory(tmp_path)
+    for version in (1, 2, 3, 4):
+        directory.adapter(version).mkdir(parents=True)
+    driven, keeping = await house(drive, directory, Barred())
+    waits = asyncio.Event()
+
+    async def wait_for_room(*_: object, **__: object) -> None:
+        waits.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(driven.async_store, "on_writer", wait_for_room)
+    task = asyncio.create_task(keeping.keep_house())
+    await waits.wait()
+    assert set(directory.adapter_versions()) == {2, 4}
+    task.cancel()
+
+
 async def test_bans_and_their_end_and_invites_are_reported(
     drive: Drive, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
