@@ -32,7 +32,7 @@ HAS_IPV6: Final = frozenset[Router]({"ipv6", "dual"})
 LAN: Final = "lan"
 WAN: Final = "wan"
 COMPUTER: Final = IPv4Interface("192.168.1.2/24")
-"""Address of the computer in its home. It is the same in all homes, as it is in real ones."""
+"""Private address of the computer in its home. All homes use the same address, as real homes do."""
 GATEWAY: Final = IPv4Interface("192.168.1.1/24")
 _RULES: Final = """
 table inet filter {{

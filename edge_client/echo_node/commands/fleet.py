@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -25,7 +26,7 @@ from echo_shared.files.atomic import write_private
 from echo_shared.signing import key_file
 from echo_shared.signing.identity import Identity, node_id
 from echo_shared.signing.owner import code_of, owner_of
-from echo_shared.wire.messages import Fleet, FleetCommand, FleetNode
+from echo_shared.wire.messages import Fleet, FleetNode
 from echo_shared.wire.owner_commands import MOST_NAMED, NodeReport, OwnerCommand, id_of, read_report, sign_command
 
 app = typer.Typer(help="All machines of one owner: show, pause and resume them from any of them.")
@@ -150,7 +151,7 @@ class OwnerLine:
     hub: HubRecord
 
     @classmethod
-    def find(cls, data_dir: Any, hub: str | None) -> OwnerLine:
+    def find(cls, data_dir: Path | None, hub: str | None) -> OwnerLine:
         """Raise ConfigError if this machine is in no fleet, or has not joined the hub."""
         paths = NodePaths.find(data_dir)
         owner = _owner(paths)
@@ -173,21 +174,17 @@ class OwnerLine:
         ConfigError for an unknown name.
         """
         ids = _ids_of(to, self.tell("status", to=())) if to else ()
-        command = self._signed(
-            OwnerCommand(
-                verb=verb,
-                pause_s=pause_s,
-                hub_key=self.hub.hub_key.hex(),
-                to=ids,
-                sender=self.me.node_id,
-                sent_at=time.time(),
-            )
+        command = OwnerCommand(
+            verb=verb,
+            pause_s=pause_s,
+            hub_key=self.hub.hub_key.hex(),
+            to=ids,
+            sender=self.me.node_id,
+            sent_at=time.time(),
         )
-        fleet = self.books.fleet(self.owner, command=command, to=ids)
-        return FleetAnswer(fleet=fleet, command_id=id_of(command), to=ids)
-
-    def _signed(self, command: OwnerCommand) -> FleetCommand:
-        return sign_command(command, self.owner)
+        said = sign_command(command, self.owner)
+        fleet = self.books.fleet(self.owner, command=said, to=ids)
+        return FleetAnswer(fleet=fleet, command_id=id_of(said), to=ids)
 
 
 def _ids_of(names: Sequence[str], answer: FleetAnswer) -> tuple[str, ...]:
@@ -219,7 +216,7 @@ def _ids_of(names: Sequence[str], answer: FleetAnswer) -> tuple[str, ...]:
 
 
 def _read(node: FleetNode, command_id: bytes) -> NodeReport | None:
-    """Return the node's report; None if it sent none, or the report is not signed by the node."""
+    """Return the node's report; None without a report, or if the node's signature is wrong."""
     with suppress(RemoteProtocolError):
         return None if node.report is None else read_report(node.report, command_id, node.node_key)
     return None

@@ -11,9 +11,9 @@ therefore opens its own router for the other node (RFC 5382 requires that router
 
 Nodes are strangers, and a Meet makes a node send packets. So the hub passes on an address only if a TCP connection has
 proven that it is the node's own (`sightings`), or if it is a private address and the hub sees both nodes at the same
-address. That address may be of one router, but also of a provider that shares it among homes. The receiving node thus
-uses private addresses of its own network only (`echo_node.net.hole_punching`). The hub limits the number of Meets by
-node and by pair.
+address. Some providers share one public address among many homes, so two such nodes may be in different networks. The
+receiving node therefore uses private addresses of its own network only (`echo_node.net.hole_punching`). The hub limits
+the number of Meets by node and by pair.
 """
 
 from __future__ import annotations

@@ -127,8 +127,9 @@ class Takers:
         self.most_avoided = 0
 
     def avoided(self, slot: Slot, oldest: int) -> tuple[str, ...]:
-        """Return the nodes that must not get this index: those that still hold it, because they would sample the same
-        tokens twice, and those on which it failed. If no other node takes work, only the latest failure counts."""
+        """Return the nodes that must not get this index. Nodes that still hold the index would sample the same tokens
+        twice. Nodes on which the index failed might fail again; if no other node takes work, only the latest failure
+        counts."""
         failed, held = slot.failed_on, slot.held_by
         if not failed:
             return held
