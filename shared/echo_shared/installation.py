@@ -1,8 +1,9 @@
-"""How this copy of Echo was installed, and the commands that extend or upgrade it.
+"""Find out how this copy of Echo was installed, and give the commands to extend or upgrade it.
 
 The commands never request Echo by name from a package index, where anyone could own the name. They use the origin that
 pip recorded (PEP 610: https://packaging.python.org/specifications/direct-url/): a checkout, a wheel, a directory of
-wheels, a repository or a download. If the origin is unknown or gone, they list the requirements of an extra instead.
+wheels, a repository or a download. If the origin is unknown or deleted, the commands list the packages of the extra
+instead.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def _installer() -> str:
 
 
 def installed_version() -> str | None:
-    """Return the version installed on disk, or None. It differs from the running version after an upgrade."""
+    """Return the version installed on disk, or None. After an upgrade, it differs from the running version."""
     try:
         return metadata.version(NAME)
     except metadata.PackageNotFoundError:
@@ -82,7 +83,9 @@ def _pip(arguments: Sequence[str]) -> str:
 
 
 def _from_source(extra: str) -> list[str]:
-    """Return pip's arguments that install `extra` from this copy's origin; [] if the origin is unknown or gone."""
+    """Return pip's arguments that install `extra` from the place from which pip installed this copy of Echo; [] if this
+    place is unknown or gone.
+    """
     direct_url = _direct_url()
     place, suffix = _local(direct_url), f"[{extra}]" if extra else ""
     if place is not None and (place / "pyproject.toml").is_file():
@@ -108,7 +111,9 @@ def _requirements(extra: str) -> list[str]:
 
 
 def _direct_url() -> Mapping[str, Any]:
-    """Return the origin that pip recorded, {} if unknown. An uninstalled copy's origin is its checkout."""
+    """Return pip's record of the place from which it installed Echo, {} if there is none. For a copy that was never
+    installed, return its checkout.
+    """
     try:
         noted = metadata.distribution(NAME).read_text("direct_url.json")
     except metadata.PackageNotFoundError:
@@ -122,7 +127,9 @@ def _direct_url() -> Mapping[str, Any]:
 
 
 def _local(direct_url: Mapping[str, Any]) -> Path | None:
-    """Return the path of a local origin, even if it no longer exists; None for a remote origin."""
+    """Return the path from which pip installed Echo, even if it no longer exists; None if Echo came from another
+    machine.
+    """
     parts = urlsplit(str(direct_url.get("url", "")))
     if parts.scheme != "file":
         return None
@@ -130,7 +137,7 @@ def _local(direct_url: Mapping[str, Any]) -> Path | None:
 
 
 def _whence(direct_url: Mapping[str, Any]) -> str:
-    """Return the origin in pip's notation; "" if unknown."""
+    """Return the place from which pip installed Echo, as an argument of pip; "" if it is unknown."""
     url = str(direct_url.get("url", ""))
     vcs: Mapping[str, str] = direct_url.get("vcs_info", {})
     place = f"{vcs['vcs']}+{url}@{vcs['commit_id']}" if vcs else url

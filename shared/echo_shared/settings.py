@@ -31,7 +31,9 @@ _Location = tuple[int | str, ...]
 
 MASK: Final = "**********"
 SECRET_WORDS: Final = frozenset({"password", "passphrase", "secret", "secrets", "token", "tokens", "key", "keys"})
-"""In a table whose keys the user chooses, a text is a secret if its key contains one of these words."""
+"""Words that mark a secret: in a table with keys of the user's choice, a text is a secret if its key contains one of
+these words.
+"""
 
 
 class Secret:
@@ -142,10 +144,11 @@ def place_of(cls: type[_Settings], path: Path | None, overrides: Mapping[str, An
 
 
 def line_of(text: str, location: _Location) -> int | None:
-    """Return the line (from 1) of TOML `text` where the setting at `location`, or its nearest parent, begins.
+    """Return the line (from 1) of TOML `text` where the setting at `location` begins, or else the nearest table around
+    it.
 
-    Return None if the text has neither. The function parses ever more of the text's first lines: the setting begins
-    after the last valid TOML that lacks it.
+    Return None if the text has neither. The function parses the first line, the first two lines, and so on: the setting
+    begins after the last part that is valid TOML and lacks the setting.
     """
     while location and not _holds(tomllib.loads(text), location):
         location = location[:-1]
@@ -310,7 +313,7 @@ def _is_secret_at(cls: type[BaseModel], location: _Location) -> bool:
     model: type[BaseModel] = cls
     for part in location:
         field = model.model_fields.get(str(part))
-        if field is None:  # Inside a table or a list, the key decides.
+        if field is None:  # Inside a table or a list, the key says whether the value is a secret.
             return says_secret(str(part))
         if is_secret(field):
             return True

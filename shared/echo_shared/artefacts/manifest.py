@@ -69,34 +69,44 @@ class Manifest(BaseModel):
     policy_version: Annotated[int, Field(ge=0)]
     """Policy version of the artefact; 0 for the base model."""
     parent: int | None = None
-    """Version that this one was trained from."""
-    carrier: Literal["files", "keyframe", "delta"]
-    """Form of the encrypted files. files: each file is encrypted separately. keyframe, delta: all files are in one
-    payload (`echo_shared.delta`).
+    """Policy version from which this version was trained."""
+    carrier: Literal["files", "gguf", "keyframe", "delta"]
+    """Form of the encrypted files. files: each file is encrypted separately. gguf: the same, but the base model is one
+    GGUF file for llama.cpp. keyframe and delta: all files are in one payload (`echo_shared.delta`), encoded alone or
+    against an earlier version.
     """
     delta_parent: Annotated[int, Field(ge=0)] | None = None
-    """Version that a delta is encoded against, its parent; None if this carrier (encrypted files) holds no delta."""
+    """Version against which the carrier's delta is encoded (its parent); None if the carrier (encrypted files) holds no
+    delta.
+    """
     key_id: Annotated[int, Field(ge=0)]
-    """Id of the run key with which the carrier's files are encrypted."""
+    """Id of the run key (a key that all nodes of the run share) with which the carrier's files are encrypted."""
     info_hash: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
     files: Annotated[tuple[ManifestFile, ...], Field(min_length=1, max_length=4_096)]
     """Files of the artefact itself, not of its carrier (the encrypted files that nodes fetch)."""
     source: Annotated[str, Field(pattern=r"^[\w.-]+(/[\w.-]+)?@[0-9a-f]{40}$", max_length=256)] | None = None
-    """Id and revision of the base model on the model hub, which serves identical files."""
+    """Repository id and revision (ID@COMMIT) of the base model on the public model hub. Nodes may download the same
+    files from there.
+    """
 
     @model_validator(mode="after")
     def _fits_together(self) -> Manifest:
         if (self.carrier == "delta") != (self.delta_parent is not None):
             raise ValueError("a delta must name its parent, and other carriers must not")
-        if (self.carrier == "files") != (self.kind == "base"):
+        if self.in_files != (self.kind == "base"):
             raise ValueError("a base travels as separate files, a policy version as one payload")
         if len({file.path.casefold() for file in self.files}) < len(self.files):
             raise ValueError("two files have the same name")
         return self
 
     @property
+    def in_files(self) -> bool:
+        """True if each file is encrypted separately; False if all are in one payload."""
+        return self.carrier in ("files", "gguf")
+
+    @property
     def carrier_name(self) -> str:
-        suffixes = {"files": ".s", "keyframe": ".k", "delta": f".d{self.delta_parent}"}
+        suffixes = {"files": ".s", "gguf": ".g", "keyframe": ".k", "delta": f".d{self.delta_parent}"}
         return self.name + suffixes[self.carrier]
 
     @property
@@ -105,8 +115,8 @@ class Manifest(BaseModel):
 
     @property
     def content(self) -> str:
-        """SHA-256 of the artefact's name, file names, sizes and hashes (64 hex digits). A keyframe and a delta of the
-        same artefact have the same content hash.
+        """SHA-256 of the artefact's name, file names, sizes and hashes (64 hex digits). The hash does not depend on the
+        carrier: a keyframe and a delta of one artefact have the same content hash.
         """
         return content_of(self.name, self.files)
 
@@ -126,7 +136,9 @@ def content_of(name: str, files: Iterable[ManifestFile]) -> str:
 
 
 def open_offer(offer: ArtefactOffer, hub_key: bytes) -> Manifest:
-    """Return the manifest in `offer`. Raises RemoteProtocolError if `hub_key` has not signed it, or it is malformed."""
+    """Return the manifest in `offer`. Raises RemoteProtocolError if the manifest is malformed or not signed by
+    `hub_key`.
+    """
     if not identity.verify(hub_key, offer.signature, offer.manifest):
         raise RemoteProtocolError("A manifest is not signed by the hub.", got=f"{len(offer.manifest)} bytes")
     try:

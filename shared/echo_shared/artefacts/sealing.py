@@ -6,7 +6,7 @@ file key is HKDF-SHA256 (RFC 5869) of run key and salt, so the nonces of each fi
 Rogaway and Vizár, "Online Authenticated-Encryption and its Nonce-Reuse Misuse-Resistance" (CRYPTO 2015). It detects
 chunks that are changed, omitted, reordered, repeated or cut off.
 
-Sealing controls which nodes can read a file. It does not prove the author, because every node of the run has the run
+Sealing controls which nodes can read a file. It does not prove the author, because every node of the run knows the run
 key; the signed manifest does.
 """
 
@@ -86,8 +86,8 @@ class UnsealingReader:
         self._rest = memoryview(b"")
 
     def read(self, count: int, /) -> bytes:
-        """Return the next `count` bytes, or all that remain. Raises CodecError if they were changed, and the errors of
-        `source`.
+        """Return the next `count` bytes, or all that remain. Raises CodecError if the sealed bytes were changed, and
+        the errors of `source`.
         """
         parts = []
         while count:
@@ -131,7 +131,7 @@ def _chunks(file: Readable, chunk_bytes: int) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _write(target: Path, chunks: Iterator[bytes], *, synced: bool = False) -> None:
-    """Write `target` completely or not at all. `synced`: this also holds after a power failure."""
+    """Write all of `target` or nothing. With `synced`, a power failure cannot leave a partial file either."""
     temporary = target.with_name(f"{target.name}.tmp")
     with disk_errors(f"{target.name} cannot be written.", target.parent):
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,9 @@
 """LoRA adapters in PEFT's directory layout, read with numpy only, for any engine.
 
 The scaling (alpha/r, rsLoRA, rank and alpha patterns) is folded into B, so engines only add B·A·x. An adapter must be
-plain LoRA on the attention and MLP projections, without biases, extra modules or changes to the base, because every
-engine must support it. Adapters come from the network: anything else raises CodecError.
+plain LoRA on the layers that mix tokens (attention and its relatives) and on feed-forward layers, without biases, extra
+modules or changes to the base. Experts and routers of a mixture of experts never have an adapter; shared experts may.
+Adapters come from the network: anything else raises CodecError. An engine also refuses layers that its base lacks.
 """
 
 from __future__ import annotations
@@ -23,17 +24,43 @@ from echo_shared.errors import CodecError
 
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
 CONFIG_FILE: Final = "adapter_config.json"
-ATTENTION: Final = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
-FEED_FORWARD: Final = frozenset({"gate_proj", "up_proj", "down_proj"})
-PROJECTIONS: Final = ATTENTION | FEED_FORWARD
-"""Last name parts of the linear layers that an adapter may change."""
+ATTENTION: Final = frozenset(
+    {
+        *("q_proj", "k_proj", "v_proj", "o_proj"),  # attention of most families; LFM2's output is out_proj
+        "qkv_proj",  # fused attention: Phi-3
+        *("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa"),  # latent attention: DeepSeek-V2
+        *("in_proj_qkvz", "in_proj_ba"),  # linear attention: Qwen3-Next
+        *("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"),  # linear attention: Qwen3.5
+        *("in_proj", "out_proj"),  # Mamba: Granite 4; convolution: LFM2; out_proj also of linear attention
+    }
+)
+"""Names (the last part of a layer's path) of the linear layers that belong to operations that mix tokens: attention,
+linear attention, Mamba, convolution.
+"""
+FEED_FORWARD: Final = frozenset(
+    {
+        *("gate_proj", "up_proj", "down_proj"),  # gated MLP of most families, and shared experts
+        "gate_up_proj",  # fused: Phi-3, GLM-4
+        *("w1", "w2", "w3"),  # LFM2
+        *("input_linear", "output_linear"),  # the shared MLP of Granite 4
+    }
+)
+"""Names of the linear layers of feed-forward blocks."""
+ON_REQUEST: Final = frozenset({"kv_b_proj"})
+"""Layers that have an adapter only if a run names them. llama.cpp merges kv_b_proj, the second half of latent
+attention's key and value projection, into other products."""
+PROJECTIONS: Final = ATTENTION | FEED_FORWARD | ON_REQUEST
+"""Names of all linear layers that an adapter may change."""
+_EXPERTS: Final = frozenset({"experts", "block_sparse_moe"})
+"""Parts of a path that lead to experts and routers. Shared experts have other names."""
 MAX_RANK: Final = 1_024
 
 _TENSOR_NAME: Final = re.compile(
-    r"base_model\.model\.((?:[A-Za-z0-9_]+\.)+([a-z]+_proj))\.lora_([AB])(?:\.([A-Za-z0-9_-]+))?\.weight"
+    rf"base_model\.model\.((?:[A-Za-z0-9_]+\.)+(?:{'|'.join(sorted(PROJECTIONS))}))"
+    r"\.lora_([AB])(?:\.([A-Za-z0-9_-]+))?\.weight"
 )
-"""Groups of the match: layer, last part of the layer's name, half (A or B), adapter name. PEFT omits the adapter name
-when it saves; a state dict saved by other means contains `.default`.
+"""Groups of the match: layer, half (A or B), adapter name. PEFT omits the adapter name when it saves; a state dict
+saved by other means contains `.default`.
 """
 _OTHERWISE_NAMED: Final = re.compile(rf"(?:.*\.)?(?:{'|'.join(sorted(PROJECTIONS))})\..*lora_[AB].*", re.IGNORECASE)
 _READ_KEYS: Final = frozenset({"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "bias"})
@@ -85,6 +112,16 @@ class Adapter:
         return max(len(module.a) for module in self.modules)
 
 
+def is_adaptable(path: str) -> bool:
+    """Return True if an adapter may change the linear layer at `path`, such as model.layers.0.self_attn.q_proj."""
+    return path.rpartition(".")[2] in PROJECTIONS and not is_of_experts(path)
+
+
+def is_of_experts(path: str) -> bool:
+    """Return True if the layer or tensor at `path` belongs to an expert or router of a mixture of experts."""
+    return not _EXPERTS.isdisjoint(path.split("."))
+
+
 def lora_scaling(rank: int, alpha: float, *, rslora: bool) -> float:
     """Return the factor of B·A: alpha / r (LoRA, arXiv 2106.09685, section 4.1) or alpha / √r (rsLoRA, arXiv
     2312.03732).
@@ -105,20 +142,26 @@ def load_adapter(directory: Path) -> Adapter:
         raise CodecError("An adapter has no readable weights.", got=f"{WEIGHTS_FILE}: {error.strerror}") from error
     for name in sorted(tensors):
         match = _TENSOR_NAME.fullmatch(name)
+        if is_of_experts(name):
+            raise CodecError(
+                "An adapter changes an expert or a router of a mixture of experts.",
+                got=name,
+                do="Train LoRA on attention and shared experts only.",
+            )
         if match is None and _OTHERWISE_NAMED.fullmatch(name):
             raise CodecError(
                 "An adapter's tensor names are not those of PEFT.",
                 got=name,
                 do="Save it with PEFT's save_pretrained: base_model.model.LAYER.lora_A.weight and lora_B.weight.",
             )
-        if match is None or match[2] not in PROJECTIONS:
+        if match is None:
             raise CodecError(
                 "An adapter changes a layer that engines cannot adapt.",
                 got=name,
                 do=f"Train LoRA on {', '.join(sorted(PROJECTIONS))} only.",
             )
-        halves.setdefault(match[1], {})[match[3]] = tensors[name]
-        named.add(match[4] or "")
+        halves.setdefault(match[1], {})[match[2]] = tensors[name]
+        named.add(match[3] or "")
     if not halves:
         raise CodecError("An adapter is empty.", got=WEIGHTS_FILE)
     if len(named) > 1:
@@ -136,12 +179,12 @@ def not_finite(tensors: Mapping[str, NDArray[np.float32]]) -> tuple[str, ...]:
 
 
 def plain_name(name: str) -> str:
-    """Return a tensor's name without the name of the adapter that it may contain. The tensor must be one that
-    `load_adapter` accepts.
+    """Return a tensor's name without the name of the adapter, if it contains one. `load_adapter` must have accepted the
+    tensor.
     """
     match = _TENSOR_NAME.fullmatch(name)
     assert match is not None, "it was read"
-    return f"base_model.model.{match[1]}.lora_{match[3]}.weight"
+    return f"base_model.model.{match[1]}.lora_{match[2]}.weight"
 
 
 def _module(path: str, half: Mapping[str, NDArray[np.float32]], config: Mapping[str, Any]) -> LoraModule:

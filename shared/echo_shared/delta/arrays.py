@@ -61,7 +61,7 @@ def encode_array(new: Patterns, old: Patterns, dtype: str, writer: FrameWriter) 
 
 
 def decode_array(old: Patterns, dtype: str, reader: FrameReader) -> Patterns:
-    """Return the array that `encode_array` encoded against the same `old`."""
+    """Return the array that `encode_array` was given as `new`. `old` must be the same array as there."""
     signed = _SIGNED[old.dtype]
     zigzag = np.empty_like(old)
     for group, size in _groups(old, dtype):
@@ -79,11 +79,11 @@ def _ordered(patterns: Patterns) -> Patterns:
 
 
 def _groups(old: Patterns, dtype: str) -> Iterator[tuple[NDArray[np.intp] | slice, int]]:
-    """Yield each group of elements as (indices, size). A group's elements have the same exponent in the parent `old`;
-    rare exponents share a group.
+    """Yield each group of elements as (indices, number of elements). In one group, all elements of `old`, the parent's
+    array, have the same exponent; rare exponents share a group.
     """
     if not old.any():
-        yield slice(None), old.size  # All exponents are 0, as without a parent: one group needs no sort.
+        yield slice(None), old.size  # All exponents are 0, for example without a parent. A single group needs no sort.
         return
     exponents = ((old << 1) >> (_MANTISSA_BITS[dtype] + 1)).astype(np.uint8)
     order = np.argsort(exponents, kind="stable")  # With this `kind`, numpy uses a radix sort for 8-bit keys.

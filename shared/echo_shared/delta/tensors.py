@@ -26,7 +26,7 @@ _STORED: Final[dict[str, np.dtype[Any]]] = {"F32": np.dtype("<f4"), "F16": np.dt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
-    """Place of one tensor: the bytes from `begin` up to `end` of its file."""
+    """Place of one tensor in its file: the bytes from `begin` up to `end` (exclusive)."""
 
     dtype: str
     """Name of the dtype in the safetensors format, such as BF16."""

@@ -56,7 +56,9 @@ class _Index(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stored:
-    """Bytes of a file; empty if the file is missing. `layout` is set if the file's tensors are encoded one by one."""
+    """Content of one file of a version; empty if the version lacks the file. `layout` is set if the file's tensors are
+    encoded one by one.
+    """
 
     content: NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
     layout: TensorLayout | None = None
@@ -85,11 +87,11 @@ class _Output:
 
 
 def encode(directory: Path, payload: Path, *, parent: Path | None = None) -> None:
-    """Write all files in `directory` to one `payload`: a delta against the directory `parent`, or a keyframe without
-    it.
+    """Write all files in `directory` to one `payload`: a delta against the directory `parent`, or a keyframe if
+    `parent` is None.
 
-    Raises CodecError for subdirectories, links, names that are not plain and a missing parent; StorageError for disk
-    errors.
+    Raises CodecError for subdirectories, links, file names that are not plain and a missing parent; StorageError for
+    disk errors.
     """
     temporary = payload.with_name(f"{payload.name}.{os.getpid()}.tmp")
     with disk_errors(_CANNOT, payload.parent):
@@ -246,7 +248,9 @@ class _Chunk:
     """
 
     def compared_with(self, parent: _Stored) -> Patterns:
-        """Return the parent's bit patterns [N], zeros where the parent has no tensor."""
+        """Return the bit patterns [N] with which the chunk is compared: those of the parent version, zeros where it has
+        no such tensor.
+        """
         patterns = np.zeros(self.end - self.begin, np.uint8)
         at = 0
         for size, place in self.pieces:

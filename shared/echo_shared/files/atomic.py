@@ -54,9 +54,7 @@ def atomic_directory(final: Path) -> Iterator[Path]:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
         yield unfinished
-        for path in unfinished.rglob("*"):
-            sync(path)
-        sync(unfinished)
+        sync_tree(unfinished)
         if final.exists():
             replaced = final.with_name(f"{_REPLACED}{final.name}")
             shutil.rmtree(replaced, ignore_errors=True)
@@ -84,9 +82,17 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+def sync_tree(directory: Path) -> None:
+    """Flush all files below the directory, and all its entries, to the disk. Blocks the calling thread."""
+    for path in (*directory.rglob("*"), directory):
+        sync(path)
+
+
 @contextmanager
 def disk_errors(what: str, place: Path) -> Iterator[None]:
-    """Convert an OSError of the block to StorageError. Its text is `what`, or says that the disk of `place` is full."""
+    """Convert an OSError in the block to StorageError. The StorageError's text is `what`, or says that the disk of
+    `place` is full.
+    """
     try:
         yield
     except OSError as error:
@@ -94,8 +100,8 @@ def disk_errors(what: str, place: Path) -> Iterator[None]:
 
 
 def disk_error(what: str, place: Path, *, got: str, code: int | None) -> StorageError:
-    """Return the StorageError for an OSError with errno `code`. Its text is `what`, or says that the disk of `place` is
-    full.
+    """Return the StorageError for an OSError with errno `code`. The StorageError's text is `what`, or says that the
+    disk of `place` is full.
     """
     if code in _NO_ROOM:
         return StorageError("The disk is full.", got=got, do=f"Free some space on the disk of {place}.", code=DISK_FULL)

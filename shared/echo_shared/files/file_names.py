@@ -1,4 +1,4 @@
-"""Portable file names."""
+"""Check that a file name is valid on every operating system."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _DEVICE: Final = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9Â¹Â
 
 
 def is_portable_name(name: str) -> bool:
-    """Return True if `name` is one path component that is valid on every system. Windows is the strictest."""
+    """Return True if `name` is one path component that is valid on every system. Windows has the strictest rules."""
     return (
         0 < len(name) <= 255
         and not name.endswith((" ", "."))

@@ -1,7 +1,7 @@
 """Retries of writes to a full disk. A write blocks until there is space.
 
-A hub with a full disk thus stops, reports it, and resumes by itself: it never leases, acknowledges or trains on data
-that was not written. The hub uses a second `Room` in the same way while its database server cannot be reached.
+A hub with a full disk waits, reports the lack of space, and resumes by itself: it never leases, acknowledges or trains
+on data that was not written. The hub uses a second `Room` in the same way while its database server cannot be reached.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ RETRY_S: Final = 1.0
 
 
 class Room:
-    """Retries a write while it fails for lack of disk space. Thread-safe.
+    """Repeats writes that fail for lack of disk space until there is space again. Thread-safe.
 
     A failed write must leave no partial data. `code` is the code of the StorageErrors to retry. `tell` is called from
     any thread: with the error text when a first writer starts to wait, and with "" when no writer waits any more.
@@ -42,7 +42,7 @@ class Room:
 
     @property
     def lacks(self) -> str:
-        """The disk-full message if any writer is waiting, else ""."""
+        """The error text about the lack of space if any writer is waiting, else ""."""
         with self._lock:
             return next(iter(self._waiting.values()), "")
 
@@ -62,7 +62,7 @@ class Room:
     def until(self, write: Callable[[], T]) -> T:
         """Call `write` until it succeeds, and return its result. Blocks the calling thread.
 
-        Raises every error other than the retried StorageError at once, and that StorageError after `give_up`.
+        Errors of another kind are raised at once. After `give_up`, the error of the last attempt is raised.
         """
         turn = object()
         try:
@@ -94,7 +94,9 @@ class Room:
             self._done(turn)
 
     def _wait(self, turn: object, error: StorageError) -> None:
-        """Register a waiting writer. Raises `error` if a retry cannot help."""
+        """Record that the writer `turn` waits after `error`. Raises `error` if no retry can resolve it, that is, if it
+        has another code.
+        """
         if error.code != self._code:
             raise error
         self._begin(turn, error.got or error.what)

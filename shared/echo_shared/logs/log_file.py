@@ -1,4 +1,6 @@
-"""A log file that survives a full disk: lines that cannot be written are counted, and the count is logged later.
+"""Log files of limited size.
+
+`LogFile` survives a full disk: lines that cannot be written are counted, and the count is logged later.
 
 Each line reaches the operating system before the logging call returns, so the last line before a kill is in the file.
 """
@@ -15,8 +17,17 @@ from typing import Final
 
 LOG_BYTES: Final = 2**20
 KEPT: Final = 2
-"""Default number of older files to keep."""
+"""Default number of older log files to keep."""
 _MISSING: Final = "%d lines are missing here, because the disk could not be written."
+
+
+def append_printed(log: Path, printed: bytes) -> None:
+    """Append what a program has printed to its log. A log above `LOG_BYTES` is renamed first, and replaces the one
+    renamed before. Raises OSError."""
+    if log.exists() and log.stat().st_size > LOG_BYTES:
+        log.replace(log.with_name(log.name + ".old"))
+    with log.open("ab") as file:
+        file.write(printed)
 
 
 class LogFile(RotatingFileHandler):
@@ -54,7 +65,9 @@ class LogFile(RotatingFileHandler):
             self.handleError(record)
 
     def _note(self, behind: logging.LogRecord) -> str:
-        """Return the line that reports missing lines, with the time of `behind`, the record that follows it."""
+        """Return the line that reports how many lines are missing. It has the time of `behind`, the record that follows
+        it.
+        """
         note = logging.LogRecord(__name__, logging.WARNING, __file__, 0, _MISSING, (self.missing,), None)
         note.created, note.msecs = behind.created, behind.msecs
         return self.format(note)
@@ -68,7 +81,7 @@ class LogFile(RotatingFileHandler):
             self.stream.write(text)
             self.stream.flush()
         except OSError:
-            stream, self.stream = self.stream, None  # Drop the stream, which still buffers the text.
+            stream, self.stream = self.stream, None  # Close the stream, and drop it: its buffer still holds the text.
             with suppress(OSError):
                 stream.close()
             os.truncate(self.baseFilename, end)

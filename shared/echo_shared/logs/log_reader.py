@@ -24,13 +24,17 @@ class LogReader:
         self._path = path
         self._kept = kept
         self._identity: tuple[int, int] | None = None
-        """Device and inode of the file that the previous call read. Another value means that the log was rotated."""
+        """Device and inode of the file that the previous call read. If the path leads to another file now, the log was
+        rotated.
+        """
         self._offset = 0
         self._rest = b""
         """Bytes of an incomplete last line."""
 
     def last(self, count: int) -> list[str]:
-        """Return the last `count` lines, oldest first; `more` continues after them. Raises StorageError."""
+        """Return the last `count` lines, oldest first. Later calls of `more` yield the lines that follow. Raises
+        StorageError.
+        """
         found: list[bytes] = []
         for path in [self._path, *self._older()]:
             data = self._read(path, 0)
@@ -47,7 +51,7 @@ class LogReader:
         return [_line(one) for one in found[max(0, len(found) - count) :]]
 
     def more(self) -> Iterator[str]:
-        """Yield the complete lines that were added since the last call. Raises StorageError."""
+        """Yield the complete lines that were added since the last call of `last` or `more`. Raises StorageError."""
         now = _identity(self._path)
         if now is None:
             return

@@ -28,7 +28,7 @@ async def abandonable(function: Callable[..., _Result], *arguments: Any) -> _Res
             tell = partial(done.set_exception, error)
         else:
             tell = partial(done.set_result, result)
-        with suppress(RuntimeError):  # RuntimeError: the loop is closed, so no caller waits.
+        with suppress(RuntimeError):  # RuntimeError: the event loop is closed, so no caller waits for the result.
             loop.call_soon_threadsafe(lambda: None if done.done() else tell())
 
     threading.Thread(target=run, name=f"abandonable-{function.__name__}", daemon=True).start()

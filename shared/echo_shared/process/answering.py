@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 def serve(pipe: ParentPipe, opened: Callable[[Frame], Callable[[Frame], Iterable[Frame]]]) -> int:
-    """Run the loop and return the process's exit status.
+    """Run the worker's main loop and return the process's exit status.
 
     `opened` takes the opening frame and returns the request handler; it raises EchoError if the worker cannot start.
     The handler takes a request and yields its answers; each is sent as soon as it is yielded.

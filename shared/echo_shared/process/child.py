@@ -49,8 +49,8 @@ _READ_BYTES: Final = 256 * 1024
 ENDING_S: Final = 60.0
 """Seconds to wait for the exit of a child that closed its pipe: first before SIGTERM, and again before SIGKILL."""
 _LOOK_S: Final = 1.0
-"""Seconds between two checks for the child's exit. A closed pipe is no sure sign of it: processes that the child
-started may keep the pipes open.
+"""Seconds between two checks for the child's exit. A closed pipe does not prove that the child runs or has ended:
+processes that it started may keep the pipe open.
 """
 
 
@@ -125,7 +125,8 @@ class ChildExited(EchoError):
 def describe_end(returncode: int) -> str:
     """Return a text such as "killed by SIGSEGV" or "exit status 3"."""
     if returncode >= 0:
-        return f"exit status {returncode if returncode < 256 else hex(returncode)}"  # Windows has NTSTATUS codes.
+        # On Windows, an exit status may be an NTSTATUS code, which is shown in hexadecimal.
+        return f"exit status {returncode if returncode < 256 else hex(returncode)}"
     try:
         return f"killed by {signal.Signals(-returncode).name}"
     except ValueError:
@@ -175,7 +176,7 @@ def _wide_pipe() -> Iterator[tuple[int, OpenEnd | None]]:
 
 
 class Child:
-    """The parent's end of the pipes."""
+    """The parent's end of the pipes to one child process: it sends and receives frames, and ends the child."""
 
     def __init__(
         self,
@@ -224,7 +225,9 @@ class Child:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log_file,
                 env={**os.environ, **user_variables(), **(env or {})},
-                start_new_session=True,  # The parent handles Ctrl-C, and `kill` needs a process group.
+                # With its own session, the child gets no Ctrl-C, which the parent handles, and `kill` can end its
+                # process group.
+                start_new_session=True,
             )
             try:
                 stdin = process.stdin if open_our_end is None else await open_our_end()
@@ -324,7 +327,7 @@ class Child:
                 async with asyncio.timeout(_LOOK_S):
                     await self._process.wait()
         self.kill()
-        self._over = True  # The system may reuse the process id now.
+        self._over = True  # From now on, no signal may be sent: the system may give the process id to another process.
         return self._process.returncode
 
     def _last_words(self) -> str:
@@ -382,7 +385,7 @@ class Child:
 
         def _signal(self, number: signal.Signals) -> None:
             if not self._over:
-                # PermissionError: macOS raises it for a group whose processes have all exited.
+                # On macOS, a process group whose processes have all exited gives PermissionError.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self.pid, number)
 
@@ -414,7 +417,7 @@ class ParentPipe:
     """
 
     def __init__(self, *, begun: bool = True) -> None:
-        """`begun`: True starts the reading thread at once."""
+        """`begun`: True starts the thread that reads frames at once; False leaves that to `begin`."""
         self._input: BinaryIO = os.fdopen(os.dup(0), "rb")
         self._output: BinaryIO = os.fdopen(os.dup(1), "wb")
         os.dup2(2, 1)

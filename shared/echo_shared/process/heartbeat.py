@@ -46,8 +46,8 @@ class Heartbeat:
 
     @contextmanager
     def at_work(self, *, expects_steps: bool = True) -> Iterator[None]:
-        """Mark the block as work, during which `step` must be called. `expects_steps=False` marks a wait inside such
-        work.
+        """Mark the block as work, during which the child must call `step`. `expects_steps=False`: the block is a wait
+        inside such a block, and needs no steps.
         """
         before, self.working = self.working, expects_steps
         self.step()
@@ -68,4 +68,4 @@ class Heartbeat:
             try:
                 self.beat()
             except BrokenPipeError:
-                return  # The main thread detects the closed pipe as well.
+                return  # End without an error: the main thread detects the closed pipe as well.

@@ -1,4 +1,4 @@
-"""Memory used by a process, and memory left on the machine."""
+"""Measures the memory of processes, and chooses which process the kernel kills first when memory runs out."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _KERNEL_COUNTS: Final = Path("/proc/vmstat")
 
 
 def own_bytes(pid: int) -> int:
-    """Return the bytes that only this process holds. Mapped model files do not count, because the system can evict
-    them.
+    """Return the bytes that only this process holds. Pages of mapped model files do not count, because the system can
+    drop them and read them again.
 
     On macOS, mapped files are included. Returns 0 if the process has ended or the system reports nothing.
     """

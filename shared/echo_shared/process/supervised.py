@@ -39,31 +39,31 @@ class Command:
     """Name in texts such as "The NAME process ended"."""
     log: Path
     env: Mapping[str, str] = field(default_factory=dict)
-    """Variables that extend this process's environment."""
+    """Environment variables for the child, besides those of this process."""
     ends_its_own: bool = False
-    """True: end the child by SIGTERM instead of SIGKILL, so that it can first end the processes that it started in
+    """True: end the child by SIGTERM instead of SIGKILL, so that the child can first end processes that it started in
     other sessions.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildLimits:
-    """Limits beyond which a child is killed. The defaults are for children with a heartbeat; otherwise use
-    NO_HEARTBEAT.
+    """Limits beyond which a child is killed. The defaults are for children with a heartbeat; use NO_HEARTBEAT for
+    others.
     """
 
     memory_bytes: int = 0
     """Maximum private memory, which excludes mapped model files; 0 = no limit."""
     ready_s: float = 1_800.0
-    """Seconds to answer the opening frame: enough to convert and load a large model from a slow disk."""
+    """Maximum seconds to answer the opening frame: enough to convert and load a large model from a slow disk."""
     silent_s: float = 30.0
-    """Seconds without any frame from the child, once it is ready."""
+    """Maximum seconds without any frame from the child, once it is ready."""
     silent_start_s: float = 300.0
-    """Seconds without any frame before the child is ready. Loading libraries and the model may block all of its
+    """Maximum seconds without any frame before the child is ready. Loading libraries and the model may block all of its
     threads.
     """
     stalled_s: float = 600.0
-    """Seconds without a step while the child has work, as its heartbeat reports."""
+    """Seconds without a step while the child has work, as the child's heartbeat reports; then the child is killed."""
     beat_s: float = 2.0
     """Seconds between heartbeats. The child gets this value in its opening frame."""
     look_s: float = 1.0
@@ -97,7 +97,9 @@ class SupervisedChild:
     async def start(
         cls, command: Command, opening: Mapping[str, object], limits: ChildLimits = NO_HEARTBEAT
     ) -> SupervisedChild:
-        """Run `spawn` and `open`. Raises ChildExited. After an error or a cancellation, no process remains."""
+        """Start the child (`spawn`) and send it the opening frame (`open`). Raises ChildExited. After an error or a
+        cancellation, no process remains.
+        """
         child = await cls.spawn(command, limits)
         await child.open(opening)
         return child
@@ -191,8 +193,8 @@ class SupervisedChild:
         raise (await self._child.exited()).because(death, did, got=got)
 
     def _with_reason(self, error: ChildExited) -> ChildExited:
-        """Add the reason of the child's end. SIGKILL counts as an out-of-memory kill, unless the kernel's count of such
-        kills is unchanged.
+        """Add the reason of the child's end. SIGKILL counts as an out-of-memory kill if the kernel's count of such
+        kills has changed, or is unknown.
         """
         if self._stopped:
             return error.because(Death.STOPPED, "was stopped", got=None)

@@ -7,7 +7,9 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Any, Final, Literal
+
+from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from echo_shared.errors import CodecError
 from echo_shared.signing import identity, signed_document
@@ -23,7 +25,9 @@ _NAME: Final = "certificate"
 
 
 class Contribution(Signed):
-    """Contents of a certificate. A token counts for the node that drew it; all counts are as of `issued_at`."""
+    """Contents of a certificate. A token counts for the node that drew it. All counts are those at the time
+    `issued_at`.
+    """
 
     kind: Literal["echo-swarm contribution"] = "echo-swarm contribution"
     run_id: Name
@@ -40,12 +44,24 @@ class Contribution(Signed):
     evaluated_rollouts: Count
     """Rollouts used to evaluate a version."""
     evaluated_tokens: Count
+    answered_rollouts: Count = 0
+    """Rollouts delivered to tenants (users of the hub's API). A certificate with 0 such rollouts contains neither this
+    field nor `answered_tokens`, so that older releases can verify it.
+    """
+    answered_tokens: Count = 0
     checks_passed: Count
-    """Rollouts that a check confirmed."""
+    """Rollouts of this node that a check of the hub confirmed."""
     checks_failed: Count
     others_checked_rollouts: Count
     """Rollouts of other nodes that this node checked for the hub."""
     others_checked_tokens: Count
+
+    @model_serializer(mode="wrap")
+    def _without_zeros(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        said: dict[str, Any] = handler(self)
+        if not self.answered_rollouts and not self.answered_tokens:
+            del said["answered_rollouts"], said["answered_tokens"]
+        return said
 
 
 def sign(contribution: Contribution, hub: Identity) -> bytes:

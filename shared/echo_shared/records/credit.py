@@ -1,4 +1,4 @@
-"""Public credit records: the leaderboard of nodes or teams, one of its entries in full, and one receipt.
+"""Public credit records: the leaderboard of nodes or teams, one entry in full, and one receipt.
 
 The pages use these classes without importing the hub. Field names are those of the JSON of /api/v1/leaderboard and
 related routes, so renaming one breaks clients. Times are seconds since the epoch on the hub's clock; days are UTC days
@@ -39,22 +39,25 @@ class WorkKinds:
     trained_rollouts: int = 0
     trained_tokens: int = 0
     evaluated_rollouts: int = 0
+    answered_rollouts: int = 0
+    """Rollouts delivered to tenants (users of the hub's API)."""
+    answered_tokens: int = 0
     others_checked: int = 0
     others_checked_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreditStanding:
-    """Credit of one node or team, or of all nodes of an owner who wants one entry.
+    """Credit of one node, of one team, or of all nodes of an owner who wants a single entry.
 
-    A rollout counts once a training step or an evaluation has used it.
+    A rollout counts once a training step or an evaluation has used it, or a tenant has received it.
     """
 
     kind: BoardKind
     rank: int
     """Position by number of rollouts that counted, from 1, among all nodes or all teams."""
     node: str = ""
-    """Start of the node id; for an owner, of the owner's node with most rollouts; empty for a team."""
+    """Start of the node id. For an owner: the owner's node with the most rollouts. Empty for a team."""
     name: str
     team: str = ""
     """Current team of a node; empty: none."""
@@ -66,7 +69,7 @@ class CreditStanding:
     other nodes.
     """
     share: float
-    """Fraction of all rollouts that counted, in 0..1."""
+    """Rollouts of this node or team that counted, as a fraction (0..1) of all that counted."""
     recent: float
     """Average tokens per day, with recent days weighted most: see `echo_hub.store.recent_average`."""
     steps: int
@@ -78,12 +81,12 @@ class CreditStanding:
     """UTC day of the first rollout that counted; None: nothing has counted in this run."""
     last_day: int | None
     elsewhere_rollouts: int = 0
-    """Rollouts that counted in runs of other hubs, from the exports that those hubs signed."""
+    """Rollouts that counted in runs of other hubs, according to exports that those hubs have signed."""
     elsewhere_tokens: int = 0
     last_seen: float = 0.0
     """Time of a node's last connection; 0 = it never connected."""
     work: WorkKinds = field(default=WorkKinds(), metadata=FLAT)
-    """Work by kind; zeros for a team."""
+    """The node's work by kind (trained, evaluated, checked ...); zeros for a team."""
 
     @property
     def all_rollouts(self) -> int:
@@ -137,12 +140,12 @@ class StepShare:
 
     rollouts: int
     share: float
-    """Fraction of the tokens that these steps were trained on."""
+    """Fraction of these steps' trained tokens that the node or team has drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublicReceipt:
-    """State of one rollout, as the hub reports it to the node that drew it."""
+    """State of one rollout, as the hub reports it to the rollout's node."""
 
     rollout_id: str
     state: str
@@ -155,7 +158,7 @@ class PublicReceipt:
     name: str
     policy_version: int
     step: int | None
-    """Step whose batch contains its group."""
+    """Step whose batch contains the rollout's group."""
     num_tokens: int | None
     leased_at: float
     received_at: float | None

@@ -29,7 +29,9 @@ class NodeOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenClass:
-    """One bin of a histogram that counts tokens by their deviation from the recomputed ones."""
+    """One bin of a histogram. The histogram counts a node's tokens by how far the node's claim differs from the
+    recomputed value.
+    """
 
     edge: float | None
     """Upper edge of the bin in nats; the previous bin's edge is the lower one. None: no upper edge."""
@@ -41,15 +43,15 @@ class CheckEvidence:
     """Results of recomputing a node's tokens; `echo_hub.core.trust.evidence` defines what is counted."""
 
     draws: tuple[TokenClass, ...]
-    """Histogram of tokens by a distance in nats of log-odds: from the random number of the draw to the interval of
-    cumulative probability that draws the token. An honest node's tokens are in the first bins.
+    """Histogram of tokens by how far the random number of the draw lies outside the interval of cumulative probability
+    that draws the token, in nats of log-odds. An honest node's tokens are in the first bins.
     """
     claims: tuple[TokenClass, ...]
     """Histogram of tokens by the error of the log-odds that the node claimed for them, in nats."""
     mismatch_kl: float
     """Mean over tokens of the k3 estimate of KL(claimed ‖ recomputed), in nats."""
     bias: float | None
-    """Mean over tokens of true minus claimed log-odds, in nats; None: the node claimed none."""
+    """Mean over tokens of recomputed minus claimed log-odds, in nats; None: the node claimed none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +66,7 @@ class TrustDecision:
     rollout_id: str
     """Rollout that led to the decision; empty: none."""
     evidence: CheckEvidence | None
-    """Evidence from that rollout's check."""
+    """Evidence from the check of the rollout `rollout_id`; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +88,7 @@ class TrustStatus:
     drew a part of the rollout.
     """
     failed_checks: Mapping[str, int] = field(default_factory=dict)
-    """Number of verdicts against the node, by numerics class."""
+    """Number of verdicts that went against the node, by numerics class."""
     abandoned_checks: int = 0
     """Checks that the verifier could not complete."""
     waiting_checks: int = 0
@@ -110,8 +112,8 @@ class TrustStatus:
     lagging: tuple[tuple[str, str], ...] = ()
     """(node, reason) for each node that probably draws with an older policy version than it claims."""
     suspended: tuple[str, ...] = ()
-    """Versions and groups whose checks fail on many nodes of a numerics class (backend, precision, device). Their
-    checks count against no node.
+    """Policy versions and groups for which the checks of many nodes of one numerics class (backend, precision, device)
+    fail. These checks count against no node.
     """
     coarser: tuple[str, ...] = ()
     """Numerics classes (backend, precision, device) whose nodes round more coarsely than the hub measured itself, with
@@ -127,9 +129,9 @@ class NodeRecord:
     public_key: str
     """The node's Ed25519 public key, hexadecimal; empty = the node never joined."""
     outcomes: tuple[NodeOutcome, ...]
-    """Ordered by number of rollouts, largest first."""
+    """Counts of the node's rollouts by outcome, the largest number of rollouts first."""
     shown: CheckEvidence | None
-    """Check results since the hub's present verdict on the node (its standing); None: none yet."""
+    """Results of the checks that led to the hub's present verdict on the node; None: no check yet."""
     decisions: tuple[TrustDecision, ...]
     checked: tuple[RolloutSummary, ...]
     """Rollouts of the node that the hub checked."""

@@ -51,7 +51,7 @@ def mean_components(of_each: Iterable[Mapping[str, float] | None]) -> dict[str, 
 def returns(reward: float, turn_rewards: Sequence[float], *, discount: float) -> list[float]:
     """Compute the return of each turn of an episode: the turn's reward plus `discount` times the next turn's return.
 
-    `turn_rewards` covers all turns but the last, whose reward is the rest of the episode's `reward`.
+    `turn_rewards` has the rewards of all turns but the last. The last turn gets what remains of the episode's `reward`.
     """
     found = [reward - math.fsum(turn_rewards)]
     for earned in reversed(turn_rewards):
@@ -60,9 +60,9 @@ def returns(reward: float, turn_rewards: Sequence[float], *, discount: float) ->
 
 
 def of_each_turn(episodes: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Group returns by turn: one list for each turn, with the turn's return in every episode that reached it.
+    """Group returns by turn: return one list for each turn, with this turn's return in every episode that has the turn.
 
-    `episodes` holds each episode's returns, one for each of its turns.
+    `episodes` holds each episode's returns, one return per turn.
     """
     most = max(map(len, episodes), default=0)
     return [[found[turn] for found in episodes if turn < len(found)] for turn in range(most)]

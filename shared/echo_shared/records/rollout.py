@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,8 +53,10 @@ class RolloutSummary:
     index: int
     turn: int
     """Number of the turn in its episode, from 0. Single-turn tasks have only turn 0."""
+    turn_reward: float | None = None
+    """Part of the episode's reward that the environment gave this turn; None: last turn, or no answer yet."""
     step: int | None
-    """Step whose batch contains its group."""
+    """Step whose batch contains the rollout's group."""
     evaluation: str
     """Id of the held-out problem if the rollout belongs to an evaluation; else empty."""
     task: str = ""
@@ -88,7 +90,7 @@ class RolloutSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRow:
-    """A rollout in a list."""
+    """A rollout as a row of a list: its state, and the text of its completion."""
 
     summary: RolloutSummary = field(metadata=FLAT)
     text: str | None
@@ -101,8 +103,8 @@ class RolloutsPage:
 
     rollouts: tuple[RolloutRow, ...]
     before: str
-    """Cursor of the next page; empty: this is the last one. Other pages may be short or empty, because each request
-    examines a bounded number of rollouts.
+    """Cursor of the next page; empty: this page is the last one. Other pages may be short or empty, because a request
+    examines a limited number of rollouts.
     """
     kept_rollouts: int
     """Final rollouts whose tokens are stored. This and the following fields count the whole run."""
@@ -141,7 +143,7 @@ _NO_IDS: Final[NDArray[np.int32]] = np.empty(0, np.int32)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutPayload(Completion):
-    """A completion as the hub stores it, with the nodes that sampled its parts and the environment's answer to it."""
+    """A completion as the hub stores it: with the nodes that sampled its parts, and the environment's answer."""
 
     observation_ids: TokenIds = field(default_factory=lambda: _NO_IDS)
     """Tokens of the environment's answer, between this turn and the next; empty after the last turn."""
@@ -156,8 +158,8 @@ class RolloutPayload(Completion):
         return cls(*content_of(completion), spans=spans)
 
     def attributed(self, node_id: str, policy_version: int) -> RolloutPayload:
-        """Return the payload with `spans` that cover all tokens. If it has none, all tokens are attributed to this node
-        and version, those of the lease.
+        """Return the payload with `spans` that cover all tokens. Without spans, attribute all tokens to the lease's
+        node and version.
         """
         if self.spans:
             return self
@@ -191,6 +193,28 @@ def unpack_spans(packed: Iterable[Sequence[Any]]) -> tuple[DrawnSpan, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CallMade:
+    """A tool call in a reply, as the model wrote it."""
+
+    name: str
+    """Name of the tool; empty if the call cannot be parsed."""
+    arguments: str
+    """Arguments as JSON text; empty if the call cannot be parsed."""
+    problem: str = ""
+    """Why the call cannot be parsed; else empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedMessage:
+    """A message of the environment after a reply, without the chat template's own tokens."""
+
+    role: str
+    """Sender in the chat template: user or tool. Empty: the template's form was not recognised, and `text` holds all
+    tokens."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutText:
     """Text of a completion and the environment's answer."""
 
@@ -200,22 +224,58 @@ class RolloutText:
     """The completion; its `spans` (which node and version drew which tokens) cover all tokens."""
     observation: str
     """The environment's answer, which the loss excludes; empty after the last turn."""
+    calls: tuple[CallMade, ...] = ()
+    """Tool calls in the model's reply, in order."""
+    messages: tuple[ObservedMessage, ...] = ()
+    """The environment's messages in `observation`, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutView:
-    """A rollout within its group."""
+    """A rollout as its group's page shows it: state, advantage and text."""
 
     summary: RolloutSummary = field(metadata=FLAT)
     advantage: float | None
-    """Advantage under the run's objective; None: the rollout is not in the step's batch."""
+    """Advantage by the run's objective; None: the step's batch does not contain the rollout."""
     drawn: RolloutText | None
     """Text of the completion; None: its tokens are not stored."""
 
 
+SessionEventKind = Literal["opened", "lost", "rebuilt", "diverged", "closed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionEvent:
+    """Opening, rebuild, loss or end of an episode's session in a stateful environment."""
+
+    at: float
+    index: int
+    """Index of the episode in its group."""
+    attempt: int
+    """Number of times that the episode had started again before this event."""
+    kind: SessionEventKind
+    turn: int | None = None
+    """Number of the turn (from 0) in which the event happened; None: between turns, or before the first one."""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeLosses:
+    """Count of one episode's session losses: the session was lost, or gave other answers after it was rebuilt."""
+
+    index: int
+    """Index of the episode in its group."""
+    attempt: int
+    """Number of times that the episode started again."""
+    losses: int
+    """Number of times that the session was lost or gave other answers. The second time ends the episode."""
+    replaced: int
+    """Number of the environment's answers that were different when a lost session was rebuilt."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRecord:
-    """State of one group (the rollouts of one prompt), and the times of the step that trained on it."""
+    """State of one group (the rollouts of one prompt), and the times of the training step that used it."""
 
     group_id: int
     step: int | None
@@ -223,7 +283,7 @@ class GroupRecord:
     """Time when the group was opened; None: the group belongs to an evaluation."""
     drop_reason: str | None
     staleness: int | None
-    """Optimizer steps between sampling and training; None: the group is in no step's batch."""
+    """Optimizer steps between sampling and training; None: no step's batch contains the group."""
     planned_at: float | None
     trained_at: float | None
     published_at: float | None
@@ -242,3 +302,9 @@ class GroupView(GroupRecord):
     prompt: str
     """Prompt with special tokens shown."""
     rollouts: tuple[RolloutView, ...]
+    episode: int | None = None
+    """Index of the only episode whose texts were read; None: the texts of all rollouts were read."""
+    sessions: tuple[SessionEvent, ...] = ()
+    """Events of the group's sessions that the hub still knows, oldest first."""
+    losses: tuple[EpisodeLosses, ...] = ()
+    """Losses of sessions as stored, for the episodes that had any."""

@@ -19,24 +19,31 @@ FLAT: Final = MappingProxyType({"flat": True})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accounting:
-    """State of all rollouts ever leased: leased = trained + evaluated + dropped + in flight."""
+    """State of all rollouts ever leased: leased = trained + evaluated + answered + dropped + in flight."""
 
     leased: int = 0
     trained: int = 0
     evaluated: int = 0
     """Rollouts on held-out problems, drawn by nodes to evaluate a version."""
+    answered: int = 0
+    """Rollouts delivered to tenants (users of the hub's API)."""
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Counts by `DropReason` value."""
     in_flight: int = 0
-    """Rollouts that are leased, received or scored, but not yet trained on, evaluated or dropped."""
+    """Rollouts that are leased, received or scored, but not yet trained on, evaluated, answered or dropped."""
 
     @property
     def num_dropped(self) -> int:
         return sum(self.dropped.values())
 
     @property
+    def useful(self) -> int:
+        """Number of rollouts that earn credit."""
+        return self.trained + self.evaluated + self.answered
+
+    @property
     def balanced(self) -> bool:
-        return self.leased == self.trained + self.evaluated + self.num_dropped + self.in_flight
+        return self.leased == self.useful + self.num_dropped + self.in_flight
 
 
 class Severity(StrEnum):
@@ -47,7 +54,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEvent:
-    """An event of a run, such as a node that joined, a dead learner, or the start of a problem."""
+    """An event of a run. Examples: a node has joined, the learner has died, a problem has begun."""
 
     ALSO_IN_JSON: ClassVar = ("warning",)
 
@@ -75,7 +82,7 @@ class EventFilter:
 
     kind: str = ""
     severity: str = ""
-    """Lowest severity."""
+    """Lowest severity to include."""
     subject: str = ""
     before: int | None = None
     """Only events with a lower number."""
@@ -105,7 +112,7 @@ class Invite:
 
 
 class CountedName(NamedTuple):
-    """A node with rollouts that were trained on or evaluated; `invite_id` is the invite that admitted it."""
+    """A node with rollouts that were trained on or evaluated. `invite_id` is the invite that admitted the node."""
 
     node_id: str
     name: str
@@ -141,19 +148,22 @@ class NodeTotals:
     trained_tokens: int = 0
     evaluated_rollouts: int = 0
     """Rollouts drawn to evaluate a version."""
+    answered_rollouts: int = 0
+    """Rollouts delivered to tenants."""
+    answered_tokens: int = 0
     share: float = 0.0
-    """Fraction of all rollouts trained on or evaluated."""
+    """Fraction of all rollouts trained on, evaluated or delivered to tenants."""
     received: int = 0
     """Rollouts that arrived, whatever their final state."""
     dropped: int = 0
     others_checked: int = 0
     """Checks of other nodes' rollouts that this node made and whose result the hub confirmed."""
     others_checked_tokens: int = 0
-    """Tokens of these checks of other nodes' rollouts, prompts included."""
+    """Tokens that the node recomputed in confirmed checks of others' rollouts, prompts included."""
     standing: str = ""
     """The hub's verdict: new, proven, suspect or quarantined; empty: never checked."""
     standing_reason: str = ""
-    """Reason for suspect or quarantined."""
+    """Reason why the hub's verdict is suspect or quarantined; empty for other verdicts."""
     standing_since: float = 0.0
     verified_in_a_row: int = 0
     checks: int = 0
@@ -167,7 +177,7 @@ class NodeTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveNode:
-    """A connected node: its last report, and what the hub told it last. The database does not store this.
+    """A connected node: its last report, and the hub's last messages to it. The database does not store this.
 
     A report is a claim, only for display: no node is credited for it.
     """
@@ -177,23 +187,26 @@ class LiveNode:
     policy_version: int | None = None
     tokens_per_s: float = 0.0
     precision: str = ""
-    """Precision of the engine's weights; empty if it is not known or no engine runs."""
+    """Precision of the engine's weights; empty if it is unknown or no engine runs."""
     cost_per_hour: float = 0.0
     """Cost per hour of activity, in US dollars, including electricity if the hub counts it."""
     standby: str = ""
-    """Why the hub last put the node on standby (gave it no work); empty if the node has work or has heard nothing
-    yet."""
+    """Reason why the hub last put the node on standby (gave it no work); empty if the node has work or has got no
+    reason yet.
+    """
     affordable: bool = True
     """False if the node is on standby because of the run's spend cap."""
     num_links: int = 0
-    """Number of other nodes that this node is linked with, and passes pieces of new versions on to."""
+    """Number of other nodes to which this node has a link, and passes on pieces of new versions."""
     num_punched: int = 0
-    """Number of these links that go through both nodes' routers, because neither accepts connections."""
+    """Number of these links that hole punching opened through both nodes' routers, because neither router accepts
+    connections.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumNodes:
-    """Number of nodes in the database."""
+    """Numbers of nodes in the hub's database."""
 
     known: int
     """Nodes that ever joined."""
@@ -208,9 +221,9 @@ class TaskFigures:
     num_groups: int
     """Groups in the step's batch."""
     mean_reward: float | None = None
-    """Mean reward of the episodes in the task's groups of the batch; None = the task has no groups there."""
+    """Mean reward of the episodes in the task's groups of the batch; None = the batch has no group of the task."""
     share_solved: float | None = None
-    """Share of these episodes that have the task's highest reward."""
+    """Share of the task's episodes in the batch that have the task's highest reward; None without such episodes."""
     num_flat: int = 0
     """Groups with equal rewards, which give no gradient: those in the batch, and those dropped since the previous step.
     """
@@ -234,9 +247,11 @@ class StepRecord:
     dropped: Mapping[str, int] = field(default_factory=dict)
     """Rollouts dropped from the start of the run until this step was trained, by reason."""
     by_task: Mapping[str, TaskFigures] = field(default_factory=dict)
-    """Figures by task key; empty if the run has only one task."""
+    """Numbers about the step by task key; empty if the run has only one task."""
     figures: Mapping[str, float | None] = field(default_factory=dict, metadata=FLAT)
-    """Figures by key, as defined in `echo_shared.records.step_figures`. In JSON they are fields of the step."""
+    """Numbers about the step by key, as defined in `echo_shared.records.step_figures`. In JSON they are fields of the
+    step.
+    """
     components: Mapping[str, float] = field(default_factory=dict)
     """Mean of each component of the batch's rewards, before weighting; empty: the rewards have no components."""
 
@@ -275,9 +290,9 @@ class VersionRecord:
 
 class EvaluationKind(StrEnum):
     GREEDY = "greedy"
-    """The most likely token at each position."""
+    """One completion per problem, with the most likely token at each position."""
     SAMPLED = "sampled"
-    """Several completions at the run's temperature."""
+    """Several completions per problem, drawn at the run's temperature."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,7 +300,7 @@ class Evaluation:
     """Results of one policy version on the held-out problems. Only this version drew the completions."""
 
     name: str = ""
-    """Name of the evaluation set; empty: figures of the whole run, from its only set or the mean of all sets."""
+    """Name of the evaluation set. Empty: the results are those of the only set, or are averaged over all sets."""
     policy_version: int
     kind: EvaluationKind
     num_problems: int

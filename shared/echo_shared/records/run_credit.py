@@ -26,9 +26,9 @@ _NAME: Final = "credit"
 
 
 class NodeCredit(BaseModel):
-    """Credit of one node."""
+    """Credit of one node in this run."""
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
     node_id: NodeId
     node_name: Name

@@ -1,4 +1,4 @@
-"""Table of the figures of a training step, shared by learner, pages, Prometheus and TensorBoard.
+"""Table of the figures (numbers) that describe a training step, shared by learner, pages, Prometheus and TensorBoard.
 
 To add a figure, add a `StepFigure` to `STEP_FIGURES` and a value under its key to the result of
 `echo_hub.learner.step.train_step`. Mean reward, staleness and the number of rollouts are not in the table, because the
@@ -32,7 +32,7 @@ class StepFigure:
     largest: bool = False
     """True: when a chart point covers several steps, it shows their maximum instead of their mean."""
     chart: str | None = None
-    """Key of the chart that shows the figure as a line."""
+    """Key of the chart that shows the figure as a line; None: no chart shows it."""
     colour: Colour = "speed"
     column: str = ""
     """Column heading in the table of newest steps; empty: no column."""

@@ -47,7 +47,8 @@ def group_uniforms(seed: int, indices: Sequence[int], count: int) -> NDArray[np.
 def all_uniforms(drawn: Iterable[tuple[int, int, int]]) -> NDArray[np.float64]:
     """Return `uniforms` of each (seed, index, count), concatenated."""
     generator = np.random.Philox(key=0)
-    state = generator.state  # Setting the state of one generator takes a third of the time of creating another one.
+    # One generator is reused: setting its state takes a third of the time of making another generator.
+    state = generator.state
     rows = [np.empty(0, np.uint64)]
     for seed, index, count in drawn:
         state["state"]["key"][:] = seed, index
@@ -81,10 +82,10 @@ def draw(
 def interval(
     logits_RV: NDArray[np.float32], tokens_R: NDArray[np.integer], temperature: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the lower end of each token's interval (the range of cumulative probability within which u draws the
-    token), and the token's log-probability, which is the logarithm of the interval's width; both [rows].
+    """Return the lower end of each token's interval, and the token's log-probability, both [rows]. The interval is the
+    range of cumulative probability within which u draws the token; its width is the token's probability.
 
-    Log-probabilities are in nats, -inf for probability 0. Both are NaN where logits are not finite.
+    Log-probabilities are in nats, -inf for probability 0. Both results are NaN where logits are not finite.
     """
     scaled = logits_RV.astype(np.float64) / temperature
     scaled -= scaled.max(axis=-1, keepdims=True)
@@ -102,8 +103,8 @@ def nats_outside(
     interval starts at `below_R` and is exp(`logprobs_R`) wide.
 
     The unit is nats of log-odds, ln(x / (1 - x)); 0 inside the interval. Rounding of logits by n nats moves an edge by
-    about n nats of log-odds, wherever the edge is. In units of cumulative probability, distances near 0 and 1 would
-    be tiny, although most forged draws miss there.
+    about n nats of log-odds, wherever the edge is. Cumulative probability would be a worse unit: most forged draws miss
+    near 0 and 1, where distances in it are tiny.
     """
     below = below_R.astype(np.float64)
     return _nats_apart(below, below + np.exp(logprobs_R.astype(np.float64)), u_R)

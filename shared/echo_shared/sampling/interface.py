@@ -17,7 +17,7 @@ from echo_shared.errors import BackendError
 from echo_shared.wire.messages import Completion
 
 BAD_PREFIX: Final = "bad_prefix"
-"""Code of the BackendError for a prefix that no unfinished completion can start with."""
+"""Code of the BackendError for a prefix that cannot be the beginning of an unfinished completion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +47,12 @@ class GroupRequest:
     stop_ids: tuple[int, ...]
     prefixes: tuple[Prefix, ...] = ()
     """At most one prefix per index. A rollout without a prefix starts at its first token."""
+    returns_routes: bool = False
+    """True: the rollouts should have `routes`, if the engine can record them."""
+    keep_keys: bool = True
+    """True: an engine with a prefix cache should keep the rollouts' keys and values, because a later prompt may begin
+    with this prompt and a completion.
+    """
 
     @property
     def fresh(self) -> tuple[int, ...]:
@@ -92,7 +98,7 @@ class FinishedRollout(Completion):
 
 
 def check_prefixes(request: GroupRequest, *, vocab_size: int) -> None:
-    """Raise BackendError for a prefix that is not the start of an unfinished completion of this request."""
+    """Raise BackendError for a prefix that cannot be the beginning of an unfinished completion of this request."""
     seen: set[int] = set()
     for prefix in request.prefixes:
         count, problem = len(prefix.ids), None

@@ -16,7 +16,9 @@ READING_SHARE: Final = 1 / 5
 
 
 class MovingOn:
-    """Decides when to switch. Call `is_due` to ask, and `moved` after each switch."""
+    """Decides when a node switches its unfinished completions to a newer version. Ask `is_due`, and report each switch
+    to `moved`.
+    """
 
     def __init__(self) -> None:
         self.not_before = 0.0

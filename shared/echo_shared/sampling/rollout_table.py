@@ -11,7 +11,7 @@ Dimensions: W rows of the table, R rows of a call, T tokens, S stop tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from echo_shared.sampling import draws
 from echo_shared.sampling.interface import DrawnPart, FinishedRollout, GroupRequest
-from echo_shared.wire.messages import FinishReason
+from echo_shared.wire.messages import MAX_ROUTES_BYTES, NO_ROUTE, FinishReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,15 @@ class ActiveRollout:
     started: float
     num_given: int = 0
     """Number of first tokens that came from the request's prefix."""
+    routes: bytearray = field(default_factory=bytearray)
+    """Routes (experts chosen for each token) of the tokens computed so far; empty if no routes are recorded."""
+    num_unrouted: int = 0
+    """Number of first tokens of the sequence whose routes are not in `routes`."""
+
+    @classmethod
+    def behind(cls, group: GroupRequest, index: int, started: float, num_given: int, routes: bytes) -> ActiveRollout:
+        """Return a rollout that continues after its prefix. `routes`: the routes of the prefix's tokens, or empty."""
+        return cls(group, index, started, num_given, bytearray(routes), 0 if routes else num_given)
 
     def finished(self, ids_T: NDArray[np.int32], logprobs_T: NDArray[np.float32], now: float) -> FinishedRollout:
         """Return the completion from its token ids [T] and log-probabilities [T] in nats."""
@@ -45,7 +54,18 @@ class ActiveRollout:
             finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
             sampling_s=now - self.started,
             num_given=self.num_given,
+            routes=self._routes(len(ids_T)),
         )
+
+    def _routes(self, num_tokens: int) -> bytes:
+        """Return the routes of all tokens, NO_ROUTE for the last one, which the model never reads; b"" without routes
+        or if they would be too large.
+        """
+        count = num_tokens - self.num_unrouted - 1
+        if not self.routes or len(self.routes) // count * num_tokens > MAX_ROUTES_BYTES:
+            return b""
+        nothing = bytes([NO_ROUTE]) * (len(self.routes) // count)
+        return nothing * self.num_unrouted + bytes(self.routes) + nothing
 
 
 class RolloutTable:
@@ -75,10 +95,13 @@ class RolloutTable:
         used = [row for row, rollout in enumerate(self.rollouts) if rollout is not None]
         return int(self._end_W[used].max(initial=0))
 
-    def start(self, rows: Sequence[int], group: GroupRequest, indices: Sequence[int], started: float) -> None:
+    def start(
+        self, rows: Sequence[int], group: GroupRequest, indices: Sequence[int], started: float, routes: bytes = b""
+    ) -> None:
         """Start one rollout of `group` per index, in `rows`, which must be free or directly follow the last row.
 
-        The first token to feed is the last one of the prompt, or of the rollout's prefix.
+        The first token to feed is the last token of the prompt, or of the rollout's prefix. `routes`: routes of the
+        prefix's tokens, if there is a single prefix.
         """
         rows = list(rows)  # numpy would take a tuple as one index per dimension.
         self._make_room(max(rows) + 1, group.max_tokens, len(group.stop_ids))
@@ -95,14 +118,14 @@ class RolloutTable:
         self._stops_WS[rows, : len(group.stop_ids)] = group.stop_ids
         self._u_WT[rows, : group.max_tokens] = draws.group_uniforms(group.seed, indices, group.max_tokens)
         if group.prefixes:
-            self._give_prefixes(dict(zip(indices, rows, strict=True)), group, started)
+            self._give_prefixes(dict(zip(indices, rows, strict=True)), group, started, routes)
 
-    def _give_prefixes(self, rows: Mapping[int, int], group: GroupRequest, started: float) -> None:
+    def _give_prefixes(self, rows: Mapping[int, int], group: GroupRequest, started: float, routes: bytes) -> None:
         """Move rollouts with a prefix to the prefix's end; `rows` maps index to row."""
         for prefix in group.prefixes:
             row, count = rows.get(prefix.index), len(prefix.ids)
             if row is not None:
-                self.rollouts[row] = ActiveRollout(group, prefix.index, started, count)
+                self.rollouts[row] = ActiveRollout.behind(group, prefix.index, started, count, routes)
                 self._ids_WT[row, :count], self._logprobs_WT[row, :count] = prefix.ids, prefix.logprobs
                 self._tokens_W[row] = prefix.ids[-1]
                 self._positions_W[row] += count
@@ -137,14 +160,30 @@ class RolloutTable:
         """Return the uniform in [0, 1) for each row's next draw [R], and its temperature [R]."""
         return self._u_WT[rows_R, self._drawn_W[rows_R]], self._temperature_W[rows_R]
 
+    @property
+    def returns_routes(self) -> bool:
+        """True if the routes (experts chosen for each token) of at least one rollout must be recorded."""
+        return any(rollout is not None and rollout.group.returns_routes for rollout in self.rollouts)
+
     def record(
-        self, rows_R: NDArray[np.int64], tokens_R: NDArray[np.int64], logprobs_R: NDArray[np.float64], now: float
+        self,
+        rows_R: NDArray[np.int64],
+        tokens_R: NDArray[np.int64],
+        logprobs_R: NDArray[np.float64],
+        now: float,
+        routes_RB: NDArray[np.uint8] | None = None,
     ) -> dict[int, FinishedRollout]:
-        """Store one drawn token per row [R], with log-probabilities [R] in nats.
+        """Store one drawn token per row [R], with log-probabilities [R] in nats. `routes_RB`: for a mixture of experts,
+        the ids of the experts that the layers chose for the token before the drawn one, B bytes each.
 
         Return the finished rollouts by row, in the order of `rows_R`; their rows become free.
         """
         self._now = now
+        if routes_RB is not None:
+            for row, route_B in zip(rows_R.tolist(), routes_RB, strict=True):
+                begun = self.rollouts[row]
+                if begun is not None and begun.group.returns_routes:
+                    begun.routes.extend(route_B.tobytes())
         drawn_R = self._drawn_W[rows_R]
         self._ids_WT[rows_R, drawn_R] = tokens_R
         self._logprobs_WT[rows_R, drawn_R] = logprobs_R
@@ -162,15 +201,16 @@ class RolloutTable:
             self.rollouts[row] = None
         return finished
 
-    def rows_of(self, lease_id: int) -> list[int]:
+    def rows_of(self, lease_id: int, index: int | None = None) -> list[int]:
+        """Return the rows of a lease's rollouts; with `index`, return only that rollout's row."""
         return [
             row
             for row, rollout in enumerate(self.rollouts)
-            if rollout is not None and rollout.group.lease_id == lease_id
+            if rollout is not None and rollout.group.lease_id == lease_id and index in (None, rollout.index)
         ]
 
     def drop(self, rows: Sequence[int]) -> None:
-        """Free these rows without finishing their rollouts."""
+        """Free these rows; their unfinished rollouts are lost."""
         for row in rows:
             self.rollouts[row] = None
 

@@ -45,9 +45,9 @@ class ScoreRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """Result of recomputing a completion: for each token, the interval of cumulative probability that draws it. It
-    starts at `below`, and its width is the probability whose logarithm is in `logprobs` (nats). Both are [T], or empty
-    if the engine cannot compute them.
+    """Result of recomputing a completion: for each token, the interval of cumulative probability that draws the token.
+    An interval starts at `below`; the logarithm of its width is in `logprobs` (nats). Both arrays are [T], or empty if
+    the engine cannot compute them.
     """
 
     rollout_id: str

@@ -46,17 +46,60 @@ def cache_of(output: Any) -> Any:
 
 
 def columns_for(length: int) -> int:
-    """Return the number of columns to reserve for rows of `length` tokens, with spare ones so that rows seldom have to
-    move left.
+    """Return the number of columns to reserve for rows of `length` tokens. It includes spare columns, so that rows
+    seldom have to move left.
     """
     return -(-(length + length // 8 + 16) // _COLUMN_STEP) * _COLUMN_STEP
 
 
-def kv_bytes_per_token(model: Any) -> int:
-    """Return the bytes that one token's keys and values take in all layers of a transformers causal LM."""
+@dataclass(frozen=True, slots=True)
+class RowBytes:
+    """The memory that one row takes in the cache of a model, in bytes."""
+
+    per_token: int
+    """Keys and values of one token in all attention layers."""
+    states: int
+    """Recurrent and convolution states, whatever the row's length."""
+
+    @property
+    def state_tokens(self) -> int:
+        """Number of tokens whose keys and values take as much memory as the row's `states`."""
+        return -(-self.states // self.per_token)
+
+
+@torch.inference_mode()
+def row_bytes(model: Any) -> RowBytes:
+    """Return the memory that a row takes in the cache of a transformers causal LM, measured with one token.
+
+    Raises BackendError for a model whose cache `SlotCache` cannot hold.
+    """
+    ids = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
+    layers = getattr(model(input_ids=ids, use_cache=True, logits_to_keep=1).get(_CACHE), "layers", ())
+    held = [tensor for layer in layers for tensor in (getattr(layer, "keys", None), getattr(layer, "values", None))]
+    for layer in layers:
+        _layer_like(layer, _Window())
+    if not _bytes(held):
+        raise _unsupported("no attention layer")
+    states = [
+        state
+        for layer in layers
+        if isinstance(layer, LinearAttentionLayer)
+        for kind in (layer.conv_states, layer.recurrent_states)
+        for state in kind.values()
+    ]
+    return RowBytes(_bytes(held), _bytes(states))
+
+
+def _bytes(tensors: Sequence[Tensor | None]) -> int:
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+
+def pads_exactly(model: Any) -> bool:
+    """Return False if padding changes a prompt's results. This happens if a biased projection comes before a
+    convolution: it turns masked tokens into the bias, which transformers convolves with the prompt's first tokens.
+    """
     config = model.config.get_text_config(decoder=True)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * model.dtype.itemsize)
+    return not any(getattr(config, name, False) for name in ("conv_bias", "mamba_proj_bias"))
 
 
 def spare_bytes(device: torch.device) -> int:
@@ -79,12 +122,12 @@ class SlotCache:
 
     @property
     def count(self) -> int:
-        """Number of rows in use."""
+        """Number of rows that hold a rollout now."""
         return self._window.count
 
     @property
     def high(self) -> int:
-        """The column that the next step writes."""
+        """Column that the next step writes."""
         return self._window.high
 
     @property
@@ -94,7 +137,7 @@ class SlotCache:
 
     @property
     def memory(self) -> Any:
-        """An object that stays the same while all keys and values stay at their addresses."""
+        """Object that is replaced by another one whenever the keys and values move to other addresses."""
         return self._mask
 
     @property
@@ -120,10 +163,11 @@ class SlotCache:
         window.low, window.high = 0, length
 
     def join(self, prompts: Any, sources: Sequence[int], rows: Sequence[int], lengths: Sequence[int]) -> None:
-        """Copy the keys and values of prompts of these lengths into `rows`; new rows must directly follow the last one.
+        """Copy the keys and values of prompts with these lengths into `rows`. New rows must directly follow the last
+        row.
 
         `prompts` is the cache that the model returned for the prompts, padded on the left. `sources` are the prompts'
-        rows in it.
+        rows in this cache.
         """
         window = self._window
         if self.cache is None:
@@ -182,8 +226,8 @@ class SlotCache:
 
     @contextmanager
     def fixed(self, rows: int, columns: int, at: Tensor) -> Iterator[None]:
-        """Within the block, the model reads the first `rows` and `columns`, and writes column `at` [1]. Shapes and
-        addresses do not depend on the rows and columns in use.
+        """Within the block, the model reads the first `rows` rows and the first `columns` columns, and writes column
+        `at` [1]. Shapes and addresses do not depend on the number of rows and columns in use.
         """
         self._window.fixed = _Fixed(rows, columns, at)
         try:
@@ -224,7 +268,7 @@ class SlotCache:
 
 
 class _Window:
-    """The rows and columns in use, [:count] and [low:high], shared by all layers."""
+    """Rows [:count] and columns [low:high] that are in use. All layers share this object."""
 
     def __init__(self) -> None:
         self.count = self.low = self.high = 0
@@ -233,7 +277,7 @@ class _Window:
 
 @dataclass(frozen=True, slots=True)
 class _Fixed:
-    """The arguments of `SlotCache.fixed`, while its block runs."""
+    """The arguments of `SlotCache.fixed` while its block runs."""
 
     rows: int
     columns: int
@@ -251,7 +295,9 @@ class _SlotLayer(DynamicLayer):
         self.held: list[Tensor] = [like.keys[:0, :, :0], like.values[:0, :, :0]]
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Append one token's keys and values per row, both [rows, heads, 1, head size]. Return those of all tokens."""
+        """Append one token's keys and values per row, both [rows, heads, 1, head size]. Return the keys and values of
+        all tokens.
+        """
         count, low, high = self._window.count, self._window.low, self._window.high
         fixed = self._window.fixed
         if fixed is not None:
@@ -303,10 +349,14 @@ def _layer_like(layer: Any, window: _Window) -> Any:
         return LinearAttentionLayer(number_of_states=layer.number_of_states)
     if type(layer) is DummyLayer:
         return layer
-    raise BackendError(
+    raise _unsupported(f"a layer whose state is a {type(layer).__name__}")
+
+
+def _unsupported(got: str) -> BackendError:
+    return BackendError(
         "The sampler cannot batch this kind of model.",
-        got=f"a layer whose state is a {type(layer).__name__}",
-        do="Use a model of attention and linear attention layers, such as Qwen or Llama.",
+        got=got,
+        do="Use a base model of docs/models.md.",
         code="unsupported_model",
     )
 

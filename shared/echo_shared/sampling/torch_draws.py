@@ -28,17 +28,19 @@ Choose = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """Function from (logits [R, V], uniforms [R], temperatures [R]) to token ids [R] and their log-probabilities [R]."""
 
 UNDECIDED: Final = -1
-"""In place of a token id: float32 does not decide the token, so `redraw_undecided` must draw it."""
+"""Stands in place of a token id if float32 cannot decide the token. `redraw_undecided` must then draw the token."""
 
 _BLOCK: Final = 1_024
 _CHUNK_BYTES: Final = {"cpu": 2**20}
 """Size of a chunk's weights: on a CPU, they must fit a core's cache."""
 _DEVICE_CHUNK_BYTES: Final = 2**27
 _FLOAT64_VALUES: Final = 2**18
-"""Draws from fewer logits use float64: the float32 way has more operations, which take about 100 µs on a CPU."""
+"""Number of logits below which a draw uses float64: the float32 method has more operations, which take about 100 µs on
+a CPU.
+"""
 _ROWS_PER_REPEAT: Final = 8
-"""A GPU always repeats an eighth of the rows in float64, the least certain ones. Of SmolLM2-135M's draws, 1 in 100 is
-undecided.
+"""On a GPU, the draws with the smallest margins, one eighth of the rows, are always repeated in float64. Of
+SmolLM2-135M's draws, 1 in 100 is undecided.
 """
 _LEAST_WEIGHT: Final = 1e-300
 """Floor for underflowed weights. It keeps log() finite."""
@@ -64,12 +66,12 @@ def draw(logits_RV: Tensor, u_R: Tensor, temperature_R: Tensor) -> tuple[Tensor,
 
 
 def draw_float64(logits_RV: Tensor, u_R: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor]:
-    """Do the same as `draw`, but all in float64. No token is UNDECIDED."""
+    """Draw one token per row like `draw`, but compute everything in float64, so that no token is UNDECIDED."""
     return _joined(_draw(*rows) for rows in _chunks(logits_RV, u_R, temperature_R))
 
 
 def redraw_undecided(drawn: NDArray[np.float64], logits_RV: Tensor, u_R: Tensor, temperature_R: Tensor) -> None:
-    """Draw again what is UNDECIDED in `drawn`, in place. `drawn` has the token ids and log-probabilities that `draw`
+    """Draw each UNDECIDED token of `drawn` again, in place. `drawn` has the token ids and log-probabilities that `draw`
     returned for these arguments, [2, R].
     """
     undecided = np.flatnonzero(drawn[0] == UNDECIDED)
@@ -80,11 +82,11 @@ def redraw_undecided(drawn: NDArray[np.float64], logits_RV: Tensor, u_R: Tensor,
 
 
 def interval(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the lower end of each token's interval (the range of cumulative probability within which u draws the
-    token), and the log-probabilities of `tokens_R` (int64).
+    """Return the lower end of each token's interval, and the log-probabilities of `tokens_R` (int64). The interval is
+    the range of cumulative probability within which u draws the token.
 
-    Both are [R], float64, on the device of `temperature_R`, the required device of `tokens_R`. NaN where logits are not
-    finite.
+    Both results are [R], float64, on the device of `temperature_R`. `tokens_R` must be on this device. NaN where logits
+    are not finite.
     """
     return _joined(_interval(*rows) for rows in _chunks(logits_RV, tokens_R, temperature_R))
 
@@ -107,8 +109,8 @@ def most_likely(logits_RV: Tensor, _u_R: Tensor, _temperature_R: Tensor) -> tupl
 
 
 def _repeated(margins_R: Tensor) -> Tensor:
-    """Return the rows to repeat in float64: on a CPU all undecided rows, on other devices a fixed number, to avoid
-    waiting for the device.
+    """Return the rows to repeat in float64: on a CPU all undecided rows; on other devices a fixed number of rows, so
+    that the host need not wait for the device.
     """
     if margins_R.device.type == "cpu":
         return (margins_R <= 0).nonzero().squeeze(1)
@@ -145,7 +147,7 @@ def _draw(logits_RV: Tensor, u_R: Tensor, temperature_R: Tensor) -> tuple[Tensor
         tokens_R1 = _first_above(cumulative_RV, u_R[:, None] * totals_R1)
     else:
         tokens_R1, totals_R1 = _draw_by_blocks(weights_RV, u_R)
-    tokens_R1 = tokens_R1.clamp_(max=vocabulary - 1)  # NaN logits give an index past the end.
+    tokens_R1 = tokens_R1.clamp_(max=vocabulary - 1)  # NaN logits give an index past the end of the vocabulary.
     return tokens_R1.squeeze(1), _logprobs(logits_RV, tokens_R1, temperature_R, top_R1, totals_R1)
 
 
@@ -171,7 +173,7 @@ def _shortfall(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> tu
 
 
 def _edges(logits_RV: Tensor, tokens_R: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return, each [R, 1]: the weight of all ids before the token, the weight of all ids, and the largest
+    """Return three results, each [R, 1]: the weight of all ids before the token, the weight of all ids, and the largest
     scaled logit.
     """
     weights_RV, top_R1 = _weights(logits_RV, temperature_R)
@@ -222,6 +224,8 @@ def _of_block(weights_RV: Tensor, blocks: Tensor, block_R1: Tensor) -> tuple[Ten
 
 
 def _first_above(cumulative_RN: Tensor, target_R1: Tensor) -> Tensor:
-    """Return the first index above the target [R, 1]; if rounding leaves none, the last index with non-zero weight."""
+    """Return, for each row, the first index at which the cumulative weight exceeds the target [R, 1]. If rounding
+    leaves no such index, return the last one with non-zero weight.
+    """
     last_R1 = torch.searchsorted(cumulative_RN, cumulative_RN[:, -1:].contiguous())
     return torch.minimum(torch.searchsorted(cumulative_RN, target_R1.contiguous(), right=True), last_R1)

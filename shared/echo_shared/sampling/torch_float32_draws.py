@@ -32,12 +32,12 @@ from torch import Tensor
 
 BLOCK: Final = 256
 _IN_FLOAT32: Final = 8
-"""Number of weights that are added in float32."""
+"""Number of weights that are added in float32 at a time; these sums are then added in float64."""
 
 
 def block_sums(logits_RV: Tensor, temperature_R: Tensor) -> tuple[Tensor, Tensor]:
-    """Return 0 and the sum of each block's weights [R, 1 + blocks], and the largest logits [R, 1], both float64. The
-    last block may be shorter.
+    """Return the sums of the blocks' weights with a 0 before them [R, 1 + blocks], and the largest logits [R, 1], both
+    float64. The last block may be shorter.
     """
     top_R1 = logits_RV.amax(dim=1, keepdim=True).float()
     weights_RV = (logits_RV.float() - top_R1).mul_(temperature_R[:, None].reciprocal().float()).exp_()
@@ -52,7 +52,8 @@ def draw_with_margins(
     logits_RV: Tensor, sums: Tensor, top_R1: Tensor, u_R: Tensor, temperature_R: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Draw one token per row. Return token ids [R] (int64), their log-probabilities [R] and margins [R] (both float64).
-    A token is certain to equal the reference's if its margin is positive. `sums` and `top_R1` are from `block_sums`.
+    If a margin is positive, the reference would certainly draw the same token. `sums` and `top_R1` are from
+    `block_sums`.
     """
     vocabulary = logits_RV.shape[1]
     pair = torch.arange(2, device=u_R.device)
@@ -85,5 +86,5 @@ def draw_with_margins(
 
 
 def _edge_below(edges_RN: Tensor, target_R1: Tensor) -> Tensor:
-    """Return the index of the last edge that is not above the target [R, 1], but at most N - 2."""
+    """Return the index [R, 1] of the last edge at or below the target, at most N - 2."""
     return torch.searchsorted(edges_RN, target_R1, right=True).sub_(1).clamp_(0, edges_RN.shape[1] - 2)

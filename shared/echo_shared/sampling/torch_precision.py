@@ -22,8 +22,8 @@ _LEAST: Final = 3
 _BUDGET_S: Final = 0.1
 """Seconds of measuring after which no further repetition starts, once `_LEAST` repetitions are done."""
 _MOST: Final = 2.5
-"""Maximum time of a 16-bit product, relative to float32, that counts as hardware support. Processors with and without
-support are far from this value, so repeated measurements agree.
+"""Largest ratio of a 16-bit product's time to a float32 product's time that counts as hardware support. Processors with
+and without support are far from this value, so repeated measurements agree.
 """
 
 
@@ -58,7 +58,7 @@ def _time_over_float32(dtype: torch.dtype) -> float:
     exact = torch.ones(_ROWS, _WIDTH), torch.ones(_WIDTH, _WIDTH)
     rough = exact[0].to(dtype), exact[1].to(dtype)
     _products_s(*exact), _products_s(*rough)  # Warm up: the first products allocate and choose kernels.
-    # Use the fastest time of each: slower ones include other load of the machine.
+    # Take the fastest of several times: slower ones include other load of the machine.
     exact_s = rough_s = float("inf")
     ends_at = time.perf_counter() + _BUDGET_S
     for repeat in range(_REPEATS):

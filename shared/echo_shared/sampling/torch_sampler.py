@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,13 +33,12 @@ from echo_shared.errors import POLICY_UNUSABLE, BackendError
 from echo_shared.sampling import draws
 from echo_shared.sampling.interface import DrawnPart, FinishedRollout, GroupRequest
 from echo_shared.sampling.rollout_table import ActiveRollout, RolloutTable
-from echo_shared.sampling.torch_cache import SlotCache, cache_argument, cache_of, columns_for
+from echo_shared.sampling.torch_cache import SlotCache, cache_argument, cache_of, columns_for, pads_exactly
 from echo_shared.sampling.torch_draws import Choose, draw, most_likely, redraw_undecided
-from echo_shared.sampling.torch_prefix_cache import PrefixCache, as_past, length_of
-from echo_shared.sampling.torch_step import FixedSteps
-
-PREFILL_TOKENS: Final = 2_048
-"""Maximum tokens of one prefill, padding included. A longer prompt is prefilled alone."""
+from echo_shared.sampling.torch_prefill import PrefillSize
+from echo_shared.sampling.torch_prefix_cache import TorchPrefixCache, as_past, states_of
+from echo_shared.sampling.torch_routes import Routers, packed, recording
+from echo_shared.sampling.torch_step import FixedSteps, takes_boolean_masks
 
 
 def sample_groups(
@@ -49,17 +48,27 @@ def sample_groups(
     *,
     width: int | None = None,
     max_cells: int | None = None,
-    prefixes: PrefixCache | None = None,
+    state_cells: int = 0,
+    prefixes: TorchPrefixCache | None = None,
+    routers: Routers | None = None,
 ) -> Iterator[FinishedRollout]:
-    """Draw all rollouts of `groups` in one batch and yield each when it is finished.
+    """Draw all rollouts of `groups` in one batch, and yield each finished rollout at once.
 
     `model`: a transformers causal LM, bare or wrapped by PEFT, in eval mode. `choose`: `torch_draws.most_likely` gives
     greedy completions. `width`: maximum unfinished rollouts at a time, None = all. `max_cells`: maximum tokens whose
-    keys and values are held. `prefixes`: cache of sequences that this policy version sampled; it is read and extended.
-    Raises BackendError if logits are not finite.
+    keys and values are held. `state_cells`: see `Batch`. `prefixes`: cache of sampled sequences; it is read and
+    extended. `routers`: those of `model`, to record routes. Raises BackendError if logits are not finite.
     """
     width = sum(len(group.indices) for group in groups) if width is None else width
-    batch = Batch(model, width=width, max_cells=max_cells, choose=choose, prefixes=prefixes)
+    batch = Batch(
+        model,
+        width=width,
+        max_cells=max_cells,
+        state_cells=state_cells,
+        choose=choose,
+        prefixes=prefixes,
+        routers=routers,
+    )
     for finished in batch.sample(iter(groups)):
         yield from finished
 
@@ -109,26 +118,13 @@ class _Waiting:
     """The prompt's row in `cache`."""
     logits: Tensor | None = None
     """Logits of the first token to draw, [1, V]."""
+    routes: bytes = b""
+    """Routes of the prefix tokens, if they are recorded."""
 
     @property
     def num_given(self) -> int:
         """Number of prefix tokens."""
         return len(self.ids) - len(self.group.prompt_ids)
-
-
-class _Prefill:
-    """Size of one prefill, in prompts and in tokens with padding."""
-
-    def __init__(self) -> None:
-        self._prompts = self._longest = 0
-
-    def add(self, waiting: _Waiting) -> bool:
-        """Add the prompt if it fits, and return True if so. The first prompt always fits."""
-        longest = max(self._longest, len(waiting.ids))
-        if self._prompts and (self._prompts + 1) * longest > PREFILL_TOKENS:
-            return False
-        self._prompts, self._longest = self._prompts + 1, longest
-        return True
 
 
 class Batch:
@@ -140,22 +136,30 @@ class Batch:
         *,
         width: int,
         max_cells: int | None = None,
+        state_cells: int = 0,
         choose: Choose = draw,
-        prefixes: PrefixCache | None = None,
+        prefixes: TorchPrefixCache | None = None,
         fixed: bool | None = None,
+        routers: Routers | None = None,
     ) -> None:
         """`width`: maximum unfinished rollouts at a time; `max_cells`: maximum tokens whose keys and values are held;
-        `prefixes`: see `sample_groups`; `fixed`: compute steps at fixed shapes (`torch_step`), None = on CUDA.
+        `state_cells`: tokens that take as much memory as a row's recurrent states; `prefixes`: see `sample_groups`;
+        `fixed`: compute steps at fixed shapes (`torch_step`), None = on CUDA; `routers`: those of `model`, to record
+        routes.
         """
         self._model = model
         self._prefixes = prefixes
         self._width = width
         self._max_cells = max_cells
+        self._state_cells = state_cells
         self._choose = choose
         self._draw_device = torch.device("cpu") if model.device.type == "mps" else model.device  # mps has no float64.
+        self._pads = pads_exactly(model)
         self._slots = SlotCache(model.device)
-        self._fixed = model.device.type == "cuda" if fixed is None else fixed
-        self._steps = FixedSteps(model, self._slots, choose)
+        wanted = model.device.type == "cuda" if fixed is None else fixed
+        self._fixed = wanted and takes_boolean_masks(model)
+        self._routers = routers
+        self._steps = FixedSteps(model, self._slots, choose, routers)
         self._table = RolloutTable()
         self._waiting: deque[_Waiting] = deque()
 
@@ -163,8 +167,8 @@ class Batch:
         """Yield the rollouts that each step finished, often none. Groups are taken from `groups` whenever there is
         capacity.
 
-        An iterator `groups` that had no group is asked again later. The method ends when `groups` has none and no
-        rollout is unfinished. Raises BackendError if logits are not finite.
+        An iterator without a group is asked again later. The method ends when `groups` has none and no rollout is
+        unfinished. Raises BackendError if logits are not finite.
         """
         while True:
             finished = self._admit(groups)
@@ -174,13 +178,16 @@ class Batch:
                 return
             yield finished
 
-    def cancel(self, lease_id: int) -> None:
-        """Drop the lease's rollouts. Call this between two steps of `sample`."""
-        self._waiting = deque(waiting for waiting in self._waiting if waiting.group.lease_id != lease_id)
-        self._table.drop(self._table.rows_of(lease_id))
+    def cancel(self, lease_id: int, index: int | None = None) -> None:
+        """Drop the lease's rollouts, or only the one with this index. Call this between two steps of `sample`."""
+        for waiting in self._waiting:
+            if waiting.group.lease_id == lease_id:
+                waiting.indices = tuple(own for own in waiting.indices if index is not None and own != index)
+        self._waiting = deque(waiting for waiting in self._waiting if waiting.indices)
+        self._table.drop(self._table.rows_of(lease_id, index))
 
     def forget_steps(self) -> None:
-        """Drop captured steps, because tensors that the model computes with have been replaced by others."""
+        """Drop captured steps, because other tensors have replaced tensors that the model computes with."""
         self._steps.forget()
 
     def news(self) -> list[DrawnPart]:
@@ -208,14 +215,14 @@ class Batch:
         taken: list[tuple[_Waiting, tuple[int, ...]]] = []
         running = len(self._table) - len(self._table.free())
         longest = self._table.longest()
-        prefill = _Prefill()
+        prefill = PrefillSize(pads=self._pads, prefixes=self._prefixes)
         while running < self._width:
             waiting = self._next_waiting(groups)
             if waiting is None:
                 break
             group = waiting.group
             longest = max(longest, len(group.prompt_ids) + group.max_tokens)
-            fits = waiting.cache is not None or prefill.add(waiting)
+            fits = waiting.cache is not None or prefill.add(waiting.ids, waiting.group.policy_version)
             room = max(0, self._rows_of(longest) - running) if fits else 0
             begin, waiting.indices = waiting.indices[:room], waiting.indices[room:]
             if begin:
@@ -227,13 +234,14 @@ class Batch:
         return taken
 
     def _ahead(self, fresh: Sequence[_Waiting], groups: Iterator[GroupRequest]) -> list[_Waiting]:
-        """Return waiting groups whose prompts are prefilled early, together with those of `fresh`.
+        """Return waiting groups whose prompts are prefilled now, together with those of `fresh`, although they have no
+        rows yet.
 
         A prefill of few tokens costs about as much as a step, because launching device kernels takes most of the time.
         """
-        prefill = _Prefill()
+        prefill = PrefillSize(pads=self._pads, prefixes=self._prefixes)
         for waiting in fresh:
-            prefill.add(waiting)
+            prefill.add(waiting.ids, waiting.group.policy_version)
         ahead: list[_Waiting] = []
         held = list(self._waiting)
         rollouts = sum(len(waiting.indices) for waiting in held)
@@ -243,7 +251,7 @@ class Batch:
         self._waiting = deque(held)
         for waiting in held:
             if waiting.cache is None and waiting not in fresh:
-                if not prefill.add(waiting):
+                if not prefill.add(waiting.ids, waiting.group.policy_version):
                     break
                 ahead.append(waiting)
         return ahead
@@ -254,12 +262,12 @@ class Batch:
         return self._waiting.popleft() if self._waiting else None
 
     def _rows_of(self, length: int) -> int:
-        """Return how many rows of up to `length` tokens fit; at least 1, because the device itself reports a lack of
-        memory.
+        """Return how many rows of up to `length` tokens fit. Return at least 1: if memory does not suffice for one row,
+        the device itself reports it.
         """
         if self._max_cells is None:
             return self._width
-        return min(self._width, max(1, self._max_cells // columns_for(length)))
+        return min(self._width, max(1, self._max_cells // (columns_for(length) + self._state_cells)))
 
     def _prefill(self, fresh: Sequence[_Waiting]) -> None:
         """Run the model on the prompts, in one batch padded on the left. Equal prompts are computed once."""
@@ -275,13 +283,20 @@ class Batch:
         positions = np.arange(longest) - (longest - lengths_P)[:, None]
         # Without padding, pass no mask, so that attention can use its fastest path.
         mask = _on(self._model.device, positions >= 0) if lengths_P.min() < longest else None
-        past, columns = self._past(prompts_P)
-        logits, cache = self._forward(np.stack([ids, np.maximum(positions, 0)])[:, :, columns:], mask, past)
+        firsts_P = [fresh[places.index(place)] for place in range(len(prompts_P))]
+        past, columns = self._past(firsts_P)
+        resumes = any(one.num_given and one.group.returns_routes for one in fresh)
+        with recording(self._routers if resumes else None) as recorded:
+            logits, cache = self._forward(np.stack([ids, np.maximum(positions, 0)])[:, :, columns:], mask, past)
+        routes_PB = packed(recorded)
         for waiting, place in zip(fresh, places, strict=True):
             waiting.started, waiting.cache, waiting.place = started, cache, place
             waiting.logits = logits[place : place + 1]
+            if routes_PB is not None and waiting.num_given <= longest - columns:
+                of_prompt = routes_PB.reshape(len(prompts_P), longest - columns, -1)[place]
+                waiting.routes = of_prompt[len(of_prompt) - waiting.num_given :].tobytes()
 
-    def _past(self, prompts_P: Sequence[NDArray[np.int32]]) -> tuple[Any, int]:
+    def _past(self, waiting_P: Sequence[_Waiting]) -> tuple[Any, int]:
         """Return the cached keys and values of the first columns, padding included, and the number of those columns.
 
         The computed part has the same length for all prompts, so prompts with longer cached prefixes recompute some
@@ -289,11 +304,13 @@ class Batch:
         """
         if self._prefixes is None:
             return None, 0
-        known_P = [self._prefixes.longest(prompt) for prompt in prompts_P]
-        computed = max(len(prompt) - length_of(known) for prompt, known in zip(prompts_P, known_P, strict=True))
-        lengths_P = [max(0, len(prompt) - computed) for prompt in prompts_P]
+        found_P = [self._prefixes.take(one.ids, version=one.group.policy_version) for one in waiting_P]
+        computed = max(len(one.ids) - known for one, (known, _) in zip(waiting_P, found_P, strict=True))
+        lengths_P = [max(0, len(one.ids) - computed) for one in waiting_P]
         columns = max(lengths_P)
-        return (as_past(known_P, lengths_P, columns), columns) if columns else (None, 0)
+        for length in lengths_P:
+            self._prefixes.reused(length)
+        return (as_past([states or () for _, states in found_P], lengths_P, columns), columns) if columns else (None, 0)
 
     def _begin(self, taken: Sequence[tuple[_Waiting, tuple[int, ...]]]) -> list[FinishedRollout]:
         """Draw the first token of each rollout, and give rows to the rollouts that need more tokens."""
@@ -307,17 +324,22 @@ class Batch:
         tokens, logprobs = self._draw(logits, np.stack([np.concatenate(first_u), temperatures]))
         finished = []
         staying = []
+        ended: dict[int, _Waiting] = {}
         now = time.perf_counter()
         for number, (waiting, index) in enumerate(begun):
             if tokens[number] in waiting.group.stop_ids or waiting.group.max_tokens == waiting.num_given + 1:
                 finished.append(_ended_at_once(waiting, index, tokens[number], logprobs[number], now))
+                ended[id(waiting)] = waiting
             else:
                 staying.append(number)
         rows = self._rows_for([begun[number][0] for number in staying])
         for waiting, members in groupby(zip(rows, staying, strict=True), key=lambda member: begun[member[1]][0]):
             places, numbers = zip(*members, strict=True)
-            self._table.start(places, waiting.group, [begun[number][1] for number in numbers], waiting.started)
+            indices = [begun[number][1] for number in numbers]
+            self._table.start(places, waiting.group, indices, waiting.started, waiting.routes)
         self._table.record(np.array(rows, dtype=np.int64), tokens[staying], logprobs[staying], now)
+        if self._prefixes is not None:
+            _keep_prompts(self._prefixes, ended.values())
         return finished
 
     def _rows_for(self, joining: Sequence[_Waiting]) -> list[int]:
@@ -348,7 +370,7 @@ class Batch:
             return
         self._close_gaps()
         rows = min(self._rows_of(longest), max(rows, 2 * slots.rows) if rows > slots.rows else slots.rows)
-        if self._max_cells is None or rows * slots.columns <= self._max_cells:
+        if self._max_cells is None or rows * (slots.columns + self._state_cells) <= self._max_cells:
             columns = max(columns, slots.columns)
         slots.reserve(rows, columns)
 
@@ -362,23 +384,39 @@ class Batch:
         rows = np.arange(len(self._table))
         inputs = np.stack(self._table.next_inputs(rows), dtype=np.int64)
         drawing = np.stack(self._table.next_draws(rows))
+        routers = self._routers if self._table.returns_routes else None
         if self._fixed and self._slots.holds_every_token:
             tokens, logprobs = _checked(self._steps.step(inputs, drawing))
+            routes_RB = self._steps.routes_RB if routers else None
         else:
             mask = self._slots.before_step()
-            logits, _ = self._forward(inputs[:, :, None], mask, self._slots.cache)
+            with recording(routers) as recorded:
+                logits, _ = self._forward(inputs[:, :, None], mask, self._slots.cache)
             self._slots.after_step()
             tokens, logprobs = self._draw(logits, drawing)
+            routes_RB = packed(recorded)
         running = list(self._table.rollouts) if self._prefixes is not None else []
-        finished = self._table.record(rows, tokens, logprobs, time.perf_counter())
+        finished = self._table.record(rows, tokens, logprobs, time.perf_counter(), routes_RB)
         if self._prefixes is not None:
-            for row, rollout in finished.items():
-                states, begun = self._slots.states(row), running[row]
-                if states is not None and begun is not None:
-                    # The last token was drawn but not fed to the model, so its keys and values do not exist.
-                    fed = np.concatenate([begun.group.prompt_ids, rollout.completion_ids[:-1]])
-                    self._prefixes.keep(fed, states)
+            self._keep(self._prefixes, running, finished)
         return list(finished.values())
+
+    def _keep(
+        self,
+        prefixes: TorchPrefixCache,
+        running: Sequence[ActiveRollout | None],
+        finished: Mapping[int, FinishedRollout],
+    ) -> None:
+        """Cache the keys and values of finished rollouts. `running`: the rollout in each row of the
+        batch, before the step that finished them.
+        """
+        for row, rollout in finished.items():
+            begun = running[row]
+            assert begun is not None
+            if begun.group.keep_keys and (states := self._slots.states(row)) is not None:
+                # The last token was drawn but not fed to the model, so its keys and values do not exist.
+                fed = np.concatenate([begun.group.prompt_ids, rollout.completion_ids[:-1]])
+                prefixes.keep(fed, states, version=rollout.policy_version)
 
     def _forward(self, inputs: NDArray[np.int64], mask: Tensor | None, cache: Any) -> tuple[Tensor, Any]:
         """Run the model on token ids and positions [2, R, T]; return the last tokens' logits [R, V] and the cache."""
@@ -429,7 +467,17 @@ def _ended_at_once(waiting: _Waiting, index: int, token: np.int64, logprob: np.f
     ids_T, logprobs_T = np.array([token], np.int32), np.array([logprob], np.float32)
     if before is not None:
         ids_T, logprobs_T = np.append(before.ids, ids_T), np.append(before.logprobs, logprobs_T)
-    return ActiveRollout(waiting.group, index, waiting.started, waiting.num_given).finished(ids_T, logprobs_T, now)
+    rollout = ActiveRollout.behind(waiting.group, index, waiting.started, waiting.num_given, waiting.routes)
+    return rollout.finished(ids_T, logprobs_T, now)
+
+
+def _keep_prompts(prefixes: TorchPrefixCache, ended: Iterable[_Waiting]) -> None:
+    """Cache the keys and values of the prompts of rollouts that ended with their first drawn token."""
+    for waiting in ended:
+        if waiting.group.keep_keys:
+            states = states_of(waiting.cache, waiting.place, len(waiting.ids))
+            if states is not None:
+                prefixes.keep(waiting.ids, states, version=waiting.group.policy_version)
 
 
 def _expanded(logits: Tensor | None, rows: int) -> Tensor:

@@ -17,41 +17,57 @@ Dimensions: R rows and C columns of a bucket, N rows in use, V vocabulary.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 
 from echo_shared.sampling.torch_cache import SlotCache, cache_argument
 from echo_shared.sampling.torch_draws import UNDECIDED, Choose, redraw_undecided
+from echo_shared.sampling.torch_routes import Routers, recording
 
 log = logging.getLogger(__name__)
 
 CAPTURED_AFTER: Final = 2
-"""Steps of a bucket after which it is captured. In the first step, libraries choose kernels and allocate memory."""
+"""Number of times that a bucket's step is computed before its capture. The first time, libraries choose kernels and
+allocate memory, which a graph must not contain.
+"""
 MOST_GRAPHS: Final = 24
 """Maximum number of graphs. A new graph replaces the least recently used one."""
 MOST_FAILURES: Final = 3
-"""Failed captures after which no step is captured any more."""
+"""Number of failed captures after which captures are no longer tried."""
 _LEAST_COLUMNS: Final = 128
+
+
+def takes_boolean_masks(model: Any) -> bool:
+    """Return True if the model's attention takes boolean masks in four dimensions. Eager attention does not: it adds
+    the mask to the scores."""
+    return ALL_MASK_ATTENTION_FUNCTIONS[model.config._attn_implementation] is not eager_mask
 
 
 class FixedSteps:
     """Steps of one model on one SlotCache, by bucket. All layers must hold every token's keys and values."""
 
-    def __init__(self, model: Any, slots: SlotCache, choose: Choose) -> None:
+    def __init__(self, model: Any, slots: SlotCache, choose: Choose, routers: Routers | None = None) -> None:
         self._model = model
         self._slots = slots
         self._choose = choose
+        self._routers = routers
+        self.routes_RB: NDArray[np.uint8] | None = None
+        """Routes (ids of the experts that each layer chose) of the tokens that the last step fed, [rows, B]; None for a
+        model without experts.
+        """
         self._steps: dict[tuple[int, int], _Step] = {}
         self._memory: Any = None
-        """`slots.memory` for which the graphs were captured. If it changes, their addresses are invalid."""
+        """Value of `slots.memory` when the graphs were captured. If `slots.memory` changes, the graphs' addresses are
+        invalid.
+        """
         self._captures = slots.device.type == "cuda"
         self._pool: Any = torch.cuda.graph_pool_handle() if self._captures else None
-        """Memory for what steps compute in between; all graphs share it, because only one runs at a time."""
+        """Memory pool for the intermediate results of steps. All graphs share it, because only one runs at a time."""
         self._failures = 0
 
     def step(self, inputs: NDArray[np.int64], drawing: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -68,11 +84,14 @@ class FixedSteps:
         host = step.host
         host[:, count:] = 0
         host[:2, :count] = inputs
-        host[2, :count], host[2, count:] = slots.starts, high  # An unused row attends to its own token.
+        host[2, :count], host[2, count:] = slots.starts, high  # An unused row attends only to the token that it feeds.
         host[3] = high
         host[4:, :count].view(np.float64)[:] = drawing
-        host[4:, count:].view(np.float64)[:] = [[0.5], [1.0]]  # u = 0 is never decided in float32.
-        drawn = self._run(step)[:, :count].numpy(force=True)
+        # Not u = 0, which float32 never decides: an unused row would be repeated in float64.
+        host[4:, count:].view(np.float64)[:] = [[0.5], [1.0]]
+        found = self._run(step)[:, :count].numpy(force=True)
+        drawn = found[:2]
+        self.routes_RB = found[2:].T.astype(np.uint8) if len(found) > 2 else None
         if UNDECIDED in drawn[0]:
             u_R, temperature_R = step.drawing
             redraw_undecided(drawn, self._logits(step), u_R, temperature_R)
@@ -80,7 +99,9 @@ class FixedSteps:
         return drawn
 
     def forget(self) -> None:
-        """Drop all graphs. Call this if a tensor that the model computes with has been replaced."""
+        """Drop all captured graphs. Call this after replacing a tensor of the model, because graphs use the old
+        tensor's address.
+        """
         self._steps.clear()
 
     def _step_of(self, count: int, high: int) -> _Step:
@@ -105,10 +126,15 @@ class FixedSteps:
         return drawn
 
     def _compute(self, step: _Step) -> Tensor:
-        """Return token ids and log-probabilities [2, R]. Does not wait for the device."""
+        """Return token ids and log-probabilities [2, R], followed by the B expert ids of a route [2 + B, R] if routes
+        are recorded. Does not wait for the device.
+        """
         u_R, temperature_R = step.drawing
-        tokens_R, logprobs_R = self._choose(self._logits(step), u_R, temperature_R)
-        return torch.stack([tokens_R.double(), logprobs_R.double()])
+        with recording(self._routers) as recorded:
+            logits_RV = self._logits(step)
+        tokens_R, logprobs_R = self._choose(logits_RV, u_R, temperature_R)
+        drawn = torch.stack([tokens_R.double(), logprobs_R.double()])
+        return drawn if self._routers is None else torch.cat([drawn, *(ids_RK.T.double() for ids_RK in recorded)])
 
     def _logits(self, step: _Step) -> Tensor:
         ids_R, positions_R, starts_R, at_R = step.inputs[:4]
@@ -118,7 +144,8 @@ class FixedSteps:
             device,
             dtype=torch.get_autocast_dtype(device),
             enabled=torch.is_autocast_enabled(device),
-            cache_enabled=False,  # A graph must not read weights that were converted outside of it.
+            # Do not cache weights converted by autocast: a graph must not read tensors that were made outside of it.
+            cache_enabled=False,
         )
         with autocast, self._slots.fixed(len(ids_R), len(step.columns_C), at_R[:1]):
             output = self._model(
@@ -133,14 +160,14 @@ class FixedSteps:
         return logits_RV
 
     def _capture(self, step: _Step, computed: Tensor) -> None:
-        """Capture a step. A step writes the same keys and values however often it is repeated, so a replay must return
-        what was `computed`; otherwise no step is captured from then on.
+        """Capture a step. A repeated step writes the same keys and values, so a replay must return what was `computed`.
+        If it does not, no step is captured from then on.
         """
         try:
-            graph, drawn = _captured(lambda: self._compute(step), self._pool, self._slots.device)
+            graph, drawn = self._captured(step)
             graph.replay()
             same = torch.equal(drawn, computed)
-        except RuntimeError as error:  # Work of another thread can fail a capture, so it may be repeated.
+        except RuntimeError as error:  # Another thread's work can make a capture fail, so a failed capture is repeated.
             step.computed = 0
             self._failures += 1
             self._captures = self._failures < MOST_FAILURES
@@ -154,6 +181,20 @@ class FixedSteps:
         log.warning(
             "A CUDA graph draws other tokens than the step that it captured. Sampling continues without graphs."
         )
+
+    def _captured(self, step: _Step) -> tuple[Any, Tensor]:
+        """Return a CUDA graph of a step, and the tensor that each replay fills."""
+        with torch.cuda.device(self._slots.device):
+            stream: Any = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                self._compute(step)  # Libraries allocate their workspaces for this stream.
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            # "thread_local": another thread may copy an adapter to the device during the capture.
+            with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+                drawn = self._compute(step)
+        return graph, drawn
 
 
 class _Step:
@@ -171,27 +212,12 @@ class _Step:
         """Number of times that this bucket's step was computed without a graph."""
         self.graph: Any = None
         self.drawn: Tensor = self.inputs
-        """What the graph returns, after it was captured."""
+        """The tensor that the captured graph fills: token ids and log-probabilities."""
 
     @property
     def drawing(self) -> Tensor:
-        """Uniforms and temperatures [2, R]."""
+        """The random numbers (uniforms) and temperatures of the next draws, one of each per row, [2, R]."""
         return self.inputs[4:].view(torch.float64)
 
     def send(self) -> None:
         self.inputs.copy_(self._sent, non_blocking=True)
-
-
-def _captured(compute: Callable[[], Tensor], pool: Any, device: torch.device) -> tuple[Any, Tensor]:
-    """Return a CUDA graph of `compute`, and the tensor that each replay fills."""
-    with torch.cuda.device(device):
-        stream: Any = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            compute()  # Libraries allocate their workspaces for this stream.
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        # Another thread may copy an adapter to the device meanwhile.
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-            drawn = compute()
-    return graph, drawn

@@ -26,7 +26,9 @@ def grown(spans: Spans, policy_version: int, more_tokens: int) -> Spans:
 
 
 def between(spans: Spans, start: int, stop: int) -> Spans:
-    """Return the version spans of the tokens from `start` up to `stop` (exclusive), as far as `spans` reach."""
+    """Return the version spans of the completion's tokens from `start` up to `stop` (exclusive). Tokens that `spans`
+    does not cover are left out.
+    """
     found: list[VersionSpan] = []
     begin = 0
     for span in spans:

@@ -38,7 +38,7 @@ class Identity:
 
     @classmethod
     def from_seed(cls, seed: bytes) -> Identity:
-        """Make the key from its 32 secret bytes. Raises ValueError for another length."""
+        """Make the identity whose private key has these 32 secret bytes. Raises ValueError for another length."""
         return cls(Ed25519PrivateKey.from_private_bytes(seed))
 
     @property

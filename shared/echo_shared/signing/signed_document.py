@@ -26,7 +26,7 @@ _SIGNATURE: Final = "signature"
 class Signed(BaseModel):
     """Fields of every signed document."""
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
     hub_key: Key
     """Ed25519 public key of the signer, hexadecimal."""

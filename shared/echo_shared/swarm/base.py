@@ -40,7 +40,7 @@ class SwarmSettings(BaseModel):
     web_seed_after_s: Annotated[float, Field(ge=0)] = 3.0
     """Seconds without data from any peer after which a fetch also uses the hub's web seed.
 
-    0 = at once. A fetch without peers and trackers does not wait either.
+    0 = at once. A fetch with neither peers nor trackers also uses the web seed at once.
     """
     stall_timeout_s: Annotated[float, Field(gt=0)] = 120.0
     """Seconds without data from peers and web seed after which a fetch fails. The next attempt resumes from the files

@@ -48,12 +48,13 @@ _TUNED: Final = {
     # The swarm is private: only the hub supplies peers.
     "enable_dht": False,
     "enable_lsd": False,
-    "allow_multiple_connections_per_ip": True,  # Several nodes behind one NAT, or on one machine.
-    # TCP, if it connects: uTP yields to other traffic. libtorrent itself would try uTP first (see `_UTP_S`).
+    "allow_multiple_connections_per_ip": True,  # Several nodes may share one address, behind a NAT or on one machine.
+    # Connect by TCP where possible, because uTP yields to other traffic. libtorrent by itself would try uTP first (see
+    # `_UTP_S`).
     "enable_outgoing_utp": False,
     "peer_connect_timeout": 3,
     "mixed_mode_algorithm": 0,
-    "utp_gain_factor": 30_000,  # The default, 3,000, takes twice as long at 0.2 % packet loss.
+    "utp_gain_factor": 30_000,  # libtorrent's default, 3,000, makes a transfer take twice as long at 0.2 % packet loss.
     # Connect to all peers at once, and reconnect soon after a loss.
     "unchoke_slots_limit": -1,
     "connection_speed": 500,
@@ -76,7 +77,7 @@ _TUNED: Final = {
     "send_buffer_watermark": 512 * 1024,
     "hashing_threads": 1,
     "stop_tracker_timeout": 1,
-    # A taken port is an error to report, not a reason to listen elsewhere.
+    # If the port is taken, libtorrent must report an error, not listen on another port.
     "listen_system_port_fallback": False,
     "max_retry_port_bind": 0,
     "alert_queue_size": 100_000,
@@ -94,9 +95,9 @@ _TUNED: Final = {
 _PROTOCOLS: Final = {lt.portmap_transport.upnp: "UPnP", lt.portmap_transport.natpmp: "NAT-PMP"}
 """Names of the protocols that open a router's ports. libtorrent's NAT-PMP is PCP where the router speaks it."""
 _UTP_S: Final = 30.0
-"""Seconds for which connections are tried by uTP after a TCP connection got no answer. If two peers behind routers
-both try, each one's packets let the other's through its router: UDP needs no more than that. Routers remember a packet
-that was not answered for about this long.
+"""Seconds during which libtorrent connects by uTP, after a TCP connection got no answer. If two peers behind routers
+both try, each peer's outgoing packets make its router accept the other peer's packets. Routers forget an unanswered
+packet after about this time.
 """
 _LEAST_WAIT_S: Final = 1.0
 _STATS_S: Final = 5.0
@@ -106,7 +107,7 @@ _REVIVE_WEB_SEED_AFTER_S: Final = 15.0
 dropped, but interrupts one that is still connecting.
 """
 _RECHECK_AFTER_S: Final = 5.0
-"""Seconds without a new block, after a failed hash check, until the files are checked again."""
+"""Seconds without a new block, after a piece failed its hash check, until libtorrent checks the files on disk again."""
 
 
 class BitTorrentSwarm(Swarm):
@@ -120,7 +121,7 @@ class BitTorrentSwarm(Swarm):
         self._loop = asyncio.get_running_loop()
         self._listening: asyncio.Future[int] = self._loop.create_future()
         self._utp_end: asyncio.TimerHandle | None = None
-        """End of the time in which connections are tried by uTP."""
+        """Timer that ends the attempts to connect by uTP."""
         self._traffic = (0, 0)
         self._traffic_told = asyncio.Event()
 
@@ -254,6 +255,9 @@ class BitTorrentSwarm(Swarm):
                 raise transfer.error
             seconds = self._loop.time() - started_at
             received_bytes, from_web_seed_bytes = await asyncio.to_thread(_received, transfer)
+            # The torrent was removed in the meantime; libtorrent may still have answered.
+            if transfer.error is not None:
+                raise transfer.error
         except BaseException:
             await self._remove(transfer)
             raise
@@ -261,7 +265,7 @@ class BitTorrentSwarm(Swarm):
         return FetchStats(seconds=seconds, swarm_bytes=received_bytes - web_seed_bytes, web_seed_bytes=web_seed_bytes)
 
     async def _until_finished(self, transfer: Transfer, web_seed_url: str | None, *, patience_s: float) -> None:
-        """Wait for the end of the transfer. Add the web seed once all peers were silent for `patience_s` seconds."""
+        """Wait for the end of the transfer. Add the web seed after `patience_s` seconds without data from any peer."""
         stall_s = self._settings.stall_timeout_s
         asked_web_seed_at = -math.inf
         if patience_s:
@@ -274,7 +278,7 @@ class BitTorrentSwarm(Swarm):
                 raise stalled(transfer.layout.name, after_s=stalled_s, last_problem=transfer.last_problem)
             if web_seed_url and quiet_s >= patience_s and now - asked_web_seed_at >= _REVIVE_WEB_SEED_AFTER_S:
                 asked_web_seed_at = now
-                # Remove and add the web seed: this revives a web seed that libtorrent has dropped.
+                # Remove the web seed and add it again, to revive a web seed that libtorrent has dropped.
                 transfer.handle.remove_url_seed(web_seed_url)
                 transfer.handle.add_url_seed(web_seed_url)
             if quiet_s >= _RECHECK_AFTER_S:
@@ -343,7 +347,7 @@ class BitTorrentSwarm(Swarm):
         self._rope.close()
 
     async def _add(self, transfer: Transfer, params: lt.add_torrent_params) -> None:
-        """Add the torrent to the session, in place of a failed transfer of the same torrent."""
+        """Add the torrent to the session. A failed transfer of the same torrent is replaced."""
         info_hash = transfer.layout.info_hash
         if (running := self._transfers.get(info_hash)) is not None and running.error is not None:
             await self._remove(running)

@@ -1,4 +1,4 @@
-"""Addresses and ports on which a BitTorrent client listens."""
+"""Chooses the addresses and ports on which a BitTorrent client listens."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def bindable(host: str, port: int) -> tuple[str, int]:
 
 
 def interfaces(host: str, port: int) -> str:
-    """Return the addresses on which libtorrent listens. With all addresses of IPv4 come those of IPv6, if this machine
-    has IPv6 and the port is free there.
+    """Return the addresses on which libtorrent listens. If the address stands for all IPv4 addresses, the socket also
+    listens on IPv6, if this machine has IPv6 and the port is free.
     """
     if host == _ALL_IPV4:
         with contextlib.suppress(OSError), socket.create_server((_ALL_IPV6, port), family=socket.AF_INET6):
@@ -37,7 +37,7 @@ def interfaces(host: str, port: int) -> str:
 
 
 def why_unasked(settings: SwarmSettings) -> str:
-    """Return why the router is not asked to open ports; empty = it is."""
+    """Return why this process does not ask the router to open ports; empty = it asks the router."""
     if is_loopback(settings.listen_host):
         return f"this machine listens on {settings.listen_host} only"
     return "" if settings.router_ports else "router_ports is off"

@@ -13,14 +13,14 @@ from __future__ import annotations
 import io
 import threading
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from echo_shared.errors import CodecError, SwarmError
 from echo_shared.swarm.disk import on_disk
 from echo_shared.swarm.torrent import FileSlice, TorrentLayout, piece_hash
 
 GIVEN_UP: Final = "given_up"
-"""Code of the SwarmError that waiting readers get when the artefact will not be completed."""
+"""Code of the SwarmError for waiting readers of an artefact that will not be completed."""
 _READ_BYTES: Final = 2**20
 
 
@@ -117,7 +117,9 @@ class PieceFile:
                 self._arrival.notify_all()
 
     def _make_room(self, name: str, size: int) -> bool:
-        """Give the file its full size; return True if it already had bytes."""
+        """Make the file, if it is missing, and give it its full size. Return True if it already had content, so that
+        its pieces must be checked.
+        """
         path = self.directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
@@ -148,8 +150,8 @@ class PieceFile:
             data = data[file.write(data) :]
 
     def _at(self, part: FileSlice) -> io.FileIO:
-        """Return the file of `part`, positioned at its offset. Only one file is open, because a torrent may have
-        thousands.
+        """Open the file of `part` at the part's offset, and return it. Only one file is open at a time, because a
+        torrent may contain thousands of files.
         """
         if self._open is None or self._open[0] != part.path:
             self.close()
@@ -160,26 +162,29 @@ class PieceFile:
 
 
 class ArrivingFile:
-    """The first file of `pieces`, for a thread that reads it in order while it arrives. `read` waits for
-    missing bytes.
+    """The first file of `pieces`, for a thread that reads the file in order while it arrives. `read` waits for missing
+    bytes.
     """
 
     def __init__(self, pieces: PieceFile) -> None:
         path, self._left_bytes = pieces.layout.files[0]
+        self._path = pieces.directory / path
         self._pieces = pieces
         self._read_bytes = 0
-        with on_disk(pieces.directory):
-            self._file = (pieces.directory / path).open("rb")
+        self._file: BinaryIO | None = None
 
     def read(self, count: int, /) -> bytes:
         """Return the next `count` bytes, fewer at the file's end. Raises SwarmError (`GIVEN_UP`) and StorageError."""
         count = min(count, self._left_bytes)
         self._pieces.await_bytes(self._read_bytes + count)
         with on_disk(self._pieces.directory):
+            if self._file is None:
+                self._file = self._path.open("rb")
             data = self._file.read(count)
         self._left_bytes -= count
         self._read_bytes += count
         return data
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()

@@ -1,7 +1,7 @@
-"""TCP ports that this machine's router opens on request, by UPnP, NAT-PMP or PCP. libtorrent asks for them, renews them
-and gives them back at the end; this module keeps its answers.
+"""TCP ports that this machine's router opens on request, by UPnP, NAT-PMP or PCP. libtorrent sends the requests, renews
+them and withdraws them at the end; this module keeps the router's answers.
 
-An opened port is a claim of the router. Only a connection from outside shows that others reach it.
+A router's answer does not prove that a port is reachable from outside. Only a connection from outside proves it.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ UNANSWERED: Final = "opens no ports: it answers neither UPnP nor NAT-PMP"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedPort:
-    """A port of this machine, and the router's port that leads to it. The two may differ."""
+    """A port of this machine, and the router's port that leads to it. The two numbers may differ."""
 
     local: int
     external: int
     protocol: str
-    """Protocol by which the router was asked, in words."""
+    """Name of the protocol by which the router was asked, for people."""
 
 
 class RouterPorts:
-    """The opened ports, by the number on this machine."""
+    """TCP ports of this machine that its router has opened, by their number on this machine."""
 
     def __init__(self, *, unasked: str) -> None:
-        """`unasked`: why the router is not asked; empty = it is."""
+        """`unasked`: why the router is not asked; empty = the router is asked."""
         self.changed = asyncio.Event()
-        """Set at each change."""
+        """Set when a port is opened or closed."""
         self._unasked = unasked
         self._listening = 0
         self._requests: dict[int, int] = {}
-        """Ports of this machine for which the router was asked, by the number that libtorrent gave to the request. The
-        request for the listening port is libtorrent's own; its number enters with the first answer.
+        """libtorrent's number of a request -> port of this machine that the request concerns. libtorrent itself
+        requests its listening port; the number of that request becomes known with the router's first answer.
         """
         self._opened: dict[int, OpenedPort] = {}
         self._refusal = ""
@@ -49,17 +49,17 @@ class RouterPorts:
         return self._opened
 
     def external(self, port: int) -> int:
-        """Return the port at which other machines reach this port of this machine: itself, unless the router opened
-        another one for it.
+        """Return the router's port that leads to this port of this machine: the same number, unless the router chose
+        another.
         """
         return self._opened[port].external if port in self._opened else port
 
     def listening_at(self, port: int) -> None:
-        """Note libtorrent's own port, for which libtorrent asks by itself."""
+        """Record libtorrent's listening port. libtorrent asks the router to open this port without being told."""
         self._listening = port
 
     def requested(self, port: int, requests: Iterable[int]) -> None:
-        """Note the numbers of libtorrent's requests for another port."""
+        """Record the numbers that libtorrent gave to the requests to open `port`."""
         self._requests |= dict.fromkeys(requests, port)
 
     def granted(self, request: int, external: int, protocol: str) -> None:
@@ -80,7 +80,7 @@ class RouterPorts:
 
     @property
     def sentence(self) -> str:
-        """Predicate of a sentence for the node's owner, whose subject is the router."""
+        """Text about the router for the node's owner, to follow the words "The router"."""
         if self._unasked:
             return f"is not asked to open ports: {self._unasked}"
         if self._opened:

@@ -78,7 +78,8 @@ def _open(address: SharedMemory) -> int:
     assert sys.platform == "linux", "the caller has checked the platform"
     link = Path("/proc", str(address.pid), "fd", str(address.descriptor))
     _check_name(link, address)
-    descriptor = os.open(link, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)  # Must not block on a pipe or terminal.
+    # O_NONBLOCK: the link may lead to a pipe or terminal, on which opening would block.
+    descriptor = os.open(link, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         _check_name(Path("/proc/self/fd", str(descriptor)), address)
     except BaseException:

@@ -102,7 +102,9 @@ class TorrentLayout:
 
 
 class _File(BaseModel):
-    """One file of the torrent. Other keys are refused, because some clients obey them (another path, a link)."""
+    """One file of the torrent. Other keys are refused, because some clients obey them: keys for another path, or a
+    link.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -111,8 +113,8 @@ class _File(BaseModel):
 
 
 class _Info(BaseModel):
-    """Info dictionary. Other keys are refused, because some clients obey them (another name, a single file,
-    version 2).
+    """Info dictionary. Other keys are refused, because some clients obey them: keys for another name, a single file, or
+    version 2.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -166,7 +168,8 @@ def read_torrent(torrent: bytes) -> TorrentLayout:
     if len(info.pieces) != _HASH_BYTES * -(-total_bytes // info.piece_length):
         raise CodecError("A torrent is not valid.", got=f"{len(info.pieces)} bytes of hashes for {total_bytes} bytes")
     paths = tuple("/".join(file.path) for file in info.files)
-    if len({path.casefold() for path in paths}) != len(paths):  # libtorrent would rename one of them.
+    # libtorrent would rename one of two files whose paths differ only in case.
+    if len({path.casefold() for path in paths}) != len(paths):
         raise CodecError("A torrent is not valid.", got="two files of the same name")
     return TorrentLayout(
         info_hash=piece_hash(bencode.encode(raw_info)),

@@ -56,7 +56,9 @@ class Transfer:
         return self.finished.is_set() and self.error is None
 
     def fail(self, error: EchoError) -> None:
-        """End the transfer with `error`. Code that waits for one of its events must then read `error`."""
+        """End the transfer with `error`, and set its events. Code that waits for one of the events must then read
+        `error`.
+        """
         self.error = self.error or error
         for event in (self.checked, self.finished, self.flushed):
             event.set()
@@ -133,11 +135,13 @@ class Transfer:
 
     def _break(self, error: EchoError) -> None:
         if self.complete:
-            log.warning("%s", error.brief)  # No caller waits for a seeding transfer, so only the log reports this.
+            # No caller waits for a transfer that only seeds, so only the log reports its error.
+            log.warning("%s", error.brief)
         self.fail(error)
 
     def _note(self, problem: str) -> None:
-        self.last_problem = printable_line(problem)  # Text of trackers and web seeds is untrusted.
+        # The text comes from trackers and web seeds, which are not trusted.
+        self.last_problem = printable_line(problem)
         log.info("%s: %s", self.layout.name, self.last_problem)
 
     def _piece_finished(self, piece: int) -> None:

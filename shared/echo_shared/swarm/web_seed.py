@@ -173,8 +173,8 @@ class _Download:
             self._loop.call_soon_threadsafe(self._on_progress, done_bytes, total_bytes)
 
     def _fetch_missing(self) -> bool:
-        """Request missing pieces again and again until all are there; False: `stop` ended it. Raises SwarmError after
-        `stall_timeout_s` without a valid piece.
+        """Request missing pieces repeatedly until all are on disk; return False if `stop` ended the download. Raises
+        SwarmError after `stall_timeout_s` without a valid piece.
         """
         delay_s, last_good_at, problem = _FIRST_DELAY_S, time.monotonic(), ""
         while not self._pieces.complete:

@@ -30,7 +30,9 @@ _log = logging.getLogger(__name__)
 
 CLEAN_LOSS: Final = 2e-4
 LOSSY_LOSS: Final = 3e-3
-"""Fraction of lost packets on a clean line and on a lossy line. The test decides between these two."""
+"""Fraction of packets that a clean line (CLEAN_LOSS) and a lossy line lose. The test decides which of the two fits
+better.
+"""
 ENOUGH: Final = 4.0
 """Log-likelihood ratio of lossy to clean at which a line counts as lossy. Two losses among 500 packets reach it."""
 FEWEST_PLACES: Final = 3
@@ -77,7 +79,9 @@ class LossPool:
         self._to_come = 0
         """Bytes that must still be delivered before the losses expire."""
         self._num_lost: dict[str, int] = {}
-        """Lost packets by peer. A packet that arrived after all is subtracted."""
+        """Number of lost packets by peer. If the original of a retransmitted packet arrives late after all, the packet
+        no longer counts as lost.
+        """
         self.is_lossy = False
 
     def saw(self, last: Sent, sent: Sent, place: str) -> None:
@@ -103,7 +107,7 @@ class LossWatch:
         peer.
         """
         self._socket = transport.get_extra_info("socket") if CAN_LOOK and transport is not None else None
-        """None: the connection cannot be watched, or watching has ended."""
+        """Socket of the watched connection; None: the connection cannot be watched, or watching has ended."""
         self._test = LossTest()
         self._pool, self._place = pool, place
         self._last: Sent | None = None
@@ -126,7 +130,8 @@ class LossWatch:
                 _use_bbr(self._socket)
             if self._last is None or is_lossy:
                 self._socket = None
-        except OSError as error:  # The connection has ended, or the kernel lacks BBR or forbids it to this process.
+        # The connection has ended, or BBR is missing in the kernel or forbidden to this process.
+        except OSError as error:
             _log.debug("A connection keeps its congestion control: %s", error)
             self._socket = None
 

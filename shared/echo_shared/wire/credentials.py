@@ -23,15 +23,16 @@ from echo_shared.errors import RemoteProtocolError
 
 SCHEME: Final = "Echo"
 MOST_CHARACTERS: Final = 8_000
-"""Maximum length of one header. The longest proof takes about half of it; servers and proxies allow lines of 8 KiB."""
+"""Maximum length of one header. The longest proof takes about half of this; servers and proxies allow lines of 8 KiB.
+"""
 REFUSED_TYPE: Final = "application/vnd.msgpack"
 """Content type of a response whose body is a message, such as Refused."""
 BOOKS_RECEIPTS: Final = "/node/receipts"
 BOOKS_CERTIFICATE: Final = "/node/certificate"
-"""Paths at which a node reads its own records over HTTP, with the credentials of this module."""
+"""URL path under which a node reads its own records over HTTP, with the credentials of this module."""
 BOOKS_FLEET: Final = "/node/fleet"
 BOOKS_TEAM: Final = "/node/team"
-"""Path at which a node reads its team, or creates, joins or leaves one."""
+"""URL path at which a node reads, creates, joins or leaves a team."""
 MOST_RECEIPTS: Final = 1_024
 """Maximum number of rollouts in one request to BOOKS_RECEIPTS."""
 

@@ -23,8 +23,8 @@ CONTROLS_PER_S: Final = 50.0
 CONTROLS_AT_ONCE: Final = 500.0
 MESSAGES_PER_S: Final = 1_000.0
 MESSAGES_AT_ONCE: Final = 20_000.0
-"""Token-bucket burst of small messages. It exceeds what an honest peer can send at once: the messages that pile up in
-buffers within ten seconds at MESSAGES_PER_S.
+"""Number of small messages that may arrive at once. An honest peer cannot send more at once: that is the number that
+piles up in buffers within ten seconds at MESSAGES_PER_S.
 """
 MOST_FRAGMENTS: Final = 16_384
 """Maximum fragments of one message. A websocket library may hold every fragment in memory until the last
@@ -44,7 +44,7 @@ class FrameGate:
     """Counts the frames of one direction of one connection. `now`: seconds of a monotonic clock."""
 
     def __init__(self, *, now: float, after_head: bool = False) -> None:
-        """`after_head`: True if an HTTP head comes first, up to the first empty line."""
+        """`after_head`: True if the direction begins with an HTTP head, which ends at the first empty line."""
         self._at = now
         self._controls = CONTROLS_AT_ONCE
         self._messages = MESSAGES_AT_ONCE

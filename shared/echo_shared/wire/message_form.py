@@ -20,7 +20,7 @@ from echo_shared.wire.messages import WireMessage
 
 @dataclass(frozen=True, slots=True)
 class ListForm:
-    """A list of at most `most` items, all of one form."""
+    """Form of a list: at most `most` items, all of one form."""
 
     item: Form
     most: int
@@ -28,7 +28,7 @@ class ListForm:
 
 @dataclass(frozen=True, slots=True)
 class MapForm:
-    """A map. Keys that `fields` lacks are ignored."""
+    """Form of a map: the form of each field. Keys that `fields` lacks are ignored."""
 
     fields: Mapping[str, Form]
 

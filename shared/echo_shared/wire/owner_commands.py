@@ -49,8 +49,8 @@ class OwnerCommand(_Said):
     """Nodes that must obey; empty = all of the owner's nodes."""
     sender: NodeId
     sent_at: Annotated[float, Field(ge=0)]
-    """Time on the sender's clock, in seconds since the epoch. Each command of a sender has a later time than the one
-    before.
+    """Time on the sender's clock, in seconds since the epoch. Every command of a sender carries a later time than its
+    previous command.
     """
 
 

@@ -9,7 +9,7 @@ BURST_S: Final = 0.1
 
 
 class RateCap:
-    """Limit in bytes per second; 0 = no limit."""
+    """Limit on the rate at which a caller sends, in bytes per second; 0 = no limit."""
 
     def __init__(self, bytes_per_s: int) -> None:
         self.bytes_per_s = bytes_per_s

@@ -15,7 +15,9 @@ from typing import Final
 from echo_shared.errors import CodecError
 
 NODE_BYTES: Final = 3
-"""Bytes of a packed node: two for its number, one for its count of children. The receiver itself is not packed."""
+"""Bytes that one node takes in the encoded tree: two for its number, one for its number of children. The receiver of
+the tree is not in it.
+"""
 
 
 def pack(branches: Iterable[tuple[int, int, bytes]]) -> bytes:

@@ -14,7 +14,7 @@ the minimum. Smaller differences are jitter.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """Counters of one connection since it began."""
+    """The system's counters of one TCP connection since it began."""
 
     num_packets: int
     num_lost: int
@@ -26,5 +26,5 @@ class Sent:
 
     @property
     def queues(self) -> bool:
-        """True if the round trip time shows a queue on the path."""
+        """True if packets wait in a queue on the path, as the round trip time shows."""
         return self.rtt_s > self.min_rtt_s + max(QUEUE_S, QUEUE_SHARE * self.min_rtt_s)

@@ -13,8 +13,8 @@ Everything before Welcome travels in HTTP headers (`credentials`), before any we
 first request, and again with the Proof. The hub creates a session for each request and keeps no state in between: the
 second session gets the nonce that the node returns. The caller must check that nonce's age and origin.
 
-A frame that the state does not allow, or that does not decode, raises RemoteProtocolError; the caller then ends this
-connection only. Sessions send nothing themselves: `send` and the handshake calls return frames to send.
+A frame that does not decode, or that is not allowed in the session's state, raises RemoteProtocolError; the caller then
+ends this connection only. Sessions send nothing themselves: `send` and the handshake calls return frames to send.
 """
 
 from __future__ import annotations
@@ -255,6 +255,8 @@ class NodeSession:
         power_watts: float = 0.0,
         owner: Identity | None = None,
         punches: bool = False,
+        answers: bool = True,
+        refuses: tuple[str, ...] = (),
     ) -> bytes:
         """Return the frame to send after the Challenge. The caller must have pinned `hub_key` first.
 
@@ -274,6 +276,10 @@ class NodeSession:
                 cost_per_hour=cost_per_hour,
                 power_watts=power_watts,
                 hears_totals=True,
+                knows_answered=True,
+                knows_session_lost=True,
+                answers=answers,
+                refuses=refuses,
                 owner=None if owner is None else claim_of(owner, self._me.node_id, self._challenge.hub_key),
                 punches=punches,
             )
@@ -305,7 +311,7 @@ class HubSession:
 
     @property
     def node_id(self) -> str:
-        """The peer's id. It is verified once `proof` is set."""
+        """The node's id. It is verified once `proof` is set, that is, once the node has proved its key."""
         if self.hello is None:
             raise LocalProtocolError("The node has not sent its key yet.", got=self.state.value)
         return identity.node_id(self.hello.node_key)

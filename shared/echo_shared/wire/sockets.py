@@ -9,7 +9,7 @@ import socket
 
 
 def keep_unsent_short(transport: asyncio.BaseTransport, unsent_bytes: int) -> None:
-    """Keep a connection's data that the kernel has not sent yet below `unsent_bytes`. Linux and macOS only.
+    """Let at most `unsent_bytes` of a connection's data wait unsent in the kernel. Linux and macOS only.
 
     Data in flight does not count, so the connection's speed is unchanged. Later data stays in the program, which may
     still drop or reorder it, and connections share the network line fairly.

@@ -29,7 +29,7 @@ class CheckLease(WireMessage):
     """Versions that drew the completion, in token order."""
     temperature: Annotated[float, Field(gt=0, le=10)]
     deadline_s: Annotated[float, Field(gt=0)]
-    """Seconds from sending until the hub asks another node."""
+    """Seconds from the sending of this lease until the hub asks another node."""
 
     @model_validator(mode="after")
     def _has_all(self) -> CheckLease:

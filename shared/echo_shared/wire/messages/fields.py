@@ -56,7 +56,7 @@ class PackedArray:
 
     @classmethod
     def of(cls, hint: Any) -> PackedArray | None:
-        """Return the annotation of a field's type, or None if the field is no array."""
+        """Return the annotation of a field's type, or None if the field is not an array."""
         return next((each for each in getattr(hint, "__metadata__", ()) if isinstance(each, cls)), None)
 
     def unpack(self, value: Any) -> NDArray[Any]:
@@ -103,6 +103,9 @@ Nonce = Annotated[bytes, Field(min_length=32, max_length=32)]
 Seed = Annotated[int, Field(ge=0, le=2**64 - 1)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 PolicyVersion = Annotated[int, Field(ge=0, lt=2**31)]
+FIRST_TENANT_VERSION: Final = 2**30
+"""Smallest number of an adapter that a tenant publishes. Smaller numbers are versions of the run's own training; 0 is
+the base model."""
 Lax = Field(strict=False)
 """Accept lists and strings for tuples and enums, which MessagePack lacks. The items are still checked strictly."""
 

@@ -1,4 +1,4 @@
-"""Fleet: the nodes of one owner, and the commands that pass between them through the hub.
+"""Fleet: the list of one owner's nodes, and commands between these nodes, relayed by the hub.
 
     one machine  ── FleetWanted (HTTP) ──►  hub  ── FleetCommand ──►  other nodes of the owner
                  ◄── Fleet ───────────────       ◄── FleetReport ───
@@ -33,7 +33,7 @@ class OwnerClaim(WireMessage):
 
 
 class FleetCommand(WireMessage):
-    """A command of the owner to one or more nodes. `signature` is of the owner's key."""
+    """A command of the owner to one or more nodes. `signature` is made with the owner's key."""
 
     type: Literal["fleet_command"] = "fleet_command"
     body: CommandBody
@@ -41,7 +41,7 @@ class FleetCommand(WireMessage):
 
 
 class FleetReport(WireMessage):
-    """A node's answer to a command. `signature` is of the node's key."""
+    """A node's answer to a command. `signature` is made with the node's key."""
 
     type: Literal["fleet_report"] = "fleet_report"
     command_id: CommandId
@@ -56,12 +56,13 @@ class FleetWanted(WireMessage):
 
     type: Literal["fleet_wanted"] = "fleet_wanted"
     owner: OwnerClaim
-    """The claim of the node that asks."""
+    """The owner's signature that the asking node is the owner's."""
     command: FleetCommand | None = None
     """Command for the connected nodes in `to`. The hub waits a few seconds for their reports."""
     to: Annotated[tuple[NodeId, ...], Lax, Field(max_length=MAX_FLEET)] = ()
     counts_once: bool | None = None
-    """True: the leaderboard shows the owner's nodes as one entry; False: apart; None: as before."""
+    """True: the leaderboard shows the owner's nodes as one entry. False: it shows each node. None: the setting stays.
+    """
 
 
 class FleetNode(WireMessage):
@@ -69,23 +70,23 @@ class FleetNode(WireMessage):
 
     node_key: PublicKey
     claim: Signature
-    """The owner's signature that the node is the owner's."""
+    """The owner's signature, which proves that the node belongs to the owner."""
     name: Name
     is_connected: bool
     last_seen: Annotated[float, Field(ge=0)]
-    """Time in seconds since the epoch."""
+    """Time when the hub last heard from the node, in seconds since the epoch."""
     rollouts: Count = 0
     """Rollouts trained on or evaluated. `tokens` counts their tokens."""
     tokens: Count = 0
     report: FleetReport | None = None
-    """Answer to the command of the request; None if the node got none, or did not answer in time."""
+    """Answer to the command of the request; None if the node got no command, or sent no answer in time."""
 
 
 class Fleet(WireMessage):
-    """The nodes of an owner."""
+    """The hub's list of an owner's nodes: its answer to FleetWanted."""
 
     type: Literal["fleet"] = "fleet"
     counts_once: bool = False
     num_nodes: Count = 0
-    """Number of all nodes of the owner; `nodes` has at most `MAX_FLEET` of them."""
+    """Number of all nodes of the owner. `nodes` lists at most `MAX_FLEET` of them."""
     nodes: Annotated[tuple[FleetNode, ...], Lax, Field(max_length=MAX_FLEET)] = ()

@@ -47,6 +47,10 @@ class RefusalCode(StrEnum):
     """The name looks like the name of another node that had it first."""
 
 
+MAX_REFUSED_TENANTS: Final = 64
+"""Maximum number of tenants that one node refuses by name."""
+
+
 class Hello(WireMessage):
     """First message of a node. Its first three fields keep their meaning in all protocol versions."""
 
@@ -89,8 +93,18 @@ class Proof(WireMessage):
     """Power draw under load, in watts; 0 = not stated."""
     hears_totals: bool = False
     """True: the node understands the message Totals."""
+    knows_answered: bool = False
+    """True: the node understands the receipt state ANSWERED."""
+    knows_session_lost: bool = False
+    """True: the node understands the drop reason SESSION_LOST."""
+    answers: bool = True
+    """False: the node works for no tenant of the hub, only for the run's own training and evaluations."""
+    refuses: Annotated[tuple[Name, ...], Field(max_length=MAX_REFUSED_TENANTS, strict=False)] = ()
+    """Names of tenants, as leases show them, for which the node does not work."""
     owner: OwnerClaim | None = None
-    """The owner of this and other nodes; None = the node belongs to no fleet. Such a node understands FleetCommand."""
+    """The owner's signature that this node is the owner's; None = the node belongs to no owner. A node with an owner
+    understands FleetCommand.
+    """
     punches: bool = False
     """True: the node understands the message Meet, and links through routers."""
 
@@ -103,6 +117,9 @@ class Welcome(WireMessage):
     run_name: Name
     node_id: Name
     base: ArtefactOffer
+    gguf: ArtefactOffer | None = None
+    """The base model as a GGUF file, which a node that runs llama.cpp fetches in place of `base`; None = the hub offers
+    no such file."""
     policy: ArtefactOffer | None
     policy_version: PolicyVersion
     tracker_path: Annotated[str, Field(max_length=512, pattern=r"^/")]
@@ -110,7 +127,7 @@ class Welcome(WireMessage):
     run_keys: RunKeys
     """Keys that decrypt all published artefacts."""
     mesh: MeshPeers = ()
-    """Nodes to connect to."""
+    """Nodes to which this node should connect, to pass on pieces of new versions."""
     sighting_path: Annotated[str, Field(max_length=512, pattern=r"^(/.*)?$")] = ""
     """Path at which the hub tells the node its public address; empty = the hub does not help nodes to link through
     routers."""

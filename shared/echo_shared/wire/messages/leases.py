@@ -19,6 +19,7 @@ from echo_shared.wire.messages.fields import (
     Seed,
     Text,
     TokenIds,
+    printable_line,
 )
 from echo_shared.wire.messages.receipts import DropReason
 from echo_shared.wire.messages.rollouts import VersionSpans
@@ -70,7 +71,7 @@ class Standby(WireMessage):
     reason: Annotated[StandbyReason, Lax] | None
     """Reason for giving no work. None: the node may get work again."""
     detail: Text = ""
-    """A sentence with figures, shown to the node's user."""
+    """A sentence with numbers that explains the reason, shown to the node's user."""
 
 
 class LeasedPrefix(WireMessage):
@@ -111,7 +112,7 @@ class Lease(WireMessage):
     deadline_s: Annotated[float, Field(gt=0)]
     """Seconds from sending until the hub leases the work to another node."""
     offer: ArtefactOffer | None = None
-    """Offer of the lease's version. Set in evaluation leases, whose version may be old."""
+    """Offer of the artefact with the lease's version. Set in evaluation leases, whose version may be old."""
     prefixes: Annotated[
         tuple[LeasedPrefix, ...], Field(max_length=MAX_GROUP_SIZE, strict=False), AfterValidator(_prefixes_in_bounds)
     ] = ()
@@ -120,6 +121,14 @@ class Lease(WireMessage):
     """What the node does with unfinished rollouts when a newer version arrives: "finish" completes them with the
     lease's version, "interrupt" continues them with the newer version.
     """
+    returns_routes: bool = False
+    """True if the rollouts should have `routes`. A node whose engine cannot record them returns none."""
+    keep_keys: bool = False
+    """True if a later lease may begin with this prompt and a completion: the node should keep their attention keys and
+    values.
+    """
+    tenant: Annotated[str, Field(max_length=64), AfterValidator(printable_line)] = ""
+    """Name or pseudonym of the tenant who ordered the work; empty = the run's own work."""
 
 
 class LeaseRevoked(WireMessage):
@@ -131,7 +140,7 @@ class LeaseRevoked(WireMessage):
 
 
 class LeaseReturned(WireMessage):
-    """The node will not finish these rollouts. It has already sent the tokens that it drew."""
+    """The node will not finish these rollouts of its lease. It has already sent the tokens that it drew."""
 
     type: Literal["lease_returned"] = "lease_returned"
     lease_id: Count

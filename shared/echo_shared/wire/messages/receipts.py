@@ -12,7 +12,7 @@ from echo_shared.wire.messages.fields import Count, Lax, Name, RolloutId
 
 
 class ReceiptState(StrEnum):
-    """State of a rollout on the hub. TRAINED, EVALUATED and DROPPED are final."""
+    """State of a rollout on the hub. TRAINED, EVALUATED, ANSWERED and DROPPED are final."""
 
     LEASED = "leased"
     """A node holds the lease until its deadline."""
@@ -24,6 +24,9 @@ class ReceiptState(StrEnum):
     """A training step used the rollout."""
     EVALUATED = "evaluated"
     """The rollout, on a held-out problem, counted in an evaluation of its version."""
+    ANSWERED = "answered"
+    """The rollout was delivered to the tenant of its request. Nodes whose Proof does not set `knows_answered` are
+    told EVALUATED."""
     DROPPED = "dropped"
     """The rollout was not used; the drop reason says why."""
 
@@ -40,8 +43,8 @@ class DropReason(StrEnum):
     RETURNED = "returned"
     """The node returned the rollout unfinished, or the hub gave up its group after too many returns."""
     REVOKED = "revoked"
-    """The hub revoked the lease: the rollout would have come too late, its evaluation was made smaller, or it continued
-    tokens of a node that lost the hub's trust.
+    """The hub revoked the lease: the rollout would have come too late, its evaluation was made smaller, its request was
+    cancelled, or it continued tokens of a node that lost the hub's trust.
     """
     INVALID = "invalid"
     """The node's message did not match the lease."""
@@ -59,10 +62,14 @@ class DropReason(StrEnum):
     """The learner's forward pass showed that no honest engine produces this rollout, or another rollout of
     its group.
     """
+    SESSION_LOST = "session_lost"
+    """The rollout's environment was lost, or answered differently after it was rebuilt, so an earlier turn of the
+    episode is void. No node is at fault. Nodes whose Proof does not set `knows_session_lost` are told EXPIRED instead.
+    """
 
 
 class Checked(StrEnum):
-    """Result of the hub's check of a rollout: of the tokens that the rollout's own node drew."""
+    """Result of the hub's check of a rollout. The check covers only the tokens that the rollout's own node drew."""
 
     NO = "no"
     """Not checked."""
@@ -89,7 +96,7 @@ class Receipt(WireMessage):
     state: Annotated[ReceiptState, Lax]
     drop_reason: Annotated[DropReason, Lax] | None = None
     checked: Annotated[Checked, Lax] = Checked.NO
-    """A result is never withdrawn: NO in a later receipt carries no information."""
+    """Result of the check. A known result stays valid: NO in a later receipt carries no information."""
 
 
 class Receipts(WireMessage):
@@ -128,14 +135,18 @@ class Totals(WireMessage):
     trained_tokens: Count
     """Tokens drawn by this node, without prefixes that other nodes drew."""
     evaluated_rollouts: Count
+    answered_rollouts: Count = 0
+    """Rollouts delivered to tenants (users of the hub's API)."""
+    answered_tokens: Count = 0
+    """Tokens of these rollouts that this node drew."""
     dropped: Annotated[tuple[DroppedCount, ...], Field(max_length=64, strict=False)] = ()
     others_checked: Count = 0
     """Checks of other nodes' rollouts that this node made and whose result the hub confirmed."""
     share: Annotated[float, Field(ge=0, le=1)]
-    """Fraction of all rollouts that the run trained on or evaluated."""
+    """Fraction of all rollouts that the run trained on, evaluated or delivered to tenants."""
     rank: Annotated[int, Field(ge=1, le=2**53)] | None
     """Rank by share, largest first; None = none of the node's rollouts was used yet."""
     num_ranked: Count
-    """Number of nodes that have a rank."""
+    """Number of nodes that the leaderboard ranks."""
     page: Annotated[str, Field(max_length=256, pattern=r"^/[!-~]*$")]
     """Path of the node's page on the hub."""

@@ -20,6 +20,12 @@ finishes the completion with its last version.
 """
 
 
+NO_ROUTE: Final = 255
+"""Expert id in the route of a token whose route is unknown."""
+MAX_ROUTES_BYTES: Final = 960 * 2**10
+"""Maximum size of a completion's routes. With `MAX_TOKENS` tokens, they still fit into a frame from a node."""
+
+
 class FinishReason(StrEnum):
     """Reason why a completion ended: STOP = a stop token was drawn (it is the last token), LENGTH = `max_tokens` was
     reached.
@@ -55,6 +61,10 @@ class Completion:
     finish_reason: Annotated[FinishReason, Lax]
     sampling_s: Annotated[float, Field(ge=0)]
     """Seconds from the start of the prompt's prefill to the last token."""
+    routes: Annotated[bytes, Field(max_length=MAX_ROUTES_BYTES)] = b""
+    """Ids of the experts that computed each token in a mixture of experts, one byte each, ordered by token and then by
+    layer. `NO_ROUTE` = unknown, as for the last token, which is never computed. Empty = no routes.
+    """
 
     def content(self) -> dict[str, Any]:
         """Return this class's fields by name, without those of subclasses."""

@@ -25,7 +25,7 @@ _INVISIBLE: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _BLANK: Final = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
 """Letters and marks that are displayed as nothing."""
 _OF_EMOJI: Final = "\ufe0f"
-"""Variation selector 16. It displays the symbol before it as an emoji; after other characters it is invisible."""
+"""Variation selector 16, which displays the symbol before it as an emoji. After other characters it is invisible."""
 _LATIN: Final = re.compile(r"(?:LETTER|CAPITAL) ([A-Z])(?: WITH .*)?$")
 """Matches the Latin letter in the Unicode names of small capitals, squared letters and letters with strokes."""
 MOST_MARKS: Final = 2

@@ -53,6 +53,7 @@ def from_node() -> tuple[Rollout, RolloutParts, CheckResult]:
         finish_reason=FinishReason.LENGTH,
         sampling_s=1.0,
         versions=(VersionSpan(policy_version=1, num_tokens=NUM_TOKENS),),
+        routes=bytes(4 * NUM_TOKENS),
     )
     part = RolloutPart(lease_id=1, index=0, start=0, policy_version=1, ids=ids, logprobs=logprobs)
     result = CheckResult(rollout_id="1-0", below=np.exp(logprobs), logprobs=logprobs)

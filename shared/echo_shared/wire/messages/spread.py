@@ -85,10 +85,10 @@ class ArtefactOffer(WireMessage):
     way: Annotated[Way, Lax] = Way.SWARM
     """Transport that the hub uses. If it fails, the node falls back to BitTorrent, then to the web seed."""
     delta_parent: PolicyVersion | None = None
-    """Version that the delta's decoder needs, equal to the manifest's; None = it needs none."""
+    """Version that the decoder of the delta needs, as in the manifest; None = the artefact is no delta."""
     peers: Annotated[tuple[Peer, ...], Field(max_length=64, strict=False)] = ()
     shared_memory: SharedMemory | None = None
-    """Set for a node that connects from the hub's own host."""
+    """Place of the artefact in the hub's memory, for a node on the hub's own host; None for other nodes."""
 
 
 class PolicyPublished(WireMessage):
@@ -115,7 +115,7 @@ class KeysRotated(WireMessage):
 
 
 class Mesh(WireMessage):
-    """Complete list of the nodes to connect to. It replaces the previous list."""
+    """The hub's complete list of the nodes to which the receiver should connect. It replaces the previous list."""
 
     type: Literal["mesh"] = "mesh"
     peers: MeshPeers
@@ -139,7 +139,7 @@ class Piece(WireMessage):
 
 class MeetWanted(WireMessage):
     """The node wants to link with this peer through both routers: it asks the hub to send the peer a Meet. `answers`:
-    it answers such a Meet of the peer itself.
+    True if this message answers the peer's own Meet.
     """
 
     type: Literal["meet_wanted"] = "meet_wanted"
@@ -147,7 +147,7 @@ class MeetWanted(WireMessage):
     port: Annotated[int, Field(ge=FIRST_UNPRIVILEGED_PORT, le=65535)]
     """Local TCP port of this attempt, from which the node connects, and on which it listens."""
     sightings: Annotated[tuple[Sighting, ...], Field(max_length=2, strict=False)]
-    """The hub's signed statements about the public address of that port, for IPv4 and IPv6."""
+    """The hub's signed statements about the public address of `port`, for IPv4 and IPv6."""
     local_hosts: Annotated[tuple[Host, ...], Field(max_length=2, strict=False)] = ()
     """The node's private addresses, useful for peers behind the same router."""
     answers: bool = False
@@ -176,7 +176,7 @@ class Fetched(WireMessage):
     type: Literal["fetched"] = "fetched"
     info_hash: Annotated[bytes, Field(min_length=20, max_length=20)]
     policy_version: PolicyVersion | None
-    """None for the base model."""
+    """Policy version of the artefact; None for the base model."""
     seconds: Annotated[float, Field(ge=0)]
     swarm_bytes: Count
     web_seed_bytes: Count
@@ -190,7 +190,7 @@ class Fetched(WireMessage):
 
 
 class Have(WireMessage):
-    """Pieces that arrived, from hub or nodes, and match their hash."""
+    """A node's report of the pieces that arrived, from hub or nodes, and match their hash."""
 
     type: Literal["have"] = "have"
     info_hash: InfoHash
@@ -200,7 +200,7 @@ class Have(WireMessage):
 
 
 class Links(WireMessage):
-    """Complete list of the nodes to which this node is connected and can forward pieces."""
+    """The sending node's complete list of the nodes to which it is connected and can forward pieces."""
 
     type: Literal["links"] = "links"
     node_ids: Annotated[tuple[NodeId, ...], Field(max_length=MAX_MESH, strict=False)]
