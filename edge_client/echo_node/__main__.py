@@ -11,7 +11,8 @@ import signal
 
 def run() -> None:
     """Run `echo_node.main.run`. The import is delayed to here: it takes most of the first second."""
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # Shells start background jobs with SIGINT ignored.
+    # Keep SIGINT ignored if it already is, as in a shell's background jobs.
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from echo_node import main
 

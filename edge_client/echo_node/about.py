@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -13,6 +13,7 @@ from echo_node.condition import described
 from echo_node.config import NodeConfig
 from echo_node.core.history import lately
 from echo_node.core.manners import Hold
+from echo_node.core.tenant_choice import TenantChoice
 from echo_node.core.troubles import Trouble
 from echo_node.device_rows import device_rows
 from echo_node.engine.choosing import EngineChoosers
@@ -26,18 +27,18 @@ from echo_shared.wire.messages import Fetched, Totals, Welcome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcomed:
-    """State of the node since a hub first admitted the node with a Welcome. This state survives reconnects."""
+    """State of the node since a hub first admitted the node, by a Welcome message. This state survives reconnects."""
 
     hub_key: bytes
     welcome: Welcome
-    """The hub's newest Welcome. Every connection brings one."""
+    """Newest Welcome message of the hub. The hub sends one at the start of every connection."""
     shell: RunShell
     counts_before: Mapping[str, int] = field(default_factory=dict)
     """Number of rollouts by state when the run was opened. The snapshot shows the growth since then as
     `since_start`.
     """
     totals: Totals | None = None
-    """Newest totals of this node's key, from the hub."""
+    """Newest totals of this node's work (rollouts, tokens and credit), which the hub counts for the node's key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,9 @@ class About:
     owner: Identity | None = None
     """Key of the owner's machines; None = the node belongs to no fleet."""
     punches: bool = False
-    """True: the node links with others through routers."""
+    """True: the node can link with other nodes by hole punching through routers."""
+    willing: TenantChoice = field(default_factory=TenantChoice)
+    """The tenants of the hub for which the node works."""
     started_at: float = field(default_factory=time.time)
 
     @classmethod
@@ -75,6 +78,7 @@ class About:
             cost_per_hour=config.cost_per_hour,
             power_watts=config.power_watts,
             punches=config.punching,
+            willing=TenantChoice(answers=config.answers, refuses=config.refused_tenants),
         )
 
     def introduction(self, *, swarm_port: int, mesh_port: int) -> Introduction:
@@ -89,7 +93,24 @@ class About:
             power_watts=self.power_watts,
             owner=self.owner,
             punches=self.punches,
+            answers=self.willing.answers,
+            refuses=self.willing.refuses,
         )
+
+    def _basics(self, holds: Iterable[Hold], *, connected: bool) -> dict[str, Any]:
+        """Return the fields of the user's snapshot that do not depend on the hub's run. `holds`: reasons to pause."""
+        return {
+            "pid": os.getpid(),
+            "node_id": self.me.node_id,
+            "name": self.name,
+            "backend": self.chooser.choice.name,
+            "device": self.chooser.label,
+            "hub": self.joining.address.origin,
+            "connected": connected,
+            "started_at": self.started_at,
+            "cost_per_hour": self.cost_per_hour,
+            "holds": {hold.reason.value: hold.sentence for hold in holds},
+        }
 
     def snapshot(
         self,
@@ -106,18 +127,7 @@ class About:
         tokens per second in each of the last periods of ten seconds (`TokenHistory.rates`); `device_holds`: holds of
         single devices.
         """
-        about: dict[str, Any] = {
-            "pid": os.getpid(),
-            "node_id": self.me.node_id,
-            "name": self.name,
-            "backend": self.chooser.choice.name,
-            "device": self.chooser.label,
-            "hub": self.joining.address.origin,
-            "connected": connected,
-            "started_at": self.started_at,
-            "cost_per_hour": self.cost_per_hour,
-            "holds": {hold.reason.value: hold.sentence for hold in holds},
-        }
+        about = self._basics(holds, connected=connected)
         gone = self.chooser.trouble
         met = (*troubles, *(() if gone is None else (gone,)))
         problems = {trouble.code.value: trouble.sentence for trouble in met}
@@ -149,6 +159,8 @@ class About:
             cage={} if held is None else held.as_json(),
             lease_tokens=progress.tokens,
             lease_most_tokens=progress.most_tokens,
+            works_for=progress.tenants,
+            kept_keys=asdict(shell.kept_keys),
             drawn_rollouts=progress.finished_rollouts,
             drawn_tokens=progress.drawn_tokens,
             token_rates=tuple(token_rates),
@@ -164,7 +176,7 @@ class About:
 
 def _since(before: Mapping[str, int], counts: Mapping[str, int]) -> dict[str, int]:
     """Return by how much the count of each final rollout state has grown since `before`."""
-    final = ("trained", "evaluated", "dropped", "dropped:")
+    final = ("trained", "evaluated", "answered", "dropped", "dropped:")
     return {
         key: count - before.get(key, 0)
         for key, count in counts.items()
@@ -177,6 +189,8 @@ def _as_fields(totals: Totals) -> dict[str, Any]:
         "trained": totals.trained_rollouts,
         "trained_tokens": totals.trained_tokens,
         "evaluated": totals.evaluated_rollouts,
+        "answered": totals.answered_rollouts,
+        "answered_tokens": totals.answered_tokens,
         "dropped": {one.reason: one.rollouts for one in totals.dropped},
         "others_checked": totals.others_checked,
         "share": totals.share,
@@ -186,7 +200,7 @@ def _as_fields(totals: Totals) -> dict[str, Any]:
 
 
 def arrival(fetched: Fetched) -> str:
-    """Describe the arrival of an artefact: the transport of most bytes, the total size and the duration."""
+    """Return a text about the arrival of an artefact: the transport of most bytes, the total size and the duration."""
     sent = fetched.pushed_bytes + fetched.mesh_bytes
     amounts = {
         "through the host's shared memory": fetched.shared_memory_bytes,

@@ -19,17 +19,17 @@ from rich.table import Table
 from rich.text import Text
 
 from echo_node.backends import registry
-from echo_node.backends.base import NO_WEIGHTS, OUT_OF_MEMORY, EngineSettings
+from echo_node.backends.base import OUT_OF_MEMORY, EngineSettings
 from echo_node.backends.gpu_cage import GpuCages
 from echo_node.backends.measure import widths_up_to
 from echo_node.backends.process import EngineChild
 from echo_node.backends.random_model import make_random_model
 from echo_node.backends.registry import BackendChoice
 from echo_node.config import NodeConfig
+from echo_node.engine.fitting import chosen as chosen_by
+from echo_node.engine.fitting import limits_of, place_of, settings_of
 from echo_node.engine.on_devices import CommonBackend, named_devices, seen_by
 from echo_node.engine.speeds import SpeedBook, Speeds
-from echo_node.engine.supervisor import chosen as chosen_by
-from echo_node.engine.supervisor import limits_of, place_of, settings_of
 from echo_node.engine.widths import EngineMemoryCase, Widths
 from echo_node.host import devices
 from echo_node.host.artefact_files import content_here
@@ -38,6 +38,7 @@ from echo_node.host.devices import Device
 from echo_node.host.hardware import Hardware
 from echo_node.host.hubs import HubRecord
 from echo_node.host.paths import NodePaths
+from echo_shared.delta.base_weights import NO_WEIGHTS
 from echo_shared.errors import BackendError, ConfigError, StorageError
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ CPU_WIDTH: Final = 64
 GPU_WIDTH: Final = 256
 """Largest width (rollouts at the same time) to measure, unless the settings name a width."""
 BUSY_SHARE: Final = 0.5
-"""Fraction of the machine's cores. If other programs want this many cores, the machine counts as busy."""
+"""If programs wanted at least this fraction of the machine's cores in the last minute, the machine counts as busy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +62,7 @@ class Base:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOutcome:
-    """Result of one engine on one device: its speeds, or why there are none."""
+    """Result of measuring one engine on one device: its speeds, or the reason why there are none."""
 
     choice: BackendChoice
     precision: str
@@ -87,7 +88,7 @@ class BenchReport:
     seconds: float
     """Time budget for each engine."""
     busy_cores: float
-    """Load average of the minute before the measurement, in cores."""
+    """Load average of the last minute before the measurement, in cores."""
     devices: tuple[str, ...] = ()
     """Devices named by the settings. `chosen` then describes the first device; `width` sums all devices."""
 
@@ -167,7 +168,7 @@ class Bench:
         self._hardware = hardware
         self._base = base
         self._seen: dict[str, tuple[Device | None, Hardware]] = {"": (None, hardware)}
-        """Devices to measure, see `_find_devices`."""
+        """Devices to measure with their hardware, by name, from `_find_devices`."""
 
     async def run(self, *, backend: str, seconds: float, begin: Callable[[BackendChoice], None]) -> BenchReport:
         """Measure every usable engine for `seconds`, or only `backend` unless it is "auto". Call `begin` before each.
@@ -219,7 +220,7 @@ class Bench:
             speeds = Speeds.now(await self._rows(choice, seconds))
         except BackendError as error:
             problem = f"{error.what} {error.got or ''}".strip()
-            if error.code == NO_WEIGHTS:  # Missing weights say nothing about the engine: store no failure.
+            if error.code == NO_WEIGHTS:  # Missing weights are not the engine's fault: store no failure.
                 return self._outcome(choice, problem=f"{problem} {error.do}")
             speeds = Speeds.now((), problem)
         else:
@@ -228,8 +229,8 @@ class Bench:
         return self._outcome(choice, speeds=speeds, problem=problem)
 
     async def _rows(self, choice: BackendChoice, seconds: float) -> list[dict[str, Any]]:
-        """Measure the engine; after each lack of memory, with half the width (rollouts at the same time). Raises
-        BackendError.
+        """Measure the engine, and return the measurements. If memory runs out, measure again with half the width
+        (rollouts at the same time). Raises BackendError.
         """
         width = self._config.width or (CPU_WIDTH if choice.device == "cpu" else GPU_WIDTH)
         while True:
@@ -280,7 +281,7 @@ class Bench:
         )
 
     def _choices(self, names: tuple[str, ...]) -> list[BackendChoice]:
-        """Return the choice of a node for each device."""
+        """Return the engine that a node with these settings would choose for each device."""
         book, settings, content = self._book, self._settings, self._base.content
         wanted: str = self._config.wanted_backend
         if names:

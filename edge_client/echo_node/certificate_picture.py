@@ -21,8 +21,15 @@ def picture(said: Contribution) -> str:
     amounts = [
         (said.trained_tokens, "tokens trained on", said.trained_rollouts),
         (said.evaluated_tokens, "tokens for evaluation", said.evaluated_rollouts),
+        *(
+            [(said.answered_tokens, "tokens for others' programs", said.answered_rollouts)]
+            if said.answered_tokens
+            else []
+        ),
         (said.others_checked_tokens, "tokens checked for others", said.others_checked_rollouts),
     ]
+    if said.answered_tokens:
+        amounts.insert(2, (said.answered_tokens, "tokens for tenants", said.answered_rollouts))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
         f' role="img" aria-label="Certificate of contribution" font-family="{_FONT}">',
@@ -35,10 +42,12 @@ def picture(said: Contribution) -> str:
         _text(72, 190, "lent its computer to train a language model in the run", size=19, fill=_FAINT),
         _text(72, 230, said.run_name, size=_fitting(said.run_name, 30), fill=_INK, weight=600),
     ]
+    width = 3 * 292 // len(amounts)
     for column, (tokens, what, rollouts) in enumerate(amounts):
-        x = 72 + column * 292
-        parts.append(f'<line x1="{x}" y1="272" x2="{x + 252}" y2="272" stroke="{_LINE}" stroke-width="2"/>')
-        parts.append(_text(x, 330, f"{tokens:,}", size=_fitting(f"{tokens:,}", 46, 250), fill=_INK, weight=700))
+        x = 72 + column * width
+        parts.append(f'<line x1="{x}" y1="272" x2="{x + width - 40}" y2="272" stroke="{_LINE}" stroke-width="2"/>')
+        size = _fitting(f"{tokens:,}", 46, width - 42)
+        parts.append(_text(x, 330, f"{tokens:,}", size=size, fill=_INK, weight=700))
         parts.append(_text(x, 362, what, size=17, fill=_FAINT))
         parts.append(_text(x, 388, f"in {rollouts:,} completions", size=15, fill=_FAINT))
     checked = f"Recomputed by the hub: {said.checks_passed:,} found honest, {said.checks_failed:,} not."

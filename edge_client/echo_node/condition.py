@@ -1,4 +1,4 @@
-"""A node's state in one word, and its reason in one sentence. Each view of the node shows them first."""
+"""A node's state in one word, and its reason in one sentence. All displays of the node begin with them."""
 
 from __future__ import annotations
 

@@ -11,13 +11,14 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from echo_node.core.manners import MannersConfig
 from echo_node.core.updating import UpdateMode
-from echo_node.host.cage.description import CageMode
 from echo_node.host.devices import check_names
 from echo_node.host.paths import HOME_VARIABLE
 from echo_node.lending.pairing import HelperAddress
+from echo_shared.cage.description import CageMode
+from echo_shared.described import Described
 from echo_shared.errors import ConfigError
 from echo_shared.settings import SECRET, SecretText, load_settings
-from echo_shared.wire.messages import MAX_COST_PER_HOUR, MAX_POWER_WATTS
+from echo_shared.wire.messages import MAX_COST_PER_HOUR, MAX_POWER_WATTS, MAX_REFUSED_TENANTS
 from echo_shared.wire.messages.shown_names import checked_name
 
 BackendName = Literal["auto", "llama_cpp", "mlx", "torch", "vllm"]
@@ -30,14 +31,18 @@ def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-class NodeConfig(BaseSettings):
-    """All settings of a node. config.toml holds them at its top level, except for the table [manners]."""
+TenantName = Annotated[str, Field(min_length=1, max_length=64)]
+
+
+class NodeConfig(Described, BaseSettings):
+    """All settings of a node. config.toml holds them at its top level, except for the table [manners].
+    `echo-node config list` shows the fields' docstrings.
+    """
 
     model_config = SettingsConfigDict(
         frozen=True,
         extra="forbid",
         allow_inf_nan=False,
-        use_attribute_docstrings=True,  # `echo-node config list` shows these docstrings.
         env_prefix="ECHO_NODE_",
         env_nested_delimiter="__",
     )
@@ -63,6 +68,10 @@ class NodeConfig(BaseSettings):
     """Bytes of memory for the keys and values of all unfinished rollouts of an engine; 0 = a quarter of the machine's
     memory, or half of a GPU's.
     """
+    kept_keys_share: Annotated[float, Field(ge=0, le=4)] = 0.25
+    """Memory for keys and values of finished rollouts, which later turns of the same conversations need not compute
+    again, as a share of the memory of `kv_cache_bytes`; 0 = keep none. The least recently used ones are dropped first.
+    """
     width: Annotated[int, Field(ge=0, le=1024)] = 0
     """Maximum number of rollouts that an engine samples at the same time; 0 = chosen for the device."""
     bench_seconds: Annotated[float, Field(ge=0, le=600)] = 5.0
@@ -87,6 +96,12 @@ class NodeConfig(BaseSettings):
     """
     power_watts: Annotated[float, Field(ge=0, le=MAX_POWER_WATTS)] = 0.0
     """Power of the machine at work, in watts; hubs may charge it at their price of electricity. 0 = not stated."""
+    answers: bool = True
+    """Work for tenants of the hub, too: the hub's operator lets other people's programs sample on its nodes. False:
+    work only for the run's own training and evaluations.
+    """
+    refused_tenants: Annotated[tuple[TenantName, ...], Field(max_length=MAX_REFUSED_TENANTS)] = ()
+    """Names of tenants for which this node does not work, as `echo-node status` shows them."""
     swarm_host: str = "0.0.0.0"
     """Address on which other nodes may connect to fetch from this node; 127.0.0.1 refuses other machines. With 0.0.0.0,
     all addresses, BitTorrent also takes those of IPv6.
@@ -128,9 +143,9 @@ class NodeConfig(BaseSettings):
     manners: MannersConfig = MannersConfig()
     """Conditions under which the node leaves the machine to its owner."""
     update: UpdateMode = "tell"
-    """tell: report a newer release that the hub names, with the upgrade command; never: do not. A node too old to join
-    always reports that. auto: an outdated node runs its own installer with the installer's own source, at most once a
-    day. It runs nothing from a hub.
+    """tell: report a newer release that the hub names, with the upgrade command. never: report no newer release. auto:
+    if the hub refuses this node as too old, run the node's own installer with the installer's own source, at most once
+    a day; nothing from a hub is run. A node that is too old to join reports that in any case.
     """
     exit_with_stdin: bool = False
     """Stop when standard input ends, for a program that starts a node and must not leave it behind."""

@@ -18,7 +18,7 @@ from echo_node.net.mesh import MeshLinks
 from echo_node.net.online import Online
 from echo_node.net.receiver import Receiver
 from echo_shared.swarm import Swarm, SwarmSettings, open_swarm
-from echo_shared.wire.messages import Links, MeshPeer
+from echo_shared.wire.messages import Links, MeshPeer, Piece
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,20 +33,25 @@ class NodeNetwork:
     receiver: Receiver
     meter: TrafficMeter
     bulk: Online = field(default_factory=Online)
-    """Switch for fetching and serving artefacts. The switch of the hub's connection is `client.line`."""
+    """Switch for fetching and serving artefacts. The connection to the hub has its own switch, `client.line`."""
     links_are_news: asyncio.Event = field(default_factory=asyncio.Event)
     """Set at each change of this node's connections to other nodes."""
+    peers: list[MeshPeer] = field(default_factory=list)
+    """Nodes that the hub has named on its open connection. The hub names them again only after a change."""
 
     async def introduce(self, about: About) -> None:
         """Introduce the node to the hub again, after its engine, device or name has changed."""
         await self.client.introduce(_introduction(about, self.swarm, self.mesh))
 
     def use_mesh(self, peers: Iterable[MeshPeer]) -> None:
-        """Connect to these nodes, unless this node is offline."""
-        self.mesh.set_peers(peers if self.bulk.is_on else ())
+        """Connect to these nodes. If this node is offline, it connects once it goes online again."""
+        self.peers[:] = peers
+        self.mesh.set_peers(self.peers if self.bulk.is_on else ())
 
     def use_rendezvous(self, sighting_path: str) -> None:
-        """Link through routers with the hub's help, at the path that its Welcome names; empty = without."""
+        """Link through routers with the hub's help, at the path that its Welcome names; an empty path = do not link
+        through routers.
+        """
         self.mesh.use_rendezvous(self.client, sighting_path)
 
     def set_online(self, is_online: bool) -> None:
@@ -55,13 +60,13 @@ class NodeNetwork:
         """
         self.bulk.turn(on=is_online)
         self.swarm.set_online(is_online)
+        self.mesh.set_peers(self.peers if is_online else ())
         if is_online:
             self.client.line.turn(on=True)
-        else:
-            self.mesh.set_peers(())
 
     async def hang_up(self) -> None:
-        """Close the hub's connection as well, until `set_online(True)`."""
+        """Also close the hub's connection, until `set_online(True)`."""
+        self.peers.clear()
         self.client.line.turn(on=False)
         await self.client.close()
 
@@ -80,6 +85,20 @@ class NodeNetwork:
             await self.links_are_news.wait()
             self.links_are_news.clear()
             await self.client.send(Links(node_ids=self.mesh.links, punched=self.mesh.punched))
+
+
+@dataclass(frozen=True, slots=True)
+class _FromMesh:
+    """Passes pieces of other nodes to the receiver, and notes changes of links."""
+
+    receiver: Receiver
+    links_are_news: asyncio.Event
+
+    def take(self, piece: Piece, sender: str) -> None:
+        self.receiver.take(piece, sender)
+
+    def linked(self, _node_ids: tuple[str, ...]) -> None:
+        self.links_are_news.set()
 
 
 @asynccontextmanager
@@ -104,12 +123,7 @@ async def open_connections(
     )
     receiver = Receiver(mesh)
     try:
-        await mesh.open(
-            config.swarm_host,
-            config.mesh_port,
-            on_piece=receiver.take,
-            on_links=lambda _: links_are_news.set(),
-        )
+        await mesh.open(config.swarm_host, config.mesh_port, _FromMesh(receiver, links_are_news))
         swarm.open_port(mesh.port)
         client = HubClient(
             about.joining.address,
@@ -135,5 +149,5 @@ async def open_connections(
 
 
 def _introduction(about: About, swarm: Swarm, mesh: MeshLinks) -> Introduction:
-    """Introduce the node with the ports at which others reach it."""
+    """Return the node's introduction, with the ports at which other nodes reach it."""
     return about.introduction(swarm_port=swarm.router.external(swarm.port), mesh_port=swarm.router.external(mesh.port))

@@ -1,6 +1,6 @@
 """The node's current run: opened at the hub's first Welcome, and closed when the hub starts another run.
 
-It survives reconnects. Every Welcome updates its data.
+The run stays open across reconnects. Every Welcome updates its data.
 """
 
 from __future__ import annotations
@@ -77,16 +77,19 @@ class CurrentRun:
 
     @property
     def works(self) -> bool:
-        """See `WorkLoop.works`."""
+        """True while the node samples, or gets ready to sample for a hub that it reaches (`WorkLoop.works`)."""
         return self.shell is not None and self.shell.work.works
 
     @property
     def token_rates(self) -> tuple[float, ...]:
-        """See `TokenHistory.rates`; only tokens of this run count."""
+        """Tokens per second in each of the last periods of ten seconds, oldest first (`TokenHistory.rates`). Only
+        tokens of this run count.
+        """
         return self._history.rates
 
     async def take_up(self, welcome: Welcome, connections: NodeNetwork) -> bool:
-        """Open or update the run; files of another run are deleted first.
+        """Open or update the run; files of another run are deleted first. If the hub has replaced the GGUF file that
+        the engine reads, the run is opened again, which fetches what the hub offers now.
 
         Return False if the disk is full and the node may wait for space. Raises StorageError.
         """
@@ -94,9 +97,14 @@ class CurrentRun:
         assert hub_key is not None, "the handshake pins the hub's key"
         self._log(welcome, hub_key)
         before = self.welcomed
-        if before is not None and before.welcome.run_id != welcome.run_id:
-            log.warning("The hub has started another run: files of the old run are deleted.")
-            self.welcomed, self._history = None, TokenHistory()
+        is_other = before is not None and before.welcome.run_id != welcome.run_id
+        if before is not None and (is_other or before.shell.fetcher.is_withdrawn(welcome.gguf)):
+            if is_other:
+                log.warning("The hub has started another run: files of the old run are deleted.")
+                self._history = TokenHistory()
+            else:
+                log.warning("The hub no longer offers the GGUF file of the base model: the engine starts again.")
+            self.welcomed = None
             await before.shell.close()
             await before.shell.fetcher.close()
         known = self.welcomed or await self._open(welcome, hub_key, connections)
@@ -122,7 +130,7 @@ class CurrentRun:
 
     def _log(self, welcome: Welcome, hub_key: bytes) -> None:
         if self.welcomed is not None:
-            return  # The client logs reconnects itself.
+            return  # Log only the first Welcome: the client logs reconnects itself.
         known = self._joining.pinned is not None and self._joining.pinned.hub_key == hub_key
         log.info("Connected to %s at %s.", welcome.run_name, self._joining.address.origin)
         log.info("The hub's key: %s (%s).", fingerprint(hub_key), "as before" if known else "pinned now")

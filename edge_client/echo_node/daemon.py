@@ -23,17 +23,17 @@ log = logging.getLogger(__name__)
 
 TICK_S: Final = 0.25
 RESTING_TICK_S: Final = 1.0
-"""Seconds between two ticks while the owner uses the machine and no work runs, so that the owner has the computing
-time.
+"""Seconds between two ticks while the owner uses the machine and no work runs. Few ticks leave the processor to the
+owner.
 """
 COUNT_EVERY_TICKS: Final = 4
 PORTS_AGAIN_S: Final = 300.0
-"""Least seconds between two introductions of the node because its router's ports have changed."""
+"""Minimum seconds between two introductions of the node because its router's ports have changed."""
 
 
 class Daemon(JoinedNode):
-    """A running node. A signal, a command on the control socket or a refusal by the hub ends the node: it returns its
-    leases to the hub, then `run` returns.
+    """A running node. A signal, a command on the control socket or a refusal by the hub ends the node: the node returns
+    its leases to the hub, then `run` returns.
     """
 
     async def run(self) -> None:
@@ -60,7 +60,7 @@ class Daemon(JoinedNode):
 
     async def _run_connected(self) -> None:
         if self._config.exit_with_stdin:
-            watch_stdin(self.request_stop)
+            watch_stdin(self)
         connections, client = self.connections, self.connections.client
         self._network = NetworkHold(connections, self._run)
         if self._is_kept_offline:
@@ -76,7 +76,7 @@ class Daemon(JoinedNode):
             watch=self._watch,
             inbox=self._inbox,
         )
-        with stop_signals(lambda name: self.request_stop(f"got {name}")):
+        with stop_signals(self):
             async with control_server(self._paths.control_file, word.verbs(page), page), asyncio.TaskGroup() as group:
                 tasks = [
                     group.create_task(self._connection(), name="connection"),
@@ -103,15 +103,15 @@ class Daemon(JoinedNode):
             await self._inbox.put(ConnectionEnded(error=error))
 
     async def _introductions(self) -> None:
-        """Introduce the node to the hub again after each change of its engine, name or costs."""
+        """Send the hub a new introduction of the node whenever the node's engine, name or costs have changed."""
         while True:
             await self._engines.changed.wait()
             self._engines.changed.clear()
             await self.connections.introduce(self._about)
 
     async def _router_ports(self) -> None:
-        """Introduce the node to the hub again if others reach it at another port than before. Each time the hub's
-        connection restarts, so a router that changes its answer often is followed only every PORTS_AGAIN_S.
+        """After a change of the node's public port, tell the hub the new port by joining again. Joining restarts the
+        hub's connection, so the next change waits for PORTS_AGAIN_S seconds.
         """
         router, mesh_port = self.connections.swarm.router, self.connections.mesh.port
         told = router.external(mesh_port)
@@ -136,6 +136,6 @@ class Daemon(JoinedNode):
 
 
 def _first_cause(group: ExceptionGroup[Exception]) -> Exception:
-    """Return the first error of a task group; it has ended the other tasks."""
+    """Return the first error of a task group: the other tasks were ended because of it."""
     first = group.exceptions[0]
     return _first_cause(first) if isinstance(first, ExceptionGroup) else first

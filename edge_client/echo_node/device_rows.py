@@ -12,7 +12,7 @@ from echo_node.core.manners import Hold
 from echo_node.engine.choosing import EngineChoosers
 
 PROBLEM: Final = 120
-"""Maximum characters of a problem in a device's line; the whole sentence stands in the row "problem"."""
+"""Maximum characters of a problem in a device's line; the row "problem" shows the whole sentence."""
 DeviceCondition = Literal["starting", "paused", "resting", "refused", "sampling", "waiting"]
 
 
@@ -23,9 +23,9 @@ class DeviceRow:
     name: str
     """Name in the setting `devices`, or the kind of a device that the node has chosen itself."""
     is_chosen: bool
-    """True if the setting `devices` names it."""
+    """True if the setting `devices` names the device."""
     title: str
-    """Name of the product; empty = unknown."""
+    """Product name of the device; empty = unknown."""
     backend: str
     """Kind of engine; empty = the device is not here."""
     state: DeviceCondition
@@ -45,7 +45,7 @@ class DeviceRow:
 def device_rows(
     works: Sequence[DeviceWork], chooser: EngineChoosers, holds: Mapping[str, tuple[Hold, ...]]
 ) -> tuple[dict[str, Any], ...]:
-    """Return the fields of each device. `holds`: those of single devices."""
+    """Return one row for each device of the node. `holds`: the holds (reasons to pause) of single devices."""
     return tuple(asdict(_row(work, chooser, holds.get(work.device, ()))) for work in works)
 
 

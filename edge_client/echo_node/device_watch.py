@@ -18,7 +18,7 @@ class DeviceWatch:
 
     def __init__(self, chooser: EngineChoosers, settings: MannersConfig, file: DevicePausesFile) -> None:
         self.holds: Mapping[str, tuple[Hold, ...]] = {}
-        """Newest holds by device; a device without holds is missing."""
+        """Current holds (reasons to pause) of single devices, by device; a device without holds is missing here."""
         self.figures: Mapping[str, GpuFigures] = {}
         """Newest sensor values by device; empty = the node chooses its device itself."""
         self._chooser = chooser
@@ -32,7 +32,7 @@ class DeviceWatch:
         self._manners.use(settings)
 
     def look(self, reading: SensorReading, *, now: float, local: datetime) -> SensorReading:
-        """Update `holds`. Return the reading without the values that concern single devices only."""
+        """Update `holds`. Return the reading without the values that concern single devices."""
         names = [name for name in self._chooser.by_device if name]
         if not names:
             return reading
@@ -45,8 +45,8 @@ class DeviceWatch:
         return replace(reading, others_gpu=None, gpu_celsius=None, gpu_watts=None)
 
     def _figures(self, name: str, reading: SensorReading) -> GpuFigures:
-        """Return the sensor values of this device's GPU; the maxima over all GPUs if that GPU is unknown. The processor
-        has no such values: its own ones concern the whole node.
+        """Return the sensor values of this device's GPU; if the GPU is unknown, the maxima over all GPUs. For the
+        processor, return no values: its own values concern the whole node.
         """
         if name == "cpu":
             return GpuFigures()
@@ -79,6 +79,6 @@ class DeviceWatch:
         self._is_unsaved = False
 
     def save_again(self) -> None:
-        """Save the pauses if that has failed before. Raises StorageError."""
+        """Save the pauses if the last attempt failed. Raises StorageError."""
         if self._is_unsaved:
             self.save()

@@ -1,7 +1,7 @@
 """`echo-node doctor`: shows the machine's parts, the obstacles to joining a hub, and the commands that remove them.
 
-Engines are tried as far as that is cheap: child processes import their libraries and end at once, so a crash or a hang
-is a finding like any other.
+Engines are tried only as far as this takes little time: child processes import their libraries and end at once, so a
+crash or a hang is reported like any other problem.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from echo_node.config import NodeConfig, load_config
 from echo_node.doctor_links import examine_links
 from echo_node.doctor_manners import examine_manners
 from echo_node.doctor_router import examine_router
+from echo_node.engine.fitting import chosen, place_of, settings_of
 from echo_node.engine.on_devices import CommonBackend, named_devices, seen_by
 from echo_node.engine.speeds import SpeedBook
-from echo_node.engine.supervisor import chosen, place_of, settings_of
 from echo_node.findings import Finding, Level
 from echo_node.host import control, devices, hardware
 from echo_node.host.address import HubAddress
 from echo_node.host.artefact_files import content_here, headroom_bytes
 from echo_node.host.base_forms import largest_base_bytes
-from echo_node.host.cage.description import CageMode, Held
-from echo_node.host.cage.leeway import Leeway
 from echo_node.host.hardware import Hardware
 from echo_node.host.hubs import HubRecord, Hubs
 from echo_node.host.paths import NodePaths
 from echo_node.host.probing import PROBE_S, failure_of
 from echo_node.net.tls import handshake_failure
+from echo_shared.cage.description import CageMode, Held
+from echo_shared.cage.leeway import Leeway
 from echo_shared.errors import BackendError, ConfigError, EchoError, LocalProtocolError, StorageError
 from echo_shared.wire.codec import check_codec
 from echo_shared.wire.messages.fields import printable_line
@@ -61,7 +61,7 @@ _MOST_SAID: Final = 200
 UNCAGED_WORKS: Final = "; it works without its cage"
 _SUPPORTS_RPC: Final = """
 import llama_cpp
-from echo_node.backends.llama_cpp_devices import load_devices
+from echo_shared.gguf.llama_cpp_devices import load_devices
 load_devices()
 raise SystemExit(not llama_cpp.llama_supports_rpc())
 """
@@ -81,7 +81,7 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Patient:
-    """The node to examine."""
+    """Files and settings of the node to examine."""
 
     paths: NodePaths
     config: NodeConfig
@@ -168,8 +168,8 @@ def _missing(one: Possibility, missing: BackendError, *, level: Level) -> Findin
 
 
 def _engine(choice: BackendChoice, failure: str | None, leeway: Leeway, *, config_file: Path) -> Finding:
-    """Return the finding about an engine that was tried. `failure`: its error, None = it works; `leeway`: the narrowest
-    cage (sandbox) in which its GPU works.
+    """Return the finding about an engine that was tried. `failure`: its error, None = the engine works; `leeway`: the
+    narrowest cage (sandbox) in which its GPU works.
     """
     subject = f"{choice.name} on {choice.device}"
     if failure is not None:
@@ -232,7 +232,7 @@ def _cage(mode: CageMode) -> Finding:
 
 def _tried(private: Path) -> Held:
     """Run the test process. Raises OSError, ValueError, KeyError or SubprocessError if the test itself fails."""
-    command = [sys.executable, "-m", "echo_node.host.cage.trial", str(private)]
+    command = [sys.executable, "-m", "echo_shared.cage.trial", str(private)]
     said = subprocess.run(
         command, capture_output=True, text=True, timeout=PROBE_S, check=True, stdin=subprocess.DEVNULL
     )
@@ -319,7 +319,7 @@ def cage_lines() -> Iterator[str]:
     if sys.platform != "linux":
         yield "Only Linux has a cage with steps."
         return
-    # Imported here, because other systems lack what this module imports.
+    # Imported here, because it can be imported only on Linux.
     from echo_node.backends.cage_report import report
 
     usable = [one.choice for one in registry.survey(hardware.detect()) if one.missing is None]
@@ -331,7 +331,7 @@ def cage_lines() -> Iterator[str]:
 
 
 def _messages() -> Iterator[Finding]:
-    """Report a problem if this installation cannot decode a hub's messages."""
+    """Yield a problem if this installation cannot decode a hub's messages."""
     try:
         check_codec()
     except LocalProtocolError as error:
@@ -395,7 +395,8 @@ def _hub(patient: _Patient) -> Iterator[Finding]:
         what = "no hub joined yet"
         yield Finding(subject="hub", level="note", what=what, do="echo-node doctor URL, then echo-node join URL")
         return
-    insecure = patient.config.insecure or patient.url is None  # `join` has accepted a stored address before.
+    # A stored address is not checked again: `join` has accepted it.
+    insecure = patient.config.insecure or patient.url is None
     try:
         address = HubAddress.parse(patient.url or (joined.url if joined else ""), insecure=insecure)
     except ConfigError as error:

@@ -87,7 +87,7 @@ def _sensors(reading: SensorReading) -> Iterator[Finding]:
 
 
 def _targets(settings: MannersConfig, reading: SensorReading, *, on_gpu: bool) -> Iterator[Finding]:
-    """Report the targets that have no effect here."""
+    """Report the targets of temperature and power that have no effect on this machine."""
     whose = "the GPU's" if on_gpu else "the processor's"
     for key, target, figure, what, is_used, device in (
         ("target_cpu_celsius", settings.target_cpu_celsius, reading.cpu_celsius, "temperature", not on_gpu, "GPU"),
@@ -107,7 +107,7 @@ def _targets(settings: MannersConfig, reading: SensorReading, *, on_gpu: bool) -
 
 
 def _awake(lock: WakeLock) -> Finding:
-    """Take the lock against sleep, give it up, and report who granted it."""
+    """Take and release the lock that keeps the machine awake, and report which service granted it."""
     lock.keep()
     held_by = lock.held_by
     lock.release()

@@ -1,4 +1,4 @@
-"""The last lines that a node prints: running time, tokens, what became of them, and how to continue."""
+"""The last lines that a node prints: running time, tokens, the final state of its rollouts, and how to continue."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`echo-node lend`: holds and computes a part of a model for a node on another machine.
 
-The device server is a child process that is started for each node and ends with it, so an idle helper uses no memory.
-It listens only on loopback, behind `lending.tunnel`.
+The device server is a child process. It starts for one node and ends with that node's connection, so an idle helper
+uses no memory. It listens only on loopback, behind `lending.tunnel`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Lending:
     """Address and limits of the lent device."""
 
     host: str | None
-    """Address to listen on; None = all interfaces."""
+    """Address on which this machine accepts nodes; None = on all interfaces."""
     port: int
     threads: int
     """CPU threads of the lent device; 0 = one for each physical core."""
@@ -44,8 +44,17 @@ class Lending:
     """Memory limit of the lent device in bytes; 0 = all memory that is free when a node connects."""
 
 
+class _Stopping:
+    def __init__(self) -> None:
+        self.requested = asyncio.Event()
+
+    def request_stop(self, reason: str) -> None:
+        log.info("Stopping: %s.", reason)
+        self.requested.set()
+
+
 class Helper:
-    """A helper: a machine that lends its device to one node at a time."""
+    """This machine as a helper: it lends its device to one node at a time."""
 
     def __init__(self, paths: NodePaths, lending: Lending) -> None:
         self._paths = paths
@@ -53,22 +62,18 @@ class Helper:
 
     async def run(self) -> None:
         """Lend until a signal arrives. Raises EchoError if this machine cannot lend."""
-        registry.choose(await asyncio.to_thread(hardware.detect), "llama_cpp")  # Raises BackendError without llama.cpp.
+        # This raises BackendError if llama.cpp is not installed.
+        registry.choose(await asyncio.to_thread(hardware.detect), "llama_cpp")
         async with self._lend() as lent:
             log.info("llama.cpp %s is ready; %.1f GiB can be lent.", lent.release, sum(lent.free_bytes) / _GIB)
         pairing = Pairing.load_or_create(self._paths.data_dir / "lend.pem")
         relay = DeviceRelay(pairing, self._lend)
-        stopping = asyncio.Event()
-
-        def stop(name: str) -> None:
-            log.info("Stopping: got %s.", name)
-            stopping.set()
-
-        with stop_signals(stop):
+        stopping = _Stopping()
+        with stop_signals(stopping):
             async with relay.listening(self._lending.host, self._lending.port) as port:
                 address = HelperAddress(host=self._lending.host or _own_address(), port=port, code=pairing.code)
                 log.info("Lending to one node at a time. There: echo-node join URL --with %s#%s", address, pairing.code)
-                await stopping.wait()
+                await stopping.requested.wait()
 
     @asynccontextmanager
     async def _lend(self) -> AsyncIterator[Lent]:
@@ -121,7 +126,7 @@ def _own_address() -> str:
     """Return this machine's address in its network, or its host name if the address is unknown."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            # Connecting a datagram socket sends nothing. It only selects the own address.
+            # Connecting a datagram socket sends no packet. It only selects this machine's own address.
             probe.connect(("192.0.2.1", 9))
             address: str = probe.getsockname()[0]
         except OSError:

@@ -22,7 +22,7 @@ BAR: Final = 40
 MOST_SHOWN: Final = 400
 """Maximum characters of one value, because some values come from other machines."""
 KEYS: Final = "Ctrl-C ends it. Elsewhere: echo-node pause, status, page, finish"
-"""Text of the row "keys". The row must stay below 80 columns, because the terminal itself writes ^C behind it."""
+"""Text of the row "keys". The row must stay below 80 columns, because the terminal itself writes ^C after it."""
 RISING: Final = "▁▂▃▄▅▆▇█"
 RISING_ASCII: Final = "_.-=+*%#"
 COLOURS: Final = {
@@ -40,7 +40,7 @@ COLOURS: Final = {
 GOES_FIRST: Final = (
     *("hub's key", "asks for", "checked", "keys", "node", "policy", "hub", "page", "device", "lease", "credit"),
 )
-"""Rows to leave out on a small terminal, in this order. Rows that are not named here always stay."""
+"""Rows that are left out on a small terminal, in this order. Rows that are not named here always stay."""
 
 
 class LivePanel:
@@ -103,7 +103,7 @@ class View:
         return text
 
     def _beside(self, name: str, options: ConsoleOptions) -> list[RenderableType]:
-        """Return what is drawn under a value: a bar, a sparkline, or nothing."""
+        """Return the drawings for the value `name`: a bar, a sparkline (a line of bars), or none."""
         snapshot = self._snapshot
         if name == "lease" and snapshot.held_rollouts:
             return [_bar(snapshot.lease_tokens, snapshot.lease_most_tokens, options)]

@@ -24,7 +24,7 @@ from echo_shared.installation import installed_version
 
 LOOK_S: Final = 1.0
 _RELEASE_EVERY: Final = 30
-"""Number of checks between two searches for a newly installed release."""
+"""Number of the watch's checks, one a second, between two searches for a newly installed release."""
 _CLOCK: Final = "the clock"
 _ANOTHER_NETWORK: Final = Trouble(TroubleCode.NETWORK_CHANGED, "This machine has changed its network; reconnecting.")
 
@@ -59,7 +59,7 @@ class MachineWatch:
         slept_s = self._sleep.slept_s(reading)
         if slept_s:
             self._client.reconnect(slept(slept_s))
-            self._chooser.look_again()  # Devices may have changed.
+            self._chooser.look_again()  # Devices may have come or gone during the sleep.
         if (wrong := self._client.hub_clock.trouble(reading)) is not None:
             self._troubles.begin(_CLOCK, wrong)
         else:

@@ -1,4 +1,4 @@
-"""The command `echo-node`: lend this computer to a hub."""
+"""The command `echo-node`: lends this computer to a hub."""
 
 from __future__ import annotations
 

@@ -25,12 +25,12 @@ class NetworkHold:
         self._hanging_up: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
-        """Stay offline from the start. Call this before the first connection."""
+        """Keep a node offline that starts during such a pause. Call this before the node's first connection."""
         self._connections.set_online(False)
         await self._connections.hang_up()
 
     def turn(self, *, online: bool) -> None:
-        """Go offline or online. No effect if that is already so."""
+        """Take the node offline or online. No effect if it already is."""
         if online == self._connections.bulk.is_on:
             return
         self._connections.set_online(online)

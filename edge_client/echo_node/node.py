@@ -37,7 +37,7 @@ from echo_node.current_run import CurrentRun
 from echo_node.device_watch import DeviceWatch
 from echo_node.engine.choosing import PROBE_S
 from echo_node.engine.making import EngineMaker
-from echo_node.host.clock import running_s
+from echo_node.host.clock import read_clocks, running_s
 from echo_node.host.hubs import Joining
 from echo_node.host.last_word import LastWord
 from echo_node.host.notifications import notify
@@ -80,7 +80,7 @@ log = logging.getLogger(__name__)
 
 INBOX_EVENTS: Final = 1_024
 SETTLE_LOOKS: Final = 50
-"""Looks within a second for the effect of a command."""
+"""Maximum number of checks, within one second, whether an owner's command has taken effect."""
 
 
 class JoinedNode:
@@ -114,8 +114,10 @@ class JoinedNode:
         self._run = CurrentRun(paths, joining, self._engines, self._inbox, self._troubles)
         self._about = About.of(config, me=me, joining=joining, chooser=self._engines.chooser, owner=_owner(paths))
         self._commands: OwnerCommands | None = None
-        self._owner_since = 0.0
-        """Time at which the owner's key was read last. Older commands are refused, so that none is obeyed twice."""
+        self._owner_since = running_s()
+        """Monotonic time of the last reading of the owner's key. Commands sent before it are refused, so that none is
+        obeyed twice.
+        """
         self._obeying: set[asyncio.Task[None]] = set()
         self._meter = TrafficMeter(paths.traffic_file, self._troubles)
         self._watch = OwnerWatch(
@@ -153,6 +155,11 @@ class JoinedNode:
         return self._run.welcomed is not None
 
     @property
+    def has_engine(self) -> bool:
+        """True once an engine is chosen. Before that, the node has no snapshot."""
+        return self._engines.chooser.has_decided
+
+    @property
     def is_finishing(self) -> bool:
         """True if the node ends after its current leases."""
         return self._finishing is not None
@@ -163,6 +170,7 @@ class JoinedNode:
         return self._connections
 
     def snapshot(self) -> NodeSnapshot:
+        """Return the node's state for its owner. Call this only after an engine was chosen (`has_engine`)."""
         snapshot = self._about.snapshot(
             self._run.welcomed,
             self._watch.holds,
@@ -213,7 +221,7 @@ class JoinedNode:
             self._finishing = asyncio.ensure_future(self._inbox.put(FinishRequested(reason=reason)))
 
     def finish_for_good(self) -> None:
-        """Finish for the owner, who also wants no further turns for other hubs."""
+        """Finish the current leases, then end without a turn for another hub, because the owner wants that."""
         self.is_told_to_end = True
         self.finish("asked to by echo-node")
 
@@ -237,7 +245,7 @@ class JoinedNode:
     def reload_owner(self) -> None:
         """Read the owner's key again: the node has joined or left a fleet. Tell the hub. Raises ConfigError."""
         self._about = replace(self._about, owner=_owner(self._paths))
-        self._commands, self._owner_since = None, time.time()
+        self._commands, self._owner_since = None, running_s()
         self._engines.changed.set()
 
     async def _obey(self, said: FleetCommand) -> None:
@@ -246,7 +254,7 @@ class JoinedNode:
             return
         problem = ""
         try:
-            command = self._commands.take(said, time.time())
+            command = self._commands.take(said, read_clocks())
             if command.verb == "pause":
                 self._watch.change(OwnerPause(None if command.pause_s is None else time.time() + command.pause_s))
             elif command.verb == "resume":
@@ -261,8 +269,8 @@ class JoinedNode:
         await self.connections.client.send(sign_report(report, id_of(said), self._about.me))
 
     async def _settle(self, *, paused: bool) -> None:
-        """Wait until the work loop has taken a pause or its end from the inbox, at most for a second: other reasons to
-        pause may remain.
+        """Wait at most a second until the work loop has read the start or the end of a pause from the inbox: other
+        reasons to pause may remain.
         """
         for _ in range(SETTLE_LOOKS):
             if (self.snapshot().state == "paused") == paused:
@@ -295,7 +303,7 @@ class JoinedNode:
             case Totals():
                 self._run.hear(incoming)
             case FleetCommand():
-                # In a task: a pause puts its hold into this inbox.
+                # A task of its own: obeying a pause waits for an event that comes through this same inbox.
                 task = asyncio.create_task(self._obey(incoming), name="owner's command")
                 self._obeying.add(task)
                 task.add_done_callback(self._obeying.discard)
@@ -336,12 +344,12 @@ class JoinedNode:
                 node_id=self._about.me.node_id,
                 owner_key=owner.public_key,
                 hub_key=hub_key,
-                started_at=max(self._about.started_at, self._owner_since),
+                started_s=self._owner_since,
             )
         if self._config.update != "never":
             self._newer_release = newer_release(self.connections.client.hub_version)
         if not await self._run.take_up(welcome, self.connections):
-            await self.connections.client.close()  # The client then reconnects, with growing waits.
+            await self.connections.client.close()  # The client reconnects by itself, after growing waits.
             return
         self._use_keys(welcome.run_keys)
         self.connections.use_rendezvous(welcome.sighting_path)
@@ -350,6 +358,8 @@ class JoinedNode:
         self.connections.links_are_news.set()
         if self._holding is not None:
             await self._tell_shell(self._holding)
+        if (shell := self._shell) is not None:
+            shell.work.willing = self._about.willing
         await self._tell_shell(welcome)
 
     async def _hold(self, event: Holding) -> None:
@@ -357,7 +367,8 @@ class JoinedNode:
         await self._tell_shell(event)
         if self._network is not None:
             self._network.turn(online=not self._is_kept_offline)
-        # Tick as soon as the engine's time to report is over: the owner would wait longer for the next regular tick.
+        # Tick when the engine's time to report is over: the next regular tick would come later, and the owner would
+        # wait.
         asyncio.get_running_loop().call_later(YIELD_S, self._tick)
 
     async def _end(self, error: EchoError) -> None:
@@ -367,7 +378,7 @@ class JoinedNode:
         await _notify(notice)
         self._is_connected = False
         await self._tell_shell(Disconnected())
-        # The error's own text may be too long for the messages that return leases.
+        # Do not use the error's own text: it may be too long for the messages that return leases.
         await self._leave(DrainRequested(reason="the connection to the hub has ended"))
 
     async def _leave(self, event: FinishRequested | DrainRequested) -> None:

@@ -20,6 +20,7 @@ from echo_node.core.waking import Waking
 from echo_node.current_run import CurrentRun
 from echo_node.device_watch import DeviceWatch
 from echo_node.engine.choosing import EngineChoosers
+from echo_node.host.clock import local_now
 from echo_node.host.pause import PauseFile
 from echo_node.host.sensors.machine import Sensors
 from echo_node.host.traffic import TrafficMeter
@@ -62,10 +63,10 @@ class OwnerWatch:
         self.holds: tuple[Hold, ...] = ()
         self.duty = Duty()
         self._is_to_be_awake = False
-        """True while the machine is to be kept awake."""
+        """True while the watch wants to keep the machine awake."""
         self._wake_lock = wake_lock
         self.hub_gpu: float | None = None
-        """See `SensorReading.hub_gpu`."""
+        """Share of the GPU that this user's own hub uses (`SensorReading.hub_gpu`)."""
         self._manners = manners
         self._duty_rules = DutyRules(manners.settings)
         self._waking = Waking()
@@ -76,13 +77,13 @@ class OwnerWatch:
         self._troubles = troubles
         self._meter = meter
         self._is_unsaved = False
-        """True if the owner's last command is not on disk."""
+        """True if the owner's last command could not be saved to disk."""
         self._chooser = chooser
         self._run = run
         self._inbox = inbox
         self._look_s = look_s
         self._engine_bytes = 0
-        """Bytes of memory that the engines used when they ran last."""
+        """Bytes of memory that the engines used when they last ran."""
         self._told: _Told | None = _told((), {})
         self._told_shares: Mapping[str, float] = {}
         self._wake = asyncio.Event()
@@ -90,7 +91,7 @@ class OwnerWatch:
 
     @property
     def awake(self) -> str:
-        """How the machine is kept awake, in words; empty = it is not to be kept awake."""
+        """Text about how the machine is kept awake; empty = it need not be kept awake."""
         if not self._is_to_be_awake:
             return ""
         return f"kept by {self._wake_lock.held_by}" if self._wake_lock.held_by else NO_LOCK
@@ -107,7 +108,7 @@ class OwnerWatch:
     async def look(self) -> None:
         """Read the sensors once, and report a Holding if the holds (reasons to pause) or the share have changed."""
         async with self._looking:
-            with suppress(StorageError):  # The first failure was reported.
+            with suppress(StorageError):  # The first failure to save was already reported.
                 self._devices.save_again()
             if self._is_unsaved:
                 with suppress(StorageError):
@@ -115,7 +116,7 @@ class OwnerWatch:
             on_gpu = self._chooser.choice.device != "cpu"
             reading = await asyncio.to_thread(self._read, tuple(self._run.engine_pids.values()), on_gpu)
             self.hub_gpu = reading.hub_gpu
-            now, local = time.monotonic(), datetime.now().astimezone()
+            now, local = time.monotonic(), local_now()
             reading = self._devices.look(reading, now=now, local=local)
             self.holds = self._manners.holds(
                 replace(reading, traffic=self._meter.now()),
@@ -142,7 +143,7 @@ class OwnerWatch:
                 )
 
     def _duties(self, reading: SensorReading, *, now: float, local: datetime) -> tuple[Duty, Mapping[str, float]]:
-        """Return the strictest duty, and the shares below 1 by device."""
+        """Return the strictest duty (limit on the share of a device's time), and the shares below 1 by device."""
         if not self._devices.figures:
             device = self._chooser.choice.device
             figures = DeviceFigures.of(reading, on_gpu=device != "cpu")
@@ -178,7 +179,8 @@ class OwnerWatch:
             await asyncio.to_thread(self._wake_lock.keep)
         else:
             self._wake_lock.release()
-        self._is_to_be_awake = wants  # Only now: while a lock is being taken, none is missing.
+        # Set this last: otherwise a lock that is being taken would look like a missing lock.
+        self._is_to_be_awake = wants
 
     def change(self, pause: OwnerPause | None) -> None:
         """Pause or resume the node for its owner. Raises StorageError if the disk fails; the change still
@@ -191,11 +193,11 @@ class OwnerWatch:
     def use(self, settings: MannersConfig) -> None:
         self._manners.settings = self._duty_rules.settings = settings
         self._devices.use(settings)
-        self._told = None  # Report again: the time for keeping memory may have changed.
+        self._told = None  # Report again: the seconds for which the engine keeps its memory may have changed.
         self._wake.set()
 
     def _save(self) -> None:
-        """Save the pause. Raises StorageError; the next reading of the sensors retries."""
+        """Save the owner's pause to disk. Raises StorageError; the node retries at the next reading of the sensors."""
         self._is_unsaved = True
         try:
             self._pause_file.save(self._pause)

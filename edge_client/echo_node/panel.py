@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 import echo_shared
 from echo_node.core.clocks import in_words
 from echo_node.device_rows import device_line
-from echo_node.host.cage.description import Held
+from echo_shared.cage.description import Held
 from echo_shared.wire.messages.fields import printable
 from echo_shared.wire.owner_commands import LINE_CHARACTERS, NodeReport
 
@@ -43,7 +43,7 @@ class NodeSnapshot:
     tokens_per_s: float = 0.0
     """Speed of the engine under full load, from its measurement or from later work."""
     drawn_tokens_per_s: float | None = None
-    """Tokens drawn per second over the last minute; None before the first ten seconds are over."""
+    """Tokens drawn per second over the last minute; None until ten seconds have passed."""
     rollouts: Mapping[str, int] = field(default_factory=dict)
     """Number of rollouts by state. Dropped ones also count as `dropped:REASON`, checked ones as `checked:passed` or
     `checked:failed`.
@@ -55,9 +55,9 @@ class NodeSnapshot:
     left_s: Mapping[str, float] = field(default_factory=dict)
     """Estimated seconds left of the entries of `fetching` and `preparing`."""
     stage: str = ""
-    """What the engine does before its first work, in a sentence; empty = nothing, or unknown."""
+    """Sentence about what the engine does before its first work; empty = nothing, or unknown."""
     cost_per_hour: float = 0.0
-    """Price in US dollars per hour while the node is active; 0 = a gift."""
+    """Price in US dollars per hour while the node is active; 0 = the work is donated."""
     standby: str = ""
     """Sentence with the reason why the hub gives no work; empty = no known reason."""
     update: str = ""
@@ -73,7 +73,7 @@ class NodeSnapshot:
     share_reason: str = ""
     """Sentence with the share and its reason; empty = the engine may use its whole device."""
     awake: str = ""
-    """How the machine is kept awake, in words; empty = it may fall asleep."""
+    """Text about how the machine is kept awake; empty = it may fall asleep."""
     cage: Mapping[str, Any] = field(default_factory=dict)
     """Protections of the running engine's cage, from `Held.as_json`; empty = no engine runs."""
     problems: Mapping[str, str] = field(default_factory=dict)
@@ -88,6 +88,12 @@ class NodeSnapshot:
     """Tokens so far of the unfinished leased rollouts."""
     lease_most_tokens: int = 0
     """Maximum tokens of the unfinished leased rollouts, in total."""
+    works_for: Sequence[str] = ()
+    """Names of the tenants whose leases the node holds; empty = it works only for the run itself."""
+    kept_keys: Mapping[str, int] = field(default_factory=dict)
+    """Keys and values that the engines keep for later turns: `kept_bytes`, `hits` (prompts that began with a kept
+    sequence) and `tokens` (their tokens that were not computed again). Empty before the hub has admitted the node.
+    """
     drawn_rollouts: int = 0
     """Rollouts finished since the start. `drawn_tokens` counts the tokens of all rollouts."""
     drawn_tokens: int = 0
@@ -96,23 +102,27 @@ class NodeSnapshot:
     arrived_by: str = ""
     """Transport by which `policy_version` came, in words."""
     since_start: Mapping[str, int] = field(default_factory=dict)
-    """Rollouts trained on, evaluated or dropped since the start. Dropped ones also count as `dropped:REASON`."""
+    """Rollouts trained on, evaluated, answered or dropped since the start. Dropped ones also count as
+    `dropped:REASON`."""
     totals: Mapping[str, Any] | None = None
     """Totals of this node's key in the run, from the hub; None = not received.
 
-    Numbers of rollouts: `trained`, `evaluated`, `others_checked`, and `dropped` by reason. Also `trained_tokens`, the
-    `share` of all useful work, and the `rank` (None = unranked) among `num_ranked` nodes.
+    Numbers of rollouts: `trained`, `evaluated`, `answered`, `others_checked`, and `dropped` by reason. Also
+    `trained_tokens`, `answered_tokens`, the `share` of all useful work, and the `rank` (None = unranked) among
+    `num_ranked` nodes.
     """
     page: str = ""
     """Address of the node's own page on the hub."""
     router: str = ""
-    """What the router does about ports for other nodes: the predicate of a sentence; empty = not known yet."""
+    """Text about the router and the ports for other nodes, to follow the words "The router"; empty = not known yet."""
     links: str = ""
-    """How this node and other nodes reach each other: the predicate of a sentence; empty = there are no others."""
+    """Number and kind of this node's links to other nodes, to follow the words "This node is"; empty = there are no
+    other nodes.
+    """
 
 
 def report_of(snapshot: NodeSnapshot, *, problem: str) -> NodeReport:
-    """Return what the owner's other machines show of this node."""
+    """Return the report about this node that the owner's other machines show."""
     return NodeReport(
         problem=problem[:LINE_CHARACTERS],
         name=snapshot.name,
@@ -156,12 +166,15 @@ class PlainPanel:
 
 def summary(snapshot: NodeSnapshot) -> str:
     counts = snapshot.rollouts
-    on_hub = sum(counts.get(state, 0) for state in ("received", "scored", "trained", "evaluated", "dropped"))
+    on_hub = sum(
+        counts.get(state, 0) for state in ("received", "scored", "trained", "evaluated", "answered", "dropped")
+    )
     sampled = on_hub + counts.get("sent", 0)
     version = "no version" if snapshot.policy_version is None else f"version {snapshot.policy_version}"
     return (
         f"{snapshot.activity}, {version}: {sampled} rollouts sampled, {on_hub} received by the hub, "
         f"{counts.get('trained', 0)} trained, {counts.get('evaluated', 0)} evaluated, "
+        f"{_for_tenants(counts.get('answered', 0))}"
         f"{counts.get('dropped', 0)} dropped; {_speed(snapshot)}"
     )
 
@@ -187,8 +200,10 @@ def rows(snapshot: NodeSnapshot) -> list[tuple[str, str]]:
         ("hub", f"{snapshot.run_name} at {snapshot.hub}" if snapshot.run_name else snapshot.hub),
         ("policy", _policy(snapshot)),
         ("lease", _lease(snapshot)),
+        *([("works for", ", ".join(snapshot.works_for))] if snapshot.works_for else []),
         ("speed", _speed(snapshot)),
         ("receipts", _receipts(snapshot)),
+        *([("kept keys", _kept(snapshot.kept_keys))] if any(snapshot.kept_keys.values()) else []),
     ]
     result += [("fetching", amount) for amount in fetching(snapshot)]
     result += [("preparing", amount) for amount in preparing(snapshot)]
@@ -245,6 +260,10 @@ def _lease(snapshot: NodeSnapshot) -> str:
     return f"{snapshot.held_rollouts} rollouts, {of_most}"
 
 
+def _kept(keys: Mapping[str, int]) -> str:
+    return f"{keys['kept_bytes'] / 1e6:,.1f} MB; {keys['hits']:,} turns began with them ({keys['tokens']:,} tokens)"
+
+
 def _receipts(snapshot: NodeSnapshot) -> str:
     """Return the number of rollouts by state since this computer joined."""
     counts = snapshot.rollouts
@@ -257,8 +276,16 @@ def fates(counts: Mapping[str, int]) -> str:
     by_reason = {key.partition(":")[2]: count for key, count in counts.items() if key.startswith("dropped:")}
     return (
         f"{counts.get('trained', 0):,} trained, {counts.get('evaluated', 0):,} evaluated, "
+        f"{_for_tenants(counts.get('answered', 0))}"
         f"{counts.get('dropped', 0):,} dropped{_reasons(by_reason)}"
     )
+
+
+def _for_tenants(count: int, tokens: int = 0) -> str:
+    """Return a part of a sentence with the number of rollouts that were delivered to tenants; empty if none were.
+    `tokens` 0: unknown, because an older hub does not report it.
+    """
+    return f"{count:,} answered{f' ({tokens:,} tokens)' if tokens else ''}, " if count else ""
 
 
 def credit(totals: Mapping[str, Any]) -> str:
@@ -267,6 +294,7 @@ def credit(totals: Mapping[str, Any]) -> str:
     checked = f", {totals['others_checked']:,} of others checked" if totals["others_checked"] else ""
     return (
         f"{totals['trained']:,} trained ({totals['trained_tokens']:,} tokens), {totals['evaluated']:,} evaluated, "
+        f"{_for_tenants(totals.get('answered', 0), totals.get('answered_tokens', 0))}"
         f"{dropped:,} dropped{_reasons(totals['dropped'])}{checked}: {totals['share']:.1%} of all useful work"
     )
 

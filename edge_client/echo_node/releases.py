@@ -10,7 +10,7 @@ from echo_shared.errors import EchoError
 from echo_shared.installation import how_to_upgrade
 
 TAKES_OVER: Final = "takes_over"
-"""Code of the error that ends a node whose process then becomes another release."""
+"""Code of the error that ends a node and lets the process continue as another release."""
 _NUMBERS: Final = re.compile(r"\d{1,9}(?:\.\d{1,9})*")
 
 
@@ -23,7 +23,7 @@ def newer_release(hub_version: str) -> str:
 
 def upgraded(release: str, *, takes_over: bool = False) -> EchoError:
     """Return the error that ends a refused node after another release was installed. A service then restarts with the
-    new release. `takes_over`: this process itself becomes the new release.
+    new release. `takes_over`: this process itself continues as the new release.
     """
     return EchoError(
         f"Release {release} is installed now. This process runs {echo_shared.__version__}, which the hub refuses.",
@@ -33,7 +33,7 @@ def upgraded(release: str, *, takes_over: bool = False) -> EchoError:
 
 
 def is_newer(theirs: str, own: str) -> bool:
-    """Return True if `theirs` is later than `own`, by their leading numbers; False if either has none."""
+    """Return True if `theirs` is later than `own`, by their leading numbers; False if one of them has no number."""
     numbers = [_numbers(version) for version in (theirs, own)]
     return all(numbers) and numbers[0] > numbers[1]
 

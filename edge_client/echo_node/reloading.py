@@ -18,6 +18,7 @@ ENGINE: Final = frozenset(
         "threads",
         "helpers",
         "precision",
+        "kept_keys_share",
         "kv_cache_bytes",
         "width",
         "bench_seconds",
@@ -29,10 +30,10 @@ ENGINE: Final = frozenset(
     }
 )
 """Settings that need a restart of the engine."""
-INTRODUCTION: Final = frozenset({"name", "cost_per_hour", "power_watts"})
+INTRODUCTION: Final = frozenset({"name", "cost_per_hour", "power_watts", "answers", "refused_tenants"})
 """Settings that the introduction to the hub contains."""
 WATCH: Final = frozenset({key for key in keys_of() if key.startswith("manners.")} | {"update"}) - ENGINE
-"""Settings that the owner's watch and the updates use at once."""
+"""Settings that the owner's watch and the updater use at once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,13 +110,16 @@ class SettingsFile:
         for table in tables:
             if table not in place:
                 place[table] = tomlkit.table()
-            place = place[table]  # The file is valid, so this is a table.
+            place = place[table]  # The file is valid, so this value is a table.
         place[name] = value
         self._write(document)
         return value
 
     def unset(self, key: str) -> bool:
-        """Remove a setting from the file. Return True if it was there."""
+        """Remove a setting from the file. Return True if it was there.
+
+        Raises ConfigError if the default does not fit the other settings; the file then stays unchanged.
+        """
         _check_key(key)
         document = self._document()
         *tables, name = key.split(".")
@@ -125,9 +128,21 @@ class SettingsFile:
             place = place.get(table, {})
         if name not in place:
             return False
+        before, was_valid = tomlkit.dumps(document), self._fault() is None
         del place[name]
         self._write(document)
+        if was_valid and (fault := self._fault()) is not None:
+            self._write(tomlkit.parse(before))
+            raise _unchanged(key, fault) from fault
         return True
+
+    def _fault(self) -> ConfigError | None:
+        """Return the error in the settings; None without one."""
+        try:
+            load_config(self._existing(), self._joined)
+        except ConfigError as error:
+            return error
+        return None
 
     def _existing(self) -> Path | None:
         return self.path if self.path.exists() else None
@@ -147,11 +162,7 @@ class SettingsFile:
                 _check_engine(config)
             return value_of(config, key)
         except (ConfigError, BackendError) as error:
-            raise ConfigError(
-                f"{key} is not changed: {error.what[0].lower()}{error.what[1:]}",
-                got=error.got,
-                do=f"{key} is {allowed(key)}. What it means: echo-node config list",
-            ) from error
+            raise _unchanged(key, error) from error
 
     def _document(self) -> tomlkit.TOMLDocument:
         try:
@@ -171,6 +182,14 @@ class SettingsFile:
                 got=f"{self.path}: {error.strerror}",
                 do="Make it writable, or free some space on its disk.",
             ) from error
+
+
+def _unchanged(key: str, error: ConfigError | BackendError) -> ConfigError:
+    return ConfigError(
+        f"{key} is not changed: {error.what[0].lower()}{error.what[1:]}",
+        got=error.got,
+        do=f"{key} is {allowed(key)}. What it means: echo-node config list",
+    )
 
 
 def value_of(config: NodeConfig, key: str) -> Any:
@@ -226,7 +245,9 @@ def _check_key(key: str) -> None:
 
 
 def _typed(key: str, values: Sequence[str]) -> Any:
-    """Return the typed values in the form that `NodeConfig` checks: a list for a list setting, else one value."""
+    """Return what the user has typed in the form that `NodeConfig` checks: a list for a setting with a list, else one
+    value.
+    """
     if _about(key).get("type") != "array":
         if len(values) != 1:
             raise ConfigError(

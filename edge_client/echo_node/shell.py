@@ -42,7 +42,6 @@ from echo_node.core.troubles import TroubleCode, trouble_of
 from echo_node.core.work import WorkLoop
 from echo_node.engine.making import EngineMaker
 from echo_node.engine.supervisor import EngineFiles, EngineSupervisor
-from echo_node.host.cage.description import Held
 from echo_node.host.clock import running_s
 from echo_node.host.spool import Spool
 from echo_node.host.spool_writer import SpoolWriter
@@ -50,7 +49,9 @@ from echo_node.host.trouble_log import TroubleLog
 from echo_node.net.client import HubClient
 from echo_node.net.fetcher import UNREADABLE, Fetcher
 from echo_node.net.online import Online
+from echo_shared.cage.description import Held
 from echo_shared.errors import RemoteProtocolError, StorageError, SwarmError
+from echo_shared.sampling.prefix_cache import KeptKeys
 from echo_shared.wire.messages import ArtefactOffer, Fetched, ReceiptsWanted
 
 log = logging.getLogger(__name__)
@@ -86,13 +87,17 @@ class RunShell:
         self.fetcher = parts.fetcher
         self._tasks: set[asyncio.Task[None]] = set()
         self._fetches: dict[int | None, asyncio.Task[None]] = {}
-        """Newest fetch task of each artefact, waiting or running."""
+        """Newest task that fetches each artefact, waiting or running; the key is the policy version, None = the base
+        model.
+        """
         self._files: WeakValueDictionary[int | None, asyncio.Lock] = WeakValueDictionary()
         """Lock of each artefact's files. The running job holds the lock; waiting jobs keep it from being
         garbage-collected.
         """
         self._answers: dict[int | None, ArtefactReady | FetchFailed] = {}
-        """Answers of fetches that the work loop has not handled yet. Those of abandoned fetches are removed."""
+        """Results of ended fetches that the work loop has not handled yet. If a fetch is abandoned, its result is
+        removed.
+        """
         self._engines: dict[str, EngineSupervisor] = {}
         """Newest engine of each device."""
         self._work: WorkLoop | None = None
@@ -102,7 +107,7 @@ class RunShell:
         self.time_left = TimeLeft()
         self.stopped = False
         self.failure: BaseException | None = None
-        """Error that ended one of the shell's tasks."""
+        """Error that ended one of the tasks that the shell has started; None: no task has failed."""
 
     @property
     def work(self) -> WorkLoop:
@@ -126,7 +131,7 @@ class RunShell:
         """Handle an event, and carry out the work loop's effects in order."""
         if isinstance(event, ArtefactReady | FetchFailed):
             if self._answers.get(event.policy_version) is not event:
-                return  # The fetch was abandoned after its answer; its files are being removed.
+                return  # The fetch was abandoned after its end; its files are being removed.
             del self._answers[event.policy_version]
         for effect in self.work.handle(event, running_s(), random.random()):
             await self._carry_out(effect)
@@ -162,8 +167,8 @@ class RunShell:
                 await self._resend()
             case AskForReceipts():
                 await self._ask_for_receipts()
-            case FetchArtefact(policy_version=version, offer=offer):
-                self._fetches[version] = self._file_job(version, lambda: self._fetch(version, offer))
+            case FetchArtefact(policy_version=version, offer=offer, gguf=gguf):
+                self._fetches[version] = self._file_job(version, lambda: self._fetch(version, offer, gguf))
             case AbandonFetch(policy_version=unwanted):
                 self._answers.pop(unwanted, None)
                 self._parts.troubles.end(_fetch_of(unwanted))
@@ -197,7 +202,7 @@ class RunShell:
             self._engines[effect.device] = engine
             self._start(engine.run(effect.after_s, effect.max_width), name=f"engine {effect.device}".rstrip())
             return
-        engine = self._engines[effect.device]  # The work loop uses an engine only after its StartEngine.
+        engine = self._engines[effect.device]  # The engine exists: the work loop uses it only after its StartEngine.
         match effect:
             case EndEngine():
                 self._start(engine.end(), name="engine's end")
@@ -222,12 +227,16 @@ class RunShell:
 
     @property
     def engine_stage(self) -> str:
-        """See `EngineSupervisor.stage`; of several engines, the first that is not ready yet."""
+        """Sentence about what the engine does before its first work. Of several engines, the first one that is not
+        ready counts. Empty = all are ready, or none runs.
+        """
         return next((engine.stage for engine in self._engines.values() if engine.stage), "")
 
     @property
     def preparing(self) -> dict[str, tuple[int, int]]:
-        """(bytes done, total bytes) of the work between a fetch and the engine's start, by title."""
+        """Progress of unpacking and conversion, between a fetch and the engine's start: (bytes done, total bytes) by
+        title.
+        """
         found = {f"{artefact_title(v)}, checked and unpacked": got for v, got in self.fetcher.unpacking.items()}
         converting = [done for engine in self._engines.values() if (done := engine.conversion) is not None]
         if converting:
@@ -238,6 +247,11 @@ class RunShell:
     def engine_pids(self) -> dict[str, int]:
         """Process id of each running engine, by device."""
         return {device: engine.pid for device, engine in self._engines.items() if engine.pid is not None}
+
+    @property
+    def kept_keys(self) -> KeptKeys:
+        """Keys and values that all engines keep for later turns."""
+        return sum((engine.kept for engine in self._engines.values()), KeptKeys())
 
     @property
     def engine_held(self) -> Held | None:
@@ -271,7 +285,10 @@ class RunShell:
         for start in range(0, len(ids), ASK_BATCH):
             await self._parts.client.send(ReceiptsWanted(rollout_ids=tuple(ids[start : start + ASK_BATCH])))
 
-    async def _fetch(self, version: int | None, offer: ArtefactOffer) -> None:
+    async def _fetch(self, version: int | None, offer: ArtefactOffer, gguf: ArtefactOffer | None) -> None:
+        if gguf is not None and self._parts.engines.reads_gguf:
+            offer = gguf
+
         def progress(done: int, total: int) -> None:
             self.fetching[version] = (done, total)
 
@@ -303,7 +320,9 @@ class RunShell:
             log.warning("%s is not served to others: %s", artefact_title(version), error)
 
     def _file_job(self, version: int | None, job: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
-        """Run `job` after all earlier jobs of the artefact. A job that is cancelled before its turn never runs."""
+        """Run `job`, which changes an artefact's files, after all earlier jobs on these files. A job that is cancelled
+        before its turn never runs.
+        """
         files = self._files.setdefault(version, asyncio.Lock())
 
         async def run() -> None:

@@ -33,16 +33,18 @@ MOST_SHOWN: Final = 80
 
 
 class Tray:
-    """The tray icon. Call `run` on the main thread, which macOS requires; it returns when the icon is closed."""
+    """The tray icon. Call `run` on the main thread, because macOS requires that; `run` returns when the icon is
+    closed.
+    """
 
     def __init__(self, paths: NodePaths) -> None:
         self._paths = paths
         self._last_word = LastWord(paths.last_word_file)
         self._look = look_of(None)
         self._told: Notice | None = self._last_word.load()
-        """Notice that was shown last. The one that existed when this icon started is not shown."""
+        """Notice that was shown last. A notice from before this icon's start is not shown."""
         self._said = ""
-        """Error of the last pressed button; empty = none."""
+        """Error text of the last pressed button's command; empty = none."""
         self._closed = threading.Event()
 
     def run(self) -> None:
@@ -99,7 +101,7 @@ class Tray:
             self._closed.wait(LOOK_S)
 
     def _show(self, icon: Any) -> None:
-        """Ask for the status, and show changes."""
+        """Ask the daemon for its status, and show what has changed on the icon."""
         try:
             look = look_of(self._ask("status"))
         except EchoError:
@@ -115,7 +117,7 @@ class Tray:
         icon.update_menu()
 
     def _notify(self, icon: Any, word: Notice | None) -> None:
-        """Show a notification. On Linux the daemon does this through D-Bus."""
+        """Show a notification, except on Linux, where the daemon does this through D-Bus."""
         if word is not None and word != self._told and sys.platform != "linux" and icon.HAS_NOTIFICATION:
             icon.notify(word.text, word.title)
         self._told = word
@@ -156,7 +158,8 @@ def _pystray() -> Any:
             do=f"{how_to_install('tray')}. Without an icon: echo-node page",
             code="no_tray",
         ) from error
-    except Exception as error:  # Each desktop's library raises its own errors; X11's looks for a display on import.
+    # Each desktop's library raises its own errors. The library for X11 looks for a display when it is imported.
+    except Exception as error:
         raise _no_tray(str(error) or type(error).__name__) from error
     return pystray
 

@@ -27,7 +27,7 @@ IDLE_S: Final = 300.0
 AGAIN_S: Final = 900.0
 LOOK_S: Final = 2.0
 KEEP_S: Final = 60.0
-"""Seconds of work between two additions to the hub's stored record."""
+"""Seconds of work after which they are added to the hub's stored time of work, so that a crash loses few of them."""
 
 
 _IDLE: Final = ("connecting", "waiting")
@@ -52,8 +52,8 @@ class NodeTurns:
         self._make = make
         self._paces = paces or Paces()
         self._away_until: dict[str, float] = {}
-        """Monotonic time from which a hub without work is asked again; inf = never: the hub refuses this node, or the
-        run has ended.
+        """Monotonic time from which a hub without work is asked again. inf = never, because the hub refuses this node,
+        or the run has ended.
         """
         self._refused: EchoError | None = None
 
@@ -65,10 +65,11 @@ class NodeTurns:
         while hub is not None:
             daemon = first or self._make(hub)
             turn = asyncio.create_task(self._end_in_time(daemon, hub), name="turn")
+            turn.add_done_callback(_tell_failure)
             try:
                 await daemon.run()
             except EchoError as error:
-                # Joining a hub must show the hub's error to the owner.
+                # If the owner has just joined the hub, show the owner the hub's error.
                 if first is not None or error.code == TAKES_OVER:
                     raise
                 log.error("No more turns for %s: %s", hub, error)
@@ -84,7 +85,9 @@ class NodeTurns:
             raise self._refused
 
     def _next(self, before: str | None = None) -> str | None:
-        """Return the hub for the turn after that of `before`. If no hub has work, return the one to ask first."""
+        """Return the hub for the next turn, not `before` if another hub has work. If no hub has work, return the hub to
+        ask first.
+        """
         soonest = sorted(self._away_until.items(), key=lambda one: one[1])
         asked = next((hub for hub, until in soonest if until < math.inf), None)
         return self._with_work(besides=before) or asked
@@ -96,14 +99,18 @@ class NodeTurns:
         return next_hub(self._shares.load(), away=away | {besides} if besides else away, now=time.time())
 
     async def _end_in_time(self, daemon: Daemon, hub: str) -> None:
-        """Count the seconds in which the hub gave work, and end its turn when another hub is due."""
+        """Count the seconds in which the hub gave work. End the hub's turn when another hub is due."""
         self._away_until.pop(hub, None)
         began = seen = busy_at = time.monotonic()
         had_s = 0.0
         try:
             while True:
                 await asyncio.sleep(self._paces.look_s)
-                now, snapshot = time.monotonic(), daemon.snapshot()
+                now = time.monotonic()
+                if not daemon.has_engine:  # The daemon has no snapshot yet. Choosing an engine can take seconds.
+                    began = seen = busy_at = now
+                    continue
+                snapshot = daemon.snapshot()
                 had_s += now - seen if snapshot.held_rollouts else 0.0
                 if had_s >= KEEP_S:
                     self._keep(hub, had_s)
@@ -116,7 +123,11 @@ class NodeTurns:
                     continue
                 self._keep(hub, had_s)
                 had_s = 0.0
-                after = self._with_work(besides=hub if has_none else None)
+                try:
+                    after = self._with_work(besides=hub if has_none else None)
+                except StorageError as error:
+                    log.warning("The turn is prolonged: %s", error)
+                    after = None
                 if after in (None, hub):
                     began = busy_at = now
                     continue
@@ -127,8 +138,15 @@ class NodeTurns:
             self._keep(hub, had_s)
 
     def _keep(self, hub: str, seconds: float) -> None:
-        """Add seconds of work to the hub's stored record. Writing this small file may run on the event loop."""
+        """Add seconds of work to the hub's stored time of work. The file is small enough to be written on the event
+        loop.
+        """
         try:
             self._shares.worked(hub, seconds, time.time())
         except StorageError as error:
             log.warning("%s", error)
+
+
+def _tell_failure(turn: asyncio.Task[None]) -> None:
+    if not turn.cancelled() and (error := turn.exception()) is not None:
+        log.error("The node stays with its present hub until it is restarted.", exc_info=error)

@@ -81,7 +81,7 @@ class Updater:
         """True if an attempt could not be recorded. No further attempt is made until the next start."""
 
     async def run(self) -> None:
-        """Check regularly until another version takes over."""
+        """Check regularly if an update is due, until another version takes over."""
         while True:
             decision = self._decide()
             match decision:
@@ -98,11 +98,12 @@ class Updater:
 
     def _decide(self) -> Decision:
         mode, refusal, now = self.mode, self._client.too_old, time.time()
-        if mode != "auto" or not refusal:  # In the usual case, read no files.
+        if mode != "auto" or not refusal:  # Usually no update is due. Then read no files.
             return decide(Known(mode=mode, refusal=refusal, is_by_installer=False, now=now))
         try:
             hosts, tries = self._hub_hosts(), None if self._is_unwritable else self._book.tries()
-        except StorageError:  # Without the list of hubs, the source may be a hub's.
+        # The hubs' hosts are unknown, so the source might be a hub. Without `tries`, no update is made.
+        except StorageError:
             hosts, tries = frozenset(), None
         return decide(
             Known(
@@ -125,7 +126,8 @@ class Updater:
     async def _update(self, decision: Install) -> None:
         self._say(f"The hub refuses nodes of release {echo_shared.__version__}: updating from {decision.source}.")
         await self._finish()
-        if self._decide() != decision:  # The owner's settings or the hub's refusal may have changed.
+        # Decide again: the owner's settings or the hub's refusal may have changed during the wait.
+        if self._decide() != decision:
             return
         try:
             if not self._book.begin(decision.name, time.time()):

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echo_shared.errors import BackendError
-from echo_shared.installation import how_to_install
 from echo_shared.sampling.interface import DrawnPart, FinishedRollout, GroupRequest, check_prefixes
+from echo_shared.sampling.prefix_cache import KeptKeys
 from echo_shared.sampling.scoring import Intervals
 
 
@@ -29,14 +29,16 @@ class EngineSettings:
     """auto, f32, f16, bf16, q8_0 or a K-quant such as q4_k_m. An engine without the precision raises BackendError."""
     kv_cache_bytes: int = 0
     """Memory for the keys and values of all unfinished rollouts, in bytes."""
+    kept_keys_share: float = 0.0
+    """Memory for the kept keys and values of finished rollouts, as a share of the memory for unfinished ones."""
     helpers: tuple[str, ...] = ()
     """host:port of helpers: other machines (`echo-node lend`) whose devices each hold a part of the model. llama.cpp
     only.
     """
     doors: tuple[int, ...] = ()
-    """File descriptors of listening loopback sockets, one for each of `helpers`: llama.cpp connects to the socket, and
+    """File descriptors of listening loopback sockets, one for each of `helpers`. llama.cpp connects to the socket, and
     a tunnel forwards the connection to the helper. The worker opens the sockets, because an engine in its cage
-    (sandbox) may open none.
+    (sandbox) may not open any.
     """
     stream_s: float = 0.0
     """Seconds of sampling between two reports of unfinished rollouts' tokens and of prepared versions. 0 = no reports:
@@ -46,7 +48,7 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupFailed:
-    """A lease that the engine cannot sample. The engine continues with its other leases."""
+    """Report that the engine cannot sample the rollouts of this lease. The engine continues with its other leases."""
 
     lease_id: int
     code: str
@@ -60,12 +62,9 @@ class GroupFailed:
 EngineEvent = FinishedRollout | GroupFailed
 
 OUT_OF_MEMORY: Final = "out_of_memory"
-"""Code of a BackendError that a smaller width (rollouts at the same time) may avoid. The engine is unusable
+"""Code of a BackendError after which a smaller width (rollouts at the same time) may help. The engine is unusable
 afterwards.
 """
-
-NO_WEIGHTS: Final = "no_weights"
-"""Code of the BackendError for a base model without safetensors files."""
 
 TOO_LONG: Final = "too_long"
 """Code of a BackendError for a group that exceeds the model's context or the memory for keys and values."""
@@ -79,7 +78,7 @@ class PreparedPolicy(Protocol):
 
 
 class Engine(Protocol):
-    """Samples from one base model, under one adapter after another.
+    """A sampling engine: draws completions from one base model, with one adapter after another.
 
     Calls come from one thread: `open`, then `set_policy` and `sample` in turns, then `close`. Another thread may call
     only `prepare`, one call at a time, even during `sample`. Any method that computes may raise BackendError with the
@@ -110,7 +109,7 @@ class Engine(Protocol):
         """
 
     def sample(self, groups: Iterator[GroupRequest]) -> Iterator[list[EngineEvent]]:
-        """Draw groups in one continuous batch. Yield the events of each step, often none.
+        """Sample the rollouts of all groups in one continuous batch. Yield the events of each step, often none.
 
         The engine takes a group from `groups` whenever it has capacity, and asks again later if `groups` had none. The
         iterator ends when `groups` has none and no rollout runs. Raises BackendError if the whole engine failed;
@@ -121,45 +120,29 @@ class Engine(Protocol):
         """Drop the lease's unfinished rollouts. Allowed only between two steps of `sample`."""
 
     def news(self) -> list[DrawnPart]:
-        """Return the tokens of unfinished rollouts drawn since the last call, without prefixes. Allowed only between
-        two steps of `sample`.
+        """Return the tokens of unfinished rollouts drawn since the last call, without the prefixes that the requests
+        gave. Allowed only between two steps of `sample`.
 
         A rollout's last tokens come only with its FinishedRollout.
         """
 
     def score(self, ids: NDArray[np.int32], first: int, temperature: float) -> Intervals:
-        """Compute, for each token of `ids[first:]`, the interval of cumulative probability that draws it under the
-        current policy.
+        """Compute, for each token of `ids[first:]`, its interval of cumulative probability under the current policy:
+        sampling draws the token if its random number lies in this interval.
 
-        Requires `first` >= 1 and no running `sample`. Raises BackendError; the engine stays usable, whatever the code.
+        Requires `first` >= 1 and no running `sample`. Raises BackendError; the engine stays usable, whatever the
+        error's code.
         """
 
+    @property
+    def kept(self) -> KeptKeys:
+        """Memory and use of the keys and values of finished rollouts that the engine keeps for later turns."""
+
+    def forget(self, version: int | None = None) -> None:
+        """Drop the kept keys and values of a version; None: of all versions."""
+
     def close(self) -> None:
-        """Free everything. Allowed even if nothing is open."""
-
-
-def weights_of(base_dir: Path) -> list[Path]:
-    """Return the base model's safetensors files, in order. Raises BackendError with the code NO_WEIGHTS if there are
-    none.
-    """
-    found = sorted(base_dir.glob("*.safetensors"))
-    if not found:
-        raise BackendError(
-            "The base model's weights are not here as safetensors.",
-            got=str(base_dir),
-            do="A node that runs with this engine fetches them again. For a GGUF file, use llama_cpp.",
-            code=NO_WEIGHTS,
-        )
-    return found
-
-
-def unsupported_model(got: str) -> BackendError:
-    return BackendError(
-        "This backend cannot run the base model.",
-        got=got,
-        do=f"Run this node with the torch backend: {how_to_install('cuda')}, then: echo-node run --backend torch",
-        code="unsupported_model",
-    )
+        """Free the model and all other memory of the engine. Allowed even if no model is open."""
 
 
 def check_ids(ids: NDArray[np.int32], *, vocab_size: int, max_positions: int) -> None:

@@ -1,8 +1,8 @@
 """Report for `echo-node doctor --cage`: which system calls and files the cage refuses to a GPU's driver.
 
-The cage, a sandbox, limits an engine's process to what it needs. It has steps from narrow to wide (`host.cage.leeway`).
-A child process enters the cage of each step and starts the GPU, while this process records the child's refused calls
-and opened files. One run on a machine with a GPU thus names the rule that blocks the GPU.
+The cage, a sandbox, limits an engine's process to what it needs. It has steps from narrow to wide
+(`echo_shared.cage.leeway`). A child process enters the cage of each step and starts the GPU, while this process records
+the child's refused calls and opened files. One run on a machine with a GPU thus names the rule that blocks the GPU.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from echo_node.backends.base import EngineSettings
 from echo_node.backends.caging import CAGED_ENVIRONMENT, CageTerms, cage_engine
 from echo_node.backends.gpu_cage import STARTS
 from echo_node.backends.registry import BackendChoice
-from echo_node.host.cage import tracing
-from echo_node.host.cage.leeway import BY_NAME, LEEWAYS, Leeway
-from echo_node.host.cage.tracing import Opened, Supervisor
+from echo_shared.cage import tracing
+from echo_shared.cage.leeway import BY_NAME, LEEWAYS, Leeway
+from echo_shared.cage.tracing import Opened, Supervisor
 from echo_shared.errors import BackendError
 from echo_shared.wire.messages.fields import printable_line
 
@@ -36,11 +36,11 @@ _OF_A_THREAD: Final = "/proc/self/task/"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """Result of starting the engine in the cage (sandbox) of one step."""
+    """Result of starting the engine in one of the cages (sandboxes) that are tried from narrow to wide."""
 
     step: Leeway
     failure: str
-    """Error text; empty = the engine starts."""
+    """Error text of the engine's start; empty = the engine starts."""
     refused: Mapping[str, int]
     """Number of refused calls, by a description of the call."""
     unopened: Sequence[str]
@@ -98,7 +98,9 @@ def try_step(choice: BackendChoice, step: Leeway, code: str) -> Tried:
 
 
 def _supervised(child: subprocess.Popen[bytes]) -> tuple[Supervisor | None, str]:
-    """Supervise the child until it ends. Return the supervisor, or None and the reason why supervision failed."""
+    """Record the child's calls until it ends. Return the supervisor with the recorded calls, or None and the reason why
+    recording failed.
+    """
     assert child.stdout is not None
     told = child.stdout.readline().decode().strip()
     if not told.isdecimal():
@@ -106,14 +108,16 @@ def _supervised(child: subprocess.Popen[bytes]) -> tuple[Supervisor | None, str]
     try:
         supervisor = Supervisor(child.pid, int(told))
     except OSError as error:
-        child.kill()  # Without a supervisor, the child's refused calls would never return.
+        child.kill()  # No process answers the child's refused calls now, so the child would wait forever.
         return None, error.strerror or str(error)
     supervisor.run()
     return supervisor, ""
 
 
 def _again(opened: Opened, pid: int) -> Opened:
-    """Return the file under a path that is valid in another process: with "self" in place of the process id `pid`."""
+    """Return the opened file under a path that is valid in every process: "self" takes the place of the process id
+    `pid`.
+    """
     path = opened.path.replace(f"/proc/{pid}/", "/proc/self/")
     if path.startswith(_OF_A_THREAD):
         thread, _, rest = path.removeprefix(_OF_A_THREAD).partition("/")
@@ -145,8 +149,8 @@ def _enter(backend: str, device: str, step: Leeway, scratch: str) -> None:
 
 
 def _watched(backend: str, device: str, name: str, scratch: str, code: str) -> None:
-    """Enter the cage (sandbox): its file rules, and in place of its filter of system calls one that reports refused
-    calls to the parent process. Then run `code`.
+    """Enter the cage's file rules, and a filter of system calls that reports refused calls to the parent process. Then
+    run `code`.
     """
     step = BY_NAME[name]
     _enter(backend, device, replace(step, call_filter=False), scratch)

@@ -19,19 +19,21 @@ from typing import Any, Final
 
 from echo_node.backends import registry
 from echo_node.backends.base import EngineSettings
-from echo_node.host.cage.description import Cage, CageMode, Held
-from echo_node.host.cage.entering import enter
-from echo_node.host.cage.leeway import BY_NAME, SEALED, Leeway
 from echo_node.host.gpu_nodes import make_nodes
 from echo_node.lending.pairing import HelperAddress
 from echo_node.lending.tunnel import LOOPBACK
+from echo_shared.cage.description import Cage, CageMode, Held
+from echo_shared.cage.entering import enter
+from echo_shared.cage.leeway import BY_NAME, SEALED, Leeway
 from echo_shared.errors import BackendError
 from echo_shared.process.user_variables import user_variables
 
 CAGED_ENVIRONMENT: Final[Mapping[str, str]] = {"OPENBLAS_NUM_THREADS": "1"}
-"""Environment of an engine's process at its start. numpy must not start threads before the process is in its cage."""
+"""Environment of an engine's process at its start. It stops numpy from starting threads before the process is in its
+cage.
+"""
 NOT_CAGED: Final = "not_caged"
-"""Code of the BackendError for an engine that requires a complete cage and got an incomplete one."""
+"""Code of the BackendError for an engine that requires a complete cage (sandbox) and got an incomplete one."""
 
 UNCAGED: Final[Mapping[str, str]] = {"vllm": "vLLM starts programs that compile code"}
 """Backends that run without a cage, with the reason."""
@@ -46,7 +48,7 @@ the default ones.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CageTerms:
-    """Cage settings of an engine's process."""
+    """Settings of the cage (sandbox) for an engine's process."""
 
     mode: CageMode = "auto"
     policies: Path | None = None
@@ -81,7 +83,8 @@ def cage_engine(backend: str, base_dir: Path, derived_dir: Path, settings: Engin
     Raises BackendError if a required cage is incomplete, OSError if `derived_dir` cannot be created.
     """
     for variable in CAGED_ENVIRONMENT:
-        os.environ.pop(variable, None)  # Libraries loaded from here on may start threads.
+        # Remove these limits on threads: libraries that are loaded from here on may start threads.
+        os.environ.pop(variable, None)
     if terms.mode == "off":
         return Caged(held=Held.to_nothing("the settings turn it off"), settings=settings)
     if backend in UNCAGED:
@@ -114,18 +117,20 @@ def cage_trial(backend: str, device: str, scratch: str, mode: CageMode, leeway: 
 
 
 def _linked(directory: Path) -> Iterator[Path]:
-    """Yield the links to files below the directory. Hugging Face's cache stores a model's files elsewhere, behind
-    links; only the linked files themselves become readable.
+    """Yield the symbolic links below the directory. A cage allows the files to which they lead: Hugging Face's cache
+    stores a model's files elsewhere, behind links.
     """
     for path, folders, files in os.walk(directory, followlinks=True):
         yield from (link for name in files if (link := Path(path, name)).is_symlink())
-        # Skip a directory that links to one of its parents: the walk would never end.
+        # Skip links from a directory to one of its parents: the walk would never end.
         above = {parent.resolve() for parent in (Path(path), *Path(path).parents)}
         folders[:] = [name for name in folders if Path(path, name).resolve() not in above]
 
 
 def _packages(backend: str) -> Iterator[Path]:
-    """Yield the directories of the backend's libraries. A linked installation lies outside sys.path."""
+    """Yield the directories of the backend's libraries, which the cage must allow. Those of an editable installation
+    lie outside sys.path.
+    """
     for name in registry.packages(backend) if backend in registry.NAMES else ():
         spec = importlib.util.find_spec(name)
         yield from map(Path, () if spec is None else spec.submodule_search_locations or ())
@@ -133,7 +138,8 @@ def _packages(backend: str) -> Iterator[Path]:
 
 def _prepare(derived_dir: Path, *, gpu: bool) -> None:
     """Redirect caches and temporary files of libraries into the engine's own directory, or turn them off."""
-    os.environ.update(user_variables())  # The cage hides the file with the user's name and home.
+    # Set the user's name and home directory as variables: the cage hides the system file that lists them.
+    os.environ.update(user_variables())
     os.environ.setdefault("HOME", str(derived_dir))
     os.environ["TMPDIR"] = os.environ["TEMP"] = os.environ["TMP"] = str(derived_dir)
     tempfile.tempdir = None  # Clear tempfile's cached directory, so that it reads the new TMPDIR.
@@ -147,8 +153,8 @@ def _prepare(derived_dir: Path, *, gpu: bool) -> None:
 
 
 def _with_doors(settings: EngineSettings) -> tuple[EngineSettings, tuple[int, ...]]:
-    """Resolve the helpers' names, and open a listening loopback socket for each helper. Return the new settings and the
-    TCP ports that the cage must allow.
+    """Resolve the helpers' names, and open a listening loopback socket for each helper. Return the changed settings,
+    and the TCP ports to which the cage must allow connections.
     """
     addresses = [_found(HelperAddress.parse(helper)) for helper in settings.helpers]
     doors = [socket.create_server((LOOPBACK, 0)) for _ in addresses]
@@ -158,8 +164,8 @@ def _with_doors(settings: EngineSettings) -> tuple[EngineSettings, tuple[int, ..
 
 
 def _found(address: HelperAddress) -> HelperAddress:
-    """Return the address with a numeric host, because the cage allows no DNS query. A name that cannot be resolved
-    stays; the engine then reports it.
+    """Return the address with an IP address as host, because the cage allows no DNS query. A name that cannot be
+    resolved stays; the engine then reports it.
     """
     with suppress(OSError):
         known = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)

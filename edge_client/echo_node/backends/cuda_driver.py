@@ -16,7 +16,7 @@ _ALLOCATED_BYTES: Final = 2**20
 
 
 def start() -> None:
-    """Allocate memory on the first device. Raises BackendError with the driver's message if that fails."""
+    """Start CUDA and allocate memory on the first GPU. Raises BackendError with the driver's message if that fails."""
     try:
         cuda = ctypes.CDLL(LIBRARY)
     except OSError as error:

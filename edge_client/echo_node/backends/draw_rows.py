@@ -1,7 +1,7 @@
 """`echo_shared.sampling.draws.draw` for many rows at once, with one temperature per row, fast at any vocabulary size.
 
-Arithmetic is float64, as in the reference. For a large vocabulary, blocks are summed, and only the drawn token's block
-is accumulated; the changed order of additions changes sums by parts in 1e16.
+Arithmetic is float64, as in `draw`, the reference. For a large vocabulary, blocks are summed, and only the drawn
+token's block is accumulated; the changed order of additions changes sums by parts in 1e16.
 """
 
 from __future__ import annotations
@@ -84,5 +84,7 @@ def _draw_large(
 
 
 def _last_possible(weights: NDArray[np.float64]) -> int:
-    """Return the last id with a positive weight. This id is drawn if rounding leaves the sum of all weights below u."""
+    """Return the last token id with a positive weight. This id is drawn if, by rounding, the sum of all weights is
+    below the random number that selects the token.
+    """
     return int(np.max(np.flatnonzero(weights), initial=0))

@@ -4,7 +4,7 @@
     share 0.25 of four cores: a step of 20 ms with four threads, then a rest of 60 ms; with one thread, no rest
 
 On a GPU, the duration of the steps counts. On a processor, the computing time of all threads of this process counts,
-relative to the process's cores. So an engine rests less while other programs take some of its cores.
+relative to the process's cores. So an engine rests less while other programs occupy cores that it could use.
 """
 
 from __future__ import annotations
@@ -41,21 +41,24 @@ class DutyCycle:
         self._share = share
 
     def forgive(self) -> None:
-        """Do not count the processor time used since the last step."""
+        """Forget the processor time that the process used since the last step, for a measurement: no rest follows from
+        it.
+        """
         self._cpu_s = time.process_time()
 
     def begin(self) -> None:
         self._begun_at = time.perf_counter()
 
     def end(self) -> None:
-        """Count the time since `begin`; on a processor, also the process's other work since the last step."""
+        """End a step: count the time since `begin`; on a processor, also the process's work between steps."""
         now, cpu_s = time.perf_counter(), time.process_time()
         step_s = min(now - self._begun_at, LONGEST_STEP_S)
         cost_s = (cpu_s - self._cpu_s) / self._cores if self._cores else step_s
         self._cpu_s = cpu_s
         self._free_at = max(self._free_at, self._begun_at - CREDIT_S) + cost_s / self._share
         if self._share >= 1:
-            self._free_at = min(self._free_at, now)  # More threads than cores may use more than the whole device.
+            # At share 1, no rest is due, even if threads used more time than the device's cores have.
+            self._free_at = min(self._free_at, now)
 
     @property
     def rest_s(self) -> float:

@@ -28,7 +28,9 @@ def group_from_frame(frame: dict[str, Any]) -> GroupRequest:
 
 
 def parts_to_frame(parts: Sequence[DrawnPart]) -> dict[str, Any]:
-    """Pack drawn parts like `rollouts_to_frame`. `parts` must not be empty."""
+    """Pack tokens of unfinished rollouts into a frame, as `rollouts_to_frame` packs rollouts. `parts` must not be
+    empty.
+    """
     return {**_columns(parts, _PART_ARRAYS), "lengths": [len(part.ids) for part in parts]}
 
 
@@ -49,7 +51,9 @@ def rollouts_from_frame(frame: dict[str, Any]) -> Iterator[FinishedRollout]:
 
 
 def _columns(values: Sequence[DrawnPart] | Sequence[FinishedRollout], arrays: frozenset[str]) -> dict[str, Any]:
-    """Return each field of all `values`: fields in `arrays` as one concatenated array, other fields as a list."""
+    """Return the values of each field of all objects: fields in `arrays` as one concatenated array, other fields as a
+    list.
+    """
     columns = {field.name: [getattr(value, field.name) for value in values] for field in fields(values[0])}
     return {name: np.concatenate(column) if name in arrays else column for name, column in columns.items()}
 
@@ -57,8 +61,8 @@ def _columns(values: Sequence[DrawnPart] | Sequence[FinishedRollout], arrays: fr
 def _rows(
     frame: dict[str, Any], kind: type[DrawnPart | FinishedRollout], arrays: frozenset[str]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the fields of each packed object. The frame's `lengths` say where to cut the concatenated arrays; entries
-    that are no field of `kind` are ignored.
+    """Yield the fields of each packed object of the type `kind`. The frame's `lengths` say where to cut the
+    concatenated arrays; entries that are no field of this type are ignored.
     """
     scalars = [field.name for field in fields(kind) if field.name not in arrays]
     begin = 0
@@ -77,7 +81,9 @@ def score_from_frame(frame: dict[str, Any]) -> ScoreRequest:
 
 
 def error_to_frame(error: EchoError) -> dict[str, Any]:
-    """Build a worker's last frame: the error that ended the worker."""
+    """Return the last frame that a worker sends. It tells the node, the parent process, the error that ended the
+    worker.
+    """
     return {"type": "ended", "code": error.code, "what": error.what, "got": error.got, "do": error.do}
 
 

@@ -23,9 +23,9 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from echo_node.backends import registry
 from echo_node.backends.caging import CAGED_ENVIRONMENT, UNCAGED, CageTerms
 from echo_node.backends.registry import BackendChoice
-from echo_node.host.cage.description import CageMode
-from echo_node.host.cage.leeway import BY_NAME, LEEWAYS, NO_CAGE, SEALED, Leeway
 from echo_node.host.probing import failure_of
+from echo_shared.cage.description import CageMode
+from echo_shared.cage.leeway import BY_NAME, LEEWAYS, NO_CAGE, SEALED, Leeway
 from echo_shared.errors import BackendError
 from echo_shared.files.atomic import write_private
 
@@ -37,8 +37,8 @@ RULES: Final = 1
 """Version of the rules of all cages (sandboxes), part of the cache key. A new version invalidates all cached results.
 """
 KEPT_S: Final = 7 * 86_400.0
-"""Seconds for which a cached sandbox (`Leeway`) is valid if it lacks a protection. A later search may find a narrower
-one.
+"""Seconds for which a cached sandbox (`Leeway`) is used if it lacks a protection. After them, a new search may find a
+narrower sandbox.
 """
 STARTS: Final[Mapping[str, Sequence[str]]] = {
     "torch": (
@@ -46,12 +46,12 @@ STARTS: Final[Mapping[str, Sequence[str]]] = {
         "import torch; one = torch.ones(64, 64, device='cuda'); (one @ one).sum().item()",
     ),
     "llama_cpp": (
-        "from echo_node.backends.llama_cpp_devices import has_gpu\n"
+        "from echo_shared.gguf.llama_cpp_devices import has_gpu\n"
         "if not has_gpu(): raise SystemExit('llama.cpp finds no GPU')",
     ),
 }
-"""Code that uses the GPU as each backend does, quick parts first: if CUDA's driver fails at a step, importing PyTorch
-would waste seconds.
+"""Python code that uses the GPU as each backend does, in parts. Quick parts come first: if CUDA's driver fails, no time
+is spent on importing PyTorch.
 """
 _MODULES: Final = Path("/sys/module")
 _DRIVERS: Final = ("nvidia", "amdgpu", "xe", "i915")
@@ -61,11 +61,11 @@ Probe = Callable[[str], str | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """Narrowest sandbox in which an engine starts on this machine's GPU."""
+    """Narrowest sandbox in which an engine starts on this machine's GPU, or the error if it starts in none."""
 
     leeway: Leeway
     failure: str = ""
-    """Error text of starting the GPU without a cage; empty = the GPU works."""
+    """Error text of starting the GPU without a cage (sandbox); empty = the GPU works."""
 
 
 class _Entry(BaseModel):
@@ -188,4 +188,4 @@ def _version(module: str) -> str:
     try:
         return (_MODULES / module / "version").read_text().strip()
     except OSError:
-        return ""  # Driver not loaded, or part of the kernel, whose release is in the cache key.
+        return ""  # No driver is loaded, or the kernel includes the driver: the cache key has the kernel's release.

@@ -7,6 +7,9 @@ A group's prompt is decoded in one slot, the group's home, piece by piece betwee
 rollouts. The home then serves one rollout of the group and is freed last, so a group may have more rollouts than the
 engine has slots. A rollout that continues a prefix forms a separate group, whose prompt includes the prefix. If a
 running rollout already holds the prompt's keys and values, they are copied instead of computed.
+
+Some models have layers with a state of constant size, which cannot be cut back to the prompt. For them, one more
+sequence keeps the state after the prompt while rollouts of the group wait.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import itertools
 import os
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -27,25 +30,31 @@ from numpy.typing import NDArray
 
 from echo_node.backends.base import EngineEvent, EngineSettings, GroupFailed, check_ids
 from echo_node.backends.draw_rows import draw_rows
-from echo_node.backends.gguf_convert import find_model, read_shape, write_adapter
 from echo_node.backends.kv_layout import CELL_STEP, KvLayout, KvPlanner
+from echo_node.backends.llama_cpp_model import find_model
 from echo_node.backends.llama_cpp_native import LlamaContext, ModelOptions
 from echo_node.backends.scoring import intervals, joined, pieces
 from echo_node.backends.threads import Threads
 from echo_node.host import hardware
 from echo_shared.delta.adapter import load_adapter
 from echo_shared.errors import POLICY_UNUSABLE, BackendError
-from echo_shared.sampling.interface import DrawnPart, GroupRequest
-from echo_shared.sampling.rollout_table import RolloutTable
+from echo_shared.gguf.adapter_file import write_adapter
+from echo_shared.gguf.shape import read_shape
+from echo_shared.gguf.summary import read_summary
+from echo_shared.sampling.interface import DrawnPart, FinishedRollout, GroupRequest
+from echo_shared.sampling.prefix_cache import KeptKeys, PrefixCache
+from echo_shared.sampling.rollout_table import ActiveRollout, RolloutTable
 from echo_shared.sampling.scoring import Intervals
 
 DEFAULT_WIDTH: Final = 32
 MAX_WIDTH: Final = 256
-"""llama.cpp's own limit on sequences."""
+"""Maximum number of sequences that llama.cpp allows."""
+
+_STATE_BYTES: Final = 4
+"""Bytes of one number in a layer's state of constant size. llama.cpp stores it in 32 bits at every precision."""
 
 _PREFILL_TOKENS: Final = 256
 """Maximum prompt tokens fed between two steps, so that a long prompt does not delay the other rollouts."""
-
 
 _Start = tuple[GroupRequest, NDArray[np.int32], tuple[int, ...]]
 """A request, the tokens to feed before its first draw, and the indices of the rollouts that start with these tokens."""
@@ -53,7 +62,7 @@ _Start = tuple[GroupRequest, NDArray[np.int32], tuple[int, ...]]
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """Rollouts of one request that start with the same tokens. Some wait for a slot."""
+    """Rollouts of one request that start with the same tokens. Some of them may wait for a slot."""
 
     request: GroupRequest
     ids: NDArray[np.int32]
@@ -68,6 +77,17 @@ class _Group:
     """True once a rollout has continued in the home slot, which then holds more than the prompt."""
     first_logits: NDArray[np.float32] | None = None
     """Logits after the last prompt token [1, vocabulary]; None until the whole prompt is fed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _KeptState:
+    """The keys and values of a finished sequence."""
+
+    tokens: int
+    streams: int
+    """`KvLayout.streams` of the context that held the sequence."""
+    state: NDArray[np.uint8]
+    """The state as `LlamaContext.read_sequence` returned it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +107,20 @@ class LlamaCppEngine:
     scores = True
     converted: Path | None = None
 
+    def __init__(self) -> None:
+        self._prefixes = PrefixCache[_KeptState](0, cuts=True)
+
     def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> int:
         gpu = settings.device != "cpu"
         model = find_model(base_dir, derived_dir, settings.precision, gpu=gpu)
         self.precision, self.converted = model.precision, model.path if model.is_converted else None
         self._shape = read_shape(base_dir)
+        self._sizes = read_summary(model.path).sizes
         self._derived_dir = derived_dir
         self._adapter_numbers = itertools.count()
-        self._width = min(settings.width or DEFAULT_WIDTH, MAX_WIDTH)
-        # Keep the number of threads fixed: `Threads` would take the wait for a GPU's or a helper's layers for a lack of
-        # cores.
+        self._width = min(settings.width or DEFAULT_WIDTH, MAX_WIDTH - self._shape.is_recurrent)
+        # With a GPU or helpers, keep the number of threads fixed: `Threads` would mistake the wait for their layers for
+        # a lack of cores.
         fixed = gpu or bool(settings.helpers)
         self._threads = Threads(settings.threads or hardware.sensible_threads(), fixed=fixed)
         options = ModelOptions(
@@ -113,23 +137,37 @@ class LlamaCppEngine:
             self._llama.open(model.path, options)
         self._llama.set_threads(self._threads.count)
         budget = settings.kv_cache_bytes or psutil.virtual_memory().total // 4
-        affordable = budget // (self._shape.kv_values_per_token * (4 if model.is_exact else 2))
+        cell_bytes = self._shape.kv_values_per_token * (4 if model.is_exact else 2)
+        affordable = budget // cell_bytes
+        self._cell_bytes = cell_bytes
+        self._prefixes = self._new_prefixes(settings, affordable)
         self._planner = KvPlanner(
             width=self._width,
             max_positions=self._shape.max_positions,
             vocab_size=self._shape.vocab_size,
             affordable_cells=max(CELL_STEP, affordable - affordable % CELL_STEP),
+            state_cells=-(-self._shape.state_values * _STATE_BYTES // cell_bytes),
+            keeps_keys=self._prefixes.max_tokens > 0,
+            may_unify=not self._shape.context_changes_factors,
         )
         self._layout: KvLayout | None = None
         self._reset()
         return self._width
 
+    def _new_prefixes(self, settings: EngineSettings, affordable_cells: int) -> PrefixCache[_KeptState]:
+        """Return an empty cache for the keys and values of finished sequences. Its size is 0 if the model's states
+        cannot be cut back, or if helpers hold a part of the model: keys and values would have to cross the network.
+        """
+        is_possible = not self._shape.is_recurrent and not settings.helpers
+        share = settings.kept_keys_share if is_possible else 0.0
+        return PrefixCache[_KeptState](int(share * affordable_cells), cuts=True)
+
     def prepare(self, adapter_dir: Path) -> LlamaCppPolicy:
-        # The engines of a node's other devices use the same directory.
+        # Make the name unique: engines of the node's other devices use the same directory.
         path = self._derived_dir / f"adapter-{os.getpid()}-{next(self._adapter_numbers)}.gguf"
         self._derived_dir.mkdir(parents=True, exist_ok=True)
         try:
-            write_adapter(load_adapter(adapter_dir), self._shape, path)
+            write_adapter(load_adapter(adapter_dir), self._shape, self._sizes, path)
             return LlamaCppPolicy(self._llama, self._llama.load_adapter(path))
         finally:
             path.unlink(missing_ok=True)
@@ -137,7 +175,15 @@ class LlamaCppEngine:
     def set_policy(self, policy: LlamaCppPolicy | None) -> None:
         self._llama.set_adapter(None if policy is None else policy.adapter)
 
+    @property
+    def kept(self) -> KeptKeys:
+        return self._prefixes.kept(self._cell_bytes)
+
+    def forget(self, version: int | None = None) -> None:
+        self._prefixes.forget(version)
+
     def close(self) -> None:
+        self._prefixes.clear()
         self._llama.close()
 
     def _reset(self) -> None:
@@ -145,9 +191,13 @@ class LlamaCppEngine:
         self._table = RolloutTable()
         """Unfinished rollouts: row n of the table is the rollout in slot n."""
         self._numbers = np.arange(sequences)
+        self._keeper = sequences if self._shape.is_recurrent else None
+        """Number of the extra sequence, after those of the slots, that keeps the current group's prompt if the model's
+        states cannot be cut back to a prompt; None: they can.
+        """
         self._free = list(range(sequences))
-        """Free slots, ascending. They hold nothing in llama.cpp, except a slot with the prompt (the home) of a group
-        whose rollouts still wait.
+        """Free slots, ascending. In llama.cpp they are empty, except for the home of a group whose rollouts still wait:
+        it holds the group's prompt.
         """
         self._current: _Group | None = None
         self._next: deque[_Start] = deque()
@@ -173,7 +223,7 @@ class LlamaCppEngine:
         if self._current is not None and self._current.request.lease_id == lease_id:
             if self._current.home in self._free:
                 self._llama.remove_sequence(self._current.home)
-            self._current = None
+            self._end_current()
         if self._next and self._next[0][0].lease_id == lease_id:
             self._next.clear()
         cancelled = self._table.rows_of(lease_id)
@@ -200,7 +250,9 @@ class LlamaCppEngine:
         return joined(parts)
 
     def _make_room_to_score(self, num_tokens: int) -> None:
-        """Reserve one sequence of this length, in place of the layout for sampling, which `sample` reserves again."""
+        """Reserve memory for one sequence of this length, in place of the sequences for sampling. The next `sample`
+        reserves those again.
+        """
         cells = -(-num_tokens // CELL_STEP) * CELL_STEP
         if self._layout is not None and self._layout.cells >= cells:
             return
@@ -218,7 +270,7 @@ class LlamaCppEngine:
 
     def _fill_slots(self, groups: Iterator[GroupRequest], events: list[EngineEvent]) -> None:
         """Start rollouts while slots are free, feeding at most _PREFILL_TOKENS prompt tokens, then close the gaps
-        between rows.
+        between used slots.
         """
         room = _PREFILL_TOKENS
         while (group := self._current or (self._next_group(groups, events, room) if room else None)) is not None:
@@ -245,10 +297,11 @@ class LlamaCppEngine:
             return None
         request, ids, indices = self._next.popleft()
         if len(ids) > room:
-            # Close gaps first: a prompt that is fed in several steps needs a slot (its home) behind all running rows.
+            # Close gaps first: a prompt that is fed in several steps needs a slot (its home) behind those of all
+            # running rollouts.
             self._close_gaps()
         home = self._free[0]
-        prefilled = self._copy_prompt(request, home) if len(ids) > len(request.prompt_ids) else 0
+        prefilled = self._copy_prompt(request, ids, home)
         pending = deque(indices)
         return _Group(
             request=request, ids=ids, started_at=time.perf_counter(), pending=pending, home=home, prefilled=prefilled
@@ -272,27 +325,40 @@ class LlamaCppEngine:
             return None
         return None
 
-    def _copy_prompt(self, request: GroupRequest, home: int) -> int:
-        """Copy the prompt from a running rollout of the group, if any. Return the number of tokens copied."""
+    def _copy_prompt(self, request: GroupRequest, ids: NDArray[np.int32], home: int) -> int:
+        """Copy the first tokens of `ids` to the group's home: from a running rollout of the same prompt, or from the
+        kept sequences. Return the number of tokens copied; at least one is left to feed.
+        """
+        if self._keeper is not None:
+            return 0
         for slot, rollout in enumerate(self._table.rollouts):
             if rollout is None or rollout.group.group_id != request.group_id:
                 continue
-            # Another turn of the episode has another prompt.
+            # Compare the prompts: each turn of an episode has its own prompt.
             if np.array_equal(rollout.group.prompt_ids, request.prompt_ids):
+                count = min(len(request.prompt_ids), len(ids) - 1)
                 self._llama.copy_sequence(slot, home)
-                self._llama.remove_sequence(home, len(request.prompt_ids))
-                return len(request.prompt_ids)
-        return 0
+                self._llama.remove_sequence(home, count)
+                return count
+        count, kept = self._prefixes.take(ids, version=request.policy_version)
+        layout = self._layout
+        if kept is None or layout is None or kept.streams != layout.streams or kept.tokens > layout.cells:
+            return 0
+        if not self._llama.write_sequence(home, kept.state):
+            return 0
+        self._llama.remove_sequence(home, count)
+        self._prefixes.reused(count)
+        return count
 
     def _has_layout_for(self, request: GroupRequest) -> bool:
-        """Return True if the layout fits the request. The layout is changed if that helps and no rollout runs."""
+        """Return True if the layout fits the request. If no rollout runs, first change the layout where that helps."""
         wanted = self._planner.plan(request)
         if self._layout is not None:
             if self._num_rows:
                 return wanted.cells <= self._layout.cells
             if self._layout.serves(wanted):
                 return True
-        # Clear the layout first: if the new reservation fails, the old one is gone too.
+        # Clear the layout first: if the new reservation fails, the old sequences are gone too.
         self._layout = None
         self._llama.reserve(wanted)
         self._layout = wanted
@@ -306,7 +372,7 @@ class LlamaCppEngine:
                 self._llama.remove_sequence(slot)
 
     def _close_gaps(self) -> None:
-        """Move the last rows into free slots: llama.cpp computes neighbouring sequences together."""
+        """Move the last rows into free slots, because llama.cpp computes neighbouring sequences together."""
         if len(self._table) == self._num_rows:
             return
         for mover, gap in zip(*self._table.close_gaps(), strict=True):
@@ -335,15 +401,41 @@ class LlamaCppEngine:
         home_is_bare = not group.started
         group.started = True
         indices = [group.pending.popleft() for _ in starting]
+        if self._keeper is None:
+            self._copy_and_cut(group, starting, home_is_bare)
+        else:
+            self._copy_kept(group, starting, home_is_bare, self._keeper)
+        if not group.pending:
+            self._end_current()
+        self._table.start(starting, request, indices, group.started_at)
+        self._draw(first_logits, np.zeros(count, np.int64), np.array(starting), events)
+
+    def _copy_and_cut(self, group: _Group, starting: list[int], home_is_bare: bool) -> None:
+        """Copy the prompt from the group's home to these slots."""
         for slot in starting:
             if slot != group.home:
                 self._llama.copy_sequence(group.home, slot)
             if not home_is_bare:
                 self._llama.remove_sequence(slot, len(group.ids))
-        if not group.pending:
-            self._current = None
-        self._table.start(starting, request, indices, group.started_at)
-        self._draw(first_logits, np.zeros(count, np.int64), np.array(starting), events)
+
+    def _copy_kept(self, group: _Group, starting: list[int], home_is_bare: bool, keeper: int) -> None:
+        """Copy the prompt to these slots: from the group's home if this slot holds only the prompt, else from the
+        sequence `keeper`. Copy the prompt to `keeper` if more rollouts will need it.
+        """
+        if home_is_bare and group.pending:
+            self._llama.copy_sequence(group.home, keeper)
+        for slot in starting:
+            if not home_is_bare:
+                # Empty the slot first: it may be the group's home, which still holds a finished rollout.
+                self._llama.remove_sequence(slot)
+                self._llama.copy_sequence(keeper, slot)
+            elif slot != group.home:
+                self._llama.copy_sequence(group.home, slot)
+
+    def _end_current(self) -> None:
+        self._current = None
+        if self._keeper is not None:
+            self._llama.remove_sequence(self._keeper)
 
     def _step(self, events: list[EngineEvent]) -> None:
         slots = self._numbers[: self._num_rows]
@@ -368,6 +460,21 @@ class LlamaCppEngine:
                 got=f"{len(slots_R)} rollouts in progress",
                 code=POLICY_UNUSABLE,
             )
+        running = list(self._table.rollouts)
         finished = self._table.record(slots_R, tokens, logprobs, time.perf_counter())
         events.extend(finished.values())
+        if self._prefixes.max_tokens:
+            self._keep(running, finished)
         self._release(finished)
+
+    def _keep(self, running: Sequence[ActiveRollout | None], finished: Mapping[int, FinishedRollout]) -> None:
+        """Keep the keys and values of finished rollouts. `running`: the rollouts by slot, before the last draw."""
+        for slot, rollout in finished.items():
+            begun = running[slot]
+            assert begun is not None
+            if begun.group.keep_keys:
+                # The last token was drawn but not fed to the model.
+                fed = np.concatenate([begun.group.prompt_ids, rollout.completion_ids[:-1]])
+                assert self._layout is not None
+                state = _KeptState(len(fed), self._layout.streams, self._llama.read_sequence(slot))
+                self._prefixes.keep(fed, state, version=rollout.policy_version)

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from echo_node.backends.base import OUT_OF_MEMORY
 from echo_node.backends.kv_layout import KvLayout
-from echo_node.backends.llama_cpp_devices import load_devices
 from echo_node.backends.llama_cpp_rpc import Helpers
 from echo_shared.errors import BackendError
+from echo_shared.gguf.llama_cpp_devices import load_devices
 
 _LOG_ERROR: Final = 4
 _GGML_TYPE_F32: Final = 0
@@ -61,7 +61,7 @@ class ModelOptions:
 
 
 class LlamaContext:
-    """Native handles, which `close` frees.
+    """A llama.cpp model with its context, held as native handles, which `close` frees.
 
     `load_adapter` may be called from any thread; a lock keeps it apart from decoding, because llama.cpp sizes its
     compute graphs by the loaded adapters. All other calls come from one thread.
@@ -104,9 +104,11 @@ class LlamaContext:
         with self._devices:
             self._free_context()
             params = llama_cpp.llama_context_default_params()
-            params.n_ctx = layout.sequences * layout.cells
-            params.n_seq_max = layout.sequences
+            params.n_ctx = layout.all_sequences * layout.cells
+            params.n_seq_max = layout.all_sequences
             params.kv_unified = layout.unified
+            # In layers with sliding windows, keep the keys and values of all tokens, so that sequences can be cut back.
+            params.swa_full = True
             params.n_batch = params.n_ubatch = self._options.batch_tokens
             params.n_threads = params.n_threads_batch = self._threads
             exact = self._options.exact
@@ -123,7 +125,7 @@ class LlamaContext:
                 )
             self._memory = llama_cpp.llama_get_memory(self._context)
             self._apply_adapter()
-            self._map_batch(layout.sequences)
+            self._map_batch(layout.all_sequences)
 
     def set_threads(self, count: int) -> None:
         if count != self._threads:
@@ -155,7 +157,7 @@ class LlamaContext:
         """Feed a piece of a prompt, whose first token has position `begin`. Return the last token's logits, [1,
         vocabulary].
 
-        At most `batch_tokens` tokens. The result is llama.cpp's own memory, valid until the next call.
+        A piece has at most `batch_tokens` tokens. The result is llama.cpp's own memory, valid until the next call.
         """
         count = len(tokens)
         self._tokens[:count] = tokens
@@ -213,17 +215,33 @@ class LlamaContext:
         return self._logits[:num_wanted]
 
     def copy_sequence(self, source: int, target: int) -> None:
-        """Copy all tokens of a sequence to `target`, which must be empty."""
+        """Copy all tokens of sequence `source` to sequence `target`, which must be empty."""
         llama_cpp.llama_memory_seq_cp(self._memory, source, target, -1, -1)
 
     def remove_sequence(self, sequence: int, begin: int = 0) -> None:
         llama_cpp.llama_memory_seq_rm(self._memory, sequence, begin, -1)
 
+    def read_sequence(self, sequence: int) -> NDArray[np.uint8]:
+        """Return a copy of a sequence's keys and values, in host memory."""
+        with self._devices:
+            state = np.empty(llama_cpp.llama_state_seq_get_size(self._context, sequence), np.uint8)
+            count = llama_cpp.llama_state_seq_get_data(self._context, _pointer(state), len(state), sequence)
+        return state[:count]
+
+    def write_sequence(self, sequence: int, state: NDArray[np.uint8]) -> bool:
+        """Fill an empty sequence with a state of `read_sequence`, of this model and precision. Return False if its
+        cells do not fit; the sequence is then empty.
+        """
+        with self._devices:
+            return bool(llama_cpp.llama_state_seq_set_data(self._context, _pointer(state), len(state), sequence))
+
     def clear(self) -> None:
         llama_cpp.llama_memory_clear(self._memory, False)
 
     def load_adapter(self, path: Path) -> Any:
-        """Return a handle for `set_adapter`. Raises BackendError if the adapter does not fit the model."""
+        """Load an adapter, and return its handle for `set_adapter`. Raises BackendError if the adapter does not fit the
+        model.
+        """
         with self._devices:
             _errors.clear()
             adapter = llama_cpp.llama_adapter_lora_init(self._model, str(path).encode())
@@ -277,8 +295,14 @@ class LlamaContext:
         self._context = self._memory = self._logits_at = None
 
 
+def _pointer(state: NDArray[np.uint8]) -> Any:
+    return state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+
+
 def _failure(what: str, got: str, *, do: str | None = None, code: str | None = None) -> BackendError:
-    """Return the error with llama.cpp's last messages. If they are about memory, the error's code is OUT_OF_MEMORY."""
+    """Return the error with llama.cpp's last messages. If the messages mention memory, the error's code is
+    OUT_OF_MEMORY.
+    """
     said = "; ".join(_errors)
     if _MEMORY_TROUBLE.search(said):
         code, do = OUT_OF_MEMORY, do or "Choose a lower precision for this node, or a machine with more memory."

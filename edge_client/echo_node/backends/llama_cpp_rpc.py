@@ -28,11 +28,11 @@ import psutil
 from llama_cpp._ctypes_extensions import load_shared_library
 
 from echo_node.backends import registry
-from echo_node.backends.llama_cpp_devices import LIBRARIES, ggml, load_devices
 from echo_node.host import hardware
 from echo_node.lending.pairing import HelperAddress
 from echo_node.lending.tunnel import LOOPBACK, Lent, tunnel
 from echo_shared.errors import BackendError
+from echo_shared.gguf.llama_cpp_devices import LIBRARIES, ggml, load_devices
 from echo_shared.process import process_memory
 from echo_shared.process.child import ParentPipe
 
@@ -46,7 +46,7 @@ _OUTPUT_TENSORS: Final = b"^(output|token_embd)"
 
 
 class _Override(ctypes.Structure):
-    """llama_model_tensor_buft_override of llama.h."""
+    """The C struct llama_model_tensor_buft_override of llama.h, which places tensors on devices."""
 
     _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
 
@@ -174,9 +174,11 @@ class Helpers:
         self._free_bytes += lent.free_bytes
 
     def place(self, params: Any, *, num_layers: int, model_bytes: int, gpu: bool) -> None:
-        """Spread the model's layers over the helpers and this machine, which gets the last ones.
+        """Set in `params` how the model's layers are split among the helpers and this machine, which gets the last
+        layers.
 
-        Sets fields of `params` (llama_model_params). This object keeps the arrays alive to which `params` points.
+        `params` is a llama_model_params. It points to arrays that this object owns, so keep the object while `params`
+        is in use.
         """
         local = self._ggml.gpus() if gpu else []
         own_bytes = [self._ggml.free_bytes(device) for device in local or [self._ggml.cpu()]]

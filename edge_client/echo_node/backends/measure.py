@@ -2,8 +2,8 @@
 same time).
 
 Prompts are random, the temperature is 1 and nothing stops a rollout, so the figures include sampling and bookkeeping.
-Each figure gets a share of a time budget. A figure that takes much longer than its share is cancelled, and so are all
-later figures.
+Each of these figures gets a share of a time budget. A figure that takes much longer than its share is cancelled, and so
+are all later figures.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MOST_CELLS: Final = 4_096
 parallel rollouts) fits into the engine's KV cache.
 """
 _PATIENCE: Final = 3.0
-"""Time limit of one figure, as a multiple of its share of the budget."""
+"""Time limit for measuring one figure, as a multiple of the figure's share of the time budget."""
 
 
 def widths_up_to(width: int) -> tuple[int, ...]:
@@ -47,8 +47,8 @@ def measure(engine: Engine, base_dir: Path, *, widths: Sequence[int], budget_s: 
     """Measure the prefill, and drawing at each of `widths` (rollouts at the same time), within `budget_s` seconds,
     under the current policy.
 
-    Return one row per figure. `widths` must ascend and not exceed the engine's width. Raises BackendError if the engine
-    fails.
+    Return one row per measured speed. `widths` must ascend and not exceed the engine's width. Raises BackendError if
+    the engine fails.
     """
     bench = _Bench(engine=engine, bounds=_read_bounds(base_dir))
     ends_at = time.perf_counter() + budget_s
@@ -59,7 +59,7 @@ def measure(engine: Engine, base_dir: Path, *, widths: Sequence[int], budget_s: 
         if share_s <= 0.0:
             break
         found = bench.prefill(share_s) if kind == "prefill" else bench.decode(width, share_s)
-        if found is None:  # The figure was cancelled, and later ones would take even longer.
+        if found is None:  # This measurement was cancelled, and those with larger widths would take even longer.
             break
         tokens, seconds = found
         row = {"kind": kind, "width": width, "tokens": tokens, "seconds": seconds}
@@ -88,8 +88,8 @@ class _Bench:
     runs: int = 0
 
     def prefill(self, share_s: float) -> tuple[int, float] | None:
-        """Return (prompt tokens, seconds) of one prompt, as long as time and model allow; None if the measurement was
-        cancelled.
+        """Measure the prefill of one prompt, which is as long as time and model allow. Return (prompt tokens, seconds);
+        None if the measurement was cancelled.
         """
         longest = min(_LONGEST_PREFILL, self.bounds.max_positions)
         warm_up = min(_WARM_UP_PREFILL, longest)
@@ -108,8 +108,8 @@ class _Bench:
         return (warm_up, again_s) if seconds is None else (length, seconds)
 
     def decode(self, width: int, share_s: float) -> tuple[int, float] | None:
-        """Return (drawn tokens, seconds) of groups of `width` rollouts, including their short prompt; None if the
-        measurement was cancelled.
+        """Draw groups of `width` rollouts until the time `share_s` is used. Return (drawn tokens, seconds), including
+        the short prompts; None if the measurement was cancelled.
         """
         prompt = max(1, min(_DECODE_PROMPT, self.bounds.max_positions // 4))
         most = max(1, min(_MOST_NEW_TOKENS, _MOST_CELLS // width, self.bounds.max_positions - prompt + 1))
@@ -119,7 +119,7 @@ class _Bench:
         warm_up_s = self._run(width, prompt_tokens=prompt, new_tokens=warm_up, limit_s=limit_s)
         if warm_up_s is None:
             return None
-        if warm_up_s < share_s / 4:  # On CUDA, the engine captures its second step.
+        if warm_up_s < share_s / 4:  # Warm up a second time: on CUDA, the engine captures the second step of a shape.
             warm_up_s = self._run(width, prompt_tokens=prompt, new_tokens=warm_up, limit_s=limit_s) or warm_up_s
         tokens, seconds = 0, 0.0
         while (left_s := share_s - (time.perf_counter() - began)) > 0:
@@ -134,7 +134,7 @@ class _Bench:
         return (tokens, seconds) if tokens else (width * warm_up, warm_up_s)
 
     def _run(self, width: int, *, prompt_tokens: int, new_tokens: int, limit_s: float) -> float | None:
-        """Return the seconds for one group; None if the group was cancelled or does not fit the memory. Raises
+        """Return the seconds for one group; None if the group was cancelled or memory is too small for it. Raises
         BackendError.
         """
         self.runs += 1
@@ -149,6 +149,7 @@ class _Bench:
             temperature=1.0,
             max_tokens=new_tokens,
             stop_ids=(),
+            keep_keys=False,
         )
         finished, cancelled = 0, False
         began = time.perf_counter()
@@ -159,7 +160,8 @@ class _Bench:
                         finished += 1
                     case GroupFailed(code=code, what=what):
                         if code == TOO_LONG:
-                            return None  # The prompt fits the model, but not the memory for keys and values.
+                            # The prompt fits into the model's context, but not into the memory for keys and values.
+                            return None
                         raise BackendError("The engine cannot sample the measuring prompt.", got=what)
                     case _:
                         assert_never(event)

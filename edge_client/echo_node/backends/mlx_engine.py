@@ -2,7 +2,7 @@
 
 Every step feeds one token of each unfinished rollout. Between two steps, the prompts of new groups are prefilled in one
 batch, each once, and their rollouts start in free rows; a group may have more rollouts than the engine has rows. A
-rollout that continues a prefix reuses the prompt's keys and adds those of the prefix. numpy draws the tokens, because
+rollout that continues a prefix reuses the computed prompt and adds the prefix. numpy draws the tokens, because
 Apple's GPUs have no float64. MLX manages its own threads and ignores `EngineSettings.threads`.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,11 +33,13 @@ from echo_node.backends.draw_rows import draw_rows
 from echo_node.backends.mlx_model import MlxModel, MlxPolicy, Prompt, round_up
 from echo_node.backends.scoring import intervals, joined
 from echo_shared.errors import POLICY_UNUSABLE, BackendError
-from echo_shared.sampling.interface import DrawnPart, GroupRequest, Prefix
-from echo_shared.sampling.rollout_table import RolloutTable
+from echo_shared.sampling.interface import DrawnPart, FinishedRollout, GroupRequest, Prefix
+from echo_shared.sampling.prefix_cache import KeptKeys, PrefixCache
+from echo_shared.sampling.rollout_table import ActiveRollout, RolloutTable
 from echo_shared.sampling.scoring import Intervals
 
 DEFAULT_WIDTH: Final = 64
+MlxPrefixCache = PrefixCache[Prompt]
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +49,7 @@ class _Group:
     """Indices of rollouts that wait for a row."""
     started_at: float = 0.0
     prompt: Prompt | None = None
-    """Keys and values of the prompt, kept until the group's last rollout has started."""
+    """The computed prompt, kept until the group's last rollout has started."""
 
     @property
     def length(self) -> int:
@@ -67,11 +69,24 @@ class MlxEngine:
             self._model.open(base_dir, device=settings.device, precision=settings.precision)
         self.precision = self._model.precision
         self._width = settings.width or DEFAULT_WIDTH
-        budget = settings.kv_cache_bytes or psutil.virtual_memory().total // 4
-        self._max_cells = budget // self._model.kv_bytes_per_token
+        self._row_bytes = settings.kv_cache_bytes or psutil.virtual_memory().total // 4
+        """Maximum bytes of keys, values and states of all rows."""
+        self._new_prefixes(settings.kept_keys_share)
         self._reserved = (0, 0)
-        """(rows, tokens per row) for which the model has reserved memory."""
+        """Size for which the model has reserved memory: (rows, tokens per row)."""
         return self._width
+
+    def _new_prefixes(self, share: float) -> None:
+        token_bytes = self._model.kv_bytes_per_token
+        most = int(share * self._row_bytes) // token_bytes if self._model.cuts else 0
+        self._prefixes, self._token_bytes = MlxPrefixCache(most, cuts=True), token_bytes
+
+    @property
+    def kept(self) -> KeptKeys:
+        return self._prefixes.kept(self._token_bytes)
+
+    def forget(self, version: int | None = None) -> None:
+        self._prefixes.forget(version)
 
     def prepare(self, adapter_dir: Path) -> MlxPolicy:
         return self._model.read_policy(adapter_dir)
@@ -81,11 +96,13 @@ class MlxEngine:
             self._model.set_policy(policy)
 
     def close(self) -> None:
-        self._model = MlxModel()
+        self._model, self._prefixes = MlxModel(), MlxPrefixCache(0)
 
     def sample(self, groups: Iterator[GroupRequest]) -> Iterator[list[EngineEvent]]:
         self._table = RolloutTable()
-        """Unfinished rollouts, in the rows of the model. Gaps exist only while finished rollouts are removed."""
+        """Unfinished rollouts: row n of the table is the rollout in row n of the model's batch. Empty rows between them
+        exist only while finished rollouts are removed.
+        """
         self._waiting: _Group | None = None
         """Group whose remaining rollouts wait for a row. At most one group waits."""
         while True:
@@ -154,10 +171,10 @@ class MlxEngine:
 
     @property
     def _longest(self) -> int:
-        return self._table.longest() - 1  # A completion's last token is never fed.
+        return self._table.longest() - 1  # Subtract a completion's last token: the engine never feeds it to the model.
 
     def _max_rows(self, length: int) -> int:
-        return min(self._width, max(1, self._max_cells // round_up(length)))
+        return min(self._width, max(1, self._row_bytes // self._model.bytes_per_row(round_up(length))))
 
     def _make_room(self, running: int) -> None:
         length = self._longest
@@ -167,7 +184,7 @@ class MlxEngine:
             self._reserved = wanted
 
     def _load_prompts(self, starting: list[tuple[_Group, list[int]]]) -> None:
-        fresh = [group for group, _ in starting if group.prompt is None]
+        fresh = [group for group, _ in starting if group.prompt is None and not self._resume(group)]
         for group, prompt in zip(
             fresh, self._model.prefill([group.request.prompt_ids for group in fresh]), strict=True
         ):
@@ -183,6 +200,18 @@ class MlxEngine:
                     self._model.put(self._model.extend(group.prompt, ids), [row])
             if not group.pending:
                 group.prompt = None
+
+    def _resume(self, group: _Group) -> bool:
+        """Compute the group's prompt, starting from the kept keys of a finished sequence with the same beginning.
+        Return False if no such sequence is kept.
+        """
+        request = group.request
+        count, kept = self._prefixes.take(request.prompt_ids, version=request.policy_version)
+        if kept is None:
+            return False
+        group.prompt = self._model.extend(self._model.cut(kept, count), request.prompt_ids)
+        self._prefixes.reused(count)
+        return True
 
     def _prefix_of(self, row: int) -> Prefix | None:
         rollout = self._table.rollouts[row]
@@ -200,10 +229,23 @@ class MlxEngine:
                 got=f"{len(rows)} rollouts in progress",
                 code=POLICY_UNUSABLE,
             )
+        running = list(self._table.rollouts)
         finished = self._table.record(rows, tokens, logprobs, time.perf_counter())
+        if finished and self._prefixes.max_tokens:
+            self._keep(running, finished)
         if finished:
             events.extend(finished.values())
             self._close_gaps()
+
+    def _keep(self, running: Sequence[ActiveRollout | None], finished: Mapping[int, FinishedRollout]) -> None:
+        """Keep the keys and values of finished rollouts. `running`: the rollouts by row, before the last draw."""
+        for row, rollout in finished.items():
+            begun = running[row]
+            assert begun is not None
+            if begun.group.keep_keys:
+                # The last token was drawn but not fed to the model.
+                fed = np.concatenate([begun.group.prompt_ids, rollout.completion_ids[:-1]])
+                self._prefixes.keep(fed, self._model.take(row, len(fed)), version=rollout.policy_version)
 
     def _close_gaps(self) -> None:
         sources, targets = self._table.close_gaps()

@@ -1,6 +1,6 @@
 """The policy versions of a worker process. A thread prepares one while another samples, so that a switch takes no time.
 
-All calls come from the engine's thread. That thread also frees a dropped version, once its preparation or use has
+All methods are called on the engine's thread. That thread also frees a dropped version, once its preparation or use has
 ended.
 """
 
@@ -51,10 +51,12 @@ class EnginePolicies:
         """Dropped versions whose adapters are not freed yet."""
         self._used: _Policy | None = None
         self._is_set = False
-        """True if the engine samples with `_used`. False after a failed switch."""
+        """True if the engine samples with the policy `_used`. False after a failed switch to it."""
 
     def add(self, version: int, adapter_dir: Path | None) -> None:
-        """Start to prepare an unknown version. `adapter_dir` None: the base model without adapter."""
+        """Make a new version known, and start to prepare its adapter. `adapter_dir` None: the base model without
+        adapter.
+        """
         preparing = None if adapter_dir is None else self._thread.submit(self._prepare, adapter_dir)
         self._known[version] = _Policy(preparing)
         self._untold.add(version)
@@ -125,7 +127,7 @@ class EnginePolicies:
 
     def _free_dropped(self) -> None:
         if not self._is_set:
-            return  # After a failed switch, the engine may still use any of the dropped adapters.
+            return  # A switch has failed: the engine may still use any of the dropped adapters.
         done = [policy for policy in self._dropped if policy.is_ready and policy is not self._used]
         self._dropped = [policy for policy in self._dropped if policy not in done]
         for policy in done:

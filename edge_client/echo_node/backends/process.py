@@ -23,12 +23,13 @@ from echo_node.backends.frames import (
     score_to_frame,
 )
 from echo_node.backends.registry import BackendChoice
-from echo_node.host.cage.description import Held
 from echo_node.host.priority import Priority
+from echo_shared.cage.description import Held
 from echo_shared.errors import BackendError
 from echo_shared.process.child import ChildExited, Death, Frame
 from echo_shared.process.supervised import ChildLimits, Command, SupervisedChild
 from echo_shared.sampling.interface import DrawnPart, FinishedRollout, GroupRequest
+from echo_shared.sampling.prefix_cache import KeptKeys
 from echo_shared.sampling.scoring import Scored, ScoreRequest
 
 WORKER: Final = "echo_node.backends.worker"
@@ -45,7 +46,7 @@ DIED: Final = "worker_died"
 SILENT: Final = "worker_silent"
 STALLED: Final = "worker_stalled"
 STOPPED: Final = "worker_stopped"
-"""Codes of the BackendError that ends a worker, besides OUT_OF_MEMORY and the engine's own codes."""
+"""Codes of the BackendErrors that end a worker, in addition to OUT_OF_MEMORY and the codes of engines."""
 
 _CODES: Final = {
     Death.OUT_OF_MEMORY: OUT_OF_MEMORY,
@@ -101,16 +102,18 @@ class EngineChild:
         """True if the engine can recompute completions (`score`)."""
         self.converted: Path | None = None
         """File with converted weights that the engine reads; None: it reads the base model's own files."""
+        self.kept = KeptKeys()
+        """The engine's kept keys and values, as of its last finished rollout."""
         self.held = Held(by=())
         """Protections of the engine's cage (sandbox) that are in force."""
         self._child = child
         self._limits = limits
         self._recent: deque[tuple[int, float]] = deque()
         self._recent_tokens, self._recent_s = 0, 0.0
-        """Sums over `_recent`."""
+        """Sums of the tokens and of the seconds in `_recent`, for `tokens_per_s`."""
         self._told: dict[int, dict[int, int]] = {}
-        """Number of tokens of each unfinished rollout that the speed measurement (`_recent`) already counts, by lease
-        and index.
+        """Number of tokens of each unfinished rollout that are already counted in the speed measurement (`_recent`), by
+        lease and index.
         """
 
     @classmethod
@@ -179,7 +182,7 @@ class EngineChild:
         )
 
     async def drop_policy(self, version: int) -> None:
-        """Forget `version`. No group with this version may be queued or running."""
+        """Make the worker forget `version`. No group with this version may be queued or running."""
         await self._child.send({"type": "drop_policy", "version": version})
 
     async def submit(self, request: GroupRequest) -> None:
@@ -216,6 +219,7 @@ class EngineChild:
                 case "finished":
                     rollouts = tuple(rollouts_from_frame(frame))
                     self._count(sum(map(self._untold, rollouts)), frame["busy_s"])
+                    self.kept = KeptKeys(**frame["kept"])
                     yield Finished(rollouts=rollouts)
                 case "drawn":
                     parts = tuple(parts_from_frame(frame))
@@ -246,8 +250,8 @@ class EngineChild:
         return frame
 
     def _untold(self, rollout: FinishedRollout) -> int:
-        """Return the number of tokens that this node drew for the rollout and that the speed measurement does not count
-        yet.
+        """Return the number of tokens that this node drew for the rollout and that are not yet counted in the speed
+        measurement.
         """
         of_lease = self._told.get(rollout.lease_id, {})
         told = of_lease.pop(rollout.index, 0)
@@ -276,8 +280,8 @@ class EngineChild:
         await self._child.stop(timeout_s=0.0)
 
     async def stop(self) -> None:
-        """Stop the worker, and kill it after STOP_TIMEOUT_S. Allowed after its end. `events` then raises with the code
-        STOPPED.
+        """Ask the worker to stop, and kill it if it still runs after STOP_TIMEOUT_S. Allowed after its end. `events`
+        then raises with the code STOPPED.
         """
         await self._child.stop(timeout_s=STOP_TIMEOUT_S)
 

@@ -50,7 +50,7 @@ class BackendChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Possibility:
-    """An engine on a device, and its missing requirement."""
+    """An engine on a kind of device. `missing` names what the engine lacks on this machine; None = nothing."""
 
     choice: BackendChoice
     missing: BackendError | None
@@ -158,7 +158,9 @@ _PREFERENCE: Final = (
 
 _GPU_LIBRARY: Final = re.compile(r"(lib)?ggml-(cuda|hip|metal|musa|opencl|sycl|vulkan)\b")
 _ONE_OF_SEVERAL: Final = re.compile(r"(lib)?ggml-cpu-")
-"""Name of a processor library. Only builds that choose their devices at run time contain such files."""
+"""Name of a library of llama.cpp for one type of processor. Only builds that choose their devices at run time contain
+such files.
+"""
 _DRIVER_S: Final = 30.0
 """Seconds within which a GPU's driver must start."""
 
@@ -168,8 +170,8 @@ NO_DEVICE: Final = "no_device"
 
 
 def survey(hardware: Hardware, on: Device | None = None) -> tuple[Possibility, ...]:
-    """List every engine on every kind of device, best first, or every engine for the device `on`. Requirements are
-    looked up in files; nothing is started.
+    """Return every engine on every kind of device, best first; with `on`, every engine for that device. Requirements
+    are looked up in files; no engine is started.
     """
     return tuple(
         Possibility(
@@ -195,7 +197,8 @@ def common_backend(
     measured: Mapping[str, Mapping[tuple[str, str], float]],
 ) -> str:
     """Return the best backend that all devices can use. `devices`: each device with the hardware that its engine sees,
-    by name; `measured`: see `choose`, by device. If all usable backends are measured, the fastest sum is the best.
+    by name; `measured`: see `choose`, by device. If all usable backends are measured, the backend with the largest sum
+    of speeds is the best.
 
     Raises BackendError if no backend suits all devices.
     """
@@ -212,7 +215,7 @@ def common_backend(
         each = [measured.get(device, {}).get((one.name, one.device), -1.0) for device, one in found.items()]
         rates[name] = sum(each) if min(each) >= 0 else -1.0
     if not rates:
-        choose(here, requested, on=on)  # Raises BackendError if not even this device has one.
+        choose(here, requested, on=on)  # This raises BackendError if not even the device `here` has a usable engine.
         raise BackendError(
             "No sampling engine can use all devices of this node.",
             got=f"devices {', '.join(devices)}, backend {requested}",
@@ -287,7 +290,7 @@ def _why_unused(possible: Possibility, failure: str | None) -> str | None:
     if missing is None:
         do = "Repair it, then run: echo-node bench."
         return None if failure is None else f"{choice.name} on {choice.device} failed ({failure}). {do}"
-    # Skip vLLM: its requirements matter only as an alternative to PyTorch's engine.
+    # Do not report vLLM: it is needed only in place of PyTorch's engine.
     if missing.code == NO_DEVICE or choice.name == "vllm":
         return ""
     return " ".join(part for part in (missing.what, missing.do) if part)
@@ -299,7 +302,7 @@ def _nothing_usable(hardware: Hardware, requested: str, missing: Sequence[Backen
         return BackendError(
             "No sampling backend is installed.", got=f"none of {', '.join(NAMES)}", do=how_to_install(extra)
         )
-    # Prefer an error that an installation can solve to that of a missing device.
+    # Prefer an error that an installation can solve to the error of a missing device.
     return min((error for error in missing if error is not None), key=lambda error: error.code == NO_DEVICE)
 
 
@@ -392,8 +395,8 @@ def _torch_has_cuda() -> bool:
 
 
 def _llama_has_gpu() -> bool:
-    """Return True if the installed llama.cpp can use a GPU here, by the GPU libraries among its files. A build for all
-    kinds of machines is also asked, in a child process, whether it finds a GPU.
+    """Return True if the installed llama.cpp can use a GPU here. This follows from the GPU libraries among its files; a
+    build for all kinds of machines is also asked, in a child process, whether it finds a GPU.
     """
     if not _llama_gpu_kinds():
         return False
@@ -419,7 +422,7 @@ def vulkan_devices() -> int:
 
 @cache
 def _llama_vulkan_devices() -> int:
-    code = "from echo_node.backends.llama_cpp_devices import gpu_names; print(*gpu_names())"
+    code = "from echo_shared.gguf.llama_cpp_devices import gpu_names; print(*gpu_names())"
     try:
         asked = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, timeout=_DRIVER_S, check=True
@@ -431,7 +434,7 @@ def _llama_vulkan_devices() -> int:
 
 @cache
 def _llama_finds_gpu() -> bool:
-    code = "from echo_node.backends.llama_cpp_devices import has_gpu; raise SystemExit(not has_gpu())"
+    code = "from echo_shared.gguf.llama_cpp_devices import has_gpu; raise SystemExit(not has_gpu())"
     try:
         asked = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=_DRIVER_S, check=False)
     except (OSError, subprocess.TimeoutExpired):

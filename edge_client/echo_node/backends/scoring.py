@@ -25,8 +25,7 @@ def pieces(num_tokens: int, first: int, *, vocab_size: int, most: int) -> Iterat
     """
     begin = 0
     while begin < num_tokens - 1:
-        # Rows before the first wanted one need no logits, so pieces without wanted rows may be as long as the device
-        # allows.
+        # Logits are needed only from row `first` - 1 on. Earlier pieces may therefore be as long as the device allows.
         wanted_from = first - 1
         end = min(begin + most, num_tokens - 1)
         if begin >= wanted_from:
@@ -38,7 +37,9 @@ def pieces(num_tokens: int, first: int, *, vocab_size: int, most: int) -> Iterat
 
 
 def intervals(logits_RV: NDArray[np.float32], tokens_R: NDArray[np.int32], temperature: float) -> Intervals:
-    """Apply `echo_shared.sampling.draws.interval` to a few rows at a time, because float64 doubles their memory."""
+    """Apply `echo_shared.sampling.draws.interval` to a few rows at a time, because the conversion to float64 doubles
+    the logits' memory.
+    """
     chunk = max(1, _CHUNK_VALUES // logits_RV.shape[1])
     parts = [
         draws.interval(logits_RV[start : start + chunk], tokens_R[start : start + chunk], temperature)

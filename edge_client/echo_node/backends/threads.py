@@ -21,17 +21,17 @@ WINDOW_S: Final = 0.5
 scheduling periods.
 """
 HOLD_S: Final = 4.0
-"""Seconds before more threads are tried again, after a trial of more threads was slower. Each further failure doubles
-this wait, up to `LONGEST_HOLD_S`.
+"""After a trial with more threads was slower, wait this many seconds before the next such trial. Each further failure
+doubles this wait, up to `LONGEST_HOLD_S`.
 """
 LONGEST_HOLD_S: Final = 60.0
 _GAIN: Final = 1.1
-"""Minimum ratio of the speed in a trial to the speed before it; below this ratio, the trial's number of threads is
-dropped. The speed of a steady engine varies less between two windows.
+"""Minimum ratio of the trial's speed to the previous speed; below this ratio, the trial's number of threads is dropped.
+The speed of a steady engine varies less between two windows.
 """
 _SLACK: Final = 0.25
-"""Number of cores that may be unused without a sign that other programs take them: an engine's calls are not parallel
-throughout.
+"""If the process uses only this many cores fewer than it has threads, no lack of cores is assumed: an engine's calls
+are not parallel throughout.
 """
 
 
@@ -44,24 +44,26 @@ class _Window:
 
 
 class Threads:
-    """Chooses `count`, from 1 to `most`, by the duration of steps. If `fixed`, `count` stays `most`."""
+    """Chooses the number of threads, `count`, from 1 to `most`, by the measured time of steps. If `fixed`, `count`
+    stays `most`.
+    """
 
     def __init__(self, most: int, *, fixed: bool) -> None:
         self._most, self._fixed = most, fixed
         self.count = most
         self._steps, self._seconds, self._cpu_s = 0, 0.0, 0.0
         self._before: _Window | None = None
-        """Measurement before the trial of another number; None: no trial runs."""
+        """Measurement with the previous number of threads, while another number is tried; None: no trial runs."""
         self._hold_s, self._wait_s = HOLD_S, 0.0
         self._rejected_at = 0.0
         """Number of cores that the process used when fewer threads were last tried and turned out slower. Fewer threads
-        are tried again only when it uses fewer cores than that. 0 = no such trial yet.
+        are tried again only when the process uses still fewer cores. 0 = no such trial yet.
         """
 
     @contextlib.contextmanager
     def begun(self) -> Iterator[None]:
-        """Set `count` to the number of cores that other programs leave free during this block, in which a model is
-        loaded.
+        """Measure during this `with` block, in which a model is loaded, how many cores other programs leave free. Then
+        set `count` to that number.
         """
         wall, idle, own = time.perf_counter(), psutil.cpu_times().idle, time.process_time()
         yield
@@ -72,7 +74,7 @@ class Threads:
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """Count this block as one step: one token for every unfinished rollout."""
+        """Measure this `with` block as one step of the engine: one token for every unfinished rollout."""
         wall, own = time.perf_counter(), time.process_time()
         yield
         self.add(time.perf_counter() - wall, time.process_time() - own)
@@ -103,7 +105,7 @@ class Threads:
         """Start a trial of fewer threads if some threads wait for a core, else of more threads."""
         lacks = now.cores < now.threads - _SLACK
         # An earlier trial of fewer threads was slower although some cores were unused, because this model's computation
-        # is only partly parallel. So try fewer again only if the threads use even fewer cores than before that trial.
+        # is only partly parallel. So try fewer threads again only if they use even fewer cores than before that trial.
         if lacks and self._rejected_at:
             lacks = now.cores < self._rejected_at - _SLACK
         if lacks and now.threads > 1:

@@ -27,25 +27,30 @@ from echo_node.backends.base import (
     PreparedPolicy,
     check_ids,
     check_request,
-    weights_of,
 )
 from echo_node.backends.scoring import joined, pieces
 from echo_node.backends.threads import Threads
 from echo_node.backends.torch_linear import SamplerLinear, Update, replace_linears
 from echo_shared.delta.adapter import load_adapter
+from echo_shared.delta.base_weights import weights_of
 from echo_shared.errors import BackendError
 from echo_shared.process.out_of_memory import ran_out
 from echo_shared.sampling import torch_draws
 from echo_shared.sampling.interface import DrawnPart, FinishedRollout, GroupRequest
+from echo_shared.sampling.prefix_cache import KeptKeys
 from echo_shared.sampling.scoring import Intervals
-from echo_shared.sampling.torch_cache import cache_argument, cache_of, kv_bytes_per_token, spare_bytes
+from echo_shared.sampling.torch_cache import cache_argument, cache_of, row_bytes, spare_bytes
 from echo_shared.sampling.torch_precision import multiplies
+from echo_shared.sampling.torch_prefix_cache import TorchPrefixCache
+from echo_shared.sampling.torch_routes import Routers
 from echo_shared.sampling.torch_sampler import Batch
 
 DEFAULT_WIDTH: Final = 256
 _PREFILL_TOKENS: Final = 2_048
 """Maximum tokens of a scored completion in one forward pass."""
 _DTYPES: Final = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+_SPARE_PART: Final = 16
+"""If less than 1/_SPARE_PART of a GPU's memory is free, kept keys and values are dropped."""
 _F32_MODEL_BYTES: Final = 256 * 2**20
 """Models whose float32 weights take fewer bytes run in float32, so that they compute exactly."""
 
@@ -66,6 +71,9 @@ class TorchEngine:
     scores = True
     converted: Path | None = None
 
+    def __init__(self) -> None:
+        self._prefixes = TorchPrefixCache(0, cuts=True)
+
     def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> int:
         weights_of(base_dir)
         self._width = settings.width or DEFAULT_WIDTH
@@ -84,18 +92,21 @@ class TorchEngine:
                 )
                 self._model: Any = base.to(self._device).eval().requires_grad_(False)
                 self._layers: Mapping[str, SamplerLinear] = replace_linears(self._model, rows=self._width)
+                self._row = row_bytes(self._model)
+                self._routers = Routers.of(self._model)
             torch.set_num_threads(self._threads.count)
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise BackendError("PyTorch could not load the base model.", got=f"{base_dir}: {error}") from error
         config = self._model.config.get_text_config(decoder=True)
         self._max_positions = int(config.max_position_embeddings)
         self._vocab_size = int(config.vocab_size)
-        self._max_cells = max(
-            1, (settings.kv_cache_bytes or spare_bytes(self._device)) // kv_bytes_per_token(self._model)
-        )
+        self._max_cells = max(1, (settings.kv_cache_bytes or spare_bytes(self._device)) // self._row.per_token)
+        self._prefixes = TorchPrefixCache(int(settings.kept_keys_share * self._max_cells), cuts=True)
         self._batch: Batch | None = None
         self._idle: Batch | None = None
-        """An empty batch on CUDA, whose memory and captured steps the next `sample` uses."""
+        """On CUDA, the emptied batch of the last `sample`: the next one uses its memory and its captured steps (CUDA
+        graphs).
+        """
         return self._width
 
     def prepare(self, adapter_dir: Path) -> TorchPolicy:
@@ -125,11 +136,20 @@ class TorchEngine:
 
     def sample(self, groups: Iterator[GroupRequest]) -> Iterator[list[EngineEvent]]:
         checked = _Checked(groups, vocab_size=self._vocab_size, max_positions=self._max_positions)
-        batch = self._batch = self._idle or Batch(self._model, width=self._width, max_cells=self._max_cells)
+        batch = self._batch = self._idle or Batch(
+            self._model,
+            width=self._width,
+            max_cells=self._max_cells,
+            state_cells=self._row.state_tokens,
+            prefixes=self._prefixes if self._prefixes.max_tokens else None,
+            routers=self._routers,
+        )
         self._idle = None
         try:
             with _memory_errors():
                 for finished in self._timed(batch.sample(checked)):
+                    if finished and self._is_short_of_memory:
+                        self._prefixes.clear()
                     yield [*checked.take_failed(), *finished]
             if failed := checked.take_failed():
                 yield [*failed]
@@ -139,7 +159,7 @@ class TorchEngine:
                 self._batch = None
 
     def _timed(self, steps: Iterator[list[FinishedRollout]]) -> Iterator[list[FinishedRollout]]:
-        """Yield the steps, and adjust the number of threads after each."""
+        """Yield the steps, and adjust the number of threads after each step."""
         finished: list[FinishedRollout] | None = []
         while finished is not None:
             with self._threads.step():
@@ -182,7 +202,24 @@ class TorchEngine:
         below_R, logprobs_R = torch_draws.interval(logits_RV, tokens_R.to(device), temperature_R)
         return below_R.numpy(force=True), logprobs_R.numpy(force=True)
 
+    @property
+    def kept(self) -> KeptKeys:
+        return self._prefixes.kept(self._row.per_token)
+
+    def forget(self, version: int | None = None) -> None:
+        self._prefixes.forget(version)
+
+    @property
+    def _is_short_of_memory(self) -> bool:
+        """True if a GPU's memory is almost used up. (The worker itself checks the host's memory.)"""
+        if self._device.type != "cuda":
+            return False
+        free, total = torch.cuda.mem_get_info(self._device)
+        unused = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        return free + unused < total // _SPARE_PART
+
     def close(self) -> None:
+        self._prefixes.clear()
         self._model = self._idle = None
         self._layers = {}
 

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from echo_shared.delta.adapter import PROJECTIONS
+from echo_shared.delta.adapter import is_adaptable
 
 _PACKED_PRODUCTS: Final = 2**22
 """Minimum number of multiplications in one product. For smaller products, calling oneDNN costs more than it saves. A
-product counts as at least 16 rows.
+product of fewer than 16 rows counts as one of 16 rows.
 """
 
 Update = tuple[Tensor, Tensor]
@@ -73,12 +73,11 @@ def replace_linears(model: Any, *, rows: int) -> Mapping[str, SamplerLinear]:
     projections: dict[str, SamplerLinear] = {}
     output = model.get_output_embeddings()
     for path, layer in list(model.named_modules()):
-        name = path.rpartition(".")[2]
-        if type(layer) is not nn.Linear or not (name in PROJECTIONS or layer is output):
+        if type(layer) is not nn.Linear or not (is_adaptable(path) or layer is output):
             continue
         replaced = SamplerLinear(layer, rows=rows)
         model.set_submodule(path, replaced)
-        if name in PROJECTIONS:
+        if is_adaptable(path):
             projections[path] = replaced
     return projections
 

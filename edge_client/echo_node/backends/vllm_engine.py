@@ -30,11 +30,13 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 from torch import Tensor
 
-from echo_node.backends.base import OUT_OF_MEMORY, EngineEvent, EngineSettings, GroupFailed, check_request, weights_of
+from echo_node.backends.base import OUT_OF_MEMORY, EngineEvent, EngineSettings, GroupFailed, check_request
 from echo_shared.delta.adapter import CONFIG_FILE, WEIGHTS_FILE, Adapter, load_adapter
+from echo_shared.delta.base_weights import weights_of
 from echo_shared.errors import POLICY_UNUSABLE, BackendError
 from echo_shared.sampling import draws
 from echo_shared.sampling.interface import DrawnPart, FinishedRollout, GroupRequest, Prefix
+from echo_shared.sampling.prefix_cache import KeptKeys
 from echo_shared.sampling.scoring import Intervals
 from echo_shared.sampling.torch_draws import draw_float64
 from echo_shared.wire.messages import FinishReason
@@ -59,7 +61,7 @@ _ENVIRONMENT: Final = {
 
 @dataclasses.dataclass(slots=True)
 class VllmPolicy:
-    """See `base.PreparedPolicy`. An adapter's directory in the form that vLLM reads."""
+    """An adapter's directory in the form that vLLM reads (see `base.PreparedPolicy`)."""
 
     number: int
     directory: Path
@@ -99,8 +101,8 @@ class _Running:
 
 
 class VllmEngine:
-    """See `base.Engine`. It cannot score: vLLM gives log-probabilities of a prompt's tokens, but not their place in the
-    cumulative distribution.
+    """An engine that samples with vLLM (`base.Engine`). It cannot score: vLLM reports log-probabilities of a prompt's
+    tokens, but not their place in the cumulative distribution.
     """
 
     scores = False
@@ -127,7 +129,8 @@ class VllmEngine:
         config = self._engine.model_config
         self.precision = _PRECISIONS.get(str(config.dtype), "")
         self._vocab_size = int(config.get_vocab_size())
-        # vLLM ends a sequence at this length, even though its last token need not be fed.
+        # One token less than vLLM's limit: vLLM ends a sequence at the limit, even though the last token need not be
+        # fed.
         self._max_positions = int(config.max_model_len) - 1
         return self._width
 
@@ -175,6 +178,13 @@ class VllmEngine:
 
     def score(self, ids: NDArray[np.int32], first: int, temperature: float) -> Intervals:
         raise BackendError("vLLM does not score completions.", got=f"{len(ids)} tokens from {first}")
+
+    @property
+    def kept(self) -> KeptKeys:
+        return KeptKeys()  # vLLM keeps prefixes itself, inside its memory for keys and values.
+
+    def forget(self, version: int | None = None) -> None:
+        """Do nothing: vLLM drops its oldest prefixes itself, and never takes those of another adapter."""
 
     def close(self) -> None:
         engine = getattr(self, "_engine", None)
@@ -242,8 +252,8 @@ def _begun(request: GroupRequest, index: int, prefix: Prefix | None) -> _Running
 
 
 class DrawTable:
-    """Uniforms and temperature of each request slot of vLLM. A sequence's length gives the position of its
-    next draw.
+    """Random numbers (uniform in [0, 1)) and temperature of the rollout in each request slot of vLLM. The length of the
+    slot's sequence gives the index of the next random number.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -271,7 +281,7 @@ class DrawTable:
         """Draw for each row [R, V], in place: the drawn token's logit becomes its log-probability, all others -inf."""
         if not self._in_use[slots_R].any():
             return logits_RV
-        # While a prompt is fed in pieces, the draws have no meaning; vLLM discards them.
+        # While vLLM feeds a prompt in pieces, the index is out of range. vLLM discards the tokens drawn then.
         position = np.clip(lengths_R - self._prompt_tokens[slots_R], 0, self._u.shape[1] - 1)
         u_R = torch.from_numpy(self._u[slots_R, position]).to(logits_RV.device)
         temperature_R = torch.from_numpy(self._temperature[slots_R]).to(logits_RV.device)
@@ -281,7 +291,9 @@ class DrawTable:
 
 
 def sampling_options(request: GroupRequest, index: int, *, num_given: int) -> dict[str, Any]:
-    """Return vLLM's SamplingParams for one rollout. Sampling is greedy, because the draw leaves only one token."""
+    """Return vLLM's SamplingParams for one rollout. They ask for greedy sampling: the logits processor leaves only the
+    drawn token.
+    """
     from vllm.sampling_params import RequestOutputKind
 
     return {
@@ -328,8 +340,8 @@ def check_adapter(adapter: Adapter, shapes: Mapping[str, tuple[int, ...]]) -> No
 
 
 def write_adapter(adapter: Adapter, directory: Path) -> None:
-    """Write the adapter in PEFT's layout: one rank for all layers, and scaling 1, because the tensors are already
-    scaled.
+    """Write the adapter in PEFT's layout: the same rank for all layers, and scaling 1, because the tensors already
+    contain the scale.
     """
     tensors = {}
     for module in adapter.modules:

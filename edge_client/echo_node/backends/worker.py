@@ -53,7 +53,8 @@ _LISTEN_S: Final = 0.05
 """Seconds between two checks for the node's commands while the worker waits for the preparation of an adapter."""
 
 REST_S: Final = 1.0
-"""Seconds between two signs of progress during a rest."""
+"""Seconds between two signs of progress during a rest, so that the node does not take the resting worker for stalled.
+"""
 
 SLOW_STEP_S: Final = 0.03
 """Duration of an engine's step, in seconds, from which the worker reports tokens after each step. A faster engine
@@ -65,8 +66,13 @@ SCORES_WAIT_S: Final = 5.0
 """Seconds for which a completion waits to be scored. After them, no new group joins the running batch, and the
 completion is scored once the batch is empty.
 """
+SHORT_OF_MEMORY_BYTES: Final = 256 * 2**20
+"""Free memory of the machine below which the engine drops its kept keys and values."""
+MEMORY_EVERY_S: Final = 1.0
 USELESS: Final = {"torch": ("scipy",)}
-"""Modules that a backend's library imports and no engine needs. Transformers imports SciPy for object detection."""
+"""Modules, by backend, that the worker keeps from being imported: the backend's library imports them although no engine
+needs them. Transformers imports SciPy for object detection.
+"""
 
 _logger = logging.getLogger(__name__)
 
@@ -93,13 +99,15 @@ class EngineWorker:
         self._base_dir = base_dir
         self._policies = EnginePolicies(engine)
         self._queues: dict[int, deque[GroupRequest]] = {}
-        """Groups by version. The versions are in order of arrival; no queue is empty."""
+        """Waiting groups by version. The versions are in order of arrival; no queue is empty."""
         self._current: int | None = None
         self._unfinished: Counter[int] = Counter()
         """Number of rollouts inside the engine, by lease."""
         self._to_score: deque[tuple[float, ScoreRequest]] = deque()
-        """(time of arrival, completion to score)."""
+        """Queue of completions to score, each with its time of arrival."""
         self._stream_s = stream_s
+        self._memory_due_at = 0.0
+        """Time of the next check of the machine's free memory."""
         self._told_at = self._stepped_at = self._busy_from = time.perf_counter()
 
     def run(self) -> None:
@@ -143,8 +151,9 @@ class EngineWorker:
                 raise BackendError("The worker got an unknown command.", got=str(frame.get("type")))
 
     def _forget(self, version: int) -> None:
-        """Forget a version. Another policy may later get the same number."""
+        """Forget a version, with the keys and values kept for it. Another policy may later get the same number."""
         self._policies.drop(version)
+        self._engine.forget(version)
         if version == self._current:
             self._current = None
 
@@ -210,7 +219,7 @@ class EngineWorker:
         self._duty.begin()
 
     def _take_busy_s(self) -> float:
-        """Return the seconds of sampling since the last call, with the rests."""
+        """Return the seconds since the last call, including the engine's rests."""
         began, self._busy_from = self._busy_from, time.perf_counter()
         return self._busy_from - began
 
@@ -225,7 +234,7 @@ class EngineWorker:
         return self
 
     def __next__(self) -> GroupRequest:
-        """Return the next group of the current version. Commands are not read here, because some of them change the
+        """Return the next group of the current version. This method reads no commands, because some commands change the
         running batch.
         """
         queue = self._queues.get(self._current) if self._current is not None else None
@@ -285,10 +294,21 @@ class EngineWorker:
             if self._unfinished[rollout.lease_id] == 0:
                 del self._unfinished[rollout.lease_id]
         if finished:
-            self._pipe.send({"type": "finished", "busy_s": self._take_busy_s(), **rollouts_to_frame(finished)})
+            self._free_memory()
+            told = {"busy_s": self._take_busy_s(), "kept": asdict(self._engine.kept)}
+            self._pipe.send({"type": "finished", **told, **rollouts_to_frame(finished)})
         for group in failed:
             self._unfinished.pop(group.lease_id, 0)
             self._pipe.send({"type": "failed", "lease_id": group.lease_id, "code": group.code, "what": group.what})
+
+    def _free_memory(self) -> None:
+        """Drop the kept keys and values if the machine runs short of memory."""
+        now = time.perf_counter()
+        if now < self._memory_due_at:
+            return
+        self._memory_due_at = now + MEMORY_EVERY_S
+        if process_memory.left_bytes() < SHORT_OF_MEMORY_BYTES:
+            self._engine.forget()
 
     def _send_failed(self, lease_ids: list[int], error: EchoError, *, code: str) -> None:
         for lease_id in lease_ids:
@@ -305,8 +325,9 @@ def serve(pipe: ParentPipe) -> None:
     frame = pipe.opening()
     if frame is None:
         return
-    cores = sensible_threads()  # In its cage, this process cannot read every limit on the cores.
-    # Do this before any thread starts: a thread inherits priority and cage from the thread that starts it.
+    cores = sensible_threads()  # Count the cores now: in its cage, this process cannot read every limit on them.
+    # Set the priority, and enter the cage, before any thread starts: a thread inherits both from the thread that starts
+    # it.
     give_way(frame["priority"])
     caged = _enter_cage(frame)
     pipe.begin()

@@ -1,4 +1,4 @@
-"""The fleet: all machines of one owner, shown and paused from any of them through a hub."""
+"""The fleet: an owner's machines, shown and paused from any of these machines through a hub."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def fleet_show(context: typer.Context, data_dir: DataDir = None, hub: Hub = None
 
 @app.command("new")
 def fleet_new(data_dir: DataDir = None, as_json: Json = False) -> None:
-    """Begin a fleet with this machine, and print the code for the others."""
+    """Begin a fleet with this machine. Print the code for further machines."""
     paths = NodePaths.find(data_dir)
     if paths.owner_key.exists():
         raise ConfigError(
@@ -98,7 +98,7 @@ def fleet_pause(
     hub: Hub = None,
     as_json: Json = False,
 ) -> None:
-    """Pause the fleet's machines, or those that you name. Their unfinished work goes back to the hub."""
+    """Pause the fleet's machines, or only those that you name. Their unfinished work goes back to the hub."""
     pause_s = None if length is None else seconds_of(length)
     line = OwnerLine.find(data_dir, hub)
     _print(line.tell("pause", to=nodes or (), pause_s=pause_s), line, as_json=as_json)
@@ -106,7 +106,7 @@ def fleet_pause(
 
 @app.command("resume")
 def fleet_resume(nodes: NodesArgument = None, data_dir: DataDir = None, hub: Hub = None, as_json: Json = False) -> None:
-    """End the pause of the fleet's machines, or of those that you name."""
+    """End the pause of all machines of the fleet, or of named machines."""
     line = OwnerLine.find(data_dir, hub)
     _print(line.tell("resume", to=nodes or ()), line, as_json=as_json)
 
@@ -133,8 +133,8 @@ def fleet_count(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetAnswer:
-    """The hub's answer, and the reports to the command `command_id` in it. `to`: ids of the nodes that the command was
-    for; empty = all.
+    """The hub's answer to a command for several nodes. `fleet` has each node's report; a report belongs to this command
+    if it names `command_id`. `to`: ids of the nodes that the command was for; empty = all.
     """
 
     fleet: Fleet
@@ -144,7 +144,7 @@ class FleetAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerLine:
-    """The owner's way to the other machines: through one hub."""
+    """Sends the owner's commands to the other machines, through one hub."""
 
     me: Identity
     owner: Identity
@@ -152,7 +152,9 @@ class OwnerLine:
 
     @classmethod
     def find(cls, data_dir: Path | None, hub: str | None) -> OwnerLine:
-        """Raise ConfigError if this machine is in no fleet, or has not joined the hub."""
+        """Return the connection to the hub at the address `hub`, or to the last joined hub. Raises ConfigError if this
+        machine belongs to no fleet, or has not joined this hub.
+        """
         paths = NodePaths.find(data_dir)
         owner = _owner(paths)
         record = last_hub(paths) if hub is None else joined_hub(paths, hub)
@@ -188,8 +190,8 @@ class OwnerLine:
 
 
 def _ids_of(names: Sequence[str], answer: FleetAnswer) -> tuple[str, ...]:
-    """Return the ids of the nodes with these names, or with ids that begin with them, among those that have answered: a
-    node's answer is signed, and the hub's list is not. Raises ConfigError.
+    """Return the ids of answering nodes. `names` must contain the node's name, or the start of its id. Names in the
+    hub's list are ignored: only the nodes' answers are signed. Raises ConfigError.
     """
     if len(names) > MOST_NAMED:
         raise ConfigError(

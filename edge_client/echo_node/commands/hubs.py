@@ -22,7 +22,7 @@ app = typer.Typer(help="The hubs that this node has joined.", no_args_is_help=Tr
 
 @app.command("list")
 def hubs_list(data_dir: DataDir = None, as_json: Json = False) -> None:
-    """List them, newest first, with their shares of this node's time."""
+    """List the joined hubs, newest first, with their shares of this node's time."""
     found = _hubs_with_shares(NodePaths.find(data_dir))
     if as_json:
         typer.echo(json.dumps(found, indent=2))

@@ -16,7 +16,7 @@ from echo_shared.logs.log_reader import LogReader
 
 LOOK_S: Final = 0.25
 _ENTRY: Final = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) (.*)", re.DOTALL)
-"""First line of a log entry, with its local time. Other lines, as of a traceback, continue an entry."""
+"""First line of a log entry, with its local time. Lines of another form, such as a traceback, continue the entry."""
 
 
 def log(

@@ -83,7 +83,7 @@ def resume(device: OneDevice = None, data_dir: DataDir = None, as_json: Json = F
 
 
 def _still_held(status: Mapping[str, Any], device: str | None) -> list[str]:
-    """Return the remaining hold sentences of the node and its devices, or of `device` alone."""
+    """Return sentences with the reasons why the node and its devices, or `device` alone, still pause."""
     found = [sentence for reason, sentence in status["holds"].items() if device or reason != HoldReason.PAUSED]
     for one in status["devices"]:
         if device in (None, one["name"]):

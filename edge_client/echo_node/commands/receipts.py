@@ -34,13 +34,13 @@ from echo_shared.wire.messages.receipts import check_in_words
 app = typer.Typer(help="The fate of the node's work, here and on the hub.", invoke_without_command=True)
 
 NEWEST: Final = 20
-State = Literal["leased", "sent", "received", "scored", "trained", "evaluated", "dropped"]
+State = Literal["leased", "sent", "received", "scored", "trained", "evaluated", "answered", "dropped"]
 Offline = Annotated[bool, typer.Option("--offline", help="Do not ask the hub.")]
 
 
 @app.callback()
 def _by_itself(context: typer.Context) -> None:
-    """Show the fate of the node's work, here and on the hub; without a command, the newest."""
+    """Show the state of the node's rollouts, on this node and on the hub. Without a command: list the newest."""
     if context.invoked_subcommand is None:
         receipts_list()
 
@@ -275,6 +275,7 @@ def _certified(said: Contribution) -> list[str]:
         f"from       {said.first_seen} to {said.last_seen}, issued at {said.issued_at}",
         f"trained    {said.trained_rollouts} rollouts, {said.trained_tokens} tokens",
         f"evaluated  {said.evaluated_rollouts} rollouts, {said.evaluated_tokens} tokens",
+        f"answered   {said.answered_rollouts} rollouts, {said.answered_tokens} tokens",
         f"checked    {said.checks_passed} found honest, {said.checks_failed} not",
         f"for others {said.others_checked_rollouts} rollouts, {said.others_checked_tokens} tokens recomputed",
     ]

@@ -26,13 +26,13 @@ NameArgument = Annotated[
 
 @app.command("create")
 def team_create(name: NameArgument, data_dir: DataDir = None, as_json: Json = False) -> None:
-    """Make a team, and join it. The node needs counted work before."""
+    """Make a team, and join it. The hub must have counted work of this node before."""
     _print("create", _new(name), NodePaths.find(data_dir), as_json=as_json)
 
 
 @app.command("join")
 def team_join(name: NameArgument, data_dir: DataDir = None, as_json: Json = False) -> None:
-    """Join a team, and leave the former one. The node's work counts for the team from now on."""
+    """Join a team, and leave the previous team. The node's work counts for the team from now on."""
     _print("join", _checked(name), NodePaths.find(data_dir), as_json=as_json)
 
 

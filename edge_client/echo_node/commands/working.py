@@ -232,7 +232,7 @@ def _serve(
     quiet: bool,
 ) -> None:
     """Run the daemon. `flags` also apply while the node works for its other hubs."""
-    from echo_node.daemon import Daemon  # Imported here: these imports take longer than other commands run.
+    from echo_node.daemon import Daemon  # Import here: other commands run faster than these imports.
     from echo_node.turns import NodeTurns
 
     with _restarting_if_replaced(paths, joining, quiet=quiet), paths.lock():
@@ -260,7 +260,7 @@ def _serve(
 @contextmanager
 def _restarting_if_replaced(paths: NodePaths, joining: Joining, *, quiet: bool) -> Iterator[None]:
     """If the node ended because a newer version was installed, run that version with the same command line."""
-    copy = InstalledCopy()  # Read the installed version before another one replaces it.
+    copy = InstalledCopy()  # Remember the running version before another one is installed.
     try:
         yield
     except EchoError as error:
@@ -270,7 +270,7 @@ def _restarting_if_replaced(paths: NodePaths, joining: Joining, *, quiet: bool) 
         again = sys.argv[1:]
         if (
             not joining.patient and Hubs(paths).at(joining.address.origin) is not None
-        ):  # The hub has been joined by now.
+        ):  # This command has joined the hub, so continue with `run` instead of `join`.
             again = ["run", "--data-dir", str(paths.data_dir), *(["--quiet"] if quiet else [])]
         try:
             come_back(copy, again)

@@ -1,7 +1,7 @@
 """Compares a rollout's state on this node with its state on the hub.
 
 The hub commits a state before it sends the receipt, so the node is never ahead of the hub. The hub may be ahead of the
-node, after an offline time, until the next receipts arrive. A final state is the same on both.
+node, after an offline time, until the next receipts arrive. Once a state is final, it is the same on both.
 """
 
 from __future__ import annotations
@@ -10,9 +10,18 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from echo_shared.wire.messages import Checked, Receipt
+from echo_shared.wire.messages import Checked, Receipt, ReceiptState
 
-_RANK: Final = {"leased": 0, "sent": 1, "received": 2, "scored": 3, "trained": 4, "evaluated": 4, "dropped": 4}
+_RANK: Final = {
+    "leased": 0,
+    "sent": 1,
+    "received": 2,
+    "scored": 3,
+    "trained": 4,
+    "evaluated": 4,
+    "answered": 4,
+    "dropped": 4,
+}
 _FINAL: Final = 4
 _HEARS: Final = "The node receives the news when it connects: echo-node run"
 _TELL: Final = (
@@ -22,11 +31,13 @@ _TELL: Final = (
 
 
 class Agreement(StrEnum):
-    """Result of a comparison. The values are stable, for programs that read `echo-node receipts --json`."""
+    """Result of comparing a rollout's states on node and hub. The values are stable, for programs that read
+    `echo-node receipts --json`.
+    """
 
     SAME = "same"
     ON_ITS_WAY = "on_its_way"
-    """The rollout is finished on the node but not received by the hub."""
+    """The node has finished the rollout; the hub has not received it."""
     HUB_AHEAD = "hub_ahead"
     """The hub has a newer state than this node."""
     DIFFERENT = "different"
@@ -43,6 +54,9 @@ class RecordsComparison:
 def compare(state: str, drop_reason: str | None, checked: str, hubs: Receipt) -> RecordsComparison:
     """Compare the hub's receipt with `state`, `drop_reason` and `checked` from the node's spool (store of rollouts)."""
     mine, theirs = _RANK[state], _RANK[hubs.state]
+    if state == "evaluated" and theirs == _FINAL and hubs.state is ReceiptState.ANSWERED:
+        # To older releases of the node, the hub reports answered rollouts as EVALUATED.
+        state = ReceiptState.ANSWERED.value
     is_same = (state, drop_reason) == (hubs.state.value, hubs.drop_reason and hubs.drop_reason.value)
     known, found = Checked(checked), hubs.checked
     if known is not Checked.NO and found is not known:

@@ -1,5 +1,8 @@
 """The fetch of the base model: it starts at the hub's first offer, is retried after a failure, and is reported on every
 connection to the hub.
+
+A hub may offer the base model in two forms: as weights, and as a GGUF file for llama.cpp. Each fetch names both; the
+node's engine at that moment decides.
 """
 
 from __future__ import annotations
@@ -17,15 +20,18 @@ class BaseModel:
 
     def __init__(self) -> None:
         self.fetched: Fetched | None = None
-        """Report of the successful fetch; None before."""
-        self._offer: ArtefactOffer | None = None
+        """Report of the successful fetch, for the hub; None before."""
+        self._offers: tuple[ArtefactOffer, ArtefactOffer | None] | None = None
+        """Newest offers: the weights, and the GGUF file if there is one."""
         self._failures = 0
         self._retry_at: float | None = None
 
-    def offered(self, offer: ArtefactOffer) -> list[FetchArtefact]:
-        """Store the offer. If it is the first offer, return the fetch to start."""
-        first, self._offer = self._offer is None, offer
-        return [FetchArtefact(policy_version=None, offer=offer)] if first else []
+    def offered(self, offer: ArtefactOffer, gguf: ArtefactOffer | None = None) -> list[FetchArtefact]:
+        """Store the hub's offers: the weights, and perhaps a GGUF file. After the first offers, return the fetch to
+        start.
+        """
+        first, self._offers = self._offers is None, (offer, gguf)
+        return self._fetch() if first else []
 
     def arrived(self, fetched: Fetched) -> bool:
         """Store the report of a successful fetch, and return True. Return False if a report is already stored."""
@@ -35,11 +41,11 @@ class BaseModel:
         return first
 
     def lacks_weights(self) -> list[FetchArtefact]:
-        """Fetch the base model again: the engine needs files that were deleted after their conversion for another
-        engine.
+        """Fetch the base model again: the engine needs weights that were deleted after their conversion for another
+        engine, or that the node has not fetched because another engine read the GGUF file.
         """
         self.fetched = None
-        return [] if self._offer is None else [FetchArtefact(policy_version=None, offer=self._offer)]
+        return self._fetch()
 
     def fetch_failed(self, now: float, jitter: float) -> None:
         """Schedule a retry, with a wait that grows with each failure. `jitter`: see `backoff_s`."""
@@ -48,7 +54,13 @@ class BaseModel:
 
     def due(self, now: float) -> list[FetchArtefact]:
         """Return the fetch to start if a retry is due at `now`."""
-        if self._retry_at is None or self._retry_at > now or self._offer is None:
+        if self._retry_at is None or self._retry_at > now:
             return []
         self._retry_at = None
-        return [FetchArtefact(policy_version=None, offer=self._offer)]
+        return self._fetch()
+
+    def _fetch(self) -> list[FetchArtefact]:
+        if self._offers is None:
+            return []
+        offer, gguf = self._offers
+        return [FetchArtefact(policy_version=None, offer=offer, gguf=gguf)]

@@ -39,7 +39,7 @@ class Checks:
     def __init__(self) -> None:
         self._held: dict[str, _Held] = {}
         self._in_hand: dict[str, str] = {}
-        """Device of the engine that recomputes the completion, by rollout id."""
+        """Rollout id -> device of the engine that recomputes its completion."""
 
     @property
     def versions(self) -> frozenset[int]:
@@ -92,7 +92,7 @@ class Checks:
         return [_cannot(rollout_id) for rollout_id in rollout_ids]
 
     def overdue(self, now: float) -> None:
-        """Drop checks past their deadline, because the hub no longer waits for them."""
+        """Drop the checks whose deadline has passed: the hub no longer waits for their answers."""
         self._held = {rollout_id: held for rollout_id, held in self._held.items() if now <= held.due_at}
 
 

@@ -1,7 +1,7 @@
 """Detects from clocks that the machine slept or stood still, or that its time of day is wrong.
 
-Elapsed time is measured by a clock that nobody sets and that counts sleep. Only the owner's pauses and working hours
-use the time of day, which is therefore compared with the hub's.
+A monotonic clock, which users cannot set and which also counts sleep, measures elapsed time. Only the owner's pauses
+and working hours use the time of day, which is therefore compared with the hub's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ of the hub causes less.
 
 @dataclass(frozen=True, slots=True)
 class ClockReading:
-    """Both clocks at one moment, in seconds."""
+    """Readings of the monotonic clock and of the time of day at one moment, in seconds."""
 
     running: float
     """Monotonic clock that counts sleep. Only differences have a meaning."""
@@ -51,17 +51,19 @@ class HubClock:
         self._told: ClockReading | None = None
 
     def tell(self, wall: float, *, running: float) -> None:
-        """Store the hub's time of day `wall`, received at the monotonic time `running`."""
+        """Store the hub's time of day `wall`, which this node received at its monotonic time `running`."""
         self._told = ClockReading(running, wall)
 
     def ahead_s(self, reading: ClockReading) -> float:
-        """Return by how many seconds this machine's time of day is ahead of the hub's; 0 if the hub's is unknown."""
+        """Return by how many seconds this machine's time of day is ahead of the hub's time of day; 0 if the hub's is
+        unknown.
+        """
         if self._told is None:
             return 0.0
         return reading.wall - (self._told.wall + reading.running - self._told.running)
 
     def trouble(self, reading: ClockReading) -> Trouble | None:
-        """Return a Trouble if this machine's time of day is wrong."""
+        """Return a Trouble if this machine's time of day differs from the hub's by at least WRONG_S seconds."""
         ahead_s = self.ahead_s(reading)
         if abs(ahead_s) < WRONG_S:
             return None

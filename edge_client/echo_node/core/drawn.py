@@ -75,8 +75,8 @@ class DrawnByLease:
         }
 
     def add(self, part: DrawnPart) -> None:
-        """Append the engine's report. Reports of removed rollouts are ignored, and so are reports that leave a gap
-        before them, such as a late report of an old engine.
+        """Append the tokens of an engine's report. Reports of removed rollouts are ignored, and so are reports that
+        leave a gap after the known tokens, such as a late report of an old engine.
         """
         progress = self._leases.get(part.lease_id, {}).get(part.index)
         if progress is not None and part.start == len(progress.ids):
@@ -87,7 +87,7 @@ class DrawnByLease:
             self.num_tokens += len(part.ids)
 
     def prefixes(self, lease_id: int, indices: Iterable[int]) -> tuple[Prefix, ...]:
-        """Return all tokens so far as prefixes, for an engine that starts or restarts the lease."""
+        """Return the tokens so far of these rollouts as prefixes, for an engine that starts or restarts the lease."""
         known = self._leases.get(lease_id, {})
         rollouts = {index: known[index] for index in indices if index in known}
         for progress in rollouts.values():
@@ -109,7 +109,7 @@ class DrawnByLease:
         return {span.policy_version for progress in rollouts for span in progress.versions}
 
     def connected(self) -> None:
-        """Mark all tokens as unsent, because a new connection must get them again."""
+        """Mark all tokens as unsent: each new connection sends all tokens again, because the hub may have lost some."""
         for rollouts in self._leases.values():
             for progress in rollouts.values():
                 progress.num_sent = 0
@@ -132,9 +132,9 @@ class DrawnByLease:
     def end(self, finished: FinishedRollout) -> Rollout:
         """Remove a finished rollout, and return its message for the hub.
 
-        Tokens that no report contained belong to the version that finished the rollout. The message counts the sampling
-        time of all engine runs on this node, and only the lease's own prefix as given, although a restarted engine got
-        a longer one.
+        Tokens that no report contained belong to the version that finished the rollout. In the message, `sampling_s` is
+        the sum over all engine runs on this node. `num_given` counts only the lease's own prefix, although a restarted
+        engine got a longer prefix.
         """
         progress = self._leases.get(finished.lease_id, {}).pop(finished.index, None) or _Progress.fresh()
         count = len(finished.completion_ids)

@@ -19,21 +19,25 @@ from echo_node.core.manners import MannersConfig, SensorReading
 from echo_node.core.schedule import Schedule
 
 LEAST_SHARE: Final = 0.05
-"""Minimum share that a target sets. If the device is still too warm, the limits of `manners` stop the engine."""
+"""Minimum share of the device's time that a target sets. If the device is still too warm, the limits of `manners` stop
+the engine.
+"""
 _LONGEST_S: Final = 5.0
 """Maximum seconds that count between two readings: the machine may have slept."""
 SILENCE_S: Final = 60.0
 """Seconds without a reading after which the sensor counts as gone. A driver may skip some readings."""
 _RISE_S: Final = 300.0
-"""Seconds of a rise from share 0 to share 1, after the sensor is gone."""
+"""After the sensor is gone, the share rises slowly: in this number of seconds from 0 to 1."""
 
 _HASTE: Final = 3.0
-"""Weight of an error above the target, relative to one below it."""
+"""Factor by which an error above the target counts more than an error below it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetGains:
-    """Parameters of a controller. Errors have the unit of `width`."""
+    """Parameters of a controller that holds a figure (temperature or power) at its target. An error is the figure's
+    distance from the band below the target.
+    """
 
     width: float
     """Width of the band below the target in which the figure may stay, in the unit of the figure, or relative to the
@@ -46,34 +50,36 @@ class TargetGains:
     reset_s: float
     """Seconds in which a constant error changes the share by `gain` times the error."""
     smoothing_s: float
-    """Time constant of the average over the figure; 0 = no average."""
+    """Time constant in seconds of the average that replaces the single figures; 0 = no average."""
     play: float
-    """Half of the change that counts as none: a sensor in whole degrees may flicker between two of them."""
+    """Half of the change that is ignored: a sensor in whole degrees may flicker between two values."""
 
 
 CELSIUS: Final = TargetGains(width=2.0, relative=False, gain=0.03, reset_s=60.0, smoothing_s=0.0, play=0.5)
-"""Stable for chips that warm by 20 to 100 °C at full load with time constants of 5 to 120 s."""
+"""Gains for temperatures. They are stable for chips that warm by 20 to 100 °C at full load, with time constants of 5 to
+120 s.
+"""
 WATTS: Final = TargetGains(width=0.05, relative=True, gain=0.2, reset_s=10.0, smoothing_s=10.0, play=0.0)
-"""The average covers the engine's steps and pauses, which take up to seconds."""
+"""Gains for power. The reading is averaged over 10 s, because an engine's steps and pauses take up to seconds."""
 
 
 class TargetController:
-    """Proportional-integral controller with a dead band, which holds a figure between `width` below its target and the
-    target.
+    """Proportional-integral controller with a dead band. It holds a figure (temperature or power) between `width` below
+    its target and the target.
 
-    Each reading changes the share by gain * (fall of the figure + error * seconds / reset_s), within [LEAST_SHARE, 1].
-    So a figure that rises fast lowers the share before it reaches the target, and the bounds need no further
-    anti-windup. An error above the target weighs `_HASTE` times one below it. In the band the error counts as 0: the
-    share settles, although sensors report whole degrees.
+    Each reading changes the share of the device's time by gain * (fall of the figure + error * seconds / reset_s),
+    within [LEAST_SHARE, 1]. So a figure that rises fast lowers the share before it reaches the target, and the bounds
+    need no further anti-windup. An error above the target counts `_HASTE` times as much as one below it. In the band
+    the error counts as 0: the share settles, although sensors report whole degrees.
     """
 
     def __init__(self, gains: TargetGains) -> None:
         self.share = 1.0
         self._gains = gains
         self._at = 0.0
-        """Time of the last call of `read`."""
+        """Time of the previous call of `read`, in seconds of the monotonic clock."""
         self._silent_s = 0.0
-        """Seconds since the last reading."""
+        """Seconds since the last reading with a value."""
         self._value: float | None = None
         """The figure, averaged and without flicker."""
 
@@ -83,7 +89,9 @@ class TargetController:
         return self._silent_s > SILENCE_S
 
     def read(self, figure: float | None, target: float, now: float) -> float:
-        """Return the share after a reading. None (no reading) keeps the share for `SILENCE_S`, and then raises it."""
+        """Return the share of the device's time after a reading of `figure`. None (no reading) keeps the share for
+        `SILENCE_S`, and then raises it.
+        """
         called_s, self._at = min(now - self._at, _LONGEST_S), now
         if figure is None:
             self._silent_s += called_s
@@ -121,21 +129,21 @@ class DeviceFigures:
 
 @dataclass(frozen=True, slots=True)
 class Duty:
-    """Share of its device's time that an engine may use, and the reason."""
+    """Limit on an engine's use of its device: share of the device's time, and reason of the limit."""
 
     share: float = 1.0
     sentence: str = ""
-    """Such as "25 % of the GPU's time until 22:00, because of the schedule"; empty = no limit."""
+    """Reason of the limit, such as "25 % of the GPU's time until 22:00, because of the schedule"; empty = no limit."""
 
 
 class DutyRules:
-    """Computes the share of each device. Devices have names such as "cpu" and "cuda:0". Call `duty` once a second with
-    the time of a monotonic clock.
+    """Computes, for each device, the share of its time that the engine may use. Devices have names such as "cpu" and
+    "cuda:0". Call `duty` once a second with the time of a monotonic clock.
     """
 
     def __init__(self, settings: MannersConfig) -> None:
         self._controllers: dict[tuple[str, str], TargetController] = {}
-        """By device and unit of the target."""
+        """Controllers by device and unit of the target."""
         self.settings = settings
 
     @property
@@ -150,7 +158,7 @@ class DutyRules:
         """Return the share in hundredths, and the reason for the strictest limit."""
         what = "processor" if device == "cpu" else "GPU"
         until, level = self._schedule.until(local), self._schedule.level(local)
-        # Level 0 is a hold of `manners`, not a share.
+        # Outside working hours the level is 0. `manners` then pauses the engine, so no share is needed.
         found = [(level or 1.0, f"{f'until {until}, ' if until else ''}because of the schedule")]
         settings = self._settings
         celsius = settings.target_cpu_celsius if device == "cpu" else settings.target_gpu_celsius

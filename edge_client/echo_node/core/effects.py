@@ -1,5 +1,5 @@
-"""Effects of the work loop, which the shell (`echo_node.shell`) carries out in order. An effect has no result: "answer
-X" means that the shell later passes the event X to the work loop.
+"""Effects of the work loop, which the shell (`echo_node.shell`) carries out in order. An effect returns no result: "the
+shell answers with X" means that the shell later passes the event X to the work loop.
 
 Effects for an engine name the engine's `device`, as the setting `devices` does; "" = the only engine of a node that
 chooses its device itself.
@@ -22,6 +22,8 @@ class FetchArtefact:
 
     policy_version: int | None
     offer: ArtefactOffer
+    gguf: ArtefactOffer | None = None
+    """The base model as a GGUF file. The shell fetches it in place of `offer` if the node's engine can read it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +163,7 @@ class ResendSpooled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskForReceipts:
-    """Ask the hub for the states of the rollouts whose final state is not stored here."""
+    """Ask the hub for the states of those rollouts of this node whose final state the node has not stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,5 @@
-"""The life of the sampling engine: its width (rollouts sampled at the same time), its restarts, and its rests. In a
-rest, a pause after failures, the node asks for no work.
+"""The life of a sampling engine across restarts: its width (rollouts sampled at the same time), its restarts, and its
+rests. In a rest, a pause after failures, the node asks for no work.
 
 Rules:
 - An engine stopped on purpose restarts at once without counting as failed. The same holds for an engine that lacks
@@ -23,8 +23,8 @@ from echo_shared.errors import DISK_FULL
 from echo_shared.process.backoff import backoff_s
 
 MAX_FAILED_GROUPS: Final = 3
-"""Number of groups that must fail in a row until the engine counts as the cause instead of the groups. The node then
-rests: it asks for no work for a while.
+"""If this many groups fail in a row, the node blames the engine instead of the groups. The node then rests: it asks for
+no work for a while.
 """
 USUAL_WIDTH: Final = 32
 """Assumed width (rollouts at the same time) of an engine that ran out of memory before it reported its width."""
@@ -55,7 +55,7 @@ class EngineLife:
         self.width = 0
         """Maximum number of rollouts sampled at the same time; 0 = no engine has loaded its model."""
         self.problem: Trouble | None = None
-        """Problem of the engine. None after an engine has started or finished a rollout."""
+        """Problem of the engine, to report. None once an engine has started or finished a rollout."""
         self._ready_at = 0.0
         self._deaths = 0
         self._failed_groups = 0

@@ -3,8 +3,9 @@
 Without the setting `devices`, a node has one engine with the device name "". Each engine starts, dies, rests and yields
 to the machine's owner independently. The node works while one engine can work.
 
-All engines of a node draw with the same precision, because the hub judges a node's rollouts by one numerics class. The
-first engine that is up decides; another one with a different precision ends, and waits for changed settings.
+All engines of a node draw with the same precision, because the hub judges all rollouts of a node by one numerics class
+(backend, precision and kind of device). The first engine that is up decides; another one with a different precision
+ends, and waits for changed settings.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ HoldBack = Literal[
     "groups keep failing",
     "the machine is its owner's",
 ]
-"""Reason for asking the hub for no work."""
+"""Reason why the node asks the hub for no work."""
 DeviceState = Literal["starting", "paused", "resting", "refused", "working"]
 
 
@@ -42,7 +43,7 @@ class DeviceWork:
     device: str
     state: DeviceState
     holds: tuple[Hold, ...]
-    """Reasons for its pause, those of the whole node included."""
+    """Reasons for which the engine pauses, including those for which the whole node pauses."""
     width: int
     """Maximum number of rollouts sampled at the same time; 0 = the engine is not up."""
     rollouts: int
@@ -70,7 +71,7 @@ class DeviceEngine:
         self.stops_by: float | None = None
         """Deadline for this engine's last tokens; then another engine continues its leases. None = no leases wait."""
         self.refusal: Trouble | None = None
-        """Reason for which the engine must not run with the current settings."""
+        """Reason for which the engine must not run with the current settings; None = it may run."""
 
     @property
     def is_held(self) -> bool:
@@ -96,7 +97,7 @@ class DeviceEngine:
         self.precision, self.scores = event.precision, event.scores
 
     def limited(self) -> list[Effect]:
-        """Tell the engine its share if it has changed."""
+        """Tell the engine the share of its device's time, if this share has changed."""
         if self.share == self._told_share:
             return []
         # Until the engine is measured at the smaller share, assume that its speed falls in proportion.
@@ -105,12 +106,12 @@ class DeviceEngine:
         return [LimitDuty(share=self.share, device=self.device)]
 
     def window(self, capacity_factor: int) -> int:
-        """Return the number of rollouts that the engine can hold and finish in time."""
+        """Return the number of rollouts that the engine can hold and finish before their deadlines."""
         return self.pace.affordable(min(MAX_BATCHED, capacity_factor * self.life.width))
 
     def moves_on(self, behind: Sequence[tuple[Lease, tuple[int, ...]]], rollouts: int, now: float) -> bool:
-        """Return True if these leases should now continue with a newer version, and record that they do. `behind`: see
-        `Leases.behind`; `rollouts`: number of all rollouts that the engine has.
+        """Return True if the leases `behind` (see `Leases.behind`) should now continue with a newer version. If so,
+        record the switch. `rollouts`: number of all rollouts that the engine has.
         """
         rate = self.pace.tokens_per_s
         token_s = min(self.life.width, rollouts) / rate if rate else 0.0
@@ -122,7 +123,7 @@ class DeviceEngine:
         return True
 
     def work(self, rollouts: int, now: float) -> DeviceWork:
-        """Describe the engine, which has `rollouts` unfinished rollouts."""
+        """Return the state of the engine, which has `rollouts` unfinished rollouts."""
         state: DeviceState = "working"
         if self.refusal is not None:
             state = "refused"
@@ -192,7 +193,7 @@ class Engines:
         return min(MAX_BATCHED, sum(windows))
 
     def held_back(self, now: float) -> dict[HoldBack, bool]:
-        """Return for each reason whether it holds for all engines."""
+        """Return each reason for asking the hub for no work, with True if it applies to all engines."""
         return {
             "the engine is not up": all(not one.life.is_up or one.yielding.is_renewing for one in self),
             "groups keep failing": all(one.life.is_resting(now) for one in self),
@@ -216,14 +217,14 @@ class Engines:
         ]
 
     def testing(self, num_by_device: Mapping[str, int]) -> str:
-        """Return the device whose engine tests leases on which engines have died: the one with the fewest rollouts. A
-        restarting engine has no rollouts, so busy engines stay at work.
+        """Return the device whose engine samples the leases on which engines have died: the one with the fewest
+        rollouts. A restarting engine has no rollouts, so busy engines stay at work.
         """
         able = [engine.device for engine in self if not engine.is_held and engine.refusal is None]
         return min(able, key=lambda device: num_by_device[device], default="")
 
     def hold(self, event: Holding) -> list[DeviceEngine]:
-        """Store the current holds. Return the engines whose pause begins."""
+        """Store the current holds (reasons to pause). Return the engines whose pause begins."""
         for engine in self:
             engine.share = event.shares.get(engine.device, 1.0)
         return [
@@ -235,8 +236,8 @@ class Engines:
         ]
 
     def ready(self, event: EngineReady, now: float) -> list[Effect]:
-        """Record an engine that is up. End it if it draws with another precision than the others. Suspended engines
-        count: they resume with their precision.
+        """Record an engine that has loaded its model. End it if its precision differs from that of the other engines.
+        Suspended engines count: they resume with their precision.
         """
         engine = self._engines[event.device]
         staying = (one for one in self if one.life.is_up and not one.yielding.is_leaving)

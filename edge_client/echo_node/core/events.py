@@ -58,7 +58,7 @@ class ArtefactReady:
     policy_version: int | None
     """None = the base model."""
     fetched: Fetched
-    """Report of the fetch that brought the artefact, in this process or before a restart."""
+    """Report of the artefact's fetch, which ended in this process or before a restart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +114,7 @@ class RolloutsFinished:
 
     rollouts: tuple[FinishedRollout, ...]
     tokens_per_s: float
-    """Drawn tokens per second of sampling, over the last seconds."""
+    """Tokens that the engine drew per second of sampling, averaged over its last seconds."""
     device: str = ""
 
 
@@ -151,7 +151,7 @@ class LeaseFailed:
     lease_id: int
     what: str
     code: str = ""
-    """Code of the error."""
+    """Code of the error for which the engine cannot sample the lease."""
     device: str = ""
 
 
@@ -173,16 +173,18 @@ class SpoolFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """The current holds, each a reason not to use the machine; none = the node may work."""
+    """The current holds, each a reason to pause and leave the machine to its owner; none = the node may work."""
 
     holds: tuple[Hold, ...]
-    """Holds of the whole node."""
+    """Holds (reasons to pause) of the whole node."""
     keep_memory_s: float
     """Seconds for which a paused engine keeps its model in memory."""
     of_devices: Mapping[str, tuple[Hold, ...]] = field(default_factory=dict)
-    """Further holds by device. The engines of other devices continue."""
+    """Further holds (reasons to pause) of single devices, by device. The engines of other devices continue."""
     shares: Mapping[str, float] = field(default_factory=dict)
-    """Share of its device's time, above 0, that an engine may use, by device. A missing device may be used fully."""
+    """For each device, the share of its time, above 0, that its engine may use. A device that is missing here may be
+    used fully.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

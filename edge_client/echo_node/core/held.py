@@ -23,6 +23,7 @@ from echo_node.core.placing import Seats, place
 from echo_node.core.policies import PolicyVersions
 from echo_shared.sampling.interface import GroupRequest
 from echo_shared.wire.messages import Lease
+from echo_shared.wire.messages.fields import FIRST_TENANT_VERSION
 
 MAX_DEATHS: Final = 3
 SUSPECT_DEATHS: Final = 2
@@ -37,7 +38,7 @@ class Unfinished:
     """Indices of the unfinished rollouts, at least one."""
     reason: str
     running_on: tuple[str, ...]
-    """Devices of the engines that sample the lease and were not told to stop; the caller must tell them."""
+    """Devices of engines that sample the lease and got no order to stop; the caller must tell them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +51,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """The engine that samples a rollout, and the policy version."""
+    """The engine that samples a rollout, by its device, and the policy version with which it samples."""
 
     device: str
     version: int
@@ -62,7 +63,7 @@ class _Held:
     pending: set[int]
     due_at: float
     runs: dict[int, _Run] = field(default_factory=dict)
-    """Pending rollouts that an engine samples, by index. The other ones wait."""
+    """Rollouts that an engine samples, by index. All other pending rollouts wait."""
     stopping: set[str] = field(default_factory=set)
     """Devices whose engines were told to stop the lease, and have not confirmed it."""
     is_leaving: bool = False
@@ -87,14 +88,14 @@ class _Held:
 
 
 class HeldLeases:
-    """The leases of this node. `take` adds a lease. It is removed when its last rollout is finished, or when the node
-    gives it up and returns an `Unfinished`.
+    """The leases of this node. `take` adds a lease. A lease is removed when its last rollout is finished, or when the
+    node gives up the lease and returns an `Unfinished`.
     """
 
     def __init__(self) -> None:
         self._held: dict[int, _Held] = {}
         self.num_rollouts = 0
-        """Number of unfinished rollouts."""
+        """Number of unfinished rollouts of all held leases."""
         self.num_by_device: Counter[str] = Counter()
         """Number of running rollouts by device."""
 
@@ -130,8 +131,15 @@ class HeldLeases:
     def holds(self, lease_id: int) -> bool:
         return lease_id in self._held
 
+    def is_of_tenant(self, lease_id: int) -> bool:
+        """Return True for a held lease of a tenant's adapter."""
+        held = self._held.get(lease_id)
+        return held is not None and held.lease.policy_version >= FIRST_TENANT_VERSION
+
     def renew(self, lease: Lease, now: float) -> bool:
-        """Restart the deadline of a held lease. Return False if the lease is not held."""
+        """Restart the deadline of a lease that the hub has sent again. Return False if the node does not hold the
+        lease.
+        """
         held = self._held.get(lease.lease_id)
         if held is None:
             return False
@@ -145,7 +153,9 @@ class HeldLeases:
         self.num_rollouts += len(pending)
 
     def runs_on(self, lease_id: int, index: int, device: str) -> bool:
-        """Return True if the engine of this device samples the rollout. Late reports of other engines are void."""
+        """Return True if the engine of this device samples the rollout. If not, the engine's report about the rollout
+        came late and must be ignored.
+        """
         held = self._held.get(lease_id)
         run = None if held is None else held.runs.get(index)
         return run is not None and run.device == device
@@ -163,9 +173,10 @@ class HeldLeases:
         return True
 
     def start(self, policies: PolicyVersions, engines: Sequence[Seats], *, testing: str = "") -> list[Placed]:
-        """Return the groups that the engines should start now, and mark their rollouts as running.
+        """Return the groups of waiting rollouts that the engines should start now, and mark these rollouts as running.
 
-        `testing`: the device whose engine alone samples suspects, unless one runs on another device.
+        A suspect is a lease on which engines have died. Only the engine of device `testing` samples suspects, unless
+        one already runs on another device.
         """
         for engine in engines:
             engine.taken = self.num_by_device[engine.device]
@@ -210,8 +221,8 @@ class HeldLeases:
         ]
 
     def running_on(self, device: str) -> list[tuple[int, int]]:
-        """Return the leases that run on this device and are not stopping, each with its number of rollouts on the
-        device.
+        """Return the running leases of this device, each with its number of rollouts on the device. Leases that are
+        stopping are left out.
         """
         return [
             (lease_id, len(indices))
@@ -256,7 +267,9 @@ class HeldLeases:
             self._stop(held, held.on(device))
 
     def abandon(self, device: str) -> list[int]:
-        """Let rollouts that an engine should have stopped wait again, without its confirmation. Return their leases."""
+        """Let rollouts that an engine should have stopped wait again, although it has not confirmed the stop. Return
+        the ids of their leases.
+        """
         found = [held for held in self._held.values() if device in held.stopping and held.on(device)]
         for held in found:
             self._stop(held, held.on(device))
@@ -293,7 +306,7 @@ class HeldLeases:
         ]
 
     def let_go(self, lease_id: int, reason: str) -> list[Unfinished]:
-        """Give up one lease. Return [] if it is not held."""
+        """Give up one lease, for this reason. Return its unfinished rollouts, or [] if the lease is not held."""
         held = self._held.get(lease_id)
         return [] if held is None else [self._let_go(held, reason)]
 
@@ -329,4 +342,6 @@ def _request(lease: Lease, indices: Collection[int], version: int) -> GroupReque
         temperature=lease.temperature,
         max_tokens=lease.max_tokens,
         stop_ids=lease.stop_ids,
+        returns_routes=lease.returns_routes,
+        keep_keys=lease.keep_keys,
     )

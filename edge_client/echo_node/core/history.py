@@ -20,7 +20,7 @@ def lately(rates: Sequence[float]) -> float | None:
 
 
 class TokenHistory:
-    """Token rates of the last minutes. Call `note` regularly."""
+    """Token rates of the last minutes. Call `note` regularly with the token count."""
 
     def __init__(self) -> None:
         self._done: deque[float] = deque(maxlen=KEPT)

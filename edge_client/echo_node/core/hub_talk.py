@@ -22,7 +22,9 @@ class HubTalk:
         self._reported_at = 0.0
 
     def welcomed(self, heartbeat_s: float) -> list[Effect]:
-        """Send the waiting messages. The next `report` then sends a status, even an unchanged one."""
+        """Send the messages that waited for the hub's Welcome. The next `report` then sends a status, even an unchanged
+        one.
+        """
         self.connected = True
         self._heartbeat_s = heartbeat_s
         self._reported = ()
@@ -49,7 +51,7 @@ class HubTalk:
         return [*sent, ForgetLease(lease_id=message.lease_id)] if isinstance(message, LeaseReturned) else sent
 
     def report(self, status: NodeStatus, now: float) -> list[Effect]:
-        """Send a changed status, or a due heartbeat."""
+        """Send the node's status if it has changed, or if a heartbeat is due."""
         news = (status.activity, status.capacity, status.policy_version, status.precision, status.checks)
         if not self.connected or (news == self._reported and now - self._reported_at < self._heartbeat_s):
             return []

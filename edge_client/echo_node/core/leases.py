@@ -32,7 +32,7 @@ class _Leaving:
 
     reason: str
     by: float
-    """Time at which the lease is returned even without the engines' last tokens."""
+    """Deadline in monotonic time: the lease is then returned even without the engines' last tokens."""
 
 
 class Leases:
@@ -113,8 +113,8 @@ class Leases:
         return effects
 
     def replaced(self, versions: Set[int]) -> list[Effect]:
-        """Return leases with tokens of any of `versions` to the hub: other content was published under these versions,
-        so the tokens are invalid.
+        """Return to the hub all leases with tokens of any of `versions`: other content was published under these
+        versions, so the tokens are invalid.
         """
         effects: list[Effect] = []
         for lease in self._held.leases if versions else ():
@@ -125,11 +125,13 @@ class Leases:
         return effects
 
     def connected(self) -> None:
-        """Mark all tokens as unsent: a disconnected hub may have lost some. `drawn` then sends them."""
+        """Mark all tokens as unsent: a disconnected hub may have lost some. The next call of `drawn` sends them."""
         self._drawn.connected()
 
     def drawn(self, parts: Iterable[DrawnPart], *, device: str = "", for_hub: bool = True) -> list[Effect]:
-        """Store an engine's report. `for_hub`: send these tokens, and all earlier unsent ones, to the hub."""
+        """Store the tokens that an engine has reported. `for_hub`: send these tokens, and all earlier unsent ones, to
+        the hub.
+        """
         for part in parts:
             if self._held.runs_on(part.lease_id, part.index, device):
                 self._drawn.add(part)
@@ -150,7 +152,7 @@ class Leases:
         return [] if self._held.devices(lease_id) else self._return_waiting(lease_id)
 
     def failed(self, lease_id: int, what: str, *, device: str = "", is_of_version: bool = False) -> list[Effect]:
-        """Return a lease that an engine cannot sample to the hub. `is_of_version`: True if the lease's policy version
+        """Return to the hub a lease that an engine cannot sample. `is_of_version`: True if the lease's policy version
         is the cause.
         """
         versions = self._held.versions_on(lease_id, device) if is_of_version else set()
@@ -177,6 +179,10 @@ class Leases:
 
     def is_held(self, lease_id: int) -> bool:
         return self._held.holds(lease_id)
+
+    def is_of_tenant(self, lease_id: int) -> bool:
+        """Return True for a held lease of a tenant's adapter."""
+        return self._held.is_of_tenant(lease_id)
 
     def start(self, policies: PolicyVersions, engines: Sequence[Seats], *, testing: str = "") -> list[Effect]:
         """Submit waiting rollouts to engines with capacity and the right version. Known tokens become the prefix.
@@ -223,7 +229,9 @@ class Leases:
         return effects
 
     def abandon(self, device: str) -> None:
-        """Let the rollouts that an engine should have stopped start elsewhere, without its last tokens."""
+        """Let the rollouts that an engine should have stopped start on another engine, without the first engine's last
+        tokens.
+        """
         self._held.abandon(device)
 
     def _move(self, lease_id: int, device: str) -> Effect:
@@ -241,7 +249,7 @@ class Leases:
         return self._give_back([lease.lease_id for lease in self._held.leases], reason, by=by)
 
     def give_back_overdue(self, now: float, *, by: float) -> list[Effect]:
-        """Return leases past their deadline to the hub, like `give_back_all`."""
+        """Return to the hub all leases past their deadline, like `give_back_all`."""
         return self._give_back(self._held.overdue(now), "its deadline has passed", by=by)
 
     def leave(self, now: float) -> list[Effect]:

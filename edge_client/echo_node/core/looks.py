@@ -1,4 +1,4 @@
-"""Content of the node's tray icon: state, colour, sentence, and the buttons that can be used."""
+"""Content of the node's icon in the desktop's tray: state, colour, sentence, and the buttons that can be used."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class IconLook:
 
 
 def look_of(status: Mapping[str, Any] | None, last_word: str = "") -> IconLook:
-    """Return the icon's look for the output of `echo-node status --json`. None = no node runs; `last_word` is then the
-    reason why the last node ended, if known.
+    """Return the tray icon's look for `status`, the output of `echo-node status --json`. None = no node runs;
+    `last_word` is then the reason why the last node ended, if known.
     """
     if status is None:
         return IconLook(state=NOT_RUNNING, reason=last_word or START, is_running=False, is_paused=False)

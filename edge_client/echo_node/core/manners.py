@@ -15,10 +15,11 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from echo_node.core.schedule import Schedule
 from echo_node.core.traffic import Caps, Traffic
+from echo_shared.described import Described
 from echo_shared.errors import ConfigError
 
 CALM_S: Final = 10.0
@@ -33,10 +34,10 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Celsius = Annotated[float, Field(ge=0, le=150)]
 
 
-class MannersConfig(BaseModel):
+class MannersConfig(Described):
     """Conditions under which the node leaves the machine to its owner."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     gpu: Literal["idle", "always"] = "idle"
     """idle: use the GPU only while its owner is away; a machine without a desktop counts as idle. always: use it at all
@@ -108,7 +109,7 @@ class MannersConfig(BaseModel):
 
     @property
     def caps(self) -> Caps:
-        """Limits on sent and received bytes."""
+        """Limits on the bytes that the node sends and receives, by day and by month."""
         return Caps(
             sent_a_day=self.max_upload_bytes_day,
             sent_a_month=self.max_upload_bytes_month,
@@ -218,7 +219,7 @@ class Hold:
 
     @property
     def keeps_offline(self) -> bool:
-        """True if this hold also forbids network use."""
+        """True if this hold (reason to pause) also forbids the use of the network."""
         return self.reason in (HoldReason.METERED, HoldReason.TRAFFIC)
 
 
@@ -240,7 +241,7 @@ class _Finding:
 
 
 class Manners:
-    """The rules by which the node pauses for its owner, with their state. Call `holds` regularly, with the time of a
+    """Applies the owner's rules for pausing the node, and keeps their state. Call `holds` regularly, with the time of a
     monotonic clock.
     """
 

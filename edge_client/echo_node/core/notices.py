@@ -24,7 +24,7 @@ class Notice:
 
 
 def notice_of_end(error: EchoError) -> Notice | None:
-    """Return a notice about the error that ended the hub's connection; None if the run is over or the
+    """Return a notice for the owner about the error that ended the hub's connection; None if the run is over or the
     network failed.
     """
     if not isinstance(error, RefusedError) or error.code == RefusalCode.FINISHED:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+from echo_node.core.clocks import ClockReading
 from echo_shared.errors import RemoteProtocolError
 from echo_shared.wire.messages import FleetCommand
 from echo_shared.wire.owner_commands import OwnerCommand, read_command
@@ -18,7 +19,7 @@ MOST_AGE_S: Final = 300.0
 computers agree within a minute or two.
 """
 MOST_SENDERS: Final = 256
-"""Maximum number of senders whose newest command is remembered. Commands of more senders are refused."""
+"""Maximum number of senders whose newest command is remembered. After that, commands of further senders are refused."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,26 +29,24 @@ class OwnerCommands:
     node_id: str
     owner_key: bytes
     hub_key: bytes
-    started_at: float
-    """Start of the node, in seconds since the epoch."""
+    started_s: float
+    """Start of the node, by the monotonic clock of `ClockReading.running`: the time of day may be set later."""
     _newest: dict[str, float] = field(default_factory=dict)
     """Time of the newest obeyed command by sender."""
 
-    def take(self, said: FleetCommand, now: float) -> OwnerCommand:
-        """Return the command to obey; `now` in seconds since the epoch. Raises RemoteProtocolError with the reason for
-        any other.
-        """
+    def take(self, said: FleetCommand, now: ClockReading) -> OwnerCommand:
+        """Return the command, if the node must obey it. Raises RemoteProtocolError with the reason if not."""
         command = read_command(said, self.owner_key)
         if command.hub_key != self.hub_key.hex() or (command.to and self.node_id not in command.to):
             raise RemoteProtocolError("The command is for another node or hub.")
-        age_s = now - command.sent_at
+        age_s = now.wall - command.sent_at
         if abs(age_s) > MOST_AGE_S:
             raise RemoteProtocolError(
                 "The command is too old, or the clocks of the two machines differ.",
                 got=f"sent {age_s:.0f} s ago by this node's clock",
                 do="Compare the clocks, then send the command again.",
             )
-        if command.sent_at < self.started_at:
+        if age_s > now.running - self.started_s:
             raise RemoteProtocolError("The command is older than this node's start.", do="Send the command again.")
         if command.sent_at <= self._newest.get(command.sender, 0.0):
             raise RemoteProtocolError("The node has had this command before.")

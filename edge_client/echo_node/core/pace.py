@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 _MEMORY: Final = 64
-"""Number of completions over which the mean length is taken."""
+"""Number of newest completions whose mean length is the expected length of the next ones."""
 _SLACK: Final = 0.25
-"""Minimum relative change of the number of affordable rollouts that the hub is told. After a smaller change it is told
-the old number.
+"""Minimum relative change of the number of affordable rollouts before `affordable` returns the new number, so that it
+does not change with every completion.
 """
 
 

@@ -25,7 +25,7 @@ class Seats:
     window: float
     """Maximum number of rollouts that the engine holds, the waiting ones included; inf = it takes all of them."""
     rate: float
-    """Speed in any unit that is the same for all engines."""
+    """Speed, in the same unit for all engines."""
     taken: int = 0
     """Number of rollouts that the engine holds."""
 
@@ -40,12 +40,16 @@ class Seats:
         return max(0.0, self.window - self.taken)
 
     def ends_after(self, count: int) -> float:
-        """Return when the engine would have finished all its rollouts with `count` further ones, in units of time."""
+        """Return the time until the engine would have finished its rollouts and `count` further ones. The unit is the
+        same for all engines.
+        """
         return (self.taken + count) / self.rate
 
 
 def place(count: int, engines: Iterable[Seats]) -> list[tuple[Seats, int]]:
-    """Distribute `count` rollouts of one lease. Return the engines with their numbers; the other rollouts wait."""
+    """Distribute `count` rollouts of one lease. Return each engine with its number of rollouts. Rollouts that fit
+    nowhere wait.
+    """
     known = [engine for engine in engines if engine.left]
     whole = [engine for engine in known if engine.free >= count]
     if whole:
@@ -78,7 +82,7 @@ def _take(engine: Seats, count: int) -> tuple[Seats, int]:
 
 
 def _merged(placed: list[tuple[Seats, int]]) -> list[tuple[Seats, int]]:
-    """Return one entry for each engine."""
+    """Add up entries of the same engine: return one (engine, number of rollouts) for each."""
     counts: dict[str, tuple[Seats, int]] = {}
     for engine, count in placed:
         _, before = counts.get(engine.device, (engine, 0))

@@ -14,6 +14,11 @@ These rules are applied again after every change:
 - kept = the newest `KEPT` versions on disk, every version that a held lease needs, and the parents of current fetches.
   All others are deleted.
 
+Versions of tenants (other people's adapters, numbered from `FIRST_TENANT_VERSION`) follow their own rules, because
+their numbers say nothing about which is needed next. They are never "the newest". `KEPT_OF_TENANTS` of them stay on
+disk, and `LOADED_OF_TENANTS` stay loaded: those that leases named last. So neither kind of version drives out the
+other.
+
 Version 0 is the base model without adapter: it needs no file, and is never deleted.
 """
 
@@ -38,11 +43,16 @@ from echo_node.core.effects import (
 from echo_shared.artefacts.manifest import DELTA_REACH, Manifest
 from echo_shared.process.backoff import backoff_s
 from echo_shared.wire.messages import ArtefactOffer, Fetched, Have, KeyframeWanted, Lease, Way
+from echo_shared.wire.messages.fields import FIRST_TENANT_VERSION
 
 KEPT: Final = DELTA_REACH
 """Number of newest versions kept on disk, because the hub may publish a delta against any of them."""
 LOADED: Final = 2
 """Number of newest versions on disk that the engine may keep loaded."""
+KEPT_OF_TENANTS: Final = 8
+"""Number of tenants' versions kept on disk besides those that held leases need. Set by hand."""
+LOADED_OF_TENANTS: Final = 2
+"""Number of tenants' versions that the engine may keep loaded besides those that held leases need. Set by hand."""
 KEPT_OFFERS: Final = 8
 _PUSHED: Final = (Way.INLINE, Way.BROADCAST)
 
@@ -81,7 +91,7 @@ class PolicyVersions:
         self._on_disk: dict[int, Fetched | None] = {0: None, **{v: one.fetched for v, one in on_disk.items()}}
         self._fetching: dict[int, ArtefactOffer] = {}
         self._open: list[ArtefactOffer] = []
-        """Offers for which `declined` must still decide whether the hub should stop pushing: new offers, and those
+        """Offers for which `declined` must still decide whether the hub should stop pushing: new offers, and offers
         whose fetch has just failed or ended.
         """
         self._missing_bytes: dict[int, int] = {}
@@ -89,14 +99,17 @@ class PolicyVersions:
         self._unreadable: dict[int, bytes] = {}
         """Manifest of the unreadable offer, by version."""
         self._engines: defaultdict[str, _InEngine] = defaultdict(_InEngine)
+        self._used: dict[int, None] = dict.fromkeys(version for version in sorted(on_disk) if _is_of_tenant(version))
+        """Tenants' versions on disk or leased, the last used one last."""
         self._replaced: set[int] = set()
         self._failures: dict[int, int] = {}
         self._retry_at: dict[int, float] = {}
 
     @property
     def newest_loaded(self) -> int | None:
-        """Newest version that any engine holds."""
-        return max((version for engine in self._engines.values() for version in engine.loaded), default=None)
+        """Newest version of the run that any engine holds."""
+        loaded = (version for engine in self._engines.values() for version in engine.loaded)
+        return max((version for version in loaded if not _is_of_tenant(version)), default=None)
 
     def newest_prepared(self, device: str = "") -> int | None:
         """Return the newest published version to which the engine can switch without a wait."""
@@ -129,8 +142,8 @@ class PolicyVersions:
         return lease.policy_version not in self._on_disk and lease.policy_version not in self._offers
 
     def _newest(self, versions: Set[int]) -> int | None:
-        """Return the newest of `versions` that the hub has published. This node may hold newer ones, after the hub was
-        restored from a backup.
+        """Return the newest of `versions` that the hub has published; None = it has published none of them. The node
+        may hold newer versions, after the hub was restored from a backup.
         """
         return max((version for version in versions if version <= self.newest_published), default=None)
 
@@ -139,7 +152,7 @@ class PolicyVersions:
         return self.newest_published in self._fetching
 
     def arrived(self, version: int) -> Fetched | None:
-        """Return the report of a version's fetch; None = the version is not on disk."""
+        """Return the report of the fetch that brought this version; None = the version is not on disk."""
         return self._on_disk.get(version)
 
     @property
@@ -154,7 +167,9 @@ class PolicyVersions:
         return [] if offer is None else self.offered(version, offer)
 
     def offered(self, version: int, offer: ArtefactOffer) -> list[Effect]:
-        """Record an offer of a version, new or old. Version 0, the base model without adapter, is ignored."""
+        """Record the hub's offer of a version, new or old. An offer of version 0, the base model without adapter, is
+        ignored.
+        """
         if version == 0:
             return []
         content = _content_of(offer)
@@ -171,7 +186,7 @@ class PolicyVersions:
         return effects
 
     def connected(self) -> None:
-        """Ask for keyframes (versions that need no parent) again, because the hub may have lost earlier requests."""
+        """Ask the hub again for keyframes (versions that need no parent): it may have lost earlier requests."""
         for version in self._unreadable:
             self._retry_at.pop(version, None)
 
@@ -184,12 +199,14 @@ class PolicyVersions:
         if self._fetching.pop(version, None) is None:
             return False
         self._on_disk[version] = fetched
+        if _is_of_tenant(version):
+            self._used[version] = None
         self._failures.pop(version, None)
         self._unreadable.pop(version, None)
         return True
 
     def fetch_failed(self, version: int, now: float, jitter: float, *, unreadable: bool) -> None:
-        """Record a failed fetch. `unreadable`: the artefact arrived, but could not be decoded."""
+        """Record a failed fetch of a version. `unreadable`: its files arrived, but could not be decoded."""
         failed = self._fetching.pop(version, None)
         if failed is None:
             return
@@ -218,6 +235,9 @@ class PolicyVersions:
         """Return the effects that fetch, load, drop and delete versions by the rules of this module. `leased`: the
         versions that held leases need; `engines_up`: devices of the engines that can load versions now.
         """
+        for version in sorted(filter(_is_of_tenant, leased)):
+            self._used.pop(version, None)
+            self._used[version] = None
         return [
             *self._fetches(leased, now, jitter),
             *(effect for device in engines_up for effect in self._loads(leased, device)),
@@ -265,8 +285,8 @@ class PolicyVersions:
         return parent is None or parent in self._on_disk or parent in self._fetching
 
     def _is_closer_than_the_newest(self, version: int) -> bool:
-        """Return True if this fetch misses no more bytes than the fetch of the newest version. If the latter are
-        unknown, return True until the newest version is on disk.
+        """Return True if this fetch misses no more bytes than the fetch of the newest version. If the newest version's
+        missing bytes are unknown, return True until that version is on disk.
         """
         newest = self._missing_bytes.get(self.newest_published)
         if newest is None:
@@ -286,23 +306,33 @@ class PolicyVersions:
 
     def _loads(self, leased: Set[int], device: str) -> list[Effect]:
         engine = self._engines[device]
-        due = ((leased & self._on_disk.keys()) | {max(self._on_disk)}) - engine.loaded
+        due = ((leased & self._on_disk.keys()) | {self._of_run[-1]}) - engine.loaded
         engine.loaded |= due
         return [AddPolicy(policy_version=v, device=device) for v in sorted(due, reverse=True)]
 
     def _removals(self, leased: Set[int]) -> list[Effect]:
-        kept = set(sorted(self._on_disk)[-KEPT:]) | leased | {self.newest_published} | self._parents(self._fetching)
-        stays = set(sorted(self._on_disk)[-LOADED:]) | leased | {self.newest_published}
+        used = [version for version in self._used if version in self._on_disk]
+        needed = leased | {self.newest_published}
+        kept = {*self._of_run[-KEPT:], *used[-KEPT_OF_TENANTS:]} | needed | self._parents(self._fetching)
+        stays = {*self._of_run[-LOADED:], *used[-LOADED_OF_TENANTS:]} | needed
         deleted = self._on_disk.keys() - kept - {0}
         drops = [effect for device in self._engines for effect in self._drops(device, stays)]
         for version in deleted:
             del self._on_disk[version]
             if version not in self._offers:
                 del self._contents[version]
-        for version in sorted(self._offers.keys() - kept - self._fetching.keys())[:-KEPT_OFFERS]:
-            for known in (self._offers, self._contents, self._unreadable, self._failures, self._retry_at):
-                known.pop(version, None)
+        idle = sorted(self._offers.keys() - kept - self._fetching.keys())
+        for ours in (False, True):
+            for version in [version for version in idle if _is_of_tenant(version) is ours][:-KEPT_OFFERS]:
+                for known in (self._offers, self._contents, self._unreadable, self._failures, self._retry_at):
+                    known.pop(version, None)
+        self._used = {version: None for version in self._used if version in self._on_disk or version in leased}
         return [*drops, *(RemoveArtefact(policy_version=v) for v in sorted(deleted))]
+
+    @property
+    def _of_run(self) -> list[int]:
+        """Return the versions on disk that are not a tenant's, in order; the base model is always there."""
+        return sorted(version for version in self._on_disk if not _is_of_tenant(version))
 
     def _drops(self, device: str, stays: Set[int]) -> list[Effect]:
         engine = self._engines[device]
@@ -327,6 +357,10 @@ class PolicyVersions:
         return effects
 
 
+def _is_of_tenant(version: int) -> bool:
+    return version >= FIRST_TENANT_VERSION
+
+
 def _content_of(offer: ArtefactOffer) -> str:
     manifest = _manifest_of(offer)
     return offer.manifest.hex() if manifest is None else manifest.content
@@ -338,7 +372,7 @@ def _info_hash_of(offer: ArtefactOffer) -> bytes | None:
 
 
 def _manifest_of(offer: ArtefactOffer) -> Manifest | None:
-    """Return the manifest; None if it is invalid. Its signature is checked by the fetch, not here."""
+    """Return the offer's manifest; None if it is invalid. The fetch, not this function, checks the signature."""
     try:
         return Manifest.model_validate_json(offer.manifest)
     except ValidationError:

@@ -85,11 +85,11 @@ class Schedule:
 
     @property
     def _bounds(self) -> set[int]:
-        """Minutes of the week at which the level may change."""
+        """Minutes of the week, since Monday 00:00, at which the level (share of the device's time) may change."""
         return {0} | {minute % WEEK_MIN for span in self.spans for minute in (span.begin, span.begin + span.length)}
 
     def _after(self, local: datetime) -> list[int]:
-        """Return the minutes at which the level may change, the next one first."""
+        """Return the minutes of the week at which the level may change, beginning with the next one after `local`."""
         now = _minute_of_week(local)
         return sorted(self._bounds, key=lambda bound: (bound - now - 1) % WEEK_MIN)
 

@@ -26,7 +26,7 @@ class HubShare(BaseModel):
     share: Annotated[float, Field(ge=0, le=1_000_000)] = 0.0
     """Weight relative to the other hubs; 0 = the node does not work for this hub."""
     worked_s: Annotated[float, Field(ge=0)] = 0.0
-    """Seconds of work that count at time `at`, when older seconds already count less."""
+    """Seconds of work for this hub, as counted at the time `at`: older seconds count less."""
     at: float = 0.0
     """Time for which `worked_s` is valid, in seconds since the epoch."""
 

@@ -21,7 +21,7 @@ SENTENCES: Final[Mapping[StandbyReason, str]] = {
     "Faulty memory, an overclocked GPU or a damaged model can cause this. Then ask the "
     "hub's operator for a pardon, and give this node's id.",
 }
-"""Sentence for each StandbyReason."""
+"""Sentence for the user, by reason."""
 
 WORKS_AGAIN: Final = "The hub has work for this node again."
 

@@ -13,11 +13,11 @@ LEAST_S: Final = 2.0
 
 
 class TimeLeft:
-    """Estimates for any number of jobs. Call `note` regularly with the progress of all of them."""
+    """Estimates of the seconds left, for any number of jobs. Call `note` regularly with the progress of all jobs."""
 
     def __init__(self) -> None:
         self._seen: dict[str, deque[tuple[float, int]]] = {}
-        """(time, bytes done) of the last seconds, by the job's title."""
+        """Recent progress of each job, by the job's title: (time, bytes done) at each call of `note`."""
 
     def note(self, jobs: Mapping[str, tuple[int, int]], now: float) -> dict[str, float]:
         """Return the seconds left of each job that makes progress. `jobs`: (bytes done, total bytes) by title; `now`:
@@ -28,7 +28,7 @@ class TimeLeft:
         for title, (done, total) in jobs.items():
             seen = self._seen[title]
             if seen and done < seen[-1][1]:
-                seen.clear()  # The job has started again.
+                seen.clear()  # The job's number of bytes has fallen, so the job started again.
             seen.append((now, done))
             while now - seen[0][0] > WINDOW_S:
                 seen.popleft()

@@ -28,7 +28,7 @@ class Amount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Traffic of the current day, and of its month until now."""
+    """Bytes sent and received on the current day, and in its month up to now."""
 
     day: Amount
     month: Amount
@@ -56,7 +56,7 @@ class TrafficByDate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caps:
-    """Limits in bytes; 0 = no limit."""
+    """Limits on sent and received bytes, by day and by month; 0 = no limit."""
 
     sent_a_day: int = 0
     sent_a_month: int = 0
@@ -64,7 +64,9 @@ class Caps:
     received_a_month: int = 0
 
     def reached(self, traffic: Traffic, today: date) -> str | None:
-        """Return a sentence about a limit that was reached, preferably a monthly one; None = no limit was reached."""
+        """Return a sentence about a limit that the traffic has reached, preferably a monthly one; None = it has reached
+        no limit.
+        """
         return next(self._reached(traffic, today), None)
 
     def _reached(self, traffic: Traffic, today: date) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Passing troubles of a node. Each has a code and a sentence, and is reported once.
+"""Troubles of a node: problems that may pass by themselves. Each has a code and a sentence, and is reported once.
 
 Several parts of the node may meet the same trouble: a full disk stops the spool, a fetch and the log. The trouble
 begins with the first part that meets it and ends with the last.
@@ -19,7 +19,7 @@ class TroubleCode(StrEnum):
 
     DISK_FULL = "disk_full"
     STORAGE = "storage"
-    """The disk refuses an operation, but not for lack of space."""
+    """The disk refuses an operation for another reason than lack of space."""
     FETCH = "fetch"
     ENGINE = "engine"
     DEVICE_GONE = "device_gone"
@@ -51,7 +51,7 @@ OVER: Final[Mapping[TroubleCode, str]] = {
     TroubleCode.NETWORK_CHANGED: "Reconnected.",
     TroubleCode.TOO_OLD: "The hub admits this node again.",
 }
-"""Message at the end of each trouble."""
+"""Sentence with which the node reports the end of a trouble, by the trouble's code."""
 
 
 _CODES: Final = frozenset({DISK_FULL, TroubleCode.CLOCK.value, TroubleCode.TOO_OLD.value})
@@ -59,7 +59,9 @@ _CODES: Final = frozenset({DISK_FULL, TroubleCode.CLOCK.value, TroubleCode.TOO_O
 
 
 def trouble_of(error: EchoError, *, otherwise: TroubleCode) -> Trouble:
-    """Convert an error: keep known codes, use STORAGE for other disk errors, and `otherwise` for the rest."""
+    """Return the trouble for an error. Its code is the error's if that is also a trouble code, STORAGE for other disk
+    errors, else `otherwise`.
+    """
     if error.code in _CODES:
         code = TroubleCode(error.code)
     else:
@@ -68,22 +70,22 @@ def trouble_of(error: EchoError, *, otherwise: TroubleCode) -> Trouble:
 
 
 class Troubles:
-    """All current troubles, by the part of the node that met them."""
+    """All current troubles (problems that may pass by themselves), by the part of the node that met them."""
 
     def __init__(self) -> None:
         self._of_part: dict[str, Trouble] = {}
 
     def begin(self, part: str, trouble: Trouble) -> str | None:
-        """Record that `part` has met the trouble. Return the message to report; None if another part has reported the
-        trouble.
+        """Record that `part` of the node has met the trouble. Return the message to report; None if another part has
+        already reported the same trouble.
         """
         is_known = any(other.code == trouble.code for other in self._of_part.values())
         self._of_part[part] = trouble
         return None if is_known else trouble.sentence
 
     def end(self, part: str) -> str | None:
-        """Record that `part` has recovered. Return the message to report; None if another part still has
-        the trouble.
+        """Record that `part` no longer has its trouble. Return the message to report; None if another part still has
+        the same trouble.
         """
         trouble = self._of_part.pop(part, None)
         if trouble is None or any(other.code == trouble.code for other in self._of_part.values()):

@@ -20,7 +20,7 @@ _HASH: Final = "#sha256="
 
 
 class SourceKind(StrEnum):
-    """Kind of source from which the installer made this copy."""
+    """Kind of source from which the installer made this copy of Echo."""
 
     WHEELHOUSE = "wheelhouse"
     SOURCE = "source"
@@ -29,15 +29,15 @@ class SourceKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """The installer's note about its source, and the source's present state."""
+    """The installer's note about this copy's source, and the source's present state."""
 
     origin: SourceKind
     source: str
-    """Path or address. Unused if the source is a hub."""
+    """Path or address of the source. Unused if the source is a hub."""
     is_there: bool = True
-    """For a path: True if it exists."""
+    """For a source that is a path: True if the path exists."""
     is_owners: bool = True
-    """For a path: True if other users of the machine cannot change its content."""
+    """For a source that is a path: True if other users of the machine cannot change its content."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,17 +52,17 @@ class Try:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """Facts by which the node decides whether it updates itself."""
+    """Facts about this copy of Echo and its hub. They decide whether the node updates itself."""
 
     mode: UpdateMode
     refusal: str
     """The hub's refusal of this node as too old; empty = none."""
     is_by_installer: bool
-    """True if an installer made this copy."""
+    """True if an installer made this copy of Echo."""
     is_replaced: bool = False
     """True if the installer has replaced the running version."""
     note: Note | None = None
-    """None = the installer left no note."""
+    """The installer's note about this copy's source; None = it left none."""
     hub_hosts: Collection[str] = ()
     """Hosts of the hubs that this node knows. Nothing is installed from them."""
     tries: Sequence[Try] | None = ()
@@ -109,7 +109,7 @@ _UNSEEN: Final = "Its end was not seen."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stay:
-    """The node continues unchanged."""
+    """Decision: the node continues unchanged."""
 
     why: Why
     sentence: str
@@ -124,14 +124,14 @@ class Install:
 
 @dataclass(frozen=True, slots=True)
 class ComeBack:
-    """Another version is installed: end the node, and start it as that version."""
+    """Decision: another version is installed, so the node ends and starts again as that version."""
 
 
 Decision = Stay | Install | ComeBack
 
 
 def name_of(refusal: str) -> str:
-    """Return a short hash that identifies a hub's refusal."""
+    """Return a short hash of a hub's refusal, which identifies the refusal."""
     return hashlib.blake2b(refusal.encode(), digest_size=10).hexdigest()
 
 
@@ -150,8 +150,8 @@ def decide(known: Known) -> Decision:
 
 
 def against_try(tries: Sequence[Try] | None, name: str, now: float) -> Why | None:
-    """Return the reason against another run of the installer; None = it may run. After the clock was set back, it must
-    wait.
+    """Return the reason against another run of the installer; None = it may run. If the clock was set back, the run
+    must wait.
     """
     if tries is None:
         return Why.NO_BOOK

@@ -1,4 +1,4 @@
-"""When the node keeps its machine from falling asleep: while it works on mains power, if its owner wants that.
+"""Decides when the node keeps its machine awake: while it works on mains power, if its owner wants that.
 
 A gap between two leases is no reason to let the machine sleep: a machine that its owner left hours ago would fall
 asleep in the first gap, and the hub would lose the node. A pause, a battery and the setting take effect at once.
@@ -13,7 +13,7 @@ GAP_S: Final = 300.0
 
 
 class Waking:
-    """Call `wants` once a second with the time of a monotonic clock."""
+    """Decides whether the machine must stay awake. Call `wants` once a second with the time of a monotonic clock."""
 
     def __init__(self) -> None:
         self._worked_at: float | None = None
@@ -21,7 +21,7 @@ class Waking:
     def wants(self, *, allowed: bool, works: bool, on_battery: bool | None, now: float) -> bool:
         """Return True if the machine is to be kept awake now.
 
-        `allowed`: the owner wants it, and no hold (reason to pause) is in force; `works`: the node has work;
+        `allowed`: the owner's settings allow it, and no hold (reason to pause) is in force; `works`: the node has work;
         `on_battery`: None = the machine has no battery.
         """
         if not allowed or on_battery:

@@ -59,6 +59,7 @@ from echo_node.core.leases import Leases
 from echo_node.core.policies import OnDisk, PolicyVersions
 from echo_node.core.progress import WorkProgress
 from echo_node.core.standby import sentence
+from echo_node.core.tenant_choice import TenantChoice
 from echo_node.core.troubles import Trouble
 from echo_node.core.yielding import YIELD_S
 from echo_shared.errors import POLICY_UNUSABLE
@@ -82,7 +83,7 @@ DRAIN_S: Final = 3.0
 """Seconds for which a node that stops waits for the hub's last receipts."""
 
 LAST_WORDS_S: Final = 2.0
-"""Seconds for which the return of a lease waits for the engine's last tokens."""
+"""Seconds for which a lease that goes back to the hub waits for the engine's last tokens."""
 
 
 class WorkLoop:
@@ -98,10 +99,10 @@ class WorkLoop:
         devices: Sequence[str] = ("",),
     ) -> None:
         """State from before a restart: `unfinished` (indices by lease id), `unacked` (ids of rollouts without a
-        receipt), and the versions `on_disk`. `devices`: see `engines`.
+        receipt), and the versions `on_disk`. `devices`: those of the engines, one each.
         """
         self._jitter = 0.0
-        """The `jitter` of the current event, see `handle`."""
+        """Random number in [0, 1) of the current event, see `handle`."""
         self._base = BaseModel()
         self._policies = PolicyVersions(on_disk)
         self._engines = Engines(devices, capacity_factor=capacity_factor)
@@ -122,6 +123,8 @@ class WorkLoop:
         self._stopped = False
         self.standby = ""
         """Sentence with the reason why the hub gives no work; empty = no known reason."""
+        self.willing = TenantChoice()
+        """Tenants of the hub for which the node is willing to work. Set again when the owner's settings change."""
         self._effects: list[Effect] = []
 
     def handle(self, event: Event, now: float, jitter: float) -> tuple[Effect, ...]:
@@ -157,7 +160,7 @@ class WorkLoop:
 
     @property
     def rests(self) -> bool:
-        """True while the node pauses for its owner and no work runs any more."""
+        """True while the node pauses for its owner and no engine computes any more."""
         is_still = all(engine.yielding.rests and not self._leases.awaits(engine.device) for engine in self._engines)
         return is_still and not self._is_leaving
 
@@ -176,7 +179,9 @@ class WorkLoop:
         return bool(self._finishing) or self._drain_by is not None
 
     def held_back_by(self, now: float) -> tuple[HoldBack, ...]:
-        """Return the reasons for asking for no work now, in the order of HoldBack; empty = the node asks for work."""
+        """Return the reasons why the node asks for no work now, in the order of HoldBack; empty = the node asks for
+        work.
+        """
         reasons: dict[HoldBack, bool] = {
             **self._engines.held_back(now),
             "the spool cannot be written": not self._spool_works,
@@ -195,11 +200,11 @@ class WorkLoop:
 
     @property
     def engine_problems(self) -> dict[str, Trouble | None]:
-        """Problem of each engine by device; None = it has none."""
+        """Return the problem of each engine by device; None = the engine has no problem."""
         return {engine.device: engine.problem for engine in self._engines}
 
     def devices(self, now: float) -> list[DeviceWork]:
-        """Describe the engine of each device."""
+        """Return the state of the engine of each device, as the user sees it."""
         return [engine.work(self._leases.num_on(engine.device), now) for engine in self._engines]
 
     @property
@@ -212,6 +217,7 @@ class WorkLoop:
             drawn_tokens=self._leases.num_drawn_tokens,
             finished_rollouts=self._leases.num_finished,
             newest_by=self._base.fetched if newest == 0 else None if newest is None else self._policies.arrived(newest),
+            tenants=tuple(sorted({lease.tenant for lease in self._leases.held if lease.tenant})),
             is_finishing=bool(self._finishing),
         )
 
@@ -222,7 +228,7 @@ class WorkLoop:
     def _welcome(self, event: Welcome, now: float) -> None:
         self._effects += self._talk.welcomed(event.heartbeat_s)
         self._effects += [ResendSpooled(), AskForReceipts()]
-        self._effects += self._base.offered(event.base)
+        self._effects += self._base.offered(event.base, event.gguf)
         self._policies.connected()
         self._leases.connected()
         self._offered(self._policies.published(event.policy_version, event.policy))
@@ -233,7 +239,7 @@ class WorkLoop:
         self._effects += self._leases.drawn(())
 
     def _published(self, event: PolicyPublished, now: float) -> None:
-        # An older version is a keyframe (it needs no parent) that this node has requested.
+        # The offer is older than the newest version: a requested keyframe, which needs no parent.
         if event.policy_version < self._policies.newest_published:
             self._offered(self._policies.offered(event.policy_version, event.offer))
         else:
@@ -254,7 +260,7 @@ class WorkLoop:
         pending = {index for index in event.indices if rollout_id(event.lease_id, index) not in on_their_way}
         if not pending:
             return
-        refusal = self._refusal(len(pending))
+        refusal = self._refusal(event.tenant, len(pending))
         if refusal is not None:
             indices = tuple(sorted(pending))
             self._effects += self._talk.say(LeaseReturned(lease_id=event.lease_id, indices=indices, reason=refusal))
@@ -265,8 +271,10 @@ class WorkLoop:
             engine.pace.leased(event.deadline_s, event.max_tokens)
         self._effects += self._leases.take(event, pending, now)
 
-    def _refusal(self, num_rollouts: int) -> str | None:
-        """Return the reason for refusing a lease of `num_rollouts` rollouts, or None."""
+    def _refusal(self, tenant: str, num_rollouts: int) -> str | None:
+        """Return the reason for refusing a lease of `num_rollouts` rollouts for this tenant, or None."""
+        if self.willing.refuses_work_of(tenant):
+            return "the machine's owner does not work for this tenant"
         if self._is_leaving:
             return "the node is leaving"
         if self._engines.is_held:
@@ -291,7 +299,7 @@ class WorkLoop:
     def _disconnected(self, event: Disconnected, now: float) -> None:
         self._talk.disconnected()
         self._checks.give_up()
-        self.standby = ""  # The hub sends the reason again after a reconnect.
+        self.standby = ""  # Forget the reason: the hub sends it again after a reconnect.
 
     def _artefact_ready(self, event: ArtefactReady, now: float) -> None:
         if event.policy_version is not None:
@@ -357,10 +365,12 @@ class WorkLoop:
         self._effects += self._leases.cancelled(event.lease_id, device=event.device)
 
     def _group_failed(self, event: LeaseFailed, now: float) -> None:
-        if self._leases.is_held(event.lease_id):
+        is_of_version = event.code == POLICY_UNUSABLE
+        # A tenant made the adapter, so its faults do not count as the engine's.
+        if self._leases.is_held(event.lease_id) and not (is_of_version and self._leases.is_of_tenant(event.lease_id)):
             self._engines[event.device].life.group_failed(now, self._jitter, what=event.what, code=event.code)
         self._effects += self._leases.failed(
-            event.lease_id, event.what, device=event.device, is_of_version=event.code == POLICY_UNUSABLE
+            event.lease_id, event.what, device=event.device, is_of_version=is_of_version
         )
 
     def _spooled(self, event: Spooled, now: float) -> None:
@@ -410,9 +420,11 @@ class WorkLoop:
             self._stop_work(reason, now, within_s=LAST_WORDS_S)
 
     def _stop_work(self, reason: str, now: float, *, within_s: float) -> None:
-        """Return all leases to the hub. The caller must have set the state in which `status` reports no capacity."""
+        """Return all leases to the hub. Before the call, the caller must set the state so that `status` reports no
+        capacity.
+        """
         self._effects += self._checks.give_up()
-        # Report first: otherwise the hub would lease the work to this node again.
+        # Report the missing capacity first: otherwise the hub would lease the work to this node again.
         self._effects += self._talk.report(self.status(now), now)
         self._effects += self._leases.give_back_all(reason, by=now + within_s)
 
@@ -441,8 +453,8 @@ class WorkLoop:
         self._effects += self._checks.start({device: self._policies.loaded(device) for device in scoring})
 
     def _move_on(self, engine: DeviceEngine, now: float) -> None:
-        """Stop the leases that a newer prepared version should continue. They start again with their tokens
-        as prefix.
+        """Stop the leases of this engine that should continue with a newer version, which it has prepared. They start
+        again with their tokens as prefix.
         """
         newest = self._policies.newest_prepared(engine.device)
         behind = () if newest is None else self._leases.behind(newest, engine.device)

@@ -1,6 +1,6 @@
 """States of the sampling engine while the node pauses for its owner.
 
-A hold is a reason to pause. "Told all": the engine has reported all tokens of its unfinished rollouts.
+A hold is a reason to pause. An engine has "told all" once it has reported all tokens of its unfinished rollouts.
 
            hold            told all, or              keep_memory_s, or
     AT WORK ───► LEAVING ─────YIELD_S─────► STILL ───memory is wanted───► ENDING ──EngineLost──► GONE
@@ -21,7 +21,7 @@ from echo_node.core.effects import Effect, EndEngine, ResumeEngine, StartEngine,
 from echo_node.core.manners import Hold
 
 YIELD_S: Final = 0.15
-"""Seconds that the engine gets to report its tokens before its threads are stopped."""
+"""Seconds that a pausing engine gets to report its tokens before its threads are stopped."""
 
 
 class Yielding:
@@ -37,7 +37,9 @@ class Yielding:
         self._still_since: float | None = None
         self._is_ending = False
         self._renewed_by: float | None = None
-        """Latest time at which the engine is ended to be replaced; None = it is not being replaced."""
+        """Deadline for ending the engine that is being replaced by one with new settings; None = no engine is being
+        replaced.
+        """
         self._waiting: StartEngine | None = None
         """Postponed start of an engine: it waits for the end of the holds (reasons to pause) and of the previous
         engine.
@@ -50,7 +52,7 @@ class Yielding:
 
     @property
     def is_leaving(self) -> bool:
-        """True while the engine ends, or is being replaced."""
+        """True while the engine ends or is being replaced."""
         return self._is_ending or self.is_renewing
 
     @property
@@ -64,7 +66,7 @@ class Yielding:
         return self._exists or self._waiting is not None
 
     def end(self) -> list[Effect]:
-        """End the engine at once."""
+        """Return the effects that end the engine at once."""
         if not self._exists or self._is_ending:
             return []
         self._is_ending = True
@@ -82,8 +84,8 @@ class Yielding:
         return begins
 
     def renew(self, by: float) -> bool:
-        """Replace the engine, at the time `by` at the latest. Return False without an engine, or with one that is
-        ending.
+        """Replace the engine at the time `by` at the latest. Return False without an engine, or if the engine is
+        already ending.
         """
         if self._exists and not self._is_ending:
             self._renewed_by = by

@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 PROBE_S: Final = 60.0
 
 Look = Callable[[], tuple[Hardware, BackendChoice]]
-"""Function that detects the hardware and chooses an engine. It blocks, and raises BackendError if no engine
-is usable.
+"""Function that detects the hardware and chooses an engine. It blocks, and raises BackendError if no engine is
+usable.
 """
 
 
@@ -70,7 +70,7 @@ class EngineChooser:
         return self._first is not None and not _same(self.choice, self._first)
 
     def renew(self) -> None:
-        """Make the next choice the preferred one, because settings have changed."""
+        """Let the next choice count as the preferred one, because settings have changed."""
         self._is_renewed = True
 
     @property
@@ -129,20 +129,25 @@ class EngineChooser:
 
 
 class EngineChoosers:
-    """The choosers of all engines of a node, by device. Call `decide` first."""
+    """A node's engine choosers, one per device. Call `decide` first, which makes them."""
 
     def __init__(self, machine: LooksForEngines, *, changed: asyncio.Event, probe_s: float = PROBE_S) -> None:
         """For `changed` and `probe_s` see `EngineChooser`."""
         self.by_device: dict[str, EngineChooser] = {}
-        """Set by `decide`; the name "" stands for the device that a node has chosen itself."""
+        """Chooser by name of the device; "" = the device that the node itself has chosen. `decide` fills this map."""
         self._machine = machine
         self._changed = changed
         self._probe_s = probe_s
 
     @property
     def choice(self) -> BackendChoice:
-        """Choice for the first device that is here."""
+        """Engine and device chosen for the first of the node's devices that the machine has now."""
         return self._decided[0].choice
+
+    @property
+    def has_decided(self) -> bool:
+        """True once an engine was found for one of the devices."""
+        return bool(self._decided)
 
     @property
     def hardware(self) -> Hardware:
@@ -152,12 +157,12 @@ class EngineChoosers:
 
     @property
     def trouble(self) -> Trouble | None:
-        """See `EngineChooser.trouble`."""
+        """Trouble to report for the first device that has one, as `EngineChooser.trouble` says."""
         return next((found for chooser in self._decided if (found := chooser.trouble) is not None), None)
 
     @property
     def label(self) -> str:
-        """Names of all devices for the user."""
+        """Names of all devices that the node uses, for its user."""
         return ", ".join(name or chooser.choice.label for name, chooser in self.by_device.items())
 
     @property

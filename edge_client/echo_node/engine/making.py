@@ -10,18 +10,20 @@ from echo_node.backends.registry import BackendChoice
 from echo_node.config import NodeConfig
 from echo_node.core.events import Incoming
 from echo_node.engine.choosing import PROBE_S, EngineChoosers
+from echo_node.engine.fitting import chosen, limits_of, settings_of
 from echo_node.engine.on_devices import CommonBackend, named_devices, seen_by
 from echo_node.engine.speeds import SpeedBook
-from echo_node.engine.supervisor import EngineFiles, EngineParts, EngineSupervisor, chosen, limits_of, settings_of
+from echo_node.engine.supervisor import EngineFiles, EngineParts, EngineSupervisor
 from echo_node.engine.widths import Widths
 from echo_node.host import devices, hardware
 from echo_node.host.artefact_files import content_here
+from echo_node.host.base_forms import CONVERTING
 from echo_node.host.hardware import Hardware
 from echo_node.host.paths import NodePaths
 
 
 class EngineMaker:
-    """Creates engines of the kinds that its choosers have chosen. The engines report to `inbox`."""
+    """Creates engines of the kind that `EngineChoosers` has chosen. The engines report to `inbox`."""
 
     def __init__(
         self, paths: NodePaths, config: NodeConfig, inbox: asyncio.Queue[Incoming], *, probe_s: float = PROBE_S
@@ -43,8 +45,15 @@ class EngineMaker:
         """Names of the devices with an engine each; "" = the device that the node has chosen itself."""
         return tuple(self.chooser.by_device)
 
+    @property
+    def reads_gguf(self) -> bool:
+        """True if the engines can use a base model that is a GGUF file: they run llama.cpp, and the settings name no
+        precision, which is that of the file.
+        """
+        return self.config.precision == "auto" and self.chooser.has_decided and self.chooser.choice.name == CONVERTING
+
     def find_devices(self) -> tuple[str, ...]:
-        """See `LooksForEngines`."""
+        """Return the names of the node's devices, as `LooksForEngines` requires."""
         return named_devices(self.config.devices, hardware.detect()) or ("",)
 
     def look(self, name: str = "") -> tuple[Hardware, BackendChoice]:

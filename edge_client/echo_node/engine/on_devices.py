@@ -8,8 +8,8 @@ from contextlib import suppress
 
 from echo_node.backends import registry
 from echo_node.backends.base import EngineSettings
+from echo_node.engine.fitting import measured
 from echo_node.engine.speeds import SpeedBook
-from echo_node.engine.supervisor import measured
 from echo_node.host import devices
 from echo_node.host.devices import ALL, Device
 from echo_node.host.hardware import Hardware
@@ -40,7 +40,9 @@ def check_devices(names: Sequence[str], hardware: Hardware, wanted: str) -> None
 
 
 class CommonBackend:
-    """The kind of engine of all devices. The first answer stays, so that a device that returns gets the same kind."""
+    """The kind of engine that all devices use. The first result is kept, so that a device that returns gets the same
+    kind.
+    """
 
     def __init__(self) -> None:
         self._name = ""
@@ -60,7 +62,7 @@ class CommonBackend:
         if not self._name:
             here: dict[str, tuple[Device, Hardware]] = {}
             for name in names:
-                with suppress(BackendError):  # A missing device is reported by its engine.
+                with suppress(BackendError):  # Skip a missing device here: its own engine reports it.
                     device = devices.find(name, hardware, os.environ)
                     here[name] = device, seen_by(device, hardware)
             if not here:

@@ -26,12 +26,12 @@ MOST_ENTRIES: Final = 64
 FAILURE_KEPT_S: Final = 86_400.0
 """Seconds after which a failed engine is tried again, because its GPU's driver may have been repaired."""
 GOOD_ENOUGH: Final = 0.9
-"""Fraction of the fastest width's rate from which a narrower width is preferred, because it needs less memory and
+"""If a narrower width reaches this fraction of the fastest width's rate, it is preferred: it needs less memory and
 answers sooner. (Width: rollouts sampled at the same time.)
 """
 
 TELLING_WIDTH: Final = 32
-"""Smallest width that counts as wide. Rates at narrower widths do not predict those of wider ones."""
+"""Smallest width whose rate predicts the rates of larger widths."""
 
 
 class Row(BaseModel):
@@ -63,7 +63,7 @@ class Speeds(BaseModel):
 
     @classmethod
     def now(cls, rows: Sequence[Mapping[str, Any]], failure: str = "") -> Speeds:
-        """Return the speeds for rows of `measure.measure` that were measured now."""
+        """Return the speeds for `rows` of `measure.measure`, measured now."""
         return cls.model_validate({"rows": rows, "measured_at": time.time(), "failure": failure})
 
     def __str__(self) -> str:
@@ -84,13 +84,13 @@ class Speeds(BaseModel):
 
     @property
     def best(self) -> float:
-        """Drawn tokens per second at the fastest width; 0 = unknown."""
+        """Drawn tokens per second at the fastest width (rollouts at the same time); 0 = unknown."""
         return max(self.decode.values(), default=0.0)
 
     @property
     def width(self) -> int:
-        """Smallest width (rollouts at the same time) that is nearly as fast as the fastest one. 0 = unknown, or the
-        widest measured one is still narrow.
+        """Smallest measured width (rollouts at the same time) that is nearly as fast as the fastest one. 0 = unknown,
+        or even the widest measured width, the fastest one, is below TELLING_WIDTH.
         """
         found = min((width for width, rate in self.decode.items() if rate >= GOOD_ENOUGH * self.best), default=0)
         return 0 if found == max(self.decode, default=0) < TELLING_WIDTH else found
@@ -117,7 +117,7 @@ class SpeedBook:
 
     def find(self, place: EngineMemoryCase, settings: EngineSettings) -> Speeds | None:
         """Return the measurements for the engine, hardware and base model of `place` with these settings, or None. The
-        width in the settings does not matter.
+        settings' width is ignored.
         """
         found = self._entries().get(_key(place, settings))
         is_old = found is not None and found.failure and time.time() - found.measured_at >= FAILURE_KEPT_S

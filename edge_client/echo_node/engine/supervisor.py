@@ -9,13 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, assert_never
 
-from echo_node.backends import registry
-from echo_node.backends.base import NO_WEIGHTS, OUT_OF_MEMORY, EngineSettings, GroupFailed, weights_of
+from echo_node.backends.base import OUT_OF_MEMORY, EngineSettings, GroupFailed
 from echo_node.backends.gpu_cage import GPU_UNUSABLE, GpuCages
 from echo_node.backends.measure import widths_up_to
 from echo_node.backends.process import STOPPED, Cancelled, DrawnTokens, EngineChild, Finished, Prepared
-from echo_node.backends.registry import BackendChoice
-from echo_node.config import NodeConfig
 from echo_node.core import events
 from echo_node.core.events import (
     CompletionScored,
@@ -29,24 +26,31 @@ from echo_node.core.events import (
     RolloutsFinished,
 )
 from echo_node.engine.choosing import EngineChooser
+from echo_node.engine.fitting import place_of
 from echo_node.engine.speeds import SpeedBook, Speeds
 from echo_node.engine.widths import EngineMemoryCase, Widths
-from echo_node.host.base_forms import CONVERTING, conversion_progress, drop_replaced, keep_one_form, want_weights
-from echo_node.host.cage.description import CageMode, Held
-from echo_node.host.devices import Device
-from echo_node.host.hardware import Hardware, sensible_threads
+from echo_node.host.base_forms import (
+    CONVERTING,
+    came_as_gguf,
+    conversion_progress,
+    drop_replaced,
+    keep_one_form,
+    want_weights,
+)
 from echo_node.host.priority import Priority
+from echo_shared.cage.description import CageMode, Held
+from echo_shared.delta.base_weights import NO_WEIGHTS, weights_of
 from echo_shared.errors import BackendError, StorageError
 from echo_shared.process.child import ChildExited
 from echo_shared.process.supervised import ChildLimits
 from echo_shared.sampling.interface import GroupRequest
+from echo_shared.sampling.prefix_cache import KeptKeys
 from echo_shared.sampling.scoring import Scored, ScoreRequest
+from echo_shared.wire.messages.engines import precision_of_file
 from echo_shared.wire.messages.fields import printable_line
 
 log = logging.getLogger(__name__)
 
-MEMORY_SHARE: Final = 0.8
-"""Fraction of the machine's memory that the engine may use, unless the settings name a limit."""
 _MOST_SAID: Final = 400
 """Maximum length of a reason sent to the hub, in characters."""
 _CAUSES: Final[dict[str, LossCause]] = {OUT_OF_MEMORY: "out_of_memory", STOPPED: "stopped"}
@@ -58,14 +62,14 @@ class EngineFiles:
     base_content: str
     """Id of the base model's content."""
     policies_dir: Path
-    """Parent directory of the policy versions' adapters."""
+    """Directory that holds the adapter of each policy version, in a directory of its own."""
     derived_dir: Path
     log: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineParts:
-    """Parts that an engine of the node needs, whatever the base model."""
+    """Parts of the node that every engine needs, whatever its base model."""
 
     chooser: EngineChooser
     widths: Widths
@@ -86,87 +90,8 @@ class EngineParts:
     """
 
 
-def settings_of(config: NodeConfig, *, engines: int = 1) -> EngineSettings:
-    """Return the settings of one of the node's `engines`, which share the CPU threads."""
-    threads = config.threads or threads_of(config.manners.cpu_share)
-    if engines > 1:
-        threads = max(1, (threads or sensible_threads()) // engines)
-    return EngineSettings(
-        width=config.width,
-        threads=threads,
-        precision=config.precision,
-        kv_cache_bytes=config.kv_cache_bytes,
-        helpers=config.helpers,
-        stream_s=config.stream_s,
-    )
-
-
-def threads_of(cpu_share: float) -> int:
-    """Return the number of CPU threads for this share of the machine's cores, at least 1. 0 = the engine uses all
-    cores.
-    """
-    return 0 if cpu_share == 1 else max(1, int(cpu_share * sensible_threads()))
-
-
-def limits_of(config: NodeConfig, hardware: Hardware, *, engines: int = 1) -> ChildLimits:
-    """Return the limits of one of the node's `engines`."""
-    memory_bytes = config.memory_limit_bytes or int(MEMORY_SHARE * hardware.memory_bytes / engines)
-    return ChildLimits(memory_bytes=memory_bytes)
-
-
-def place_of(choice: BackendChoice, hardware: Hardware, base_content: str) -> EngineMemoryCase:
-    """Return the key under which an engine's speeds and width limits are stored. May block for some tenths of a
-    second.
-    """
-    return EngineMemoryCase(
-        backend=choice.name,
-        device=choice.label,
-        software=registry.software(choice.name),
-        machine=hardware.summary,
-        base=base_content,
-    )
-
-
-def measured(
-    book: SpeedBook,
-    hardware: Hardware,
-    base_content: str | None,
-    settings: EngineSettings,
-    *,
-    on: Device | None = None,
-) -> dict[tuple[str, str], Speeds]:
-    """Return the measured speeds of each usable engine on this base model, by backend and device, or of each engine on
-    the device `on`. Blocks the calling thread.
-    """
-    if base_content is None:
-        return {}
-    usable = [possible.choice for possible in registry.survey(hardware, on) if possible.missing is None]
-    found = [(choice, book.find(place_of(choice, hardware, base_content), settings)) for choice in usable]
-    return {(choice.name, choice.device): speeds for choice, speeds in found if speeds is not None}
-
-
-def chosen(
-    book: SpeedBook,
-    hardware: Hardware,
-    base_content: str | None,
-    settings: EngineSettings,
-    wanted: str,
-    *,
-    on: Device | None = None,
-) -> BackendChoice:
-    """Return the best engine for this machine, or for the device `on`, by measurements on the base model if there are
-    any. Blocks the calling thread.
-
-    Raises BackendError if no engine is usable.
-    """
-    known = measured(book, hardware, base_content, settings, on=on)
-    rates = {key: speeds.best for key, speeds in known.items()}
-    failures = {key: speeds.failure for key, speeds in known.items() if speeds.failure}
-    return registry.choose(hardware, wanted, rates, failures, on=on)
-
-
 def _for_the_hub(what: str) -> str:
-    """Shorten a reason to what a message may hold, because an engine may report pages of text."""
+    """Shorten a reason to `_MOST_SAID` characters, because an engine may report pages of text."""
     return printable_line(what)[:_MOST_SAID]
 
 
@@ -176,7 +101,7 @@ class _Opened:
     place: EngineMemoryCase
     speeds: Speeds | None
     limit: int
-    """Maximum number of rollouts at the same time that fit in memory; 0 = unknown."""
+    """Maximum number of rollouts at the same time that fit into memory, from earlier failures; 0 = unknown."""
 
 
 class EngineSupervisor:
@@ -199,7 +124,7 @@ class EngineSupervisor:
 
     @property
     def stage(self) -> str:
-        """What the engine does before its first work, in a sentence; empty = it is ready, or it is not running."""
+        """Sentence about what the engine does before its first work; empty = it is ready, or it is not running."""
         if self._is_measuring:
             return f"The engine is measured for about {self._parts.bench_seconds:.0f} s, once for this base model."
         return "The engine starts, and loads the model." if self._is_opening else ""
@@ -271,20 +196,21 @@ class EngineSupervisor:
             await child.stop()
 
     def _end_turn(self) -> None:
-        """Let the node's next engine start."""
+        """Give up this engine's turn (`EngineParts.turn`), so that the node's next engine may start."""
         if self._has_turn:
             self._has_turn = False
             self._parts.turn.release()
 
     async def _begin(self, opened: _Opened, max_width: int) -> EngineReady:
-        """Measure a started engine, if that is due, and return its event. Raises BackendError."""
+        """Measure a started engine, if that is due, and return its EngineReady event. Raises BackendError."""
         child, speeds = opened.child, opened.speeds
         if max_width:
             await asyncio.to_thread(self._remember_limit, opened.place, max_width)
         if speeds is None and self._is_measurable and not opened.limit:
             speeds = await self._measure(child, opened.place)
         await self._keep_one_form(child)
-        return self._ready(child, speeds)
+        is_gguf = await asyncio.to_thread(came_as_gguf, self._files.base_dir)
+        return self._ready(child, speeds, is_gguf=is_gguf)
 
     async def _open(self, after_s: float, max_width: int) -> _Opened:
         """Wait `after_s` seconds and for this engine's turn, keep the turn, and start. Raises BackendError."""
@@ -323,6 +249,11 @@ class EngineSupervisor:
         """Protections of the engine's cage (sandbox) that the system enforces; None if no engine runs."""
         return None if self._child is None else self._child.held
 
+    @property
+    def kept(self) -> KeptKeys:
+        """Memory and use of the keys and values that the engine keeps for later turns."""
+        return KeptKeys() if self._child is None else self._child.kept
+
     def suspend(self) -> None:
         if self._child is not None:
             self._child.suspend()
@@ -332,7 +263,7 @@ class EngineSupervisor:
             self._child.resume()
 
     async def end(self) -> None:
-        """End the engine at once, whatever it does. EngineLost follows, with the cause `stopped`."""
+        """End the engine at once, in any state. EngineLost follows, with the cause `stopped`."""
         self._is_ended = True
         if self._child is not None:
             await self._child.end()
@@ -370,15 +301,18 @@ class EngineSupervisor:
                     assert_never(event)
 
     async def _check_form(self, backend: str) -> None:
-        """Raise BackendError with the code NO_WEIGHTS if the engine reads weights that a converted file has replaced.
+        """Raise BackendError with the code NO_WEIGHTS if the engine reads weights that a converted file has replaced,
+        or that were not fetched because another engine read the hub's GGUF file.
 
         This is checked before the engine's process starts, because the process would first import its library.
         """
         try:
             replaced = await asyncio.to_thread(drop_replaced, self._files.base_dir)
+            is_gguf = await asyncio.to_thread(came_as_gguf, self._files.base_dir)
         except StorageError as error:
             raise BackendError(error.what, got=error.got, do=error.do, code=error.code) from error
-        if replaced and backend != CONVERTING:
+        converts = backend == CONVERTING
+        if (replaced and not converts) or (is_gguf and not (converts and self._parts.settings.precision == "auto")):
             weights_of(self._files.base_dir)
 
     async def _keep_one_form(self, child: EngineChild) -> None:
@@ -394,8 +328,8 @@ class EngineSupervisor:
             log.warning("The base model takes more of the disk than the engine needs: %s", error)
 
     async def _can_come_again(self) -> bool:
-        """Return True if this node itself deleted the base model's weights. Their marker is then removed, so that they
-        are fetched again.
+        """Return True if the base model's weights are missing because this node itself deleted them. Their marker is
+        then removed, so that they are fetched again.
         """
         try:
             return await asyncio.to_thread(want_weights, self._files.base_dir)
@@ -441,15 +375,18 @@ class EngineSupervisor:
         await asyncio.to_thread(parts.speeds.remember, place, parts.settings, speeds)
         return speeds
 
-    def _ready(self, child: EngineChild, speeds: Speeds | None) -> EngineReady:
-        """Return the EngineReady event. The width in it is the measured best one, unless the settings name a width."""
+    def _ready(self, child: EngineChild, speeds: Speeds | None, *, is_gguf: bool) -> EngineReady:
+        """Return the EngineReady event. The width in it is the measured best one, unless the settings name a width.
+        `is_gguf`: the base model is the hub's GGUF file.
+        """
         width, rate = child.width, 0.0
         if speeds is not None and self._parts.settings.width == 0:
             width = min(width, speeds.width or width)
         if speeds is not None:
             rate = speeds.rate(width)
+        precision = precision_of_file(child.precision, self._files.base_content) if is_gguf else child.precision
         return EngineReady(
-            width=width, tokens_per_s=rate, precision=child.precision, scores=child.scores, device=self._parts.device
+            width=width, tokens_per_s=rate, precision=precision, scores=child.scores, device=self._parts.device
         )
 
     def _place(self) -> EngineMemoryCase:

@@ -48,7 +48,9 @@ _ENTRIES: Final = TypeAdapter(dict[str, _Entry])
 
 
 class Widths:
-    """The limits of one data directory. All methods block the calling thread. Disk errors are only logged."""
+    """The limits on widths that are stored in one data directory. All methods block the calling thread. Disk errors are
+    only logged.
+    """
 
     def __init__(self, file: Path) -> None:
         self._file = file

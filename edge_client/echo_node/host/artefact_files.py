@@ -85,7 +85,7 @@ def let_stand_in(directory: Path, file: Path, *, instead_of: str) -> None:
     """Record in the marker, if there is one, that `file` replaces the artefact's files that match the pattern
     `instead_of`.
 
-    The replaced files may then be deleted. Raises StorageError.
+    These files may then be deleted. Raises StorageError.
     """
     marker = _read(directory)
     if marker is None:
@@ -105,6 +105,13 @@ def stands_in(directory: Path) -> bool:
     return marker is not None and any(path.startswith(_OUTSIDE) for path in marker.files)
 
 
+def recorded_files(directory: Path) -> tuple[str, ...]:
+    """Return the paths of the artefact's files, relative to `directory`, as its marker records them; empty without a
+    marker."""
+    marker = _read(directory)
+    return () if marker is None else tuple(marker.files)
+
+
 def unmark(directory: Path) -> None:
     """Delete the artefact's marker, so that the artefact counts as missing. Its files stay. Raises StorageError."""
     with on_disk(directory):
@@ -112,7 +119,7 @@ def unmark(directory: Path) -> None:
 
 
 def content_here(directory: Path) -> str | None:
-    """Return the id of the content if the artefact is verified and unchanged, else None."""
+    """Return the id of the artefact's content; None if the artefact is unverified or changed."""
     verified = read_marker(directory)
     return None if verified is None else verified.content[:CONTENT_DIGITS]
 
@@ -196,5 +203,5 @@ def _allocated_bytes(path: Path) -> int:
         found = path.stat()
     except FileNotFoundError:
         return 0
-    blocks: int | None = getattr(found, "st_blocks", None)  # Windows has no block count.
+    blocks: int | None = getattr(found, "st_blocks", None)  # On Windows, `stat` gives no number of blocks.
     return found.st_size if blocks is None else min(found.st_size, 512 * blocks)

@@ -1,9 +1,10 @@
-"""The node's clock for measuring how much time has passed."""
+"""The node's clocks: for measuring how much time has passed, and the owner's time of day."""
 
 from __future__ import annotations
 
 import sys
 import time
+from datetime import datetime
 
 from echo_node.core.clocks import ClockReading
 
@@ -22,3 +23,14 @@ def running_s() -> float:
 
 def read_clocks() -> ClockReading:
     return ClockReading(running_s(), time.time())
+
+
+def local_now() -> datetime:
+    """Return the time of day in the machine's current time zone.
+
+    On Linux, a process keeps the time zone of its start unless it calls `tzset`: a laptop that travels would keep the
+    working hours of its home.
+    """
+    if sys.platform != "win32":
+        time.tzset()
+    return datetime.now().astimezone()

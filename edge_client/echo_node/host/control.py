@@ -126,8 +126,8 @@ class _Incoming(ServerConnection):
 
 
 async def ask(file: Path, verb: str, arguments: Mapping[str, Any] = {}) -> dict[str, Any]:
-    """Return the daemon's answer. Raises ConnectError if no daemon runs on this data directory, ConfigError if the
-    daemon refuses the command.
+    """Return the daemon's answer to the command `verb`. Raises ConnectError if no daemon runs on this data directory,
+    ConfigError if the daemon refuses the command.
     """
     try:
         url, token = _where(file)

@@ -32,7 +32,7 @@ _CUDA: Final = "CUDA_VISIBLE_DEVICES"
 _VULKAN: Final = "GGML_VK_VISIBLE_DEVICES"
 
 Api = Literal["cpu", "cuda", "vulkan", "gpu"]
-"""Way in which engines reach a device; "gpu" = any."""
+"""Kind of interface through which engines reach a device; "gpu" = any interface to a GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Device:
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Raise ConfigError unless these devices can belong to one node."""
+    """Raise ConfigError unless these are names of different devices of one kind, as one node may use."""
     wrong = [name for name in names if _NAME.fullmatch(name) is None]
     if wrong:
         raise ConfigError(
@@ -96,8 +96,8 @@ def names_here(names: Sequence[str], hardware: Hardware, vulkan: int, variables:
 def find(name: str, hardware: Hardware, variables: Mapping[str, str]) -> Device:
     """Return the device of this name. `variables`: this process's environment. May block the calling thread.
 
-    Raises BackendError with the code NOT_HERE if the machine lacks the device now. For devices other than NVIDIA's only
-    their engine can tell.
+    Raises BackendError with the code NOT_HERE if the machine lacks the device now. For devices other than NVIDIA's,
+    this function cannot tell; their engine fails later.
     """
     api = _api_of(name)
     if name == "cpu":

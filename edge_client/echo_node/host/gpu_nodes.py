@@ -1,7 +1,7 @@
-"""Creates CUDA's device files if they are missing, as after a server's boot, and the kernel's driver is loaded.
+"""Creates CUDA's device files if they are missing although the kernel has loaded the driver, as after a server's boot.
 
 CUDA itself creates these files with the setuid program nvidia-modprobe. A process in a cage (sandbox) can neither start
-a program nor gain rights, so the node runs nvidia-modprobe before it enters the cage.
+a program nor gain rights, so the node runs nvidia-modprobe before an engine enters its cage.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _DRIVER: Final = Path("/proc/driver/nvidia")
 _NODE: Final = Path("/dev/nvidia-uvm")
 _PROGRAM: Final = "nvidia-modprobe"
 _OPTIONS: Final = ("-u", "-c=0")
-"""Load the module for unified memory, and create its device files."""
+"""Options of nvidia-modprobe: load the kernel module for CUDA's unified memory, and create its device files."""
 _PATH: Final = "/usr/bin:/usr/local/bin:/usr/sbin:/sbin"
 _PATIENCE_S: Final = 30.0
 
 
 def make_nodes() -> None:
-    """Create the files. Blocks the calling thread for seconds. A failure is only logged; CUDA then reports the missing
-    file itself.
+    """Create the device files. Blocks the calling thread for seconds. A failure is only logged; CUDA then reports the
+    missing file itself.
     """
     program = shutil.which(_PROGRAM, path=_PATH)
     if not _DRIVER.exists() or _NODE.exists() or program is None:

@@ -37,7 +37,7 @@ class Gpu:
     name: str
     memory_bytes: int
     uuid: str = ""
-    """Id that stays the same after a restart; empty = unknown."""
+    """The GPU's permanent id, the same after each restart of the machine; empty = unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class Hardware:
         return "; ".join(parts)[:128]
 
     def only(self, gpus: Iterable[Gpu | None]) -> Hardware:
-        """Return the hardware without GPUs of NVIDIA other than these. None is ignored."""
+        """Return the hardware with only these NVIDIA GPUs. None in `gpus` is ignored."""
         wanted = set(gpus)
         return replace(self, cuda_gpus=tuple(gpu for gpu in self.cuda_gpus if gpu in wanted))
 
@@ -119,7 +119,7 @@ def _cgroup_cores() -> int:
     try:
         groups = _CGROUPS_OF_THIS_PROCESS.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return _UNLIMITED  # Only Linux has this file.
+        return _UNLIMITED  # Only Linux has /proc/self/cgroup.
     quotas = [_quota(directory) for directory in _cgroup_directories(groups)]
     return math.ceil(min(quotas, default=_UNLIMITED))
 
@@ -157,7 +157,7 @@ def parse_cpu_max(text: str) -> float:
 
 
 def _cpu_name() -> str:
-    with suppress(OSError):  # Only Linux has this file.
+    with suppress(OSError):  # A control group without a quota has no such file.
         for line in _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("model name") and line.partition(":")[2].strip():
                 return line.partition(":")[2].strip()
@@ -170,7 +170,7 @@ def _cuda_gpus() -> tuple[Gpu, ...]:
             _NVIDIA_SMI, capture_output=True, text=True, errors="replace", timeout=_NVIDIA_SMI_TIMEOUT_S, check=True
         )
     except (OSError, subprocess.SubprocessError):
-        return ()  # Without a driver that answers, there is no CUDA.
+        return ()  # Without an NVIDIA driver that answers, CUDA has no GPU.
     return parse_nvidia_smi(result.stdout)
 
 

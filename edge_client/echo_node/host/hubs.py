@@ -49,13 +49,13 @@ class Joining:
     """Record of the hub; None at first use, when the hub's key will be pinned."""
     invite_token: str | None
     flags: Mapping[str, Flag] = field(default_factory=dict)
-    """Flags that are stored with the hub."""
+    """Flags of the command line that are stored with the hub, for later runs."""
     given: Mapping[str, Flag] = field(default_factory=dict)
     """Other flags of the command line. They apply to this run only, and override `flags`."""
     patient: bool
     """True: keep trying even if the first connection fails."""
     share: float | None = None
-    """New share of the hub in the node's time; 0 = the hub gets all time, None = unchanged."""
+    """New share of the hub in the node's time; 0 = the node works for this hub alone; None = unchanged."""
 
 
 class Hubs:
@@ -63,7 +63,7 @@ class Hubs:
         self._paths = paths
 
     def all(self) -> list[HubRecord]:
-        """Return the records, last joined first. Raises StorageError if one is unreadable."""
+        """Return the records of all joined hubs, last joined first. Raises StorageError if one is unreadable."""
         records = [_read(path) for path in self._paths.hubs.glob("*/hub.json")]
         return sorted(records, key=lambda record: record.joined_at, reverse=True)
 

@@ -1,7 +1,9 @@
-"""The running copy of Echo, if an installer made it: the note about its source, and its successor.
+"""The running copy of Echo, if an installer made it: the note about the copy's source, and the version that has
+replaced this copy.
 
-<home>/versions/<name>/             an installation, with a copy of `installers` <home>/versions/<name>/source.json
-arguments of the installer <home>/current                      link to the version in use
+<home>/versions/<name>/             an installation, with a copy of `installers`
+<home>/versions/<name>/source.json  arguments of the installer
+<home>/current                      link to the version in use
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ _MANIFEST: Final = "manifest.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """Arguments of the installer that made this copy. They serve to run the installer again."""
+    """Arguments of the installer that made this copy. With them, the installer can run again."""
 
     origin: SourceKind
     source: str
@@ -37,8 +39,8 @@ class Given:
 
 
 class InstalledCopy:
-    """Installation of the running process. Create this object at the process's start, because the link `current` may
-    change later.
+    """The installation from which this process runs. Create this object when the process starts, because the link
+    `current` may later lead to another version.
     """
 
     def __init__(self, prefix: Path | None = None) -> None:
@@ -131,7 +133,7 @@ def _keeps_others_out(found: os.stat_result, *, is_above: bool = False) -> bool:
     if sys.platform == "win32":
         return False  # On Windows, file modes do not show who may write.
     if is_above and found.st_mode & stat.S_ISVTX:
-        return True  # As in /tmp: there, users cannot remove or rename the files of others.
-    is_link = stat.S_ISLNK(found.st_mode)  # A link's own mode has no meaning.
+        return True  # With the sticky bit, as in /tmp, users cannot remove or rename the files of others.
+    is_link = stat.S_ISLNK(found.st_mode)  # The mode of a link itself has no meaning.
     by_group = found.st_mode & stat.S_IWGRP and found.st_gid not in (0, os.getgid())
     return found.st_uid in (0, os.getuid()) and (is_link or not (found.st_mode & stat.S_IWOTH or by_group))

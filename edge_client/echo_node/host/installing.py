@@ -74,7 +74,7 @@ def _start(copy: InstalledCopy, given: Given, log_file: Path) -> tuple[subproces
         line = as_unit(line, environment, log_file)
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with log_file.open("ab") as output:
-        began = output.tell()  # Take the position now: it moves with the installer's output.
+        began = output.tell()  # Store the position now: the installer's output moves it.
         process = subprocess.Popen(
             line,
             cwd=copy.home,
@@ -82,7 +82,8 @@ def _start(copy: InstalledCopy, given: Given, log_file: Path) -> tuple[subproces
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C and the end of a LaunchAgent must reach only the node.
+            # Its own session keeps Ctrl-C, and the end of a LaunchAgent, from ending the installer.
+            start_new_session=True,
         )
         return process, began
 
@@ -93,8 +94,8 @@ def _without_python(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 async def _end_of(process: subprocess.Popen[bytes]) -> int:
-    """Return the installer's exit status. The process is polled: a stopping node would have to wait for a blocked
-    thread.
+    """Return the installer's exit status. The process is polled: a waiting thread cannot be cancelled, and would delay
+    a stopping node.
     """
     loop = asyncio.get_running_loop()
     ends_at = loop.time() + LONGEST_S

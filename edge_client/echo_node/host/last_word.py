@@ -1,4 +1,4 @@
-"""The reason why a hub ended the last daemon. It is stored for commands that later find no running node."""
+"""The reason why a hub ended the last daemon, stored on disk. Commands show it when no node runs."""
 
 from __future__ import annotations
 

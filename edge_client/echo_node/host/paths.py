@@ -41,7 +41,7 @@ HOME_VARIABLE: str = "ECHO_NODE_HOME"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePaths:
-    """All paths of a node. Except for the settings file, they lie in the data directory."""
+    """Paths of all files of a node. Except for the settings file, these files lie in the data directory."""
 
     data_dir: Path
     config_file: Path

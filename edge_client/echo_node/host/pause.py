@@ -9,9 +9,9 @@ import time
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
-from pydantic import FiniteFloat, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from echo_node.core.manners import OwnerPause
 from echo_shared.errors import ConfigError, StorageError
@@ -19,8 +19,8 @@ from echo_shared.files.atomic import disk_error, write_private
 
 log = logging.getLogger(__name__)
 
-_ENDS: Final = TypeAdapter(dict[str, FiniteFloat | None])
-"""End of each device's pause in seconds since the epoch; None = until the owner resumes it."""
+_ENDS: Final = TypeAdapter(dict[str, Annotated[float, Field(ge=0, lt=2**33)] | None])
+"""End of each device's pause in seconds since the epoch, before the year 2242; None = until the owner resumes it."""
 _UNITS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _PART: Final = r"([0-9]+(?:\.[0-9]+)?)([smhd])"
 _LONGEST_S: Final = 366 * 86_400
@@ -45,7 +45,7 @@ class PauseFile:
             return OwnerPause()
 
     def save(self, pause: OwnerPause | None) -> None:
-        """Store the pause. Raises StorageError; the pause then lasts only as long as the process."""
+        """Store the pause. Raises StorageError; the pause then ends with this process at the latest."""
         _save(self._file, None if pause is None else {"until": pause.until})
 
 
@@ -56,7 +56,7 @@ class DevicePausesFile:
         self._file = file
 
     def load(self) -> dict[str, OwnerPause]:
-        """Return the stored pauses by device. Those of an unreadable file are lost, with a warning."""
+        """Return the stored pauses by device. If the file is unreadable, log a warning and return no pause."""
         try:
             return {device: OwnerPause(until) for device, until in _ENDS.validate_json(self._file.read_bytes()).items()}
         except FileNotFoundError:
@@ -66,7 +66,7 @@ class DevicePausesFile:
             return {}
 
     def save(self, pauses: Mapping[str, OwnerPause]) -> None:
-        """Store the pauses. Raises StorageError; they then last only as long as the process."""
+        """Store the pauses. Raises StorageError; the pauses then end with this process at the latest."""
         _save(self._file, {device: pause.until for device, pause in pauses.items()})
 
 

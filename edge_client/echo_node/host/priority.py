@@ -1,4 +1,4 @@
-"""Priority of this process, and its end with its parent. Threads that it starts later inherit the priority."""
+"""Priority of this process, and its end together with its parent. Threads that start later inherit the priority."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def _on_linux(priority: Literal["lowest", "low"]) -> None:
         psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
     else:
         psutil.Process().ionice(psutil.IOPRIO_CLASS_BE, 7)
-    _lower_session(_NICE[priority])  # Do this last, because a container may refuse it.
+    _lower_session(_NICE[priority])  # This comes last, because a container may refuse it.
 
 
 def _lower_session(niceness: int) -> None:
     """Set the niceness of the session. With autogroups, the kernel first shares the cores equally among sessions,
-    whatever their processes' priorities: sched(7), "The autogroup feature". A session that other processes share is
-    left alone.
+    whatever the priorities of their processes: sched(7), "The autogroup feature". If other programs have processes in
+    the session, nothing changes.
     """
     if os.getsid(0) != os.getpid():
         return
@@ -89,13 +89,17 @@ def _on_macos(priority: Literal["lowest", "low"]) -> None:
 
 
 def _on_windows(priority: Literal["lowest", "low"]) -> None:
-    """https://learn.microsoft.com/windows/win32/api/processthreadsapi/nf-processthreadsapi-setprocessinformation"""
+    """Lower the priorities for processor and disk. At "lowest", also let Windows run the process at low speed (EcoQoS).
+
+    https://learn.microsoft.com/windows/win32/api/processthreadsapi/nf-processthreadsapi-setprocessinformation
+    """
     process, constants = psutil.Process(), psutil
     lowest = priority == "lowest"
     process.nice(getattr(constants, "IDLE_PRIORITY_CLASS" if lowest else "BELOW_NORMAL_PRIORITY_CLASS"))
     process.ionice(getattr(constants, "IOPRIO_VERYLOW" if lowest else "IOPRIO_LOW"))
     if lowest:
-        throttling = (ctypes.c_uint32 * 3)(1, 1, 1)  # Version, mask and value: EcoQoS on.
+        # Structure version 1, with execution-speed throttling (EcoQoS) controlled and on.
+        throttling = (ctypes.c_uint32 * 3)(1, 1, 1)
         kernel: Any = ctypes.windll.kernel32  # type: ignore[attr-defined,unused-ignore]
         kernel.SetProcessInformation(
             kernel.GetCurrentProcess(), _PROCESS_POWER_THROTTLING, ctypes.byref(throttling), ctypes.sizeof(throttling)

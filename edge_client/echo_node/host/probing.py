@@ -1,4 +1,4 @@
-"""Runs Python code in a child process. A crash, a hang or an exit status becomes a sentence."""
+"""Runs Python code in a child process, and describes a crash, a hang or an exit status in a sentence."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Service:
     """Command that succeeds only if the platform has this kind of service."""
     install: tuple[Command, ...]
     uninstall: tuple[Command, ...]
-    """Commands that may fail, because the service may already be stopped."""
+    """Commands to stop and remove the service. They may fail, because the service may already be stopped."""
     status: Command
 
 
@@ -52,7 +52,8 @@ def systemd_unit(command: Sequence[str], environment: Mapping[str, str], config_
         "[Unit]\n"
         "Description=Echo node: lends this computer to train language models\n"
         "StartLimitIntervalSec=0\n"
-        # The session bus reports the owner's activity. Its socket puts the bus address into the environment of systemd.
+        # Request the session bus, which reports the owner's activity. Its socket puts the bus address into systemd's
+        # environment.
         "Wants=dbus.socket\n"
         "After=dbus.socket\n"
         "\n"
@@ -61,10 +62,12 @@ def systemd_unit(command: Sequence[str], environment: Mapping[str, str], config_
         f"{settings}"
         "Restart=on-failure\n"
         "RestartSec=30\n"
-        "OOMPolicy=continue\n"  # The kernel kills only the engine's process, which the node restarts.
+        # Continue after an out-of-memory kill: the kernel kills only the engine's process, which the node restarts.
+        "OOMPolicy=continue\n"
         "TimeoutStopSec=30\n"
         "Nice=10\n"
-        # Niceness counts only within a control group. CPUWeight is the weight of the group; others have 100.
+        # Niceness counts only among processes of one control group. CPUWeight is the weight of the whole group; others
+        # have 100.
         "CPUWeight=5\n"
         "\n"
         "[Install]\n"

@@ -54,7 +54,7 @@ class SharesFile:
         self.save(hubs)
 
     def worked(self, hub: str, seconds: float, now: float) -> None:
-        """Add `seconds` of work to a hub. `now`: seconds since the epoch."""
+        """Add `seconds` of work to the stored time of work for a hub. `now`: seconds since the epoch."""
         hubs = self.load()
         self.save({**hubs, hub: hubs.get(hub, HubShare()).worked(seconds, now)})
 

@@ -12,13 +12,12 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
-Stop = Callable[[str], object]
 _T = TypeVar("_T")
 
 if sys.platform == "win32":
@@ -26,8 +25,26 @@ if sys.platform == "win32":
 else:
     STOPPING: Final = (signal.SIGINT, signal.SIGTERM)
 
-_told: ContextVar[Mapping[int, Stop]] = ContextVar("told", default=MappingProxyType({}))
-"""Current handler of each signal."""
+
+class Stoppable(Protocol):
+    """Work that a signal ends."""
+
+    def request_stop(self, reason: str) -> None:
+        """Begin to end the work. Called in the event loop, at each signal."""
+
+
+_told: ContextVar[Mapping[int, Stoppable]] = ContextVar("told", default=MappingProxyType({}))
+"""The work that each signal (by number) currently asks to stop."""
+
+
+class _Cancelling:
+    """Work that consists of one task: each request to stop cancels the task."""
+
+    def __init__(self, task: asyncio.Task[Any]) -> None:
+        self._task = task
+
+    def request_stop(self, reason: str) -> None:
+        self._task.cancel()
 
 
 def run_until_stopped(main: Coroutine[Any, Any, _T]) -> _T:
@@ -36,20 +53,20 @@ def run_until_stopped(main: Coroutine[Any, Any, _T]) -> _T:
     async def stoppable() -> _T:
         task = asyncio.current_task()
         assert task is not None
-        with stop_signals(lambda _: task.cancel(), (signal.SIGINT,)):
+        with stop_signals(_Cancelling(task), (signal.SIGINT,)):
             return await main
 
     return asyncio.run(stoppable())
 
 
 @contextmanager
-def stop_signals(stop: Stop, numbers: Sequence[int] = STOPPING) -> Iterator[None]:
-    """Call `stop` with the signal's name in the running loop, for each signal that arrives inside the `with` block.
+def stop_signals(work: Stoppable, numbers: Sequence[int] = STOPPING) -> Iterator[None]:
+    """Ask `work` to stop, with "got" and the signal's name, at each signal that arrives inside the `with` block.
 
     Afterwards the previous handler is active again.
     """
     loop, before = asyncio.get_running_loop(), _told.get()
-    token = _told.set({**before, **dict.fromkeys(numbers, stop)})
+    token = _told.set({**before, **dict.fromkeys(numbers, work)})
     with ExitStack() as undo:
         undo.callback(_told.reset, token)
         for number in numbers:
@@ -57,12 +74,12 @@ def stop_signals(stop: Stop, numbers: Sequence[int] = STOPPING) -> Iterator[None
                 undo.callback(_tell, loop, number, before[number])
             else:
                 undo.callback(_leave, loop, number, signal.getsignal(number))
-            _tell(loop, number, stop)
+            _tell(loop, number, work)
         yield
 
 
-def watch_stdin(stop: Stop) -> None:
-    """Call `stop` with a reason in the running loop when standard input ends.
+def watch_stdin(work: Stoppable) -> None:
+    """Ask `work` to stop when standard input ends.
 
     A daemon thread reads standard input, because not all platforms can await or cancel such reads.
     """
@@ -73,17 +90,17 @@ def watch_stdin(stop: Stop) -> None:
         while os.read(0, 4_096):
             pass
         with suppress(RuntimeError):  # The event loop may end before standard input does.
-            loop.call_soon_threadsafe(stop, "standard input ended")
+            loop.call_soon_threadsafe(work.request_stop, "standard input ended")
 
     threading.Thread(target=wait, name="stdin", daemon=True).start()
 
 
-def _tell(loop: asyncio.AbstractEventLoop, number: int, stop: Stop) -> None:
-    name = signal.Signals(number).name
+def _tell(loop: asyncio.AbstractEventLoop, number: int, work: Stoppable) -> None:
+    reason = f"got {signal.Signals(number).name}"
     if sys.platform == "win32":
-        signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop, name))
+        signal.signal(number, lambda *_: loop.call_soon_threadsafe(work.request_stop, reason))
     else:
-        loop.add_signal_handler(number, stop, name)
+        loop.add_signal_handler(number, work.request_stop, reason)
 
 
 def _leave(loop: asyncio.AbstractEventLoop, number: int, before: Any) -> None:

@@ -1,9 +1,9 @@
 """The spool: every leased rollout until its final receipt, in one crash-safe SQLite file.
 
 States of a rollout: `leased` (held, unfinished) → `sent` (finished and on disk; sent again until the hub has it) →
-`received` → `scored` → `trained` | `evaluated` | `dropped`. The states after `sent` come only from the hub's receipts,
-and a state never goes back. The rollout's tokens are kept from `sent` until the first receipt. The result of the hub's
-check is stored next to the state.
+`received` → `scored` → `trained` | `evaluated` | `answered` | `dropped`. The states after `sent` come only from the
+hub's receipts, and a state never goes back. The rollout's tokens are kept from `sent` until the first receipt. The
+result of the hub's check is stored next to the state.
 
 Each call is one transaction, durable when the call returns. A lock makes calls from several threads take turns.
 """
@@ -33,7 +33,7 @@ from echo_shared.wire.messages import (
 )
 
 SENT: Final = "sent"
-STATES: Final = ("leased", SENT, "received", "scored", "trained", "dropped", "evaluated")
+STATES: Final = ("leased", SENT, "received", "scored", "trained", "dropped", "evaluated", "answered")
 """States, stored as their index in this tuple. States from `trained` on are final."""
 _FINAL: Final = STATES.index("trained")
 _CANNOT: Final = "The spool, which stores finished rollouts for the hub, cannot be written."
@@ -44,7 +44,9 @@ own log.
 
 RESEND_BATCH: Final = 64
 MAX_ASKED: Final = 4_096
-"""Maximum number of rollouts in the receipt requests of one connection. Older rollouts follow once these are final."""
+"""Maximum number of rollouts in the receipt requests of one connection. Older rollouts follow when these have final
+states.
+"""
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS rollouts (
@@ -72,7 +74,7 @@ _ENTRY: Final = "rollout_id, state, drop_reason, checked, changed_at"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpoolEntry:
-    """This node's record of one rollout."""
+    """This node's record of one rollout: its state here, and the result of the hub's check."""
 
     rollout_id: str
     state: str
@@ -89,7 +91,7 @@ class Spool:
         self._connection: sqlite3.Connection | None = None
 
     def open(self) -> None:
-        """Open or create the file. Raises StorageError, and leaves the file closed, if it cannot be opened or is no
+        """Open or create the file. Raises StorageError, and leaves the file closed, if it cannot be opened or is not a
         spool.
         """
         with self._guarded():
@@ -109,8 +111,8 @@ class Spool:
                 self._connection = None
 
     def begin_run(self, run_id: str) -> int:
-        """Delete another run's rows, because rollout ids are unique only within a run. Return how many of the deleted
-        rows were not final.
+        """Delete the rows of any other run, because rollout ids are unique only within a run. Return the number of
+        deleted rows whose state was not final.
         """
         with self._transaction() as connection:
             row = connection.execute("SELECT run_id FROM run").fetchone()
@@ -159,7 +161,7 @@ class Spool:
                         assert_never(effect)
 
     def unfinished(self) -> dict[int, tuple[int, ...]]:
-        """Return, by lease, the indices that are neither finished nor returned."""
+        """Return the indices that are neither finished nor returned, by lease."""
         leases: dict[int, list[int]] = {}
         with self._reading() as connection:
             for lease_id, index in connection.execute(
@@ -174,8 +176,8 @@ class Spool:
             return [row[0] for row in connection.execute("SELECT rollout_id FROM rollouts WHERE state = 1")]
 
     def unacked(self, after: str = "") -> list[Rollout]:
-        """Return the next `RESEND_BATCH` finished rollouts without a receipt, in order of their ids, which follow
-        `after`.
+        """Return at most `RESEND_BATCH` finished rollouts without a receipt, in order of their ids, from the first id
+        behind `after` on.
         """
         query = "SELECT payload FROM rollouts WHERE state = 1 AND rollout_id > ? ORDER BY rollout_id LIMIT ?"
         with self._reading() as connection:
@@ -219,7 +221,9 @@ class Spool:
             return [_entry(row) for row in connection.execute(query, (since, limit))]
 
     def entry(self, wanted_id: str) -> SpoolEntry | None:
-        """Return a rollout; None if it was never leased to this node in this run, or was returned unfinished."""
+        """Return this node's record of a rollout; None if this node got no lease for the rollout in this run, or
+        returned it unfinished.
+        """
         with self._reading() as connection:
             query = f"SELECT {_ENTRY} FROM rollouts WHERE rollout_id = ?"
             row = connection.execute(query, (wanted_id,)).fetchone()

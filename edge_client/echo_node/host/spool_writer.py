@@ -71,7 +71,7 @@ class SpoolWriter:
                 await self._inbox.put(Spooled(rollouts=rollouts))
 
     async def refresh(self) -> None:
-        """Count again if anything was written since the last count."""
+        """Count the stored rollouts again if any were written since the last count."""
         if self._dirty:
             try:
                 self.counts = await asyncio.to_thread(self._spool.counts)
@@ -82,8 +82,8 @@ class SpoolWriter:
             self._dirty = False
 
     def finish(self) -> None:
-        """Write once more, after `run` was cancelled. Rollouts that fail again go back to the hub when the node starts
-        again.
+        """Write the queue once more, after `run` was cancelled. Rollouts that cannot be written are returned to the hub
+        at the node's next start.
         """
         try:
             self._spool.write(self._pending)

@@ -17,13 +17,13 @@ from echo_shared.swarm import Swarm
 log = logging.getLogger(__name__)
 
 SAVE_S: Final = 5.0
-"""Seconds between two writes. A power cut loses at most this much of the count."""
+"""Seconds between two writes. A power cut loses the count of at most this time."""
 _PART: Final = "the count of traffic"
 
 
 class TrafficMeter:
-    """Counts sent and received bytes, on the event loop. Call `count` for each message; `run` adds the swarm's bytes,
-    and saves.
+    """Counts sent and received bytes, on the event loop. Call `count` for each message; `run` adds the bytes of the
+    BitTorrent swarm, and saves the counts.
     """
 
     def __init__(self, file: Path, troubles: TroubleLog) -> None:
@@ -39,11 +39,11 @@ class TrafficMeter:
             self._is_saved = False
 
     def now(self) -> Traffic:
-        """Return the traffic of the current day and month, by this machine's calendar."""
+        """Return the bytes sent and received on the current day and in its month, by this machine's calendar."""
         return self._ledger.now(_today())
 
     async def run(self, swarm: Swarm) -> None:
-        """Add the swarm's bytes regularly, and save, until cancelled."""
+        """Add the bytes of the BitTorrent swarm regularly, and save the counts, until cancelled."""
         try:
             while True:
                 await asyncio.sleep(SAVE_S)

@@ -1,4 +1,4 @@
-"""A node's troubles, each logged at its begin and end."""
+"""A node's troubles. Each is logged when it begins and when it ends."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class TroubleLog:
 
     @property
     def now(self) -> tuple[Trouble, ...]:
-        """Current troubles, one for each code."""
+        """Current troubles (problems that may pass by themselves), one for each code."""
         return self._troubles.now
 
     def begin(self, part: str, trouble: Trouble) -> None:
-        """Record that `part` has met the trouble, or still has it."""
+        """Record that the node's part `part` meets the trouble, for the first time or still."""
         if (news := self._troubles.begin(part, trouble)) is not None:
             log.warning("%s", news)
 

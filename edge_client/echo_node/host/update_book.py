@@ -34,7 +34,7 @@ class UpdateBook:
             return None
 
     def begin(self, name: str, now: float) -> bool:
-        """Record the start of an update attempt. Return False if earlier attempts forbid it. Raises StorageError."""
+        """Record the start of an update attempt. Return False if earlier ones forbid another. Raises StorageError."""
         with disk_errors("An update cannot be recorded, so none is made.", self._file.parent):
             try:
                 with FileLock(self._file.with_suffix(".lock"), timeout=_WAIT_S):

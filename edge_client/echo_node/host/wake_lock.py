@@ -55,11 +55,15 @@ class LinuxWakeLock:
         self._session: Bus | None = None
         self._changing = threading.Lock()
         self._lock: Any = None
-        """File descriptor of the login manager's lock."""
+        """File descriptor of the login manager's lock; None = no such lock is held."""
         self._owner: tuple[str, str] | None = None
-        """Service of the session that holds the lock, and the name of the service's connection."""
+        """Service of the desktop session that holds the lock, and the name of its connection to D-Bus; None = no such
+        service holds it.
+        """
         self._not_before = 0.0
-        """Monotonic time before which nothing is asked."""
+        """Monotonic time before which `keep` does nothing. At least AGAIN_S seconds lie between two requests for the
+        lock.
+        """
 
     def keep(self) -> None:
         with self._changing:
@@ -76,7 +80,9 @@ class LinuxWakeLock:
             self._not_before = 0.0
 
     def _is_held(self) -> bool:
-        """Return False if the session's service that held the lock has ended, such as after a logout."""
+        """Return False if no lock is held, or if the session's service that held it has ended, such as after a
+        logout.
+        """
         if self._session is None or self._owner is None:
             return bool(self.held_by)
         service, owner = self._owner
@@ -104,7 +110,10 @@ class LinuxWakeLock:
             self._lock = None
 
     def _by_gnome(self, session: Bus) -> bool:
-        """https://gitlab.gnome.org/GNOME/gnome-session/-/blob/main/gnome-session/org.gnome.SessionManager.xml"""
+        """Ask GNOME's session manager for the lock. Return True if it grants the lock.
+
+        https://gitlab.gnome.org/GNOME/gnome-session/-/blob/main/gnome-session/org.gnome.SessionManager.xml
+        """
         path, body = "/org/gnome/SessionManager", (_NAME, 0, REASON, _SUSPEND)
         return session.call(_GNOME, path, _GNOME, "Inhibit", "susu", body) is not None
 
@@ -113,7 +122,7 @@ class LinuxWakeLock:
         return session.call(_POWER_MANAGEMENT, path, interface, "Inhibit", "ss", (_NAME, REASON)) is not None
 
     def _by_login_manager(self) -> bool:
-        """https://systemd.io/INHIBITOR_LOCKS/"""
+        """Ask the login manager for the lock (https://systemd.io/INHIBITOR_LOCKS/). Return True if it grants it."""
         service, system = "org.freedesktop.login1", Bus("SYSTEM", takes_files=True)
         answer = system.call(
             *(service, "/org/freedesktop/login1", f"{service}.Manager", "Inhibit", "ssss"),
@@ -123,7 +132,8 @@ class LinuxWakeLock:
         if answer is None:
             return False
         self._lock = answer[0]
-        os.set_inheritable(self._lock.fileno(), False)  # The engine's process must not prolong the lock.
+        # Close the descriptor in child processes: an engine must not prolong the lock.
+        os.set_inheritable(self._lock.fileno(), False)
         return True
 
 
@@ -135,7 +145,7 @@ def _owner_of(bus: Bus, service: str) -> str:
 
 
 class MacWakeLock:
-    """Lock of the program `caffeinate`, which watches this process."""
+    """Lock that the program `caffeinate` holds for this process, until this process ends."""
 
     def __init__(self, program: Path = CAFFEINATE) -> None:
         self._program = program
@@ -164,7 +174,7 @@ class MacWakeLock:
 
 
 class WindowsWakeLock:
-    """Lock of SetThreadExecutionState, which is valid as long as the thread that called it."""
+    """Lock by SetThreadExecutionState, which holds only while the calling thread exists."""
 
     def __init__(self) -> None:
         self.held_by = ""
@@ -185,7 +195,10 @@ class WindowsWakeLock:
             self._thread, self.held_by = None, ""
 
     def _hold(self, asked: threading.Event, ends: threading.Event) -> None:
-        """https://learn.microsoft.com/windows/win32/api/winbase/nf-winbase-setthreadexecutionstate"""
+        """Hold the lock on the calling thread until `ends` is set. Set `asked` once Windows has answered.
+
+        https://learn.microsoft.com/windows/win32/api/winbase/nf-winbase-setthreadexecutionstate
+        """
         libraries: Any = ctypes.windll  # type: ignore[attr-defined,unused-ignore]
         set_state = libraries.kernel32.SetThreadExecutionState
         if set_state(_ES_CONTINUOUS | _ES_SYSTEM_REQUIRED):

@@ -36,7 +36,7 @@ _NO_END: Final = datetime.datetime(9999, 12, 31, 23, 59, 59)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
-    """What a node must know to use a helper."""
+    """Contents of a helper's code: the fingerprint of its certificate, and the secret."""
 
     fingerprint: bytes
     secret: bytes
@@ -59,7 +59,7 @@ class Code:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HelperAddress:
-    """HOST:PORT#CODE. A helper on the node's own machine needs no code."""
+    """Address of a helper, as HOST:PORT#CODE. A helper on the node's own machine needs no code."""
 
     host: str
     port: int
@@ -120,7 +120,7 @@ class Pairing:
             raise ConfigError(
                 "The helper's certificate cannot be read.",
                 got=f"{file}: {error}",
-                do="Delete the file; nodes then need the new code.",
+                do="Delete the file. The helper then makes a new certificate, and shows a new code for its nodes.",
             ) from error
         secret = hashlib.blake2b(key.private_bytes_raw(), digest_size=_SECRET_BYTES, person=b"echo lend").digest()
         fingerprint = _fingerprint(certificate.public_bytes(Encoding.DER))

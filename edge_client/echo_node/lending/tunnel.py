@@ -30,7 +30,7 @@ HANDSHAKE_S: Final = 10.0
 START_S: Final = 120.0
 """Seconds within which a helper's device server must start."""
 LEAVING_S: Final = 5.0
-"""Seconds that a new connection waits for the previous connection's end; both may come from one node."""
+"""Seconds that a new connection waits for the end of the previous one; both may come from the same node."""
 REPORT_S: Final = 60.0
 _LINE_BYTES: Final = 4_096
 _TEXT: Final = 512
@@ -51,7 +51,7 @@ class _Line(BaseModel):
 
 
 class TunnelRequest(_Line):
-    """A node's request for the device."""
+    """A node's request to use the helper's device."""
 
     secret: Annotated[str, Field(max_length=64)]
     """The helper's secret in hexadecimal; empty if the node runs on the helper's own machine."""
@@ -90,7 +90,7 @@ class _Leg(asyncio.Protocol):
         self.received = 0
         self.ended = asyncio.Event()
         self._other = other
-        # Reading stops while the other connection's buffer is full, so memory stays bounded.
+        # If the other connection's buffer is full, reading from this one stops, so memory stays bounded.
         own.set_write_buffer_limits(high=_BUFFER_BYTES)
         own.set_protocol(self)
         if own.is_closing():
@@ -114,7 +114,7 @@ class _Leg(asyncio.Protocol):
 class DeviceRelay:
     """The tunnel's end on the lending machine: it gives one node at a time access to the device server.
 
-    `lend` starts a device server for one node, and ends it.
+    `lend` starts a device server for each node, and ends it after the node has left.
     """
 
     def __init__(self, pairing: Pairing, lend: Callable[[], AbstractAsyncContextManager[Lent]]) -> None:
@@ -356,7 +356,7 @@ def _send(writer: asyncio.StreamWriter, line: _Line) -> None:
 async def _refuse(writer: asyncio.StreamWriter, answer: TunnelAnswer) -> None:
     _send(writer, answer)
     writer.close()
-    with suppress(OSError):  # The other end has gone, so the connection ends in any case.
+    with suppress(OSError):  # If the node has already left, the connection ends anyway.
         async with asyncio.timeout(HANDSHAKE_S):
             await writer.wait_closed()
 
@@ -385,7 +385,9 @@ def _volume(inward: _Leg, outward: _Leg) -> str:
 
 
 def _transport(writer: asyncio.StreamWriter) -> asyncio.Transport:
-    """Return the transport, with keepalive: the system ends it half a minute after the peer has vanished."""
+    """Return the connection's transport, with keepalive on: the system ends the connection half a minute after the peer
+    has vanished.
+    """
     connection: socket.socket = writer.get_extra_info("socket")
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE.items():

@@ -1,4 +1,4 @@
-"""Asks a hub over HTTP for its records of this node's work, even while the node is not connected.
+"""Reads a hub's records of this node's work over HTTP, even while the node is not connected.
 
 The node proves its identity as for a websocket (`echo_shared.wire.credentials`), and the hub proves that it holds its
 pinned key. All functions block the calling thread.
@@ -54,17 +54,17 @@ MOST_BYTES: Final = 2**20
 
 
 class HubBooks:
-    """Queries to one hub. Every call raises ConnectError if the hub cannot be reached, and RefusedError if
-    it refuses.
+    """Queries to one hub about this node's work. Every call raises ConnectError if the hub cannot be reached, and
+    RefusedError if it refuses.
     """
 
     def __init__(self, address: HubAddress, *, me: Identity, hub_key: bytes, invite_token: str | None) -> None:
-        """`hub_key`: the pinned key. Answers under another key are rejected."""
+        """`hub_key`: the pinned key of the hub. Answers signed with another key are rejected."""
         self._address = address
         self._me = me
         self._hub_key = hub_key
         self._invite_token = invite_token
-        # Follow no redirects: the credentials are for this hub only.
+        # No redirects are followed: the credentials are for this hub only.
         proxies: dict[str, str] | None = {} if address.is_loopback else None  # None: use the environment's proxies.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies), _Unmoved)
 
@@ -85,7 +85,7 @@ class HubBooks:
         return found
 
     def team(self, action: Literal["create", "join", "leave", "show"], name: str = "") -> Team:
-        """Change or show the node's team. Return the team afterwards."""
+        """Change or show the node's team. Return the team after the change."""
         answer = decode_from_hub(self._ask(BOOKS_TEAM, encode(TeamWanted(action=action, name=name))))
         if not isinstance(answer, Team):
             raise RemoteProtocolError("The hub's answer is not a team.", got=answer.type)
@@ -99,8 +99,8 @@ class HubBooks:
         to: Sequence[str] = (),
         counts_once: bool | None = None,
     ) -> Fleet:
-        """Pass the owner's command on to the nodes `to` (empty = all), and return the owner's nodes that have proven
-        to be the owner's.
+        """Pass the owner's command on to the nodes `to` (empty = all), and return the nodes that have proven to belong
+        to the owner.
         """
         wanted = FleetWanted(
             owner=claim_of(owner, self._me.node_id, self._hub_key),
@@ -129,7 +129,7 @@ class HubBooks:
         return document, said
 
     def _ask(self, path: str, body: bytes | None) -> bytes:
-        """Send a request with the node's proof. Return the answer's body."""
+        """Send a request with the proof of this node's identity. Return the body of the hub's answer."""
         session = NodeSession(
             me=self._me,
             pinned_hub_key=self._hub_key,
@@ -140,7 +140,7 @@ class HubBooks:
         challenge = self._challenge(
             self._request(path, Credentials(hello=hello), None if body is None else b""), session
         )
-        # Placeholders: the hub stores none of these values.
+        # These values are placeholders, which the hub does not store.
         proof = session.proof(
             name="books", invite_token=self._invite_token, backend="none", device="none", swarm_port=0
         )

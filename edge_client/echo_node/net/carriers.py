@@ -1,7 +1,7 @@
 """Carriers on this node's disk: the encrypted files of artefacts, which the node serves to other nodes.
 
-The node limits how many it serves, whatever the hub says: those of the newest `SERVED` policy versions. A base model's
-carrier is served only during its download.
+The node serves the carriers of at most the newest `SERVED` policy versions, even if the hub asks for more. A base
+model's carrier is served only during its download.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ class Carriers:
         self._swarm = swarm
         self._trackers = tuple(tracker_urls)
         self._info_hashes: dict[str, bytes] = {}
-        """Info-hashes of the carriers that arrive or are served."""
+        """BitTorrent info-hash of each carrier that arrives or is served, by the carrier's name."""
         self._served: dict[str, int] = {}
-        """Policy versions of the carriers that this node no longer needs (see `settle`) and keeps for other nodes."""
+        """Policy versions of the carriers that the node keeps only for other nodes (see `settle`), by the carrier's
+        name.
+        """
         self._unwanted: frozenset[bytes] = frozenset()
-        """Info-hashes of carriers that no other node needs, as the hub said last. A carrier whose fetch has begun since
-        is left out.
+        """Info-hashes of carriers that no other node needs, according to the hub's last message. Carriers whose fetch
+        began after that message are left out.
         """
 
     def path(self, manifest: Manifest) -> Path:
@@ -45,7 +47,7 @@ class Carriers:
         if self._info_hashes.get(layout.name, layout.info_hash) != layout.info_hash:
             await self.discard(layout.name)
         self._info_hashes[layout.name] = layout.info_hash
-        self._served.pop(layout.name, None)  # The carrier is served again after `settle`.
+        self._served.pop(layout.name, None)  # Until `settle`, this node itself needs the carrier again.
         self._unwanted -= {layout.info_hash}
 
     async def serve(self, manifest: Manifest, layout: TorrentLayout) -> None:
@@ -71,15 +73,15 @@ class Carriers:
             await self.discard(name)
 
     async def unwanted(self, info_hashes: Iterable[bytes]) -> None:
-        """Stop serving carriers (encrypted files of artefacts) that no other node fetches. Those that this node still
-        uses stay until `settle`.
+        """Stop serving these carriers (encrypted files of artefacts), which no other node fetches. A carrier that this
+        node still uses stays until `settle`.
         """
         self._unwanted = frozenset(info_hashes)
         for name in [name for name in self._served if self._info_hashes[name] in self._unwanted]:
             await self.discard(name)
 
     async def stop_serving(self) -> None:
-        """Stop serving all carriers, but leave their files in place."""
+        """Stop serving all carriers (encrypted files), but leave their files in place."""
         for info_hash in self._info_hashes.values():
             await self._swarm.remove(info_hash)
         self._info_hashes.clear()
@@ -92,6 +94,14 @@ class Carriers:
         if info_hash is not None:
             await self._swarm.remove(info_hash)
         await asyncio.to_thread(try_to_delete, self.directory / name)
+
+    async def discard_other_forms(self, manifest: Manifest) -> None:
+        """Delete the carriers of the base model's other form (weights or GGUF file), which `manifest` does not
+        describe.
+        """
+        for path in self.directory.glob(f"{manifest.name}.*"):
+            if path.name != manifest.carrier_name and path.is_dir():
+                await self.discard(path.name)
 
     async def discard_of(self, artefact: str) -> None:
         for name in [name for name in self._info_hashes if _artefact_of(name) == artefact]:

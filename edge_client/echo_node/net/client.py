@@ -61,7 +61,7 @@ SEND_S: Final = 30.0
 PING_S: Final = 20.0
 CLOSE_S: Final = 2.0
 STEADY_S: Final = 30.0
-"""Seconds after which a connection counts as good, so that the next retry is quick again."""
+"""Seconds after which a connection counts as good: after its loss, the first retry follows quickly again."""
 
 MOST_SHOWN: Final = 300
 """Maximum characters of a peer's invalid input that an error shows."""
@@ -81,16 +81,16 @@ FATAL: Final = frozenset(
         RefusalCode.NAME_TAKEN,
     }
 )
-"""Refusals that a retry would not change."""
+"""Codes of the hub's refusals that a retry cannot change: `HubClient.run` ends with them."""
 UPGRADE_S: Final = 3_600.0
-"""Seconds between attempts while the node's or the hub's software is too old, because an upgrade takes a person."""
+"""Seconds between attempts while the node's or the hub's software is too old: somebody must upgrade it first."""
 
 BANNED_DO: Final = "Ask the hub's operator to admit this node again. The node does not retry by itself."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Introduction:
-    """What the node tells the hub about itself in the handshake."""
+    """Data about the node for the hub, sent in the handshake."""
 
     name: str
     invite_token: str | None
@@ -102,7 +102,11 @@ class Introduction:
     power_watts: float = 0.0
     owner: Identity | None = None
     punches: bool = False
-    """True: the node links with others through routers."""
+    """True: the node can link with other nodes by hole punching through routers."""
+    answers: bool = True
+    """False: the node does not work for the hub's tenants (other people, whose programs sample on its nodes)."""
+    refuses: tuple[str, ...] = ()
+    """Names of tenants for which the node does not work."""
 
 
 class HubClient:
@@ -120,7 +124,9 @@ class HubClient:
         flow: Flow | None = None,
         stays: bool = False,
     ) -> None:
-        """`stays`: True = keep asking a hub whose run has finished, because its operator may extend the run."""
+        """`stays`: True = keep trying to connect to a hub whose run has finished, because its operator may extend the
+        run.
+        """
         self.address = address
         self._me = me
         self._introduction = introduction
@@ -131,13 +137,15 @@ class HubClient:
         self._flow = flow or Flow()
         self._stays = stays
         self.line = Online()
-        """On while a connection is wanted. Call `close` to end the current connection."""
+        """Switch that is on while the node wants a connection. After switching it off, call `close` to end the current
+        connection.
+        """
         self._why: Trouble | None = None
-        """Reason for which this node itself ended the connection."""
+        """Reason why this node itself has ended the connection."""
         self._hurry = asyncio.Event()
         self.hub_clock = HubClock()
         self.hub_version = ""
-        """The hub's release, once known."""
+        """The hub's release; empty = not known yet."""
         self.too_old = ""
         """The hub's refusal of this node as too old; empty = none, or the hub has admitted the node since."""
         self.hub_key = pinned_hub_key
@@ -162,7 +170,7 @@ class HubClient:
                 if (error.code in FATAL and not may_be_extended) or (is_of_another_release and not patient):
                     raise _with_command(error) from error
                 patient |= may_be_extended
-                # Refused as too soon: the hub exists and can be asked again.
+                # The refusal TOO_SOON proves that the hub exists, so retries make sense.
                 patient |= error.code == RefusalCode.TOO_SOON
             except (ConnectError, RemoteProtocolError) as error:
                 failure = error
@@ -182,16 +190,20 @@ class HubClient:
             attempt = await self._wait(attempt)
 
     async def _wait_for_upgrade(self, refusal: EchoError) -> int:
-        """Report the remedy once, and wait for an upgrade. Return the number of the next attempt."""
+        """Report once how to upgrade the software that is too old, and wait for the upgrade. Return the number of the
+        next attempt.
+        """
         said = f"{refusal.brief} The node asks again every hour. {refusal.do or ''}"
         self._troubles.begin(_PART, Trouble(TroubleCode.TOO_OLD, said.rstrip()))
         await self._pause(UPGRADE_S * (1.0 - random.random() / 2))
         return 0
 
     async def _wait(self, attempt: int) -> int:
-        """Wait before the next attempt. Return that attempt's number."""
+        """Wait before the next attempt. `attempt`: number of earlier failures, which decides the wait. Return the new
+        number.
+        """
         if self._hurry.is_set():
-            attempt = 0  # Earlier failures were on another network, or hours ago.
+            attempt = 0  # Earlier failures no longer count: they were on another network, or hours ago.
         self._hurry.clear()
         wait_s = backoff_s(attempt, random.random(), first_s=self._retry_first_s)
         log.info("Retrying in %.1f s.", wait_s)
@@ -209,7 +221,7 @@ class HubClient:
 
     @property
     def own_address(self) -> str | None:
-        """This machine's address on the open connection, or None."""
+        """This machine's own address on the open connection to the hub; None without a connection."""
         if self._open is None:
             return None
         address: str = self._open[0].local_address[0]
@@ -305,6 +317,8 @@ class HubClient:
             power_watts=introduction.power_watts,
             owner=introduction.owner,
             punches=introduction.punches,
+            answers=introduction.answers,
+            refuses=introduction.refuses,
         )
         answer = await self._ask(Credentials(hello=hello, nonce=challenge.nonce, proof=proof))
         if isinstance(answer, Response):
@@ -351,7 +365,7 @@ class HubClient:
         for header in answer.headers.get_all("WWW-Authenticate"):
             if (frame := challenge_of(header)) is not None:
                 message = session.receive(frame)
-                assert isinstance(message, Challenge | Refused)  # The session allows nothing else in this state.
+                assert isinstance(message, Challenge | Refused)  # The session allows no other message in this state.
                 if isinstance(message, Challenge):
                     self.hub_version = message.software_version
                     return message
@@ -380,7 +394,7 @@ class HubClient:
 
     async def _welcome(self, socket: ClientConnection, session: NodeSession) -> Welcome:
         message = await self._receive(socket, session)
-        assert isinstance(message, Welcome)  # The session allows nothing else in this state.
+        assert isinstance(message, Welcome)  # The session allows no other message in this state.
         assert session.hub_key is not None
         _check_run_id(message.run_id, session.hub_key)
         return message

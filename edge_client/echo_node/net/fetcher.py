@@ -1,14 +1,14 @@
-"""Fetches artefacts for this node: decrypts, decodes and verifies them against the hub's signature, and serves and
-removes them.
+"""Fetches artefacts for this node, and serves and removes them. Each artefact is decrypted, decoded, and verified
+against the hub's signature.
 
 If the hub runs on this host, an artefact may be read from the hub's shared memory. A base model may come from a model
 hub, such as Hugging Face. All other artefacts come in a carrier (their encrypted copy), by the transport that the hub
-offers: pushed piece by piece, through the swarm, or from the hub's web seed. A push that falls silent continues through
-the swarm with the pieces that have arrived. The swarm uses the web seed by itself.
+offers: pushed piece by piece, through the swarm, or from the hub's web seed. If a push falls silent, the swarm fetches
+the pieces that are missing. The swarm uses the web seed by itself.
 
 The carrier is unpacked into the artefact's files, which count once their marker is written
 (`echo_node.host.artefact_files`). The carrier of a policy version is kept, to serve other nodes. The carrier of a base
-model is as large as the model: other nodes get it only during the download, and the written marker ends its use.
+model has the model's size, so serving it ends with the download, when the marker is written.
 """
 
 from __future__ import annotations
@@ -139,8 +139,10 @@ class Fetcher:
         self._carriers = Carriers(swarm, carriers, self._trackers)
         self._keys: dict[int, bytes] = {}
         self._under_way: dict[int | None, asyncio.Event] = {}
-        """Event for each version that is being fetched, set when the version's fetch ends."""
+        """Event for each running fetch, set when the fetch ends, by version."""
         self._base: Manifest | None = None
+        self._base_manifest = b""
+        """Bytes of the manifest `_base`, as the hub has signed them."""
         self._unpacking: dict[int | None, Manifest] = {}
         """Artefacts whose complete carriers are being decrypted and verified."""
 
@@ -169,6 +171,14 @@ class Fetcher:
         assert self._base is not None, "the base has not been fetched"
         return self._base.content[:CONTENT_DIGITS]
 
+    def is_withdrawn(self, gguf: ArtefactOffer | None) -> bool:
+        """Return True if this node's base model is a GGUF file, and the hub offers another file or none. `gguf`: the
+        file that the hub offers now.
+        """
+        if self._base is None or self._base.carrier != "gguf":
+            return False
+        return gguf is None or gguf.manifest != self._base_manifest
+
     async def fetch(
         self, offer: ArtefactOffer, policy_version: int | None, *, on_progress: OnProgress = lambda done, total: None
     ) -> Fetched:
@@ -181,7 +191,7 @@ class Fetcher:
         job = self._open(offer, policy_version, on_progress)
         manifest, directory = job.manifest, self._directory / job.manifest.name
         if policy_version is None:
-            self._base = manifest
+            self._base, self._base_manifest = manifest, offer.manifest
         verified = await asyncio.to_thread(read_marker, directory)
         if verified is not None and verified.content == manifest.content:
             return verified.fetched
@@ -205,7 +215,7 @@ class Fetcher:
         """
         manifest, layout = artefacts.open_offer(offer, self._source.hub_key), read_torrent(offer.torrent)
         came_otherwise = fetched.shared_memory_bytes or fetched.model_hub_bytes
-        # Carrier files on disk may be an incomplete download.
+        # No carrier was used, or the carrier's files on disk may be incomplete.
         if came_otherwise or fetched.info_hash != layout.info_hash:
             return
         try:
@@ -221,11 +231,13 @@ class Fetcher:
         await asyncio.to_thread(delete_changed, directory)
         more_bytes = 0
         if manifest.kind == "base":
+            await self._carriers.discard_other_forms(manifest)
+        if manifest.carrier == "files":
             more_bytes = conversion_bytes(manifest.total_bytes, backend=self._backend, precision=self._precision)
         await asyncio.to_thread(check_room, self._directory, manifest.name, files, more_bytes=more_bytes)
         fetched = await self._from_memory(job) or await self._from_model_hub(job)
         if fetched is not None:
-            # Discard the carrier: its incomplete files could later be taken for a complete one.
+            # Discard the carrier: otherwise its incomplete files could later be taken for complete ones.
             await self._carriers.discard(manifest.carrier_name)
             return fetched
         carrier = self._carriers.path(manifest)
@@ -252,7 +264,9 @@ class Fetcher:
         return job.fetched(seconds=seconds, shared_memory_bytes=job.manifest.total_bytes)
 
     async def _from_model_hub(self, job: _Job) -> Fetched | None:
-        """Download the base model from a model hub. Return None if the offer names none, or if that fails."""
+        """Download the base model from a model hub. Return None if the offer names no model hub, or if the download
+        fails.
+        """
         manifest = job.manifest
         if manifest.source is None:
             return None
@@ -285,7 +299,7 @@ class Fetcher:
         received, unpacked, swarm_bytes, web_seed_bytes, seconds = NOTHING, False, 0, 0, 0.0
         if offer.way in (Way.INLINE, Way.BROADCAST):
             pieces = await self._receiver.expect(offer.torrent, self._carriers.directory)
-            unpacked = manifest.carrier != "files"
+            unpacked = not manifest.in_files
             received = await (self._receive_unpacking(job, pieces) if unpacked else self._receive(job))
             seconds = received.seconds
         if not received.complete:
@@ -415,9 +429,7 @@ class Fetcher:
         if layout.info_hash.hex() != manifest.info_hash or layout.name != manifest.carrier_name:
             raise RemoteProtocolError("A torrent is not the one in the signed manifest.", got=layout.info_hash.hex())
         sealed = [f"{file.path}{SEALED_SUFFIX}" for file in manifest.files]
-        if sorted(path for path, _ in layout.files) != sorted(
-            sealed if manifest.carrier == "files" else [PAYLOAD_NAME]
-        ):
+        if sorted(path for path, _ in layout.files) != sorted(sealed if manifest.in_files else [PAYLOAD_NAME]):
             raise RemoteProtocolError("A torrent's files are not those of its manifest.", got=manifest.name)
         if manifest.delta_parent is not None and manifest.delta_parent >= manifest.policy_version:
             raise RemoteProtocolError("A delta is against a later version.", got=layout.name)
@@ -427,7 +439,9 @@ class Fetcher:
 def _decode(
     manifest: Manifest, payload: Readable, directory: Path, key: bytes, parent: Path | None
 ) -> Mapping[str, str]:
-    """Write the artefact's files from an encrypted payload. Blocks, also for data that has not arrived yet."""
+    """Decrypt and decode a payload into the artefact's files. Blocks the calling thread, also for data that has not
+    arrived yet.
+    """
     files = {file.path: file.size_bytes for file in manifest.files}
     return delta.decode(sealing.UnsealingReader(payload, key), directory, files=files, parent=parent)
 
@@ -440,7 +454,7 @@ def _make(
     """
     if not isinstance(source, Path):
         return _decode(manifest, source, directory, key, parent)
-    if manifest.carrier == "files":
+    if manifest.in_files:
         paths = [file.path for file in manifest.files]
         return {path: sealing.unseal(source / f"{path}{SEALED_SUFFIX}", directory / path, key) for path in paths}
     with on_disk(source), (source / PAYLOAD_NAME).open("rb") as payload:
@@ -450,7 +464,7 @@ def _make(
 def _make_verified(
     manifest: Manifest, source: Path | ArrivingFile, directory: Path, key: bytes, parent: Path | None
 ) -> None:
-    """Write the artefact's files and verify their hashes. Blocks the calling thread.
+    """Write the artefact's files into `directory` and verify their hashes. Blocks the calling thread.
 
     Raises SwarmError with the code `UNREADABLE`, or StorageError; `directory` is then deleted.
     """
@@ -474,8 +488,8 @@ def _unreadable(manifest: Manifest, got: str) -> SwarmError:
 
 
 def _read_from_memory(address: SharedMemory, manifest: Manifest, directory: Path) -> bool:
-    """Read the artefact into `directory`. Return True if it is complete and has the signed hashes. Blocks the calling
-    thread.
+    """Read the artefact from shared memory into `directory`. Return True if the artefact is complete and has the signed
+    hashes. Blocks the calling thread.
     """
     try:
         shared_memory.read(address, manifest, directory)

@@ -9,12 +9,12 @@ from echo_node.host.traffic import TrafficMeter
 from echo_shared.wire.rate_cap import RateCap
 
 SMALL_BYTES: Final = 4_096
-"""Size up to which a message counts but never waits, such as a lease or a receipt."""
+"""Messages up to this size, such as leases and receipts, count towards the limit but never wait."""
 
 
 class Flow:
     def __init__(self, download_bytes_s: int = 0, meter: TrafficMeter | None = None) -> None:
-        """`download_bytes_s`: 0 = no limit. `meter` None: nothing is counted."""
+        """`download_bytes_s`: limit in bytes per second, 0 = none. `meter` None: received bytes are not counted."""
         self.download_bytes_s = download_bytes_s
         self._cap = RateCap(download_bytes_s)
         self._meter = meter

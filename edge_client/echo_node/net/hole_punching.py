@@ -1,16 +1,16 @@
-"""Connections between nodes of which neither accepts connections, because both are behind home routers.
+"""Connect two nodes that both sit behind home routers, so neither accepts connections from outside.
 
     ask       bind a local port, connect from it to the hub: the hub answers with the port's public address
               send a MeetWanted to the hub, and wait for the peer's Meet
     answer    the same, after the peer's Meet has come
     both      connect from the local port to the peer's addresses, and listen on it
 
-A router lets packets from an address pass once its home has sent a packet there. The nodes connect at about the same
-time, so each node's first packet opens its own router for the other node. The result is an ordinary TCP connection: two
-ends may connect to each other (RFC 9293, simultaneous open), and routers must let them (RFC 5382). In 4.4 million
-attempts from 85,000 networks, TCP succeeded as often as QUIC over UDP, in 70 % (Trautwein et al., Challenging Tribal
-Knowledge, arXiv 2510.27500, 2025). A router that gives each connection another public port cannot be passed this way:
-both nodes then give up after CONNECT_S seconds.
+A router lets packets from an address pass once a machine behind the router has sent a packet to this address. The nodes
+connect at about the same time, so each node's first packet opens its own router for the other node. The result is an
+ordinary TCP connection: two ends may connect to each other (RFC 9293, simultaneous open), and routers must let them
+(RFC 5382). In 4.4 million attempts from 85,000 networks, TCP succeeded as often as QUIC over UDP, in 70 % (Trautwein et
+al., Challenging Tribal Knowledge, arXiv 2510.27500, 2025). A router that gives each connection another public port
+cannot be passed this way: both nodes then give up after CONNECT_S seconds.
 """
 
 from __future__ import annotations
@@ -33,22 +33,24 @@ log = logging.getLogger(__name__)
 CONNECT_S: Final = 2.0
 """Seconds for which both nodes try to connect."""
 ANSWER_S: Final = 5.0
-"""Seconds within which the peer must answer. It may need two of them to learn its public address."""
+"""Seconds within which the peer must answer. The peer may need two seconds to learn its public address."""
 MOST_ATTEMPTS: Final = 8
-"""Maximum attempts at the same time, of this node and of its peers together. Further ones wait; those of peers are
-ignored if the peer has given up meanwhile.
+"""Maximum number of attempts at the same time, of this node and of its peers together. Further attempts wait; a peer's
+attempt is dropped if the peer has given up meanwhile.
 """
 ANSWER_AGAIN_S: Final = 1.5
-"""Seconds after an attempt of a peer within which its next one is ignored, doubled with each attempt. Honest peers wait
-at least 2 s, and double that too.
+"""Seconds after a peer's attempt during which the peer's next attempt is ignored. They double with each attempt. Honest
+peers wait at least 2 s, and double that too.
 """
 ANSWER_AGAIN_LIMIT_S: Final = 1_500.0
 LASTING_S: Final = 30.0
-"""Seconds after which a link shows that its node asks for good reason."""
+"""A link that lasts this many seconds shows that the peer asked for a good reason: its next attempt is answered at
+once.
+"""
 
 
 class HubSide(Protocol):
-    """The part of the hub's client that an attempt uses."""
+    """The methods of the hub's client that an attempt at hole punching uses."""
 
     address: HubAddress
 
@@ -56,8 +58,8 @@ class HubSide(Protocol):
 
 
 class AnswerWaits:
-    """Decides which attempts of a peer are answered: after each one, the peer has to wait longer. `now`: a monotonic
-    clock in seconds.
+    """Decides which attempts of a peer are answered. After each answered attempt, the peer must wait longer. `now`:
+    seconds of a monotonic clock.
     """
 
     def __init__(self) -> None:
@@ -74,7 +76,7 @@ class AnswerWaits:
         return True
 
     def linked(self, node_id: str, *, lasted_s: float) -> None:
-        """Note the end of a link with the peer. After a lasting one, the peer's next attempt is answered at once."""
+        """Record the end of a link with the peer. After a lasting link, the peer's next attempt is answered at once."""
         if lasted_s >= LASTING_S:
             self.forget(node_id)
 
@@ -84,7 +86,7 @@ class AnswerWaits:
 
 
 class HolePunching:
-    """This node's attempts. There are none before `use` has named a hub."""
+    """This node's attempts at hole punching. Before `use` has named a hub, no attempt is made."""
 
     def __init__(self, host: str) -> None:
         """`host`: the address on which this node listens."""
@@ -94,10 +96,10 @@ class HolePunching:
         self._asked: dict[str, asyncio.Future[Meet]] = {}
         """Attempts that wait for the peer's answer, by peer."""
         self.attempts = asyncio.Semaphore(MOST_ATTEMPTS)
-        """Callers of `ask` hold it."""
+        """Limit on attempts at the same time. Whoever calls `ask` must have acquired this semaphore."""
 
     def use(self, hub: HubSide, sighting_path: str) -> None:
-        """Begin to use this hub, whose Welcome has named the path. An empty path ends it: the hub does not help."""
+        """Use this hub, whose Welcome named the path, to arrange attempts. An empty path: the hub does not help."""
         self._hub = hub if sighting_path else None
         self._sighting_url = hub.address.url(sighting_path)
 
@@ -106,8 +108,8 @@ class HolePunching:
         return self._hub is not None
 
     async def ask(self, node_id: str) -> socket.socket | None:
-        """Return a connection to this peer through both routers; None if there is none. Raises OSError if this machine
-        gives no port.
+        """Return a connection to this peer through both routers; None if the attempt fails. Raises OSError if this
+        machine has no free port.
         """
         with closing(LocalPort(self._host)) as port:
             port.open()
@@ -128,14 +130,14 @@ class HolePunching:
         return connection
 
     def heard(self, meet: Meet) -> None:
-        """Take a peer's answer. One that was not asked for is ignored."""
+        """Handle a peer's Meet message that answers this node's attempt. An answer to no attempt is ignored."""
         answer = self._asked.get(meet.node_id)
         if answer is not None and not answer.done():
             answer.set_result(meet)
 
     async def answer(self, meet: Meet) -> AsyncGenerator[socket.socket]:
         """Answer a peer's attempt. Yield each connection: the peer uses one, and closes the others. Raises OSError if
-        this machine gives no port.
+        this machine has no free port.
         """
         loop = asyncio.get_running_loop()
         given_up_at = loop.time() + ANSWER_S / 2
@@ -151,7 +153,7 @@ class HolePunching:
                         yield connection
 
     async def _want(self, port: LocalPort, node_id: str, *, answers: bool) -> bool:
-        """Send a MeetWanted for this port. Return False if the hub did not tell its public address."""
+        """Send a MeetWanted for this port. Return False if the hub has not told the port's public address."""
         if self._hub is None:
             return False
         await port.learn(self._sighting_url)
@@ -182,9 +184,10 @@ async def _first(found: AsyncGenerator[socket.socket]) -> socket.socket | None:
 
 
 def usable(meet: Meet, port: LocalPort) -> list[Address]:
-    """Return the usable addresses of a peer. Multicast, unspecified, link-local and reserved addresses are dropped.
-    Loopback needs a hub on this machine. Private addresses need a peer behind the same router, or a hub in this private
-    network, and must be other machines' in the network through which this node reaches the hub.
+    """Return the usable addresses of a peer. Multicast, unspecified, link-local and reserved addresses are dropped. A
+    loopback address is usable if the hub is on this machine. A private address is usable if peer and node share a
+    router, or if the hub has an address in the same private network. The private address must belong to another
+    machine, in the network that leads to the hub.
     """
     on_loopback = any(ipaddress.ip_address(host).is_loopback for host in port.local_hosts)
     seen_directly = [host for host in port.public_hosts if host in port.local_hosts]
@@ -205,7 +208,9 @@ def usable(meet: Meet, port: LocalPort) -> list[Address]:
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return the address if one host may have it, else None."""
+    """Return the address if a host may have it; None for an invalid address, or an address that stands for no single
+    host.
+    """
     try:
         found = ipaddress.ip_address(host)
     except ValueError:

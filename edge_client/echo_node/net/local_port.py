@@ -1,7 +1,8 @@
-"""A local TCP port for one attempt at hole punching: connections to hub and peer leave from it, and it listens.
+"""A local TCP port for one attempt at hole punching. Connections to the hub, connections to the peer and the listening
+socket all have the same port number.
 
-A passable router maps one local port to one public port for all connections. The hub therefore sees the public port to
-which the peer must send its packets.
+Hole punching needs a router that maps one local port to one public port for all connections. The hub then sees the
+public port to which the peer must send its packets.
 """
 
 from __future__ import annotations
@@ -24,39 +25,41 @@ from echo_shared.wire.messages.fields import printable_line
 log = logging.getLogger(__name__)
 
 SIGHTING_S: Final = 2.0
-"""Seconds within which the hub must tell the public address."""
+"""Seconds within which the hub must tell the port's public address."""
 OTHER_FAMILY_S: Final = 0.25
-"""Seconds to wait for the second address family once the hub has answered over the first one."""
+"""Seconds to wait for the hub's answer over the second address family (IPv4 or IPv6) once it has answered over the
+first one.
+"""
 MOST_TRIES: Final = 10
 """Maximum number of connection attempts to one address in case of immediate refusals."""
 _AGAIN_S: Final = 0.1
-"""Longest wait after a refusal. A router that refuses the peer's first packet closes the way for a moment, so the two
-nodes try at changing times.
+"""Maximum wait before a retry after a refusal. The wait is random: a router that refuses a peer's first packet refuses
+more packets for a moment, so the two nodes must not retry in step.
 """
 _MOST_WAITING: Final = 8
-"""Maximum connections that wait on the port."""
+"""Maximum number of connections that wait to be accepted on the port."""
 _MOST_SIGHTING_BYTES: Final = 200
 _MOST_HEAD_BYTES: Final = 8_192
 _ALL_HOSTS: Final = ("", "0.0.0.0")
-"""Names for all addresses of this machine: of IPv4, and here also of IPv6."""
+"""Host names that mean all IPv4 addresses of this machine; here they include IPv6."""
 _FAMILIES: Final = {4: socket.AF_INET, 6: socket.AF_INET6}
 Address = tuple[str, int]
 
 
 class LocalPort:
-    """One port, for IPv4, IPv6 or both. Connections that it has made outlive it."""
+    """A local port with one number, for IPv4, IPv6 or both. Connections made from the port stay open after `close`."""
 
     def __init__(self, host: str) -> None:
-        """`host`: the address to bind to; one that stands for all addresses of IPv4 here includes IPv6."""
+        """`host`: the address to bind to. If it means all addresses of IPv4, IPv6 is included."""
         self.number = 0
         self.sightings: list[str] = []
         """The hub's signed statements about this port's public address."""
         self.local_hosts: list[str] = []
         """Addresses of this machine in its own network."""
         self.public_hosts: list[str] = []
-        """Public addresses in the sightings."""
+        """Public addresses of this port's host, from `sightings`."""
         self._hosts: dict[int, str] = {}
-        """Local address by address family."""
+        """Local address to bind the port to, by address family."""
         self._probes: list[asyncio.StreamWriter] = []
         self._listeners: list[socket.socket] = []
         self._host = host
@@ -68,7 +71,7 @@ class LocalPort:
         try:
             for family, _, _, _, address in found:
                 self._listen(family, str(address[0]))
-        except OSError as error:  # Often the machine has no IPv6.
+        except OSError as error:  # A machine often has no IPv6. One address family is enough.
             if not self._listeners:
                 raise
             log.debug("A port is opened for one address family only: %s", error)
@@ -80,8 +83,9 @@ class LocalPort:
             listener.close()
 
     async def learn(self, url: str) -> None:
-        """Ask the hub for this port's public address, for each address family. Raises nothing: an address that the hub
-        does not tell is missing. The connections stay open, and with them the router's public port.
+        """Ask the hub for this port's public address, for each address family. Never raises: if the hub does not
+        answer, the address is left out. The connections to the hub stay open, because the router then keeps the public
+        port.
         """
         tasks = {asyncio.create_task(self._learn(url, family)) for family in self._hosts}
         try:
@@ -135,7 +139,9 @@ class LocalPort:
         return (await reader.readexactly(num_bytes)).decode("ascii")
 
     async def connections(self, addresses: Sequence[Address], *, seconds: float) -> AsyncGenerator[socket.socket]:
-        """Yield each connection with these addresses, whichever end has opened it, for `seconds`."""
+        """For `seconds`, connect to these addresses and accept connections from them. Yield each connection, whichever
+        end has opened it.
+        """
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + seconds
         found: asyncio.Queue[socket.socket] = asyncio.Queue(_MOST_WAITING)
@@ -166,7 +172,7 @@ class LocalPort:
         listener.listen(_MOST_WAITING)
 
     def _socket(self, family: int, host: str) -> socket.socket:
-        """Return a socket that is bound to the port, next to others."""
+        """Return a new socket that is bound to the port. Several sockets share the port."""
         bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             bound.setblocking(False)
@@ -182,7 +188,9 @@ class LocalPort:
         return bound
 
     async def _connect(self, address: Address, found: asyncio.Queue[socket.socket]) -> None:
-        """Connect to the address; try again while it refuses."""
+        """Connect to the address, and put the connection into `found`. Retry while the connection is refused, at most
+        MOST_TRIES times.
+        """
         loop, family = asyncio.get_running_loop(), _family_of(address[0])
         for _ in range(MOST_TRIES):
             try:
@@ -194,7 +202,7 @@ class LocalPort:
                 await loop.sock_connect(connection, address)
                 await found.put(connection)
                 return
-            except OSError as error:  # Refused; or the peer's connection from there came first.
+            except OSError as error:  # The peer refused, or its own connection from the same address came first.
                 connection.close()
                 log.debug("No connection to a node at %s, port %d: %s", *address, error)
             except BaseException:
@@ -204,7 +212,7 @@ class LocalPort:
 
 
 async def _accept(listener: socket.socket, hosts: Collection[str], found: asyncio.Queue[socket.socket]) -> None:
-    """Accept connections from these hosts; close others."""
+    """Accept connections from these hosts, and put them into `found`; close connections from other hosts."""
     loop = asyncio.get_running_loop()
     while True:
         connection, address = await loop.sock_accept(listener)
@@ -216,10 +224,12 @@ async def _accept(listener: socket.socket, hosts: Collection[str], found: asynci
 
 @cache
 def _tls_context() -> ssl.SSLContext:
-    """Return the context for the hub. Cached, because loading the system's certificates takes long."""
+    """Return the TLS context for connections to the hub. It is cached, because loading the system's certificates takes
+    long.
+    """
     return ssl.create_default_context()
 
 
 def _family_of(host: str) -> int:
-    """Return the family of an address. Raises ValueError if it is no address."""
+    """Return the family (IPv4 or IPv6) of an IP address. Raises ValueError if `host` is not an IP address."""
     return _FAMILIES[ipaddress.ip_address(host).version]

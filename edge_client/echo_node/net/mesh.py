@@ -1,4 +1,5 @@
-"""Links: connections between the nodes of a run, on which nodes forward pieces. They stay open across policy versions.
+"""Links: connections between the nodes of a run, on which nodes send each other pieces of the adapter's files. They
+stay open across policy versions.
 
 Either node of a pair may connect. If both connect, the node with the smaller id keeps its connection. If no link opens
 soon, both connect through their routers (`hole_punching`); the node with the smaller id begins. A peer must be named by
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Final, cast
@@ -25,7 +26,7 @@ from websockets.server import ServerProtocol
 
 from echo_node.net.flow import Flow
 from echo_node.net.hole_punching import AnswerWaits, HolePunching, HubSide
-from echo_node.net.mesh_link import Link, SendCap
+from echo_node.net.mesh_link import Link, MeshListener, SendCap
 from echo_node.net.mesh_proof import Handshake, node_of
 from echo_node.net.mesh_socket import Counted, Incoming, Outgoing
 from echo_shared.errors import RemoteProtocolError, SwarmError
@@ -52,7 +53,7 @@ unencrypted connection anyone on the path can insert a wrong frame.
 """
 LONGEST_BAR_S: Final = 600.0
 """Maximum length of a bar (time without a new link after invalid data), in seconds. Each bar of a node is twice as long
-as the one before. After this time without faults, its bars start at FIRST_BAR_S again.
+as its previous bar. After LONGEST_BAR_S seconds without faults, the node's next bar has the length FIRST_BAR_S again.
 """
 MOST_HALF_OPEN: Final = 32
 """Maximum connections whose node has not proven its identity. One more closes the oldest."""
@@ -64,30 +65,25 @@ _PONG_S: Final = 60.0
 links.
 """
 _RETRY_FIRST_S: Final = 0.3
-"""Seconds before the first retry. The other node may hear about this node up to a second later than this node
-about it.
-"""
+"""Seconds before the first retry. The hub's announcements to the two nodes may lie up to a second apart."""
 _RETRY_LIMIT_S: Final = 30.0
 PUNCH_FIRST_S: Final = 0.25
 """Seconds without a link before the first attempt to connect through both routers."""
 PUNCH_FIRST_ACCEPTING_S: Final = 3.0
 """PUNCH_FIRST_S of a node with accepted plain connections: peers reach its port without hole punching."""
 PUNCH_SPREAD_S: Final = 0.125
-"""Range of the random addition to that wait, for each peer: after a restart of the hub or a new key, all nodes begin at
-once. About a second for eight nodes.
+"""Maximum of the random time that is added to PUNCH_FIRST_S, for each peer. After a restart of the hub or a new key,
+all nodes would otherwise connect at the same moment. With eight nodes, the attempts spread over about a second.
 """
 PUNCH_AGAIN_S: Final = 4.0
-"""Seconds before the first repetition of such an attempt, doubled each time: most attempts succeed at once or never."""
+"""Seconds before the first repetition of an attempt through both routers, doubled each time: most attempts succeed at
+once or never.
+"""
 PUNCH_LIMIT_S: Final = 3_600.0
 _FRAME_BYTES: Final = MAX_PIECE_BYTES + MAX_HAND_ON_BYTES + 256
 _FRAMES_READ_AHEAD: Final = 4
 _SILENT: Final = logging.Logger("mesh", logging.CRITICAL + 1)
 """A logger without output: the library would log input of unknown peers."""
-
-OnPiece = Callable[[Piece, str], None]
-"""Called with each piece and the id of its sender."""
-OnLinks = Callable[[tuple[str, ...]], None]
-"""Called with the ids of all linked nodes, after each change."""
 
 
 class MeshLinks:
@@ -101,11 +97,15 @@ class MeshLinks:
         flow: Flow | None = None,
         punching: HolePunching | None = None,
     ) -> None:
-        """`punching` None: no links through routers to nodes that accept no connections either."""
+        """`punching` None: if neither of two nodes accepts connections, this node makes no link through their
+        routers.
+        """
         self.port = 0
         """Listening port; 0 = none."""
         self.num_accepted = 0
-        """Number of links that other nodes have opened by a plain connection. It shows that they can reach this one."""
+        """Number of links that other nodes have opened by a plain connection (without hole punching). More than 0
+        proves that other nodes can reach this one.
+        """
         self._punching = punching
         self._me = me
         self._flow = flow or Flow()
@@ -113,7 +113,7 @@ class MeshLinks:
         self._run_key: RunKey | None = None
         self._peers: dict[str, MeshPeer] = {}
         self._named: dict[int, str] = {}
-        """Peer ids by hub-assigned number."""
+        """Node id of each peer, by the number that the hub has given the peer."""
         self._connectors: dict[str, asyncio.Task[None]] = {}
         self._punchers: dict[str, asyncio.Task[None]] = {}
         """Tasks that link through routers, by the peer's id. The node with the smaller id keeps a task per peer; the
@@ -139,7 +139,9 @@ class MeshLinks:
 
     @property
     def sentence(self) -> str:
-        """How this node and others reach each other: the predicate of a sentence. Empty if there are no others."""
+        """Number and kind of this node's links, in words to follow "This node is". Empty if there are no other
+        nodes.
+        """
         if not self._peers:
             return ""
         punched = f", {len(self.punched)} of them through both routers" if self.punched else ""
@@ -147,9 +149,9 @@ class MeshLinks:
         lacks = "; the hub itself serves the rest" if len(self._links) < len(self._peers) else ""
         return f"linked with {len(self._links)} of {len(self._peers)} nodes{punched}{accepts}{lacks}"
 
-    async def open(self, host: str, port: int, *, on_piece: OnPiece, on_links: OnLinks) -> None:
+    async def open(self, host: str, port: int, listener: MeshListener) -> None:
         """Listen on `host`; port 0 = any free port. Raises SwarmError."""
-        self._on_piece, self._on_links = on_piece, on_links
+        self._listener = listener
         try:
             incoming = cast("type[ServerConnection]", partial(Incoming, self._admit))
             self._server = await serve(self._accept, host, port, create_connection=incoming, **_options())
@@ -173,7 +175,7 @@ class MeshLinks:
             await asyncio.wait(connectors)
 
     def set_keys(self, keys: Iterable[RunKey]) -> None:
-        """Set the run's keys. Peers must hold the newest one; a new key restarts all links."""
+        """Set the run's keys. Peers must hold the newest key. A new key restarts all links."""
         newest = max(keys, key=lambda key: key.key_id, default=None)
         if newest != self._run_key:
             self._run_key = newest
@@ -193,13 +195,15 @@ class MeshLinks:
         self._connect_to_all()
 
     def use_rendezvous(self, hub: HubSide, sighting_path: str) -> None:
-        """Link through routers with the help of this hub; an empty path = without."""
+        """Use this hub to link through routers; an empty path = do not link through routers."""
         if self._punching is not None:
             self._punching.use(hub, sighting_path)
             self._connect_to_all()
 
     def meet(self, meet: Meet) -> None:
-        """Handle a Meet: start an answer to the peer's attempt, or resume the own attempt."""
+        """Handle a peer's Meet message (addresses for hole punching). If it answers this node's own attempt, resume
+        that attempt; else start to answer the peer's attempt.
+        """
         if self._punching is None:
             return
         if meet.answers:
@@ -208,7 +212,9 @@ class MeshLinks:
             self._punchers[meet.node_id] = asyncio.create_task(self._answer(meet), name=f"meet-{meet.node_id}")
 
     def _may_answer(self, node_id: str) -> bool:
-        """Return True for a peer without a link, a bar and an answer under way, unless it asks too often."""
+        """Return True if the peer's attempt may be answered: the peer has no link, no bar and no running answer, and
+        respects the waiting times between attempts.
+        """
         if self._run_key is None or node_id not in self._peers:
             return False
         if node_id in self._links or node_id in self._punchers or self._barred_for(node_id) > 0:
@@ -216,8 +222,8 @@ class MeshLinks:
         return self._answer_waits.take(node_id, now=asyncio.get_running_loop().time())
 
     def hand_on(self, piece: Piece, branches: Iterable[tuple[int, bytes]]) -> None:
-        """Send the piece to the nodes with these numbers, adding each node's further route. Nodes without a link, and
-        nodes whose queue is full, are skipped.
+        """Send the piece to the nodes with these numbers. Each node gets its own part of the route. Nodes without a
+        link, and nodes whose queue is full, are skipped.
         """
         frames: dict[bytes, bytes] = {}
         for number, below in branches:
@@ -268,7 +274,9 @@ class MeshLinks:
                     self._punchers[node_id] = asyncio.create_task(self._keep_asking(node_id), name=f"punch-{node_id}")
 
     async def _keep_linked(self, peer: MeshPeer) -> None:
-        """Reconnect forever while there is no link. The node with the smaller id tries first."""
+        """Connect to the peer whenever there is no link to it. Runs until cancelled. The node with the smaller id tries
+        first.
+        """
         first = 0 if self._me.node_id < peer.node_id else 2
         attempt = first
         while True:
@@ -280,13 +288,13 @@ class MeshLinks:
             try:
                 socket = await _connected(host=peer.host, port=peer.port)
                 linked = await self._run(socket, expected=peer.node_id)
-            # ValueError: an unknown host name, or a redirect.
+            # ValueError: the host name is unknown, or the peer redirects.
             except (OSError, ValueError, EOFError, WebSocketException) as error:
                 log.debug("No connection to the node %s: %s", peer.node_id, printable_line(str(error)))
             attempt = max(1, first) if linked else attempt + 1
 
     async def _keep_asking(self, node_id: str) -> None:
-        """Link through both routers whenever there is no link. Runs forever."""
+        """Whenever there is no link to this node, ask it for one through both routers. Runs until cancelled."""
         assert self._punching is not None
         attempt = 0
         while True:
@@ -310,7 +318,9 @@ class MeshLinks:
             attempt = 0 if linked else attempt + 1
 
     async def _answer(self, meet: Meet) -> None:
-        """Connect to a node that asked for it. Its connections are then handled like accepted ones."""
+        """Connect to a node that asked for a link through both routers. The connections are then handled like accepted
+        ones.
+        """
         assert self._punching is not None
         loop = asyncio.get_running_loop()
         try:
@@ -330,7 +340,7 @@ class MeshLinks:
             answer.cancel()
 
     def _incoming(self, server: Server) -> ServerConnection:
-        """Return the protocol of a connection that `server` has not accepted itself."""
+        """Return the protocol for a connection that hole punching, not `server`, has accepted."""
         options = _options()
         protocol = ServerProtocol(max_size=options["max_size"], logger=options["logger"])
         names = ("ping_interval", "ping_timeout", "close_timeout", "max_queue")
@@ -374,8 +384,8 @@ class MeshLinks:
         await self._run(socket, expected=None, is_punched=isinstance(socket, Incoming) and socket.is_punched)
 
     async def _run(self, socket: Connection, *, expected: str | None, is_punched: bool = False) -> bool:
-        """Run a connection from start to end. Return True if it became a link (a proven connection). `expected`: the
-        node to which this one connected. `is_punched`: it goes through both routers.
+        """Run a connection from start to end. Return True if it became a link (a proven connection). `expected`: id of
+        the node to which this node connected. `is_punched`: the connection goes through both routers.
         """
         link = None
         try:
@@ -449,7 +459,7 @@ class MeshLinks:
             self._stop_answering(link.node_id)
         if existing is None:
             log.info("Linked with the node %s.", link.node_id)
-            self._on_links(self.links)
+            self._listener.linked(self.links)
         else:
             existing.abort()
         writer = asyncio.create_task(link.write(self._uplink), name=f"mesh-to-{link.node_id}")
@@ -459,7 +469,7 @@ class MeshLinks:
                 piece = decode_from_hub(frame) if isinstance(frame, bytes) else None
                 if not isinstance(piece, Piece):
                     raise RemoteProtocolError("A node may send only pieces.", got=type(piece).__name__)
-                self._on_piece(piece, link.node_id)
+                self._listener.take(piece, link.node_id)
         finally:
             writer.cancel()
             link.ended.set()
@@ -467,7 +477,7 @@ class MeshLinks:
             if self._links.get(link.node_id) is link:
                 del self._links[link.node_id]
                 log.info("The link with the node %s has ended.", link.node_id)
-                self._on_links(self.links)
+                self._listener.linked(self.links)
 
 
 def _options() -> dict[str, Any]:
@@ -491,7 +501,7 @@ async def _connected(**where: Any) -> Connection:
 
 
 async def _receive(socket: Connection) -> bytes:
-    """Receive a handshake message. Raises RemoteProtocolError and ConnectionClosed."""
+    """Return the peer's next handshake message. Raises RemoteProtocolError and ConnectionClosed."""
     frame = await socket.recv()
     if isinstance(frame, str):
         raise RemoteProtocolError("A node sent text instead of a proof.", got=f"{len(frame)} characters")

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
-from typing import Final
+from typing import Final, Protocol
 
 from websockets.asyncio.connection import Connection
 from websockets.exceptions import ConnectionClosed
@@ -18,6 +18,7 @@ from websockets.exceptions import ConnectionClosed
 from echo_node.core.own_line import LOOK_S, OwnLine
 from echo_node.net.flow import Flow
 from echo_shared.wire.congestion import CAN_LOOK, LossWatch, pace, sent_by
+from echo_shared.wire.messages import Piece
 from echo_shared.wire.rate_cap import RateCap
 from echo_shared.wire.sent import Sent
 from echo_shared.wire.sockets import keep_unsent_short
@@ -29,7 +30,7 @@ MOST_QUEUED_BYTES: Final = 4 * 2**20
 the data in transit.
 """
 UNSENT_BYTES: Final = 64 * 1024
-"""Maximum unsent bytes of one link in the system's buffer."""
+"""Maximum unsent bytes of one link in the system's buffer, where the order of frames can no longer change."""
 
 
 SENDING_AT_ONCE: Final = 4
@@ -49,8 +50,18 @@ queued first.
 _queued = count()
 
 
+class MeshListener(Protocol):
+    """Receiver of pieces from other nodes, and of changes of the links to these nodes."""
+
+    def take(self, piece: Piece, sender: str) -> None:
+        """Handle a piece that the node `sender` has sent."""
+
+    def linked(self, node_ids: tuple[str, ...]) -> None:
+        """Note the ids of all linked nodes. Called after each change."""
+
+
 class SendCap:
-    """Limit on the rate at which all links together send. It also counts the bytes.
+    """Limit on the rate at which all links together send, with a count of the bytes.
 
     At most SENDING_AT_ONCE links send at the same time; the next turn goes to the frame with the lowest `Rank` over all
     links. `bytes_per_s` 0 = only the measured rate of the node's own line is a limit (`core.own_line`).
@@ -121,7 +132,7 @@ class SendCap:
                 link.pace(learnt)
 
     async def take(self, count_bytes: int) -> None:
-        """Wait until this many bytes may be sent, in order of calls."""
+        """Wait until this many bytes may be sent. Calls are served in their order."""
         delay_s = self._cap.delay_s(count_bytes, asyncio.get_running_loop().time())
         if delay_s:
             await asyncio.sleep(delay_s)
@@ -145,7 +156,9 @@ class Link:
     _more: asyncio.Event = field(default_factory=asyncio.Event)
 
     def put(self, frame: bytes, rank: int = 0) -> bool:
-        """Queue a frame. Frames with a lower rank are sent first. Return False if the queue is full."""
+        """Queue a frame for sending on this link. Frames with a lower rank are sent first. Return False if the queue is
+        full.
+        """
         if self._queued_bytes + len(frame) > MOST_QUEUED_BYTES:
             return False
         heappush(self._queue, ((rank, next(_queued)), frame))
@@ -173,7 +186,7 @@ class Link:
                     self._queued_bytes -= len(frame)
                 self._more.clear()
         except ConnectionClosed:
-            return  # The reader gets the same error.
+            return  # The code that reads the connection gets the same error, and handles it.
         except Exception:
             log.exception("Sending to the node %s failed.", self.node_id)
             self.abort()
@@ -181,13 +194,13 @@ class Link:
             uplink.links.discard(self)
 
     def look(self) -> Sent | None:
-        """Return the link's counters; None if the system has none, or the link has ended."""
+        """Return the connection's counters of sent data; None if the system has none, or the link has ended."""
         with contextlib.suppress(OSError):
             return sent_by(self.socket.transport.get_extra_info("socket")) if CAN_LOOK else None
         return None
 
     def pace(self, bytes_per_s: int) -> None:
-        """Limit the connection's packet rate. No effect after its end."""
+        """Limit the connection's packet rate. No effect on a link that has ended."""
         with contextlib.suppress(OSError):
             pace(self.socket.transport.get_extra_info("socket"), bytes_per_s)
 

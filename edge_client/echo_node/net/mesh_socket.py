@@ -1,5 +1,5 @@
-"""Both ends of a connection between nodes, with a limit on small frames: the websockets library answers pings and keeps
-fragments even before the node has proven its identity.
+"""Both ends of a connection between nodes, with a limit on small frames. The websockets library would otherwise answer
+pings and keep fragments without limit, even before the node has proven its identity.
 """
 
 from __future__ import annotations

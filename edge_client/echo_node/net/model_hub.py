@@ -21,9 +21,11 @@ def download(manifest: Manifest, directory: Path, on_bytes: Callable[[int], None
     thread.
 
     `on_bytes` gets the number of new bytes; an exception from it ends the download. Raises SwarmError if a file is
-    unavailable, or if the files differ from what the hub has signed; the files are then deleted.
+    unavailable, or if the files differ from what the hub has signed; the files are then deleted. A download ends once
+    it has more bytes than the signed files.
     """
     source, _, revision = (manifest.source or "").partition("@")
+    left_bytes = manifest.total_bytes
     try:
         from huggingface_hub import hf_hub_download
 
@@ -41,6 +43,10 @@ def download(manifest: Manifest, directory: Path, on_bytes: Callable[[int], None
             super().__init__(*args, **{**options, "disable": True})  # type: ignore[no-untyped-call]
 
         def update(self, n: float | None = 1) -> None:
+            nonlocal left_bytes
+            left_bytes -= int(n or 0)
+            if left_bytes < 0:
+                raise SwarmError(f"{source} has larger files than the hub has signed.", got=str(directory))
             on_bytes(int(n or 0))
 
     try:

@@ -1,4 +1,4 @@
-"""Switch for network use. Jobs are cancelled while the network may not be used, and started again later."""
+"""Switch for network use. Switching it off cancels jobs that use the network; when it is on again, they restart."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Online:
-    """A switch, which is on at first."""
+    """A switch for network use. It is on at first."""
 
     def __init__(self) -> None:
         self._on, self._off = asyncio.Event(), asyncio.Event()

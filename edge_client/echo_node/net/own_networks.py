@@ -31,9 +31,9 @@ def is_neighbour(
     interfaces: Collection[Interface],
     local_hosts: Collection[str],
 ) -> bool:
-    """Return True if `address` is a foreign machine's in the network of an interface with one of the `local_hosts`.
+    """Return True if `address` is another machine in the network of an interface with one of the `local_hosts`.
 
-    Most routers have the first or the last address of their network, so these two count as routers.
+    The first and the last address of a network are excluded, because most routers use one of these addresses.
     """
     if any(address == interface.ip for interface in interfaces):
         return False

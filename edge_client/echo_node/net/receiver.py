@@ -33,7 +33,9 @@ MOST_USELESS_BYTES: Final = 256 * 2**20
 useful ones. Honest nodes send some, because the hub itself sends pieces that slow nodes have not forwarded yet.
 """
 MOST_SENDERS: Final = 4 * MAX_MESH
-"""Maximum number of nodes whose useful and useless bytes are counted. One more node drops the oldest counts."""
+"""Maximum number of nodes whose useful and useless bytes are counted. When one more node sends, the oldest counts are
+dropped.
+"""
 _OVERHEAD_BYTES: Final = 1_024
 """Memory of an early piece that counts in addition to its data, in bytes."""
 _SAY_EVERY_S: Final = 0.005
@@ -59,7 +61,9 @@ NOTHING: Final = Received(complete=False, pushed_bytes=0, mesh_bytes=0, seconds=
 
 @dataclass(slots=True)
 class _Sender:
-    """Useful and useless bytes received from one node."""
+    """Counts of the useful and the useless bytes that one node has sent. A node that sends too many useless ones loses
+    its link.
+    """
 
     useful_bytes: int = 0
     useless_bytes: int = 0
@@ -76,7 +80,7 @@ class _Expected:
     mesh_bytes: int = 0
     error: StorageError | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once the artefact is complete or has failed."""
+    """Event that is set once the artefact is complete or has failed."""
     unsaid: list[int] = field(default_factory=list)
     """Received pieces that were not reported to the hub yet."""
     handed_on: set[tuple[int, int]] = field(default_factory=set)
@@ -84,7 +88,9 @@ class _Expected:
 
 
 class Receiver:
-    """`take` gets every piece from the hub's connection and from links; `reports` returns what to report to the hub."""
+    """Receiver of artefacts in pieces. `take` gets every piece from the hub's connection and from links to other nodes;
+    `reports` returns the messages that report received pieces to the hub.
+    """
 
     def __init__(self, mesh: MeshLinks) -> None:
         self._mesh = mesh
@@ -92,7 +98,7 @@ class Receiver:
         self._early: deque[tuple[Piece, str | None]] = deque()
         self._early_bytes = 0
         self._forgotten: dict[bytes, _Expected] = {}
-        """Artefacts that are no longer expected, oldest first."""
+        """Artefacts that this node no longer expects, oldest first."""
         self._senders: dict[str, _Sender] = {}
         self._farewells: list[Have] = []
         self._news = asyncio.Event()
@@ -137,7 +143,7 @@ class Receiver:
         if expected is None:
             self._put_aside(piece, sender)
             return
-        # Compute no hash of a piece that is stored already, unless other nodes need it.
+        # Skip the hash of a piece that is already stored, unless other nodes need the piece.
         if sender is not None and expected.file.has(piece.index):
             self._count_useless(sender, piece)
             self._hand_on_again(expected, piece, sender)
@@ -156,8 +162,8 @@ class Receiver:
             self._count(expected, piece, sender)
 
     def _hand_on(self, expected: _Expected, piece: Piece, sender: str | None) -> None:
-        """Forward a verified piece along its route. A piece that came from a node, not from the hub, goes to each
-        further node at most once.
+        """Forward a verified piece along its route. If the piece came from another node, each further node gets it at
+        most once.
         """
         if not piece.hand_on:
             return
@@ -213,7 +219,7 @@ class Receiver:
                     async with asyncio.timeout_at(silent_at):
                         await expected.ended.wait()
                 except TimeoutError:
-                    continue  # New pieces may have come in the meantime.
+                    continue  # Check again: new pieces may have come in the meantime.
             if expected.error is not None:
                 raise expected.error
         finally:
@@ -315,7 +321,9 @@ def _weight(piece: Piece) -> int:
 
 
 def _haves(info_hash: bytes, pieces: list[int], *, wanted: bool) -> list[Have]:
-    """Return these pieces in as few messages as possible, but at least one if `wanted` is False."""
+    """Return Have messages for these pieces: as few messages as possible, but at least one message if `wanted` is
+    False.
+    """
     starts = range(0, max(len(pieces), 0 if wanted else 1), MAX_BATCHED)
     return [
         Have(info_hash=info_hash, pieces=tuple(pieces[start : start + MAX_BATCHED]), wanted=wanted) for start in starts

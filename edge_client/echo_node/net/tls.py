@@ -12,12 +12,12 @@ from echo_shared.errors import ConnectError
 from echo_shared.wire.messages.fields import printable_line
 
 CLOCK: Final = "clock"
-"""Code of a failure that this machine's wrong clock causes."""
+"""Code of the error for a TLS handshake that failed because of this machine's wrong clock."""
 _NOT_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST")
 """OpenSSL's reasons for an answer without TLS, in several releases."""
 _NOT_YET_VALID: Final = 9
 _EXPIRED: Final = 10
-"""X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED."""
+"""OpenSSL's codes X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED."""
 
 
 def handshake_failure(error: ssl.SSLError, address: HubAddress) -> ConnectError:

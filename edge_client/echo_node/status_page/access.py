@@ -18,7 +18,7 @@ from typing import Final
 CODE_S: Final = 60.0
 SESSION_S: Final = 12 * 3_600.0
 MOST: Final = 16
-"""Maximum number of codes, and of sessions. One more ends the oldest."""
+"""Maximum number of one-time codes, and of browser sessions, at the same time. One more ends the oldest."""
 COOKIE: Final = "echo_page"
 
 

@@ -39,8 +39,8 @@ TYPES: Final = {
 ENTERED: Final = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Echo</title>
 <meta http-equiv="refresh" content="0;url=./"><p><a href="./">Continue</a></p></html>
 """
-"""A page instead of a redirect: after a page of another site, browsers send a SameSite=Strict cookie only with the next
-request of this site.
+"""The answer to a valid one-time code: a page that loads the status page. A redirect would not do: after a page of
+another site, browsers send a SameSite=Strict cookie only with the next request of this site.
 """
 CLOSED: Final = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Echo</title>
 <meta name="viewport" content="width=device-width"><h1>This page is the node owner's.</h1>
@@ -121,7 +121,7 @@ class StatusPage:
                     continue
                 news.clear()
         except (WebSocketException, TimeoutError):
-            connection.transport.abort()  # This ends the code that reads the connection.
+            connection.transport.abort()  # This also ends `converse`, which reads the connection.
 
     async def _send(self, connection: ServerConnection, text: str) -> None:
         async with asyncio.timeout(SEND_S):

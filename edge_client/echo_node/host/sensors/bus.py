@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 ANSWER_S: Final = 0.5
 AGAIN_S: Final = 30.0
-"""Seconds without calls after a failure."""
+"""Seconds after a failure during which no call is made."""
 
 
 class Bus:
@@ -53,10 +53,10 @@ class Bus:
         if not may_start:
             message.header.flags |= (
                 jeepney.MessageFlag.no_auto_start
-            )  # A sensor must not start services of the desktop.
+            )  # The call must not start a service of the desktop.
         try:
             reply = connection.send_and_get_reply(message, timeout=ANSWER_S)
-        except (OSError, EOFError, ValueError) as error:  # TimeoutError is an OSError.
+        except (OSError, EOFError, ValueError) as error:  # A TimeoutError is an OSError, so it is caught here too.
             log.debug("D-Bus (%s) does not answer: %s", self._kind, error)
             self.close()
             return None

@@ -14,7 +14,7 @@ from echo_node.host.sensors.sysfs import text_of
 GROUPS: Final = Path("/sys/fs/cgroup")
 OWN: Final = Path("/proc/self/cgroup")
 _NO_LIMIT: Final = 2**60
-"""Bytes from which a limit means "no limit". Version 1 of control groups writes such a number if there is none."""
+"""Limits of this many bytes or more mean "no limit": version 1 of control groups writes such a number for it."""
 
 
 def left_bytes(groups: Path = GROUPS, own: Path = OWN) -> int | None:
@@ -49,7 +49,8 @@ def _places(groups: Path, own: Path) -> Iterator[tuple[Path, _Names]]:
             continue
         for mount in mounts:
             place = mount / path.lstrip("/")
-            # In a container, the path may exist only on the host; the mount point itself is then the group.
+            # In a container, this path may exist only on the host. The mount point itself is then the group's
+            # directory.
             place = place if place.is_dir() else mount
             for group in (place, *place.parents):
                 if group == mount or mount in group.parents:

@@ -16,7 +16,9 @@ from echo_node.host.sensors.sysfs import number_of, text_of
 _ENGINES: Final = ("drm-engine-gfx", "drm-engine-compute", "drm-engine-render")
 _NANOSECONDS: Final = 1e9
 SHORTEST_S: Final = 0.5
-"""Minimum seconds between two readings. Shares of the GPU are measured between two readings."""
+"""Minimum seconds between two readings. The used share of the GPU is measured between two readings, and would be
+inexact over a shorter time.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ class DrmSensors:
             taken[device] = taken.get(device, 0.0) + seconds
         if self._taken is not None:
             passed_s, before = now - self._taken.at, self._taken.by_device_s
-            # Clip at 0: a process that has ended reduces the total.
+            # Clip at 0: the total falls when a process has ended.
             self._own = {name: max(0.0, all_s - before.get(name, 0.0)) / passed_s for name, all_s in taken.items()}
         self._taken = _Taken(now, taken)
 

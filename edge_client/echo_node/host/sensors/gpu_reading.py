@@ -17,11 +17,11 @@ class GpuReading:
     celsius: float | None = None
     watts: float | None = None
     uuid: str = ""
-    """Id of the GPU; empty = its driver tells none."""
+    """Id of the GPU; empty = its driver does not report one."""
 
 
 def together(readings: Collection[GpuReading]) -> GpuReading:
-    """Combine the readings of several GPUs: each value is the largest one."""
+    """Combine the readings of several GPUs: each value is the maximum over the GPUs."""
     return GpuReading(
         others=max((one.others for one in readings if one.others is not None), default=None),
         hub=max((one.hub for one in readings if one.hub is not None), default=None),

@@ -1,7 +1,7 @@
 """Recognises this user's processes that belong to Echo: this node, other nodes, and a hub with its learner.
 
-Example: a hub's learner trains on this machine's GPU, and a node samples on the same GPU. The owner did not cause the
-learner's load, so the node must keep working.
+Example: a hub's learner trains on this machine's GPU, and a node samples on the same GPU. The learner's load does not
+mean that the owner needs the GPU, so the node must keep working.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ LOOK_S: Final = 10.0
 """Seconds for which a scan of all processes is reused."""
 HUB: Final = "echo_hub"
 _PACKAGES: Final = {"echo-hub": HUB, "echo-node": "echo_node"}
-"""Package of each program."""
+"""Package of each program's code."""
 _NAMESPACE: Final = Path("/proc/self/ns/pid")
 _FIRST_NAMESPACE: Final = 0xEFFFFFFC
-"""PROC_PID_INIT_INO of the kernel: the inode of the process namespace with which the machine started."""
+"""PROC_PID_INIT_INO of the kernel: the inode of the first process namespace, which exists from the machine's start."""
 
 
 class Kin:
@@ -35,8 +35,9 @@ class Kin:
         self._looked_at = -LOOK_S
 
     def package_of(self, pid: int) -> str:
-        """Return Echo's package that the process runs, `HUB` or echo_node. "" = the process is not Echo's or not this
-        user's, or the system does not tell."""
+        """Return Echo's package that the process runs, `HUB` or echo_node. "" = another program, another user's
+        process, or unknown.
+        """
         try:
             process = psutil.Process(pid)
             started_at = process.create_time()
@@ -51,7 +52,7 @@ class Kin:
             return ""
 
     def pids(self) -> frozenset[int]:
-        """Return the ids of Echo's processes, at most LOOK_S seconds old."""
+        """Return the ids of Echo's processes, from a scan that is at most LOOK_S seconds old."""
         if time.monotonic() - self._looked_at >= LOOK_S:
             everybody = frozenset(psutil.pids())
             self._known = {pid: known for pid, known in self._known.items() if pid in everybody}

@@ -16,8 +16,8 @@ SHORTEST_S: Final = 0.5
 
 
 class OthersLoad:
-    """Share of all cores that other programs used since the previous reading, without this node and without programs of
-    low priority.
+    """Measures the share of all cores that other programs used since the previous reading. This node and programs of
+    low priority do not count.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class OthersLoad:
         busy_s, own_s, since = _busy_s(), sum(map(_counted_s, (os.getpid(), *engines))), self._seen_at
         if since:
             cores = psutil.cpu_count() or 1
-            # Clip at 0: an engine that has ended reduces the total.
+            # Clip at 0: the total falls when an engine has ended.
             others_s = (busy_s - self._busy_s) - max(0.0, own_s - self._own_s)
             self._share = min(1.0, max(0.0, others_s / (now - since) / cores))
         self._seen_at, self._busy_s, self._own_s = now, busy_s, own_s
@@ -43,7 +43,7 @@ class OthersLoad:
 
 
 def _busy_s() -> float:
-    """Return the busy seconds of all cores since the system's start, without those of low priority."""
+    """Return the busy seconds of all cores since the system's start, without programs of low priority."""
     times = psutil.cpu_times()
     return float(sum(times) - times.idle - sum(getattr(times, name, 0.0) for name in _NOT_OTHERS))
 

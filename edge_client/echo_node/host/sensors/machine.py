@@ -24,7 +24,7 @@ from echo_node.host.sensors.sysfs import number_of, text_of
 SYS: Final = Path("/sys")
 PROC: Final = Path("/proc")
 _PROCESSORS: Final = ("coretemp", "k10temp", "k8temp", "zenpower", "cpu_thermal", "soc_thermal", "cpu")
-"""Drivers of processor sensors, by their names in hwmon."""
+"""Names of the drivers of processor sensors in hwmon."""
 _CELSIUS: Final = (-20.0, 150.0)
 """Plausible temperatures in degrees Celsius. Values outside this range come from sensors that are not connected."""
 
@@ -36,7 +36,7 @@ class Sensors(Protocol):
         """Read the sensors that the settings need. Blocks the calling thread for milliseconds, or for half a second if
         a desktop hangs.
 
-        `engines`: processes of this node besides this one.
+        `engines`: ids of the node's other processes.
         """
         ...
 
@@ -85,7 +85,7 @@ class MachineSensors:
         return [*self._nvidia.read(engines), *self._drm.read(self._ours(engines), time.monotonic())]
 
     def _ours(self, engines: Collection[int]) -> frozenset[int]:
-        """Return the ids of this user's Echo processes and of the engines, without this process."""
+        """Return the ids of the engines and of this user's other Echo processes, without this process."""
         return self._kin.pids().union(engines) - {os.getpid()}
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ def _free_bytes(directory: Path) -> int | None:
 
 
 def running(names: Collection[str]) -> frozenset[str]:
-    """Return those of `names` that are running programs. Case, directory and ".exe" do not matter."""
+    """Return the `names` that belong to running programs. Case, directory and ".exe" do not matter."""
     if not names:
         return frozenset()
     wanted = {_plain(name): name for name in names}

@@ -26,7 +26,7 @@ class NvidiaSensors:
         self._nvml: Any = None
         self._devices: list[Any] = []
         self._seen: dict[int, int] = {}
-        """Time of each device's newest sample, in microseconds since the epoch."""
+        """Time of the newest sample of each device, in microseconds since the epoch."""
         self._is_open = False
 
     def read(self, own: Collection[int]) -> list[GpuReading]:
@@ -82,10 +82,13 @@ class NvidiaSensors:
 
     def _uuid_of(self, device: Any) -> str:
         uuid = self._ask(self._nvml.nvmlDeviceGetUUID, device) or ""
-        return uuid.decode() if isinstance(uuid, bytes) else uuid  # Older releases return bytes.
+        # Older releases of NVIDIA's Python library return bytes.
+        return uuid.decode() if isinstance(uuid, bytes) else uuid
 
     def _ask(self, question: Any, *arguments: Any) -> Any:
-        """Return the driver's answer; None if there is none. NotFound means that no process ran, which gives ()."""
+        """Return the driver's answer; None if there is none. If the driver answers NotFound, no process ran: return
+        ().
+        """
         try:
             return question(*arguments)
         except self._nvml.NVMLError_NotFound:

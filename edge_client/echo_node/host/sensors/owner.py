@@ -1,7 +1,7 @@
 """Time since the owner's last input, full-screen programs, and metered networks.
 
-Linux: D-Bus is asked, first the desktop's idle monitor, then the screen saver, then the login manager. A machine
-without a desktop login counts as unattended. macOS and Windows have a system counter.
+Linux: D-Bus is asked, first the desktop's idle monitor, then the screen saver, then the login manager. On a machine
+without a desktop login, the owner counts as away. macOS and Windows have a system counter.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ class _ScreenSaverClock:
     """Converts the screen saver's idle time to seconds. The interface defines seconds, but some desktops send
     milliseconds.
 
-    The growth of the value shows which. Until then milliseconds are assumed: an unneeded pause of the node is better
-    than a missing one.
+    The speed at which the value grows shows its unit. Until it is known, milliseconds are assumed, so that the owner
+    seems active: an unneeded pause of the node is better than a missing one.
     """
 
     def __init__(self) -> None:

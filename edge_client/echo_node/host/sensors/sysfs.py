@@ -14,6 +14,6 @@ def text_of(file: Path) -> str:
 
 
 def number_of(file: Path) -> int | None:
-    """Return the file's integer, or None."""
+    """Return the integer in the file; None if the file cannot be read or contains no integer."""
     text = text_of(file)
     return int(text) if text.removeprefix("-").isdecimal() else None
