@@ -12,7 +12,9 @@ from echo_hub.config.objective_defaults import Advantage
 from echo_shared.records.rewards import all_equal
 
 STD_EPSILON: Final = 1e-4
-"""Added to a standard deviation before dividing rewards by it. Source: GRPOTrainer of TRL."""
+"""Small number added to a standard deviation before rewards are divided by it, so that no division by 0 occurs. Source:
+GRPOTrainer of TRL.
+"""
 
 
 def advantages(rewards: Sequence[NDArray[np.float64]], kind: Advantage) -> list[NDArray[np.float64]]:

@@ -7,7 +7,7 @@ equals that of one row per rollout (prompt and completion), without padding or r
 The batch lists the positions that predict a trained token explicitly, from the rollouts' loss masks. It never infers
 them from padding or token ids. A completion's last token is only predicted; it is not an input.
 
-Dimensions: T positions of the packed sequence, N trained tokens, R rows of L positions.
+Dimensions: T positions of the packed sequence, N trained tokens, R rows of L positions, B bytes of a route.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from echo_hub.learner.device import moved
 from echo_hub.learner.packing import Rows
+from echo_hub.learner.routing import RouteRows
 from echo_hub.learner.weighting import WeightedGroup, WeightedRollout
 from echo_shared.sampling.draws import all_uniforms
 
@@ -32,9 +33,24 @@ _ROW_FILL: Final = 0.75
 A padded position costs as much attention as a token, and that cost grows with the square of the row length."""
 
 
+class PackedInputs(Protocol):
+    """The inputs of a forward pass over packed rows. `MicroBatch` explains each attribute."""
+
+    @property
+    def input_ids_T(self) -> Tensor: ...
+    @property
+    def position_ids_T(self) -> Tensor: ...
+    @property
+    def rows(self) -> Rows: ...
+    @property
+    def predictors_N(self) -> Tensor: ...
+    @property
+    def routes_TB(self) -> Tensor | None: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """The input of one forward and backward pass."""
+    """The packed input of one forward and backward pass."""
 
     input_ids_T: Tensor
     position_ids_T: Tensor
@@ -55,9 +71,12 @@ class MicroBatch:
     turns_N: Tensor
     """Turn of the rollout in which each token was drawn; 0 is the first."""
     numbers: tuple[int, ...]
-    """Each rollout's index among all rollouts of the step."""
+    """Index of each rollout among all rollouts of the step."""
     groups: tuple[int, ...]
     """Index of each rollout's group among all groups of the step."""
+    routes_TB: Tensor | None = None
+    """Route of each position through a mixture of experts, uint8: `echo_shared.sampling.torch_routes`. Prompts have no
+    route, because one copy of a prompt serves completions of several nodes. None: no rollout has routes."""
 
     @property
     def num_rollouts(self) -> int:
@@ -68,7 +87,8 @@ class MicroBatch:
         forward pass still computes all tokens.
         """
         kept_R = [group in groups for group in self.groups]
-        places = np.flatnonzero(np.repeat(kept_R, self.lengths))  # Found on the host: the device need not wait.
+        # Search on the host, so that the host need not wait for the device.
+        places = np.flatnonzero(np.repeat(kept_R, self.lengths))
         kept_N = moved(torch.from_numpy(places), self.rollouts_N.device)
         names = ("predictors_N", "target_ids_N", "behavior_logprobs_N", "advantages_N", "weights_N", "rollouts_N")
         of_tokens = {name: getattr(self, name)[kept_N] for name in (*names, "uniforms_N", "turns_N")}
@@ -101,8 +121,8 @@ def build_micro_batches(groups: Sequence[WeightedGroup], *, micro_batch_tokens: 
 
 
 def halved(groups: Sequence[WeightedGroup], micro_batch_tokens: int) -> int | None:
-    """Return half the token number of the largest micro-batch that has several rollouts: with this
-    `micro_batch_tokens`, it is split. Return None if every micro-batch holds a single rollout, which cannot be split.
+    """Return a smaller `micro_batch_tokens`: half the tokens of the largest micro-batch that holds several rollouts,
+    which is then split. Return None if every micro-batch holds a single rollout, which is never split.
     """
     rows = [
         [_tokens(family.group, rollout) for family in families for rollout in family.rollouts]
@@ -120,7 +140,7 @@ def _tokens(group: WeightedGroup, rollout: WeightedRollout) -> int:
     return len(group.prompt_ids) + _input_tokens(rollout)
 
 
-def _evened(tokens: Sequence[int], micro_batch_tokens: int) -> int:
+def evened(tokens: Sequence[int], micro_batch_tokens: int) -> int:
     """Return the smallest `micro_batch_tokens` that packs rollouts of these lengths (in tokens) into no more
     micro-batches than the given one.
     """
@@ -141,7 +161,7 @@ def _evened(tokens: Sequence[int], micro_batch_tokens: int) -> int:
 
 
 def _split(groups: Sequence[WeightedGroup], micro_batch_tokens: int) -> Iterator[list[_Family]]:
-    budget = _evened([_tokens(group, rollout) for group in groups for rollout in group.rollouts], micro_batch_tokens)
+    budget = evened([_tokens(group, rollout) for group in groups for rollout in group.rollouts], micro_batch_tokens)
     families: list[_Family] = []
     total = 0
     for group in groups:
@@ -162,12 +182,14 @@ def _split(groups: Sequence[WeightedGroup], micro_batch_tokens: int) -> Iterator
 
 def _micro_batch(families: Sequence[_Family]) -> MicroBatch:
     input_ids, position_ids, rows, predictors = [], [], [], []
+    routes = RouteRows()
     end = 0
     for family in families:
         prompt_length = len(family.group.prompt_ids)
         prompt = np.arange(end, end + prompt_length)
         input_ids.append(family.group.prompt_ids)
         position_ids.append(np.arange(prompt_length))
+        routes.skip(prompt_length)
         end += prompt_length
         for rollout in family.rollouts:
             length = _input_tokens(rollout)
@@ -176,6 +198,7 @@ def _micro_batch(families: Sequence[_Family]) -> MicroBatch:
             position_ids.append(np.arange(prompt_length, prompt_length + length))
             predictors.append(row[prompt_length - 1 :][rollout.loss_mask])
             rows.append(row)
+            routes.add(rollout.routes, len(rollout.completion_ids), length)
             end += length
     rollouts = [rollout for family in families for rollout in family.rollouts]
     drawn = [int(rollout.loss_mask.sum()) for rollout in rollouts]
@@ -184,7 +207,7 @@ def _micro_batch(families: Sequence[_Family]) -> MicroBatch:
     return MicroBatch(
         input_ids_T=torch.from_numpy(np.concatenate(input_ids).astype(np.int64)),
         position_ids_T=torch.from_numpy(np.concatenate(position_ids)),
-        rows=_lay_out(rows, end),
+        rows=lay_out(rows, end),
         predictors_N=torch.from_numpy(np.concatenate(predictors)),
         target_ids_N=torch.from_numpy(targets.astype(np.int64)),
         behavior_logprobs_N=torch.from_numpy(logprobs),
@@ -196,12 +219,13 @@ def _micro_batch(families: Sequence[_Family]) -> MicroBatch:
         turns_N=torch.from_numpy(np.concatenate([_turns(rollout) for rollout in rollouts])),
         numbers=tuple(rollout.number for rollout in rollouts),
         groups=tuple(family.group.number for family in families for _ in family.rollouts),
+        routes_TB=routes.together(),
     )
 
 
 def _uniforms(rollouts: Sequence[WeightedRollout], drawn: Sequence[int]) -> NDArray[np.float64]:
-    """Return the uniform number u of each token [N], rollout after rollout; NaN where unknown. `drawn` lists the number
-    of tokens of each rollout.
+    """Return the uniform random number u that drew each token [N], rollout after rollout; NaN where unknown. `drawn`
+    lists the number of tokens of each rollout.
     """
     known = np.repeat([len(rollout.draws) > 0 for rollout in rollouts], drawn)
     found = np.full(len(known), np.nan)
@@ -215,7 +239,7 @@ def _turns(rollout: WeightedRollout) -> NDArray[np.int64]:
     return np.repeat(np.arange(len(rollout.draws)), rollout.draws[:, 2].astype(np.int64))
 
 
-def _lay_out(rows: Sequence[NDArray[np.int64]], length: int) -> Rows:
+def lay_out(rows: Sequence[NDArray[np.int64]], length: int) -> Rows:
     """Group rows into rectangles, longest row first: each rectangle is as wide as its longest row. A row that would
     fill less than `_ROW_FILL` of the current rectangle's width begins a new rectangle.
     """

@@ -1,4 +1,4 @@
-"""Checkpoints. RUN/checkpoints/step-000012/ holds everything that step 13 needs to give the same bits.
+"""Checkpoints. RUN/checkpoints/step-000012/ holds everything that step 13 needs for a bit-identical result.
 
     adapter_model.safetensors, adapter_config.json   the policy, in PEFT's layout
     optimizer.safetensors                            Adam's state and the states of PyTorch's random generators
@@ -45,8 +45,9 @@ class CheckpointState:
 
     step: int
     told: Mapping[int, StepTold]
-    """Results of this step and the previous one, by step number. A hub that crashed may have received neither, so the
-    learner reports them again."""
+    """Results of this step and the previous one, by step number. A restarted learner reports both again: the hub may
+    have crashed before it received these results.
+    """
     history: History = NO_HISTORY
 
 

@@ -43,8 +43,8 @@ class Cuts:
 
     @classmethod
     def read(cls, checkpoints: Path, *, place: str) -> Cuts:
-        """Read the file. `place` identifies device and settings. If the file is missing, broken or written for another
-        `place`, the result has no entries.
+        """Read the file. `place` is a text that identifies the device and the settings. If the file is missing, broken
+        or written for another `place`, the result has no entries.
         """
         cuts = cls(checkpoints, place=place)
         try:

@@ -15,7 +15,7 @@ from echo_shared.errors import LearnerError
 
 
 def choose(*, deterministic: bool) -> None:
-    """Turn deterministic kernels on or off, for the whole process."""
+    """Turn PyTorch's deterministic kernels on or off, for the whole process."""
     torch.use_deterministic_algorithms(deterministic, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cuda.enable_cudnn_sdp(not deterministic)

@@ -24,9 +24,9 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from echo_hub.learner.policy import Policy
 from echo_shared.process.out_of_memory import ran_out
 from echo_shared.sampling.interface import FinishedRollout, GroupRequest
-from echo_shared.sampling.torch_cache import kv_bytes_per_token, spare_bytes
+from echo_shared.sampling.torch_cache import RowBytes, row_bytes, spare_bytes
 from echo_shared.sampling.torch_draws import Choose
-from echo_shared.sampling.torch_prefix_cache import PrefixCache
+from echo_shared.sampling.torch_prefix_cache import TorchPrefixCache
 from echo_shared.sampling.torch_sampler import sample_groups
 
 log = logging.getLogger(__name__)
@@ -48,9 +48,13 @@ class Drawing:
         self._policy = policy
         self._kv_cache_bytes = kv_cache_bytes
         self._multi_turn = multi_turn
-        self._prefixes: tuple[str, PrefixCache] | None = None
+        self._prefixes: tuple[str, TorchPrefixCache] | None = None
         """A fingerprint of the weights, and the cache of keys and values of prompt prefixes that was computed with
         these weights."""
+        self._row: RowBytes | None = None
+        """Bytes of memory that one row of a batch (one rollout) takes. Measured once, before the first batch; None
+        until then.
+        """
         self.rows = max(1, min(MOST_ROWS, LOGIT_BYTES // (8 * policy.vocab_size)))
 
     def draw(self, groups: Sequence[GroupRequest], choose: Choose) -> Iterator[FinishedRollout]:
@@ -59,7 +63,10 @@ class Drawing:
         Raises the device's error if memory is too small for a single rollout.
         """
         model = self._policy.model
-        cells = max(1, (self._kv_cache_bytes or spare_bytes(model.device)) // kv_bytes_per_token(model))
+        if self._row is None:
+            with self._policy.autocast():
+                self._row = row_bytes(model)
+        cells = max(1, (self._kv_cache_bytes or spare_bytes(model.device)) // self._row.per_token)
         if self._multi_turn:
             cells = max(1, cells // 2)
         waiting = list(groups)
@@ -70,7 +77,14 @@ class Drawing:
                 with self._policy.autocast():
                     prefixes = self._prefixes_by_what_is_held(cells)
                     for rollout in sample_groups(
-                        model, waiting, choose, width=width, max_cells=cells, prefixes=prefixes
+                        model,
+                        waiting,
+                        choose,
+                        width=width,
+                        max_cells=cells,
+                        state_cells=self._row.state_tokens,
+                        prefixes=prefixes,
+                        routers=self._policy.routers,
                     ):
                         done.add((rollout.lease_id, rollout.group_id, rollout.index))
                         yield rollout
@@ -91,12 +105,12 @@ class Drawing:
     def forget(self) -> None:
         self._prefixes = None
 
-    def _prefixes_by_what_is_held(self, max_tokens: int) -> PrefixCache | None:
+    def _prefixes_by_what_is_held(self, max_tokens: int) -> TorchPrefixCache | None:
         if not self._multi_turn:
             return None
         held = _fingerprint(self._policy)
         if self._prefixes is None or self._prefixes[0] != held:
-            self._prefixes = held, PrefixCache(max_tokens)
+            self._prefixes = held, TorchPrefixCache(max_tokens)
         return self._prefixes[1]
 
 

@@ -6,8 +6,8 @@ With `objective.entropy_target`, where e is the entropy measured by the step bef
     c_k = c_{k-1} + Δ where e < target, c_{k-1} - Δ where e > target; within 0 .. objective.entropy_max
     α_k = c_k where e <= target, else 0
 
-α_k is the weight in step k. A step without trained tokens measures no entropy and leaves e unchanged. In the first step
-e is unknown, so α is 0.
+α_k is the weight in step k, and Δ is objective.entropy_delta. A step without trained tokens measures no entropy and
+leaves e unchanged. In the first step e is unknown, so α is 0.
 
 Source: adaptive entropy control of Skywork-OR1 (arXiv 2505.22312, section 3.2.5; the upper bound is from its code).
 Departure: there, e is the entropy of the step's own batch before its update, which needs an extra forward pass. Here e

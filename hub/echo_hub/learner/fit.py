@@ -10,9 +10,8 @@ minus a tenth, 32,000 tokens fit.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from echo_hub.config.training_sections import LEAST_TOKENS
 from echo_hub.learner.cuts import ChunkSizes
@@ -27,14 +26,17 @@ ENOUGH_TOKENS: Final = 4_096
 """Size of a micro-batch, in tokens, below which matrix products are slow. If less fits, larger micro-batches with
 gradient checkpointing are faster."""
 
-Measure = Callable[[bool, int], int | None]
-"""Measures the peak bytes that a forward and backward pass allocates; None if memory is too small. Arguments: True for
-gradient checkpointing, and the number of tokens."""
+
+class PassMeasure(Protocol):
+    """Measures how much memory a forward and backward pass takes."""
+
+    def peak_bytes(self, tokens: int, *, gradient_checkpointing: bool) -> int | None:
+        """Return the peak bytes that a pass of this many tokens allocates; None if memory is too small."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLine:
-    """The line bytes = fixed + per_token · tokens."""
+    """The line bytes = fixed + per_token · tokens, which gives the peak memory of a micro-batch."""
 
     fixed: float
     per_token: float
@@ -48,16 +50,16 @@ class MemoryLine:
         return cls(fixed=max(0.0, large[1] - slope * large[0]), per_token=slope)
 
     def tokens_in(self, available_bytes: float) -> int:
-        """Return the tokens that fit, a multiple of LEAST_TOKENS; 0 if not even that fits."""
+        """Return the number of tokens that fit, a multiple of LEAST_TOKENS; 0 if fewer than LEAST_TOKENS fit."""
         return max(0, int((available_bytes - self.fixed) / self.per_token)) // LEAST_TOKENS * LEAST_TOKENS
 
 
-def fitting_tokens(measure: Measure, *, gradient_checkpointing: bool, free_bytes: int) -> int:
+def fitting_tokens(measure: PassMeasure, *, gradient_checkpointing: bool, free_bytes: int) -> int:
     """Return the tokens of the largest micro-batch that fits; 0 if none does."""
-    small = measure(gradient_checkpointing, SIZES[0])
+    small = measure.peak_bytes(SIZES[0], gradient_checkpointing=gradient_checkpointing)
     if small is None:
         return 0
-    large = measure(gradient_checkpointing, SIZES[1])
+    large = measure.peak_bytes(SIZES[1], gradient_checkpointing=gradient_checkpointing)
     if large is None:
         return SIZES[0]
     line = MemoryLine.through((SIZES[0], small), (SIZES[1], large))
@@ -65,7 +67,7 @@ def fitting_tokens(measure: Measure, *, gradient_checkpointing: bool, free_bytes
 
 
 def choose(
-    measure: Measure,
+    measure: PassMeasure,
     *,
     micro_batch_tokens: int,
     gradient_checkpointing: bool | None,
@@ -74,9 +76,8 @@ def choose(
 ) -> ChunkSizes:
     """Return the memory settings for a device with `free_bytes`.
 
-    If `micro_batch_tokens` is 0, it is chosen here; if `gradient_checkpointing` is None, it is chosen here. This
-    function must choose at least one of the two. `longest_tokens` is the length of the longest rollout, which is never
-    split.
+    Pass 0 as `micro_batch_tokens`, or None as `gradient_checkpointing`, or both: such a value is chosen here.
+    `longest_tokens` is the length of the longest rollout, which is never split.
     """
     wanted = micro_batch_tokens or max(ENOUGH_TOKENS, longest_tokens)
     fitting = 0

@@ -2,10 +2,11 @@
 
     y = down(act(gate(x)) * up(x))
 
-Autograd would keep four tensors of shape [tokens, intermediate]. Here two of them, act(gate(x)) and its product with
-up(x), are recomputed from the other two, which needs no matrix product. A small model then needs about a third less
-memory in all, with bit-identical values and gradients. Source: GLU variants (arXiv 2002.05202). Recomputing cheap
-tensors is selective activation recomputation (arXiv 2205.05198, section 5).
+x is the layer's input, act the activation function, and gate, up and down are linear layers. Autograd would keep four
+tensors of shape [tokens, intermediate]. Here two of them, act(gate(x)) and its product with up(x), are recomputed from
+the other two, which needs no matrix product. A small model then needs about a third less memory in all, with
+bit-identical values and gradients. Source: GLU variants (arXiv 2002.05202). Recomputing cheap tensors is selective
+activation recomputation (arXiv 2205.05198, section 5).
 """
 
 from __future__ import annotations
@@ -20,8 +21,6 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from echo_hub.learner import lora
-
-Activation = Callable[[Tensor], Tensor]
 
 _PARTS: Final = ("gate_proj", "up_proj", "down_proj", "act_fn")
 
@@ -64,13 +63,14 @@ def _forward(module: Any, x: Tensor) -> Tensor:
 
 
 class _Gated(Function):
-    """Compute act(gate) * up for gate and up [..., I]."""
+    """Compute act(gate) * up elementwise, for gate and up [..., I]. I is the intermediate size of the MLP."""
 
     @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor, act: Activation) -> Tensor:
+    def forward(ctx: Any, gate: Tensor, up: Tensor, act: nn.Module) -> Tensor:
         ctx.save_for_backward(gate, up)
         ctx.act = act
-        return act(gate) * up
+        product: Tensor = act(gate) * up
+        return product
 
     @staticmethod
     @once_differentiable
@@ -81,14 +81,14 @@ class _Gated(Function):
 
 
 class _GatedLoraLinear(Function):
-    """Apply the layer of `lora` to act(gate) * up, for gate and up [..., I]."""
+    """Apply the layer of `lora` to act(gate) * up, for gate and up [..., I]. I is the intermediate size of the MLP."""
 
     @staticmethod
     def forward(
         ctx: Any,
         gate: Tensor,
         up: Tensor,
-        act: Activation,
+        act: nn.Module,
         weight: Tensor,
         bias: Tensor | None,
         lora_a: Tensor,
@@ -111,8 +111,10 @@ class _GatedLoraLinear(Function):
         return *gradients_of(dx), None, None, None, da, db, None
 
 
-def _product(gate: Tensor, up: Tensor, act: Activation) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, ...]]]:
-    """Return act(gate) * up, and a function from its gradient to the gradients of gate and up."""
+def _product(gate: Tensor, up: Tensor, act: nn.Module) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, ...]]]:
+    """Return act(gate) * up, and a function that turns the gradient of this product into the gradients of gate
+    and up.
+    """
     inputs = gate.detach().requires_grad_(), up.detach().requires_grad_()
     with torch.enable_grad():
         product = act(inputs[0]) * inputs[1]

@@ -14,7 +14,9 @@ class History:
     norms: tuple[float, ...] = ()
     """Gradient norms of the newest updates: `echo_hub.learner.norms`."""
     newest_entropy: float | None = None
-    """Entropy measured by the newest step with trained tokens, nats per token: `echo_hub.learner.entropy`."""
+    """Entropy that the newest step with trained tokens measured, in nats per token. `echo_hub.learner.entropy` adapts
+    the bonus to it.
+    """
     entropy_coefficient: float | None = None
     """The entropy coefficient c of the newest step; None if the objective has no entropy target."""
 

@@ -3,10 +3,12 @@
 The output layer (head) is frozen, and each token's log-probability depends only on its own hidden vector. So while the
 forward pass holds a chunk's probabilities p, it also stores the gradient of each log-probability,
 
-    d log p_id / d hidden = (onehot(id) - p) W / temperature,
+    d log p_id / d hidden = ((onehot(id) - p) · dz/dx) W / temperature,
 
-which has the shape of the hidden vectors. The backward pass only scales this gradient. This needs two products with the
-head; recomputing the logits in the backward pass would need three. Only one chunk of logits exists at a time.
+which has the shape of the hidden vectors. Here x are the head's values and z the logits: dz/dx is 1 for most models, s
+for logits scaled by s, and s (1 - (z / c)²) for logits also capped at ± c (`Head`). The backward pass only scales this
+gradient. This needs two products with the head; recomputing the logits in the backward pass would need three. Only one
+chunk of logits exists at a time.
 
 The same probabilities give each token's interval of the cumulative distribution. The interval must contain u, the
 uniform random number that drew the token (`echo_shared.sampling.draws`). A large vocabulary is summed in blocks, and
@@ -17,7 +19,7 @@ The policy's entropy at each position is log Σ exp z - Σ z exp z / Σ exp z fo
 exp z, so it is computed for a few rows at a time, without a second chunk. If the entropy is trained, the pass also
 stores its gradient, with a third product:
 
-    d H / d hidden = -Σ_v p_v (log p_v + H) W_v / temperature
+    d H / d hidden = -Σ_v p_v (log p_v + H) · dz_v/dx_v · W_v / temperature
 
 Dimensions: N tokens, H hidden size, V vocabulary, B tokens in a block.
 """
@@ -28,10 +30,11 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import FunctionCtx, once_differentiable
 
+from echo_hub.learner.head import Head
 from echo_shared.sampling import torch_draws
 
 CHUNK_ELEMENTS: Final = {"cpu": 2**23, "cuda": 2**27, "mps": 2**25}
@@ -41,6 +44,8 @@ CAST_ELEMENTS: Final = 2**20
 """Elements of a bfloat16 head cast to float32 at once (4 MiB), on devices without mixed-precision products."""
 EXPONENT_ELEMENTS: Final = {"cpu": 2**17, "cuda": 2**23, "mps": 2**21}
 """Logits held together with their exponentials, by device: as many as fit into the device's caches."""
+_CAPPED_COPIES: Final = 3
+"""Tensors of a chunk's size that capped logits need: the logits, the cap's derivative, and the product of both."""
 _BLOCK: Final = 1_024
 
 
@@ -60,7 +65,7 @@ class Screened(NamedTuple):
 
 
 def selected_logprobs(
-    hidden_NH: Tensor, head: nn.Linear, ids_N: Tensor, *, temperature: float, chunk_elements: int | None = None
+    hidden_NH: Tensor, head: Head, ids_N: Tensor, *, temperature: float, chunk_elements: int | None = None
 ) -> Tensor:
     """Return log softmax(head(hidden) / temperature) at `ids_N`: nats [N], float32 (float64 if `hidden_NH` is).
 
@@ -71,7 +76,7 @@ def selected_logprobs(
 
 def screened_logprobs(
     hidden_NH: Tensor,
-    head: nn.Linear,
+    head: Head,
     ids_N: Tensor,
     uniforms_N: Tensor,
     *,
@@ -85,9 +90,31 @@ def screened_logprobs(
     return _apply(hidden_NH, head, ids_N, uniforms_N, temperature, chunk_elements, entropy_gradient=entropy_gradient)
 
 
+def weighted_logprobs(
+    hidden_NH: Tensor, head: Head, ids_NK: Tensor, weights_NK: Tensor, *, chunk_elements: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the log-probabilities of several ids at each position, at temperature 1, [N, K] without a graph, and their
+    weighted sums over K, [N], with one. Types are those of `selected_logprobs`.
+
+    The weights are known before the pass, so K ids need only one gradient: d Σ w log p = (Σ w onehot(id) - p Σ w) W.
+    """
+    chunk = _rows_at_once(hidden_NH, head, chunk_elements)
+    found: tuple[Tensor, Tensor] = _WeightedLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden_NH, head, ids_NK, weights_NK, chunk
+    )
+    return found
+
+
+def _rows_at_once(hidden_NH: Tensor, head: Head, chunk_elements: int | None) -> int:
+    elements = chunk_elements or CHUNK_ELEMENTS[hidden_NH.device.type]
+    if head.cap is not None:
+        elements //= _CAPPED_COPIES
+    return max(1, elements // head.weight.shape[0])
+
+
 def _apply(
     hidden_NH: Tensor,
-    head: nn.Linear,
+    head: Head,
     ids_N: Tensor,
     uniforms_N: Tensor | None,
     temperature: float,
@@ -95,9 +122,9 @@ def _apply(
     *,
     entropy_gradient: bool,
 ) -> Screened:
-    chunk = max(1, (chunk_elements or CHUNK_ELEMENTS[hidden_NH.device.type]) // head.weight.shape[0])
+    chunk = _rows_at_once(hidden_NH, head, chunk_elements)
     found: tuple[Tensor, Tensor, Tensor] = _SelectedLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden_NH, head.weight, head.bias, ids_N, uniforms_N, temperature, chunk, entropy_gradient
+        hidden_NH, head, ids_N, uniforms_N, temperature, chunk, entropy_gradient
     )
     return Screened(*found)
 
@@ -131,8 +158,8 @@ def _to_entropy_error(p_NV: Tensor, entropies_N1: Tensor) -> None:
 
 
 def _outside(weights_NV: Tensor, total_N1: Tensor, ids_N1: Tensor, uniforms_N: Tensor) -> Tensor:
-    """Return the distance [N] of each token's u from the interval of cumulative probability that draws the token.
-    `weights_NV` are probabilities times `total_N1`.
+    """Return the distance [N] of each token's random number u from the interval of cumulative probability that draws
+    the token. `weights_NV` are probabilities times `total_N1`.
     """
     size = weights_NV.shape[1]
     block_N1 = ids_N1 // _BLOCK
@@ -150,18 +177,21 @@ def _outside(weights_NV: Tensor, total_N1: Tensor, ids_N1: Tensor, uniforms_N: T
 
 @torch.no_grad()
 def intervals(
-    hidden_NH: Tensor, head: nn.Linear, ids_N: Tensor, greedy_N: Tensor | None = None, *, temperature: float
+    hidden_NH: Tensor, head: Head, ids_N: Tensor, greedy_N: Tensor | None = None, *, temperature: float | Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return, for each token of `ids_N`, the lower end of the interval of cumulative probability that draws it, and its
     log-probability (`torch_draws.interval`) under softmax(head(hidden) / temperature): two float64 tensors [N].
 
-    Where `greedy_N` is true, `torch_draws.shortfall` replaces the interval's lower end. Computed on the device of
-    `hidden_NH`, or on the CPU if that lacks float64.
+    Where `greedy_N` is true, `torch_draws.shortfall` replaces the interval's lower end. `temperature` may be a tensor
+    [N], one for each token. Computed on the device of `hidden_NH`, or on the CPU if that lacks float64.
     """
     found = []
     for part, logits in logits_in_chunks(hidden_NH, head):
         ids = exact(ids_N[part])
-        temperatures = torch.full(ids.shape, temperature, dtype=torch.float64, device=ids.device)
+        if isinstance(temperature, Tensor):
+            temperatures = temperature[part].to(device=ids.device, dtype=torch.float64)
+        else:
+            temperatures = torch.full(ids.shape, temperature, dtype=torch.float64, device=ids.device)
         below, true = torch_draws.interval(logits, ids, temperatures)
         if greedy_N is not None:
             below = torch.where(exact(greedy_N[part]), torch_draws.shortfall(logits, ids, temperatures), below)
@@ -170,14 +200,14 @@ def intervals(
     return torch.cat(below_N), torch.cat(logprobs_N)
 
 
-def logits_in_chunks(hidden_NH: Tensor, head: nn.Linear) -> Iterator[tuple[slice, Tensor]]:
+def logits_in_chunks(hidden_NH: Tensor, head: Head) -> Iterator[tuple[slice, Tensor]]:
     """Yield slices of rows with their float32 logits. The logits are valid until the next chunk, which
     overwrites them.
     """
     chunk = max(1, CHUNK_ELEMENTS[hidden_NH.device.type] // head.weight.shape[0])
     buffer = _buffer(hidden_NH, head.weight, chunk)
     for part in _parts(len(hidden_NH), chunk):
-        yield part, _logits(hidden_NH[part], head.weight, head.bias, out=buffer)
+        yield part, _logits(hidden_NH[part], head, out=buffer)
 
 
 def exact(values: Tensor) -> Tensor:
@@ -197,10 +227,15 @@ def _buffer(hidden_NH: Tensor, weight_VH: Tensor, chunk: int) -> Tensor:
     return weight_VH.new_empty(min(chunk, len(hidden_NH)), weight_VH.shape[0], dtype=exact)
 
 
-def _logits(hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, *, out: Tensor) -> Tensor:
+def _logits(hidden_NH: Tensor, head: Head, *, out: Tensor) -> Tensor:
     logits = out[: len(hidden_NH)]
-    _product(hidden_NH.to(weight_VH.dtype), weight_VH, out=logits)
-    return logits if bias_V is None else logits.add_(bias_V)
+    _product(hidden_NH.to(head.weight.dtype), head.weight, out=logits)
+    return head.finish(logits if head.bias is None else logits.add_(head.bias))
+
+
+def _slopes(logits_NV: Tensor, cap: float | None) -> Tensor | None:
+    """Return the derivative of capped logits, 1 - (z / c)² [N, V]; None without a cap."""
+    return None if cap is None else torch.div(logits_NV, cap).square_().neg_().add_(1.0)
 
 
 def _product(hidden_NH: Tensor, weight_VH: Tensor, *, out: Tensor) -> None:
@@ -221,7 +256,7 @@ def _product(hidden_NH: Tensor, weight_VH: Tensor, *, out: Tensor) -> None:
 
 
 class _Context(FunctionCtx):
-    """Attributes that autograd gives the context, declared for the type checker."""
+    """The context object of a custom autograd function. Declares its attributes for the type checker."""
 
     needs_input_grad: tuple[bool, ...]
     saved_tensors: tuple[Tensor, ...]
@@ -232,14 +267,14 @@ class _SelectedLogprobs(Function):
     def forward(
         ctx: _Context,
         hidden_NH: Tensor,
-        weight_VH: Tensor,
-        bias_V: Tensor | None,
+        head: Head,
         ids_N: Tensor,
         uniforms_N: Tensor | None,
         temperature: float,
         chunk: int,
         entropy_gradient: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        weight_VH = head.weight
         exact = torch.promote_types(hidden_NH.dtype, torch.float32)
         logprobs_N = torch.empty(len(ids_N), dtype=exact, device=hidden_NH.device)
         distances_N, entropies_N = (logprobs_N.new_empty(0 if uniforms_N is None else len(ids_N)) for _ in range(2))
@@ -248,7 +283,8 @@ class _SelectedLogprobs(Function):
         buffer = _buffer(hidden_NH, weight_VH, chunk)
         for part in _parts(len(ids_N), chunk):
             ids = ids_N[part, None]
-            logits = _logits(hidden_NH[part], weight_VH, bias_V, out=buffer)
+            logits = _logits(hidden_NH[part], head, out=buffer)
+            slopes = _slopes(logits, head.cap) if gradients else None
             peak = _scale(logits.amax(dim=1, keepdim=True), temperature)
             selected = _scale(logits.gather(1, ids), temperature)
             if uniforms_N is None:
@@ -263,18 +299,23 @@ class _SelectedLogprobs(Function):
             if not gradients:
                 continue
             own = logits.gather(1, ids).div_(total)
-            if logits.is_cuda and logits.dtype != weight_VH.dtype and not entropy_gradient:
+            if slopes is not None:
+                error = logits.div_(total).scatter(1, ids, own - 1).mul_(slopes).to(weight_VH.dtype)
+            elif logits.is_cuda and logits.dtype != weight_VH.dtype and not entropy_gradient:
                 # One kernel divides and rounds.
                 error = torch.div(logits, total, out=torch.empty_like(logits, dtype=weight_VH.dtype))
             else:
                 error = logits.div_(total).to(weight_VH.dtype)
-            # Compute p - 1 before rounding to the head's dtype: if p is near 1, rounding p first would lose the small
-            # difference.
-            error.scatter_(1, ids, (own - 1).to(error.dtype))
-            gradients[0][part] = torch.mm(error, weight_VH).div_(-temperature)
+            if slopes is None:
+                # Compute p - 1 before rounding to the head's dtype: if p is near 1, rounding p first would lose the
+                # small difference.
+                error.scatter_(1, ids, (own - 1).to(error.dtype))
+            gradients[0][part] = torch.mm(error, weight_VH).div_(-temperature / head.scale)
             if entropy_gradient:
                 _to_entropy_error(logits.scatter_(1, ids, own), entropies_N[part, None])
-                gradients[1][part] = torch.mm(logits.to(weight_VH.dtype), weight_VH).div_(-temperature)
+                if slopes is not None:
+                    logits.mul_(slopes)
+                gradients[1][part] = torch.mm(logits.to(weight_VH.dtype), weight_VH).div_(-temperature / head.scale)
         ctx.save_for_backward(*gradients)
         ctx.mark_non_differentiable(distances_N, *([] if entropy_gradient else [entropies_N]))
         return logprobs_N, distances_N, entropies_N
@@ -287,4 +328,42 @@ class _SelectedLogprobs(Function):
         total_NH = gradient_NH * gradient_N[:, None]
         for entropy_gradient_NH in of_entropy:
             total_NH = total_NH + entropy_gradient_NH * entropy_gradient_N[:, None]
-        return total_NH.to(gradient_NH.dtype), *[None] * 7
+        return total_NH.to(gradient_NH.dtype), *[None] * 6
+
+
+class _WeightedLogprobs(Function):
+    @staticmethod
+    def forward(
+        ctx: _Context, hidden_NH: Tensor, head: Head, ids_NK: Tensor, weights_NK: Tensor, chunk: int
+    ) -> tuple[Tensor, Tensor]:
+        weight_VH = head.weight
+        exact = torch.promote_types(hidden_NH.dtype, torch.float32)
+        weights_NK = weights_NK.to(exact)
+        logprobs_NK = torch.empty(ids_NK.shape, dtype=exact, device=hidden_NH.device)
+        gradient_NH = torch.empty_like(hidden_NH) if ctx.needs_input_grad[0] else None
+        buffer = _buffer(hidden_NH, weight_VH, chunk)
+        for part in _parts(len(ids_NK), chunk):
+            ids, weights = ids_NK[part], weights_NK[part]
+            logits = _logits(hidden_NH[part], head, out=buffer)
+            slopes = None if gradient_NH is None else _slopes(logits, head.cap)
+            peak = logits.amax(dim=1, keepdim=True)
+            selected = logits.gather(1, ids)
+            total = logits.sub_(peak).exp_().sum(dim=1, keepdim=True)
+            logprobs_NK[part] = selected - peak - total.log()
+            if gradient_NH is None:
+                continue
+            error = logits.mul_(weights.sum(dim=1, keepdim=True) / total).scatter_add_(1, ids, -weights)
+            if slopes is not None:
+                error.mul_(slopes)
+            gradient_NH[part] = torch.mm(error.to(weight_VH.dtype), weight_VH).mul_(-head.scale)
+        if gradient_NH is not None:
+            ctx.save_for_backward(gradient_NH)
+        ctx.mark_non_differentiable(logprobs_NK)
+        return logprobs_NK, (weights_NK * logprobs_NK).sum(dim=1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: _Context, *gradients: Any) -> tuple[Tensor | None, ...]:
+        _, of_sums_N = gradients
+        (gradient_NH,) = ctx.saved_tensors
+        return (gradient_NH * of_sums_N[:, None]).to(gradient_NH.dtype), *[None] * 4

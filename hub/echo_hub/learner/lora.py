@@ -2,9 +2,11 @@
 
     y = W x + b + s B A x;   dx = Wᵀ dy + Aᵀ dh,   dA = dh xᵀ,   dB = s dy (A x)ᵀ,   dh = s Bᵀ dy
 
-Source: LoRA (arXiv 2106.09685, eq. 3). PEFT's own layer writes B A x, its scaled copy and the sum to memory; in the
-backward pass it writes two gradients of x and adds them. Here each term is accumulated in place. For the backward pass,
-only x and A x [tokens, rank] are kept. A whole model needs about a third less memory, at equal speed.
+W and b are the frozen weight and bias, A and B the adapter's two factors, s its scaling, h = A x. dv is the gradient of
+the loss with respect to v. Source: LoRA (arXiv 2106.09685, eq. 3). PEFT's own layer writes B A x, its scaled copy and
+the sum to memory; in the backward pass it writes two gradients of x and adds them. Here each term is accumulated in
+place. For the backward pass, only x and A x [tokens, rank] are kept. A whole model needs about a third less memory, at
+equal speed.
 
 Without gradients, one pass can use several adapters, each for its own tokens (`computing_by`).
 """
@@ -18,9 +20,14 @@ from typing import Any, cast
 import torch
 from peft import LoraConfig
 from peft.tuners import lora
+from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
+
+from echo_hub.config.training_sections import TrainingConfig
+from echo_shared.delta.adapter import is_adaptable
+from echo_shared.errors import LearnerError
 
 Part = tuple[Tensor, Tensor, int]
 """A [R, I] and B [O, R] of one adapter, and the number of tokens to which the adapter applies."""
@@ -66,6 +73,37 @@ class LoraLinear(lora.Linear):
         return a.weight, b.weight, self.scaling[name]
 
 
+def targets(base: nn.Module, training: TrainingConfig) -> list[str]:
+    """Return the names of the layers of `base` that `training.lora_targets` selects, sorted.
+
+    Raises LearnerError if `base` lacks all of them, or one that the setting names.
+    """
+    linear = [path for path, module in base.named_modules() if isinstance(module, nn.Linear) and is_adaptable(path)]
+    present = _without_experts(base, {path.rpartition(".")[2] for path in linear})
+    wanted = training.lora_projections
+    lacking = sorted(wanted - present) if training.names_layers else []
+    if lacking or not wanted & present:
+        names = ", ".join(sorted(present)) or "it has none"
+        raise LearnerError(
+            "The base model has no layer for the adapter.",
+            got=f"training.lora_targets = {training.lora_targets}"
+            + (f", without {', '.join(lacking)} in the base" if lacking else ""),
+            do=f"Set training.lora_targets to layers of this base model ({names}), or choose another base model.",
+        )
+    return sorted(wanted & present)
+
+
+def _without_experts(base: nn.Module, names: set[str]) -> set[str]:
+    """Return `names` without those that PEFT takes for layers of experts.
+
+    transformers 5 fuses the experts of some families. There, PEFT reads gate_proj, up_proj and down_proj as layers of
+    the experts, even if shared experts and dense layers have these names, too.
+    """
+    config = LoraConfig(target_modules=sorted(names))
+    convert_peft_config_for_transformers(config, base, conversions=None)
+    return set(config.target_modules or ())
+
+
 def layers(model: nn.Module) -> dict[str, LoraLinear]:
     """Return all `LoraLinear` layers of a model, by their names in PEFT's files."""
     return {name: module for name, module in model.named_modules() if isinstance(module, LoraLinear)}
@@ -75,7 +113,7 @@ def layers(model: nn.Module) -> dict[str, LoraLinear]:
 def computing_by(
     layers: Mapping[str, LoraLinear], adapters: Sequence[tuple[Mapping[str, Tensor], int]]
 ) -> Iterator[None]:
-    """Within the block, compute with several adapters, without an autograd graph.
+    """Within the `with` block, `layers` compute with several adapters, without an autograd graph.
 
     The first adapter applies to the first `count` tokens, the next one to the next `count`, up to the last token.
     Weights are keyed by PEFT's names. If each adapter has few tokens, one common pass costs about as much as a separate

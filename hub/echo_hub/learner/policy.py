@@ -16,8 +16,9 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -30,22 +31,21 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from echo_hub.config.section import Precision
 from echo_hub.config.training_sections import LearnerConfig
-from echo_hub.learner import gated_mlp, lora, packing, rms_norm
-from echo_hub.learner.batch import MicroBatch
+from echo_hub.learner import gated_mlp, lora, packing, rms_norm, routing
+from echo_hub.learner.batch import MicroBatch, PackedInputs
 from echo_hub.learner.device import resolve_device
+from echo_hub.learner.head import Head, check
 from echo_hub.learner.logprobs import Screened, intervals, screened_logprobs, selected_logprobs
 from echo_hub.learner.ranks import ALONE, TrainingRanks
 from echo_hub.learner.settings import LearnerSettings
-from echo_shared.delta.adapter import CONFIG_FILE, WEIGHTS_FILE
+from echo_shared.delta.adapter import CONFIG_FILE, WEIGHTS_FILE, lora_scaling
 from echo_shared.errors import LearnerError
 from echo_shared.installation import how_to_install
 from echo_shared.sampling.draws import derive_seed
 from echo_shared.sampling.torch_precision import multiplies
+from echo_shared.sampling.torch_routes import Routers
 
 log = logging.getLogger(__name__)
-
-_PROCESSED_LOGITS: Final = ("final_logit_softcapping", "logits_scaling", "logit_scale")
-"""Configuration keys of models that transform their logits after the output layer."""
 
 
 class Policy:
@@ -76,13 +76,17 @@ class Policy:
         """Called after each forward pass of a micro-batch. The learner process sets it to its heartbeat, as a sign of
         progress."""
         self._temperature = settings.temperature
+        own = settings.training
+        self._scaling = lora_scaling(own.lora_rank, own.lora_alpha, rslora=own.rslora)
         self.checkpoints = settings.learner.gradient_checkpointing is True
         """True if gradient checkpointing is on now. The learner may change this, unless the setting is false."""
         self._packs_up_to = 0
         """Longest row that may be packed. If a batch has a longer row, it is computed row by row."""
         self._layers = lora.layers(model)
+        self.routers = Routers.of(model)
+        """The routers of a mixture of experts; None if the base has none whose routes can be replayed."""
         self.reference: Mapping[str, Tensor] | None = None
-        """The adapter of the reference policy; None means the bare base."""
+        """The adapter of the reference policy; None means that the base model alone is the reference."""
 
     @classmethod
     def load(
@@ -110,7 +114,7 @@ class Policy:
 
     def _prepare(self, settings: LearnerConfig) -> None:
         if self.ranks.count == 1:
-            # Several ranks move the base layer by layer instead, because one device may not hold the whole base.
+            # Several ranks move the base model layer by layer instead, because one device may not hold the whole model.
             self.model.to(self.device)
         if settings.base_bits == 4:
             for module in self._body.modules():
@@ -118,12 +122,9 @@ class Policy:
                     # In eval mode, bitsandbytes converts its weights for CPU kernels, which have no gradient.
                     module.train()
         with self.autocast():
-            if packing.can_pack(self._body, next(self._body.parameters()).device):
-                # Transformers implements window attention by a mask, which packed rows ignore: pack only rows within
-                # the window.
-                config = self._body.config
-                windows = [getattr(config, key, None) for key in ("sliding_window", "attention_chunk_size")]
-                self._packs_up_to = min((window for window in windows if window), default=sys.maxsize)
+            held_on = next(self._body.parameters()).device
+            check(self.model.get_base_model(), held_on)
+            self._packs_up_to = packing.longest_packed(self._body, held_on)
         for layer in self._body.modules():
             if settings.gradient_checkpointing and isinstance(layer, GradientCheckpointingLayer):
                 self._checkpoint(layer)
@@ -140,7 +141,10 @@ class Policy:
         def run(*args: Any, **kwargs: Any) -> Any:
             if not self.checkpoints or not torch.is_grad_enabled():
                 return forward(*args, **kwargs)
-            return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+            recompute = partial(routing.recomputing, self.routers)
+            return checkpoint(
+                forward, *args, use_reentrant=False, preserve_rng_state=False, context_fn=recompute, **kwargs
+            )
 
         layer.forward = run
 
@@ -160,7 +164,7 @@ class Policy:
         """Return the learner's log-probabilities of the batch's drawn tokens, float32 nats [N], with their graph."""
         with self.autocast():
             return selected_logprobs(
-                self._predicting_states(batch), self.head, batch.target_ids_N, temperature=self._temperature
+                self.predicting_states(batch), self.head, batch.target_ids_N, temperature=self._temperature
             )
 
     def screened(self, batch: MicroBatch, *, entropy_gradient: bool = False) -> Screened:
@@ -169,7 +173,7 @@ class Policy:
         """
         with self.autocast():
             return screened_logprobs(
-                self._predicting_states(batch),
+                self.predicting_states(batch),
                 self.head,
                 batch.target_ids_N,
                 batch.uniforms_N,
@@ -183,11 +187,13 @@ class Policy:
         batch: MicroBatch,
         *,
         greedy_N: Tensor | None = None,
+        temperature_N: Tensor | None = None,
         adapters: Sequence[tuple[Mapping[str, Tensor], int]],
     ) -> tuple[Tensor, Tensor]:
-        """Return, for each token, the lower end of the interval of cumulative probability that draws it, and its true
-        log-probability, float64 [N]: see `logprobs.intervals`.
+        """Return two float64 tensors [N] for the tokens of the batch: the lower end of the interval of cumulative
+        probability that draws each token, and each token's true log-probability (see `logprobs.intervals`).
 
+        `greedy_N` marks greedy choices. `temperature_N`: float64 temperature of each token; None = the run's.
         `adapters` holds pairs: weights (of `read_adapter` or `published`), and the number of consecutive positions T to
         compute with them. Pass several adapters only if `takes_several` returns True.
         """
@@ -196,7 +202,11 @@ class Policy:
             adapters = ()
         with self.autocast(), lora.computing_by(self._layers, adapters):
             return intervals(
-                self._predicting_states(batch), self.head, batch.target_ids_N, greedy_N, temperature=self._temperature
+                self.predicting_states(batch),
+                self.head,
+                batch.target_ids_N,
+                greedy_N,
+                temperature=self._temperature if temperature_N is None else temperature_N,
             )
 
     @torch.no_grad()
@@ -205,15 +215,22 @@ class Policy:
         the current adapter.
         """
         with self.autocast():
-            return self._predicting_states(batch)
+            return self.predicting_states(batch)
 
     @property
     def base_storages(self) -> frozenset[int]:
-        """Return the memory addresses of the base weights' storages."""
+        """Return the memory addresses of the storages that hold the base model's weights."""
+        return frozenset(weight.untyped_storage().data_ptr() for weight in self.base_weights.values())
+
+    @property
+    def base_weights(self) -> dict[str, Tensor]:
+        """Return the base model's weights by their names in transformers."""
         own = {id(parameter) for parameter in self.parameters.values()}
-        return frozenset(
-            parameter.untyped_storage().data_ptr() for parameter in self.model.parameters() if id(parameter) not in own
-        )
+        return {
+            name.removeprefix("base_model.model.").replace(".base_layer.", "."): parameter
+            for name, parameter in self.model.named_parameters()
+            if id(parameter) not in own
+        }
 
     def takes_several(self, batch: MicroBatch) -> bool:
         """Return True if one pass can use several adapters: the batch is packed, and all adapted layers are
@@ -226,16 +243,17 @@ class Policy:
         return int(self._body.config.vocab_size)
 
     @property
-    def head(self) -> Any:
-        base: Any = self.model.get_base_model()
-        return base.get_output_embeddings()
+    def head(self) -> Head:
+        return Head.of(self.model.get_base_model())
 
-    def _predicting_states(self, batch: MicroBatch) -> Tensor:
-        """Return the last hidden states [N, H] at the positions that predict a drawn token."""
+    def predicting_states(self, batch: PackedInputs) -> Tensor:
+        """Return the last hidden states [N, H] at the positions that predict a token, with their graph."""
         if batch.rows.longest <= self._packs_up_to:
-            hidden_TH = packing.packed_states(self._body, batch.input_ids_T, batch.position_ids_T, batch.rows)
+            body = routing.following(self._body, self.routers, batch.routes_TB)
+            hidden_TH = packing.packed_states(body, batch.input_ids_T, batch.position_ids_T, batch.rows)
         else:
-            hidden_TH = packing.separate_states(self._body, batch.input_ids_T, batch.rows)
+            body = routing.following(self._body, self.routers, batch.routes_TB, rows=batch.rows)
+            hidden_TH = packing.separate_states(body, batch.input_ids_T, batch.rows)
         self.computed()
         return packing.take(hidden_TH, batch.predictors_N)
 
@@ -260,13 +278,43 @@ class Policy:
         # Write the file here: safetensors' own writer hides why a disk refuses.
         (directory / WEIGHTS_FILE).write_bytes(save(tensors, metadata={"format": "pt"}))
         config = {**self.model.peft_config["default"].to_dict(), "inference_mode": True}
-        config["target_modules"] = sorted(config["target_modules"])
+        config = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
         (directory / CONFIG_FILE).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+    def read_foreign(self, directory: Path) -> dict[str, Tensor]:
+        """Read a tenant's adapter as float32 weights for `set_adapter`. Its rank and scale may differ from this
+        policy's, and it may lack layers. B is multiplied by the ratio of the two scales. Layers that the adapter lacks
+        get zeros.
+
+        Raises LearnerError if the adapter cannot be read, or has a layer that this policy lacks.
+        """
+        try:
+            config = json.loads((directory / CONFIG_FILE).read_bytes())
+            tensors = load((directory / WEIGHTS_FILE).read_bytes())
+            scaling = lora_scaling(config["r"], config["lora_alpha"], rslora=bool(config.get("use_rslora")))
+        except (OSError, SafetensorError, ValueError, KeyError) as error:
+            raise LearnerError("An adapter cannot be read.", got=f"{directory}: {error}") from error
+        if unknown := sorted(set(tensors) - set(self.parameters)):
+            raise LearnerError(
+                "A tenant's adapter has a layer that the run's adapter lacks.",
+                got=f"{directory}: {unknown[0]}",
+                do='Set training.lora_targets to "all".',
+            )
+        weights = {}
+        for name, parameter in self.parameters.items():
+            outputs, inputs = parameter.shape
+            if name in tensors:
+                weights[name] = tensors[name].float() * (scaling / self._scaling if ".lora_B." in name else 1.0)
+            elif ".lora_B." in name:
+                weights[name] = torch.zeros(outputs, 1)
+            else:
+                weights[name] = torch.zeros(1, inputs)
+        return weights
 
     def read_adapter(self, directory: Path) -> dict[str, Tensor]:
         """Read the adapter in `directory` as float32.
 
-        Raises LearnerError unless it has exactly this policy's tensors.
+        Raises LearnerError unless the file has exactly the tensors of this policy's adapter.
         """
         try:
             # Read the file at once: mapping it takes more than twice as long for a small adapter.
@@ -285,13 +333,17 @@ class Policy:
 
     @torch.no_grad()
     def set_adapter(self, weights: Mapping[str, Tensor]) -> None:
+        """Compute with these weights from now on. They may have another rank than this policy's own."""
         for name, parameter in self.parameters.items():
-            parameter.copy_(weights[name])
+            if parameter.shape == weights[name].shape:
+                parameter.copy_(weights[name])
+            else:
+                parameter.data = weights[name].to(device=parameter.device, dtype=parameter.dtype, copy=True)
 
     @contextmanager
     def holding(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
-        """Let the policy compute with other weights (of `read_adapter` or `published`) within the block, then restore
-        its own.
+        """Let the policy compute with other weights (of `read_adapter` or `published`) within the `with` block, then
+        restore the policy's own weights.
         """
         own = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
         self.set_adapter(weights)
@@ -302,13 +354,13 @@ class Policy:
 
 
 def _load_model(settings: LearnerSettings, device: torch.device, dtype: torch.dtype) -> PeftModel:
-    """Load the base into host memory. A quantised base is created on its device."""
+    """Load the base model into host memory. A quantised base model is created on its device."""
     base = _load_base(settings, device, dtype)
-    _check(base.config)
+    _check_is_text(base.config)
     config = LoraConfig(
         r=settings.training.lora_rank,
         lora_alpha=settings.training.lora_alpha,
-        target_modules=sorted(settings.training.lora_projections),
+        target_modules=lora.targets(base, settings.training),
         use_rslora=settings.training.rslora,
         lora_dropout=0.0,
         bias="none",
@@ -320,14 +372,7 @@ def _load_model(settings: LearnerSettings, device: torch.device, dtype: torch.dt
     with warnings.catch_warnings():
         # PEFT reads an attribute that transformers has renamed, which would print a warning.
         warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
-        try:
-            model = get_peft_model(base, config)
-        except ValueError as error:
-            raise LearnerError(
-                "The base model has no layer for the adapter.",
-                got=f"training.lora_targets = {settings.training.lora_targets}: {error}",
-                do="Set training.lora_targets to layers of this base model, or choose another base model.",
-            ) from error
+        model = get_peft_model(base, config)
     model.peft_config["default"].base_model_name_or_path = settings.base_name
     gated_mlp.use_in(model)
     rms_norm.use_in(model)
@@ -340,7 +385,7 @@ def _load_base(settings: LearnerSettings, device: torch.device, dtype: torch.dty
     if settings.learner.base_bits:
         options = {"quantization_config": _quantization(settings.learner.base_bits, dtype), "device_map": {"": device}}
     try:
-        return AutoModelForCausalLM.from_pretrained(
+        base: Any = AutoModelForCausalLM.from_pretrained(
             settings.base_dir,
             dtype=dtype,
             attn_implementation=packing.ATTENTION,
@@ -348,6 +393,8 @@ def _load_base(settings: LearnerSettings, device: torch.device, dtype: torch.dty
             use_safetensors=True,
             **options,
         )
+        base.set_attn_implementation(packing.attention_of(base))
+        return base
     except (ImportError, RuntimeError) as error:
         if not settings.learner.base_bits:
             raise
@@ -384,11 +431,13 @@ def _dtype(precision: Precision, *, auto: torch.dtype) -> torch.dtype:
     return {"auto": auto, "float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
 
 
-def _check(config: Any) -> None:
-    for key in _PROCESSED_LOGITS:
-        if getattr(config, key, None) not in (None, 1, 1.0):
-            raise LearnerError(
-                "The learner cannot train a base model that transforms its logits after the output layer.",
-                got=f"{key} in {config.model_type}",
-                do="Choose another base model, such as Qwen or Llama.",
-            )
+def _check_is_text(config: Any) -> None:
+    """Raise LearnerError for models of images or sound with text, and for models that read text in both directions."""
+    text = config.get_text_config(decoder=True)
+    if text is config and not getattr(config, "use_bidirectional_attention", False):
+        return
+    raise LearnerError(
+        "The base model is not a causal model of text alone.",
+        got=config.model_type,
+        do="Choose a text model of docs/models.md.",
+    )

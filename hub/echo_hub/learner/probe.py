@@ -9,6 +9,7 @@ import gc
 import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 import numpy as np
@@ -39,10 +40,10 @@ class MemoryMeter(Protocol):
         """Return the bytes that can still be allocated."""
 
     peak_bytes: int
-    """Peak of the allocated bytes in the last `measuring` block, minus the bytes allocated before the block."""
+    """Peak of the allocated bytes in the last `with measuring()` block, minus the bytes allocated before that block."""
 
     def measuring(self) -> AbstractContextManager[None]:
-        """Measure the peak memory that is allocated inside the block."""
+        """Measure the peak memory that is allocated inside the `with` block."""
 
 
 class CudaMeter:
@@ -60,7 +61,7 @@ class CudaMeter:
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
-        """Measure the peak inside the block, as PyTorch counts the sizes of tensors."""
+        """Measure the peak inside the `with` block, as PyTorch counts the sizes of tensors."""
         torch.cuda.synchronize(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
         before = int(torch.cuda.memory_allocated(self._device))
@@ -70,8 +71,8 @@ class CudaMeter:
 
 
 def place(policy: Policy, learner: LearnerConfig) -> str:
-    """Return a text that identifies device and settings. Memory settings that were measured earlier in the run are
-    valid only if this text is still the same.
+    """Return a text that identifies device and settings. Memory settings measured earlier in the run are valid only
+    while this text stays equal.
     """
     if policy.device.type == "cuda":
         name = torch.cuda.get_device_name(policy.device)
@@ -99,17 +100,8 @@ def first_cut(policy: Policy, settings: LearnerSettings, meter: MemoryMeter | No
     # All ranks must measure the same sizes, because they compute each layer together. So all use the smallest free
     # memory.
     free_bytes = min(said["free"] for said in policy.ranks.exchange({"free": free_bytes}))
-    held = meter
-
-    def measure(gradient_checkpointing: bool, tokens: int) -> int | None:
-        policy.checkpoints = gradient_checkpointing
-        bytes_ = _peak_bytes(policy, settings, held, tokens)
-        log.info("%d tokens, checkpointing %s: %s bytes", tokens, gradient_checkpointing, bytes_)
-        peaks = [said["peak"] for said in policy.ranks.exchange({"peak": bytes_})]
-        return None if None in peaks else max(peaks)
-
     cut = fit.choose(
-        measure,
+        _RandomPass(policy, settings, meter),
         micro_batch_tokens=learner.micro_batch_tokens,
         gradient_checkpointing=again,
         longest_tokens=2 * settings.max_tokens,
@@ -119,26 +111,43 @@ def first_cut(policy: Policy, settings: LearnerSettings, meter: MemoryMeter | No
     return cut
 
 
-def _peak_bytes(policy: Policy, settings: LearnerSettings, meter: MemoryMeter, tokens: int) -> int | None:
-    """Return the peak bytes of one micro-batch with `tokens` tokens; None if memory is too small.
+@dataclass(frozen=True, slots=True)
+class _RandomPass:
+    """A forward and backward pass of one micro-batch with random tokens, measured at all ranks."""
 
-    With several ranks, the device's error is raised instead: the other ranks wait for this one and cannot continue.
-    """
-    (batch,) = build_micro_batches([_random_group(policy.vocab_size, tokens)], micro_batch_tokens=tokens)
-    loss = StepLoss(settings.objective, entropy_coefficient=float(settings.objective.trains_entropy))
-    peak: int | None = None
-    try:
-        with meter.measuring():
-            accumulate_gradient(policy, batch, loss)
-        peak = meter.peak_bytes
-    except (MemoryError, RuntimeError) as error:
-        if policy.ranks.count > 1 or not ran_out(error):
-            raise
-    for parameter in policy.parameters.values():
-        parameter.grad = None
-    if peak is None:
-        gc.collect()
-    return peak
+    policy: Policy
+    settings: LearnerSettings
+    meter: MemoryMeter
+
+    def peak_bytes(self, tokens: int, *, gradient_checkpointing: bool) -> int | None:
+        self.policy.checkpoints = gradient_checkpointing
+        own = self._own_peak_bytes(tokens)
+        log.info("%d tokens, checkpointing %s: %s bytes", tokens, gradient_checkpointing, own)
+        peaks = [said["peak"] for said in self.policy.ranks.exchange({"peak": own})]
+        return None if None in peaks else max(peaks)
+
+    def _own_peak_bytes(self, tokens: int) -> int | None:
+        """Return this rank's peak; None if memory is too small.
+
+        With several ranks, the device's error is raised instead: the other ranks wait for this one and cannot continue.
+        """
+        policy = self.policy
+        (batch,) = build_micro_batches([_random_group(policy.vocab_size, tokens)], micro_batch_tokens=tokens)
+        objective = self.settings.objective
+        loss = StepLoss(objective, entropy_coefficient=float(objective.trains_entropy))
+        peak: int | None = None
+        try:
+            with self.meter.measuring():
+                accumulate_gradient(policy, batch, loss)
+            peak = self.meter.peak_bytes
+        except (MemoryError, RuntimeError) as error:
+            if policy.ranks.count > 1 or not ran_out(error):
+                raise
+        for parameter in policy.parameters.values():
+            parameter.grad = None
+        if peak is None:
+            gc.collect()
+        return peak
 
 
 def _random_group(vocab_size: int, tokens: int) -> WeightedGroup:

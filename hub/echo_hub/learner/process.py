@@ -57,7 +57,7 @@ class Learner:
         self._child = child
         self._room = room
         self._numbers = itertools.count(1)
-        # The queues have no size limit, but a call gets no more answers than it requested rollouts.
+        # The queues need no size limit: a call gets at most as many answers as it requested rollouts.
         self._answers: dict[int, asyncio.Queue[Frame | ChildExited]] = {}
         self._ended: ChildExited | None = None
         self._reader = asyncio.create_task(self._read(), name="learner-reader")
@@ -95,7 +95,7 @@ class Learner:
         """Send groups of later steps to the process, by group id. The process keeps each group until a step trains on
         it or discards it.
 
-        A reward that is not known yet is NaN.
+        NaN stands for a reward that is not known yet.
         """
         await self._tell("hold", groups={group_id: frames.pack_group(group) for group_id, group in groups.items()})
 
@@ -258,15 +258,19 @@ class StepUnderWay:
 
 
 @contextlib.asynccontextmanager
-async def begun(settings: LearnerConfig, run_dir: Path) -> AsyncIterator[SupervisedChild | None]:
+async def begun(
+    settings: LearnerConfig, run_dir: Path, *, trains: bool = True
+) -> AsyncIterator[SupervisedChild | None]:
     """Start a learner process early: it loads its libraries, which takes seconds, while the hub loads its own.
 
-    Pass the process to `Learner.start`. The process is killed when the block ends. Yields None if the system cannot
-    start a process; `Learner.start` then reports the error.
+    Pass the process to `Learner.start`. The process is killed when the `async with` block ends. Yields None if the
+    system cannot start a process; `Learner.start` then reports the error. Yields None, too, if the run does not train
+    (`trains`).
     """
     child: SupervisedChild | None = None
-    with contextlib.suppress(ChildExited):
-        child = await _spawn(settings, run_dir)
+    if trains:
+        with contextlib.suppress(ChildExited):
+            child = await _spawn(settings, run_dir)
     try:
         yield child
     finally:

@@ -115,7 +115,9 @@ class TrainingRanks:
 
     @contextmanager
     def agreement(self) -> Iterator[None]:
-        """If the block fails at any rank, raise the first failing rank's EchoError at every rank."""
+        """If the code inside the `with` block fails at any rank (process of the learner), raise the first failing
+        rank's EchoError at every rank.
+        """
         if self.count == 1:
             yield
             return
@@ -148,8 +150,9 @@ class TrainingRanks:
         return frames
 
     def share(self, items: Sequence[T]) -> Sequence[T]:
-        """Return this rank's part of `items`: every `count`-th, from position `rank`. `items` must be equal at all
-        ranks."""
+        """Return this rank's part of `items`: one in `count` of them (the number of ranks), beginning at position
+        `rank`. `items` must be equal at all ranks.
+        """
         return items[self.rank :: self.count]
 
     def micro_batches(self, groups: Sequence[WeightedGroup], *, micro_batch_tokens: int) -> list[MicroBatch]:
@@ -189,7 +192,7 @@ class TrainingRanks:
     def collect(self, rows: Tensor) -> Tensor:
         """Return all ranks' rows [R, ...], concatenated in rank order, at every rank.
 
-        All ranks have equally many rows.
+        Every rank must pass the same number of rows.
         """
         if self.count == 1:
             return rows
@@ -210,13 +213,15 @@ class TrainingRanks:
         mesh = init_device_mesh(device_type, (self.count,))
         for layer in layers:
             fully_shard(layer, mesh=mesh, ignored_params=adapter)
-        # The body has no sharded parameters of its own. Wrapping it lets FSDP prefetch the next layer while one
-        # computes.
+        # Apart from the layers, the model's body has no sharded parameters. Wrapping the body lets FSDP prefetch the
+        # next layer while one computes.
         fully_shard(body, mesh=mesh, ignored_params=set(model.parameters()) - spread)
 
     @contextmanager
     def whole(self, model: torch.nn.Module) -> Iterator[None]:
-        """Within the block, hold the whole base at every rank, so that each rank can compute independently."""
+        """Within the `with` block, hold the whole base model at every rank, so that each rank can compute
+        independently.
+        """
         sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
         for module in sharded:
             module.set_reshard_after_forward(False, recurse=False)

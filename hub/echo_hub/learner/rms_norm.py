@@ -10,6 +10,7 @@ keeps x in bfloat16; y is rounded once, after the product with the weight. Sourc
 from __future__ import annotations
 
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
@@ -22,10 +23,16 @@ def use_in(model: nn.Module) -> int:
 
     The weights must be in memory and not sharded yet.
     """
-    taken = [module for module in model.modules() if hasattr(module, "variance_epsilon") and _is_rms_norm(module)]
+    found = [module for module in model.modules() if hasattr(module, "variance_epsilon")]
+    taken = [module for module in found if _takes_one_input(module) and _is_rms_norm(module)]
     for module in taken:
         module.forward = partial(_forward, module, module.forward)
     return len(taken)
+
+
+def _takes_one_input(module: nn.Module) -> bool:
+    """Return True unless the norm also takes a gate, as norms of linear attention and of Mamba do."""
+    return len(signature(module.forward).parameters) == 1
 
 
 @torch.no_grad()

@@ -4,9 +4,9 @@ The learner's policy π is a few steps newer than μ, the policy that drew the r
 So neither the logprobs that the node reported (claims) nor μ's intervals (the range of cumulative probability within
 which the random number u draws a token) can match exactly. A rollout that no honest engine produces is left out of the
 step, with its whole group. Merely unusual rollouts stay; they are counted as evidence for judging nodes. Two tests run
-over each rollout's tokens, in order. Each test is a bet against the engine's honesty; an honest engine's expected
-winnings are zero. By Ville's inequality, the probability that the stake of an honest rollout ever reaches 1 / α is at
-most α.
+over each rollout's tokens, in order. Each test is a bet against the engine's honesty: a stake begins at 1, and each
+token o_t multiplies it by a factor. For an honest engine the factor's mean is at most 1. By Ville's inequality, the
+probability that the stake of an honest rollout ever reaches 1 / α is at most α.
 
     claims      the ratio r = π(o_t) / claim, reduced by `SLACK` nats for rounding of both. If the claim is the true
                 probability of the draw, r has mean 1, for any two policies, however old:
@@ -49,7 +49,7 @@ step."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScreenedTokens:
-    """The drawn tokens of whole rollouts, one rollout after the other [N]."""
+    """The drawn tokens of whole rollouts, in arrays [N], one rollout after the other."""
 
     claims_N: NDArray[np.float32]
     learner_logprobs_N: NDArray[np.float32]
@@ -62,7 +62,9 @@ class ScreenedTokens:
 
 @dataclass(slots=True, kw_only=True)
 class ScreenFindings:
-    """Results of a step's screen. Groups and rollouts are named by their index in the step."""
+    """Results of the test of a step's rollouts for forgery. Groups and rollouts are named by their index in the
+    step.
+    """
 
     left_out: set[int] = field(default_factory=set)
     """Groups left out of the step, because no honest engine produces one of their rollouts."""
@@ -72,10 +74,10 @@ class ScreenFindings:
     """For each (rollout, turn): token counts in the bins of PROBABILITY_EDGES and of CLAIM_EDGES, and the summed
     mismatch KL."""
     screened: list[tuple[ScreenedTokens, NDArray[np.int64], Sequence[int]]] = field(default_factory=list)
-    """Tokens that are not in `counts` yet, the turn of each token, and each rollout's number."""
+    """Tokens not yet counted in `counts`, the turn of each token, and each rollout's number."""
 
     def count_screened(self) -> None:
-        """Move `screened` to `counts`."""
+        """Count the tokens in `screened`, add the counts to `counts`, and empty `screened`."""
         for tokens, turns_N, numbers in self.screened:
             for (rollout, turn), counts in count(tokens, turns_N).items():
                 self.counts[numbers[rollout], turn] = counts
@@ -124,8 +126,8 @@ def impossible(tokens: ScreenedTokens) -> NDArray[np.bool_]:
 def count(
     tokens: ScreenedTokens, turns_N: NDArray[np.int64]
 ) -> dict[tuple[int, int], tuple[list[int], list[int], float]]:
-    """Return the counts of these tokens by (rollout, turn), as in `ScreenFindings.counts`. Tokens without a known u are
-    not counted.
+    """Return the counts of these tokens by (rollout, turn), as in `ScreenFindings.counts`. Tokens without a known
+    random number u of their draw are not counted.
     """
     rollouts_N = np.repeat(np.arange(len(tokens.lengths)), tokens.lengths)
     known = np.isfinite(tokens.distances_N)
@@ -143,7 +145,7 @@ def count(
 
 
 def _differences(tokens: ScreenedTokens) -> NDArray[np.float64]:
-    """Return the learner's log-probability of each token minus the claimed one, in nats; 0
+    """Return the learner's log-probability of each token minus the log-probability that the node claimed, in nats; 0
     where the learner's is NaN.
     """
     return np.nan_to_num(tokens.learner_logprobs_N.astype(np.float64) - tokens.claims_N, nan=0.0)

@@ -55,30 +55,30 @@ def _answer_all(pipe: ParentPipe, ranks: TrainingRanks, heartbeat: Heartbeat, op
     while frame is not None:
         if worker is not None and worker.failed:
             return 1
-        answer = partial(_send, pipe, frame["call"])
+        answers = _CallAnswers(pipe, frame["call"])
         try:
             if worker is None:
                 room = Room(tell=partial(_tell_disk, pipe))
                 worker = LearnerWorker.open(ranks.tell(frame), ranks, heartbeat, room)
                 told = frames.pack_told(worker.told)
-                answer({"kind": "result", "policy_version": worker.policy_version, "told": told})
+                answers.send({"kind": "result", "policy_version": worker.policy_version, "told": told})
             elif frame["command"] == "hold":
                 worker.hold(frame["groups"])
             elif frame["command"] == "confirm":
                 worker.confirm(frame["step"])
             else:
                 with heartbeat.at_work():
-                    worker.handle(ranks.tell(worker.admitted(frame)), answer)
+                    worker.handle(ranks.tell(worker.admitted(frame)), answers)
         except BrokenPipeError:
             break
         except LearnerError as error:
-            answer({"kind": "error", **frames.pack_error(error)})
+            answers.send({"kind": "error", **frames.pack_error(error)})
         except Exception as error:
             logging.exception("command %s failed", frame["command"])
             # With several ranks, an error that is no EchoError probably means that another rank died. Do not report it,
             # because a reported error ends the run; the hub restarts all ranks instead.
             if isinstance(error, EchoError) or ranks.count == 1:
-                answer(frames.failure(error))
+                answers.send(frames.failure(error))
             return 1
         frame = _next_command(pipe, ranks)
     if worker is not None:
@@ -87,8 +87,15 @@ def _answer_all(pipe: ParentPipe, ranks: TrainingRanks, heartbeat: Heartbeat, op
     return 0
 
 
-def _send(pipe: ParentPipe, call: int, frame: Frame) -> None:
-    pipe.send({"call": call, **frame})
+class _CallAnswers:
+    """Sends the answers to one call of the hub."""
+
+    def __init__(self, pipe: ParentPipe, call: int) -> None:
+        self._pipe = pipe
+        self._call = call
+
+    def send(self, answer: Frame) -> None:
+        self._pipe.send({"call": self._call, **answer})
 
 
 def _tell_disk(pipe: ParentPipe, said: str) -> None:
@@ -119,13 +126,16 @@ def follow(ranks: TrainingRanks) -> int:
                 log.warning("rank 0 tells the hub: %s", error)
         elif frame["command"] != "wait":
             assert worker is not None, "rank 0 opens first"
-            worker.handle(frame, _unheard)
+            worker.handle(frame, _Unheard())
     ranks.leave()
     return 0
 
 
-def _unheard(_: Frame) -> None:
-    """Discard an answer of a rank above 0: only rank 0 answers the hub."""
+class _Unheard:
+    """Discards the answers of a rank above 0: only rank 0 answers the hub."""
+
+    def send(self, answer: Frame) -> None:
+        pass
 
 
 def main() -> int:

@@ -23,7 +23,7 @@ class LearnerSettings(Section):
     """Everything that the learner needs to know about the run."""
 
     base_dir: Path
-    """The base model in Hugging Face layout."""
+    """Directory of the base model in Hugging Face layout."""
     base_name: str = "base"
     """Name of the base model in published adapters; never a path of this machine."""
     seed: Annotated[int, Field(ge=0)]
@@ -94,9 +94,10 @@ class TrainingRollout(RolloutPayload):
     reward: float
     """Reward of the episode; NaN if not known yet."""
     draws: NDArray[np.uint64] = field(default_factory=no_draws)
-    """[turns, 3], one row for each turn in order: a seed and an index, which determine the random numbers that drew the
-    turn's tokens (`echo_shared.sampling.draws.uniforms`), and the number of its drawn tokens. Without rows, these are
-    unknown and all tokens count as one turn."""
+    """[turns, 3], one row for each turn in order: seed, index, and number of drawn tokens. Seed and index determine the
+    random numbers that drew the turn's tokens (`echo_shared.sampling.draws.uniforms`). Without rows, these numbers are
+    unknown and all tokens count as one turn.
+    """
     turn_rewards: NDArray[np.float64] = field(default_factory=no_turn_rewards)
     """[turns - 1]: the part of `reward` that each turn except the last earned. The last turn earned the rest. Empty if
     only the last turn earned a reward."""
@@ -131,7 +132,10 @@ class StepTold:
     """The learner's report of a finished step."""
 
     metrics: Mapping[str, float]
-    """Metrics of `echo_hub.learner.step.screened_step`, and the seconds since the previous step."""
+    """Metrics of the step, as `echo_hub.learner.step.screened_step` returns them, and the seconds since the previous
+    step.
+    """
     screen: Mapping[str, Any] = field(default_factory=dict)
-    """Result of `echo_hub.learner.screen.ScreenFindings.frame`; empty if read from a checkpoint without such
-    results."""
+    """Findings of the test for forged rollouts, as `echo_hub.learner.screen.ScreenFindings.frame` returns them; empty
+    if read from a checkpoint without such results.
+    """

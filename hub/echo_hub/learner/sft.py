@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import torch
@@ -48,7 +47,7 @@ class SftProgress:
     update: int = 0
     """Number of optimizer updates made so far."""
     heldout_losses: tuple[float, ...] = ()
-    """Held-out loss before the first epoch and after each epoch; empty without held-out examples."""
+    """Loss on the held-out examples before the first epoch and after each epoch; empty without held-out examples."""
     training_losses: tuple[float, ...] = ()
     """Mean loss of each finished epoch's tokens, measured while training on them."""
     nats: float = 0.0
@@ -61,7 +60,9 @@ class SftProgress:
     """Gradient norms of the newest updates, with which the next norm is compared."""
 
     def frame(self) -> dict[str, float]:
-        """Return everything except `update` and `norms`, for a checkpoint."""
+        """Return the progress as JSON values for a checkpoint, without `update` and `norms`, which the checkpoint
+        stores elsewhere.
+        """
         lists = {_HELD_OUT: self.heldout_losses, _TRAINED: self.training_losses}
         losses = {f"{kind}{number}": loss for kind, of_all in lists.items() for number, loss in enumerate(of_all)}
         return {**losses, "nats": self.nats, "tokens": self.tokens, "outliers": self.outliers}
@@ -84,7 +85,10 @@ class SftProgress:
         )
 
 
-Told = Callable[[SftProgress], object]
+class SftWatcher(Protocol):
+    """Follows fine-tuning, for example to show it."""
+
+    def tell(self, progress: SftProgress) -> None: ...
 
 
 class Finetuning:
@@ -105,8 +109,8 @@ class Finetuning:
     def open(
         cls, settings: LearnerSettings, plan: SftPlan, checkpoints: Path, *, start_from: Path | None
     ) -> Finetuning:
-        """Load the base, and then the newest checkpoint; without a checkpoint, the adapter in `start_from`. None means
-        a new adapter.
+        """Load the base model, and then the newest checkpoint; without a checkpoint, the adapter in `start_from`. None
+        means a new adapter.
 
         Raises LearnerError if a file cannot be loaded or does not fit.
         """
@@ -132,11 +136,11 @@ class Finetuning:
         if self._cuts.at(first) is None:
             self._cuts.put(first, first_cut(self.policy, self._settings), write=self.policy.device.type == "cuda")
 
-    def run(self, *, told: Told, stop: threading.Event) -> bool:
+    def run(self, *, watcher: SftWatcher, stop: threading.Event) -> bool:
         """Train to the end, or until `stop` is set, which is checked between updates. Return True if training reached
         the end.
 
-        `told` is called after each update. All files are written when this returns. Raises LearnerError if memory is
+        `watcher` is told after each update. All files are written when this returns. Raises LearnerError if memory is
         too small for one example, StorageError if the disk fails.
         """
         if not self.progress.heldout_losses:
@@ -148,7 +152,7 @@ class Finetuning:
                 self._end_epoch()
             if self.progress.update % self._settings.learner.checkpoint_every == 0 or self.progress.update == last:
                 self._save()
-            told(self.progress)
+            watcher.tell(self.progress)
         self._writer.wait()
         if self.progress.update and not (self._checkpoints / f"step-{self.progress.update:06d}").is_dir():
             self._save()
@@ -165,8 +169,7 @@ class Finetuning:
         fitted = within_memory(
             self.policy,
             self._optimizer,
-            partial(self._step, groups),
-            lambda cut: halved(groups, cut.micro_batch_tokens),
+            _Update(self, groups),
             cuts=self._cuts,
             step=update,
         )
@@ -181,7 +184,7 @@ class Finetuning:
             norms=(*before.norms, norm)[-WINDOW:] if 0 < norm < float("inf") else before.norms,
         )
 
-    def _step(self, groups: Sequence[WeightedGroup], cut: ChunkSizes) -> tuple[float, float, bool]:
+    def step(self, groups: Sequence[WeightedGroup], cut: ChunkSizes) -> tuple[float, float, bool]:
         """Return the batch's mean loss, its gradient norm before clipping, and True if the update was applied."""
         self._optimizer.zero_grad(set_to_none=True)
         loss = accumulate_gradient(self.policy, groups, cut)
@@ -223,6 +226,22 @@ class Finetuning:
             checkpoint.prune(self._checkpoints, kept=1, milestones=0)
 
         self._writer.start(write)
+
+
+@dataclass(frozen=True, slots=True)
+class _Update:
+    """One optimizer update of a fine-tuning job, in the form that `within_memory` needs to try smaller
+    micro-batches.
+    """
+
+    job: Finetuning
+    groups: Sequence[WeightedGroup]
+
+    def compute(self, cut: ChunkSizes) -> tuple[float, float, bool]:
+        return self.job.step(self.groups, cut)
+
+    def halved(self, cut: ChunkSizes) -> int | None:
+        return halved(self.groups, cut.micro_batch_tokens)
 
 
 def accumulate_gradient(policy: Policy, groups: Sequence[WeightedGroup], cut: ChunkSizes) -> float:

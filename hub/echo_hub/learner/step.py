@@ -20,10 +20,9 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -31,7 +30,7 @@ from torch import Tensor
 
 from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.config.training_sections import TrainingConfig
-from echo_hub.learner import determinism, entropy, screen
+from echo_hub.learner import determinism, entropy, routing, screen
 from echo_hub.learner.batch import MicroBatch, build_micro_batches, halved
 from echo_hub.learner.history import NO_HISTORY, History
 from echo_hub.learner.norms import WINDOW, limit
@@ -55,7 +54,9 @@ def make_optimizer(policy: Policy, settings: TrainingConfig) -> torch.optim.Adam
 class StepOutcome:
     metrics: dict[str, float]
     screen: Mapping[str, Any]
-    """Result of `screen.ScreenFindings.frame`; at rank 0 it covers the rollouts of all ranks."""
+    """Findings of the test for forged rollouts, as `screen.ScreenFindings.frame` returns them. At rank 0 they cover the
+    rollouts of all ranks.
+    """
     history: History
 
 
@@ -88,6 +89,7 @@ def screened_step(
     started = time.perf_counter()
     history, entropy_coefficient = entropy.adapt(history, settings.objective)
     loss = StepLoss(settings.objective, entropy_coefficient=entropy_coefficient)
+    groups = routing.fitting(groups, policy.routers)
     step = weigh(groups, settings, learner_version=learner_version)
     tokens = settings.learner.tokens_at_once
     shares = [policy.ranks.micro_batches(of_update, micro_batch_tokens=tokens) for of_update in step.updates]
@@ -150,15 +152,15 @@ def smaller(
     return max((budget for budget in found if budget is not None), default=None)
 
 
-Keep = Callable[[MicroBatch, Tensor, Tensor], Collection[int] | None]
-"""Chooses the groups of a micro-batch that get a gradient, and returns their indices; None means all groups. Arguments:
-the micro-batch in host memory, the learner's logprobs [N], and the distances [N] of u from the intervals of cumulative
-probability that draw the tokens.
-"""
+class GroupChoice(Protocol):
+    """Chooses the groups of a micro-batch that get a gradient."""
 
+    def keep(self, batch: MicroBatch, logprobs_N: Tensor, distances_N: Tensor) -> Collection[int] | None:
+        """Return the indices of the groups that get a gradient; None means all groups.
 
-def keep_all(_batch: MicroBatch, _logprobs_N: Tensor, _distances_N: Tensor) -> None:
-    """Keep all groups, without any screening: a `Keep` that returns None."""
+        `batch` is in host memory. `logprobs_N` are the learner's log-probabilities. `distances_N` are the distances of
+        each token's random number u from the interval of cumulative probability that draws the token.
+        """
 
 
 def accumulate_gradient(
@@ -168,17 +170,18 @@ def accumulate_gradient(
     *,
     proximal_N: Tensor | None = None,
     scale: float = 1.0,
-    keep: Keep = keep_all,
+    choice: GroupChoice | None = None,
 ) -> Tensor:
-    """Add `scale` times the micro-batch's part of the loss gradient. Return its STATISTICS, on the policy's device.
+    """Add `scale` times the micro-batch's part of the loss gradient. Return its `Statistics` as a tensor on the
+    policy's device.
 
     `batch` is in host memory. `proximal_N` are the learner's logprobs at the start of the step; None means that the
-    learner has not changed since.
+    learner has not changed since. Without a `choice`, all groups get a gradient.
     """
     on_host, batch = batch, batch.to(policy.device)
     reference_N = policy.reference_logprobs(batch) if loss.needs_reference else None
     logprobs_N, distances_N, entropies_N = policy.screened(batch, entropy_gradient=loss.needs_entropy_gradient)
-    kept = keep(on_host, logprobs_N.detach(), distances_N)
+    kept = None if choice is None else choice.keep(on_host, logprobs_N.detach(), distances_N)
     if kept is not None:
         batch, kept_N = batch.of_groups(kept)
         logprobs_N, entropies_N = logprobs_N[kept_N], entropies_N[kept_N]
@@ -205,7 +208,7 @@ def _screened_gradient(
     scale: float,
 ) -> list[Tensor]:
     """Add the gradient of this rank's micro-batches, except for groups in which any rank has detected a forged rollout.
-    Return the STATISTICS.
+    Return the `Statistics` of each as tensors.
 
     `proximal` holds the result of `_at_start` for each micro-batch, or None. Micro-batches with a result are already
     screened.
@@ -213,8 +216,8 @@ def _screened_gradient(
     statistics: list[Tensor] = []
     added: list[set[int]] = []
     for batch, proximal_N in zip(share, proximal, strict=True):
-        keep: Keep = partial(_screen if proximal_N is None else _not_left_out, findings)
-        part = accumulate_gradient(policy, batch, loss, proximal_N=proximal_N, scale=scale, keep=keep)
+        choice = _NotLeftOut(findings, is_screened=proximal_N is not None)
+        part = accumulate_gradient(policy, batch, loss, proximal_N=proximal_N, scale=scale, choice=choice)
         findings.count_screened()  # A GPU computes the backward pass meanwhile.
         statistics.append(part)
         added.append(set(batch.groups) - findings.left_out)
@@ -226,20 +229,41 @@ def _screened_gradient(
     # Ranks compute layers together: a rank with fewer parts to subtract makes empty passes to match the others.
     most = max(said["torn"] for said in policy.ranks.exchange({"torn": len(torn)})) if findings.left_out else 0
     for number, groups in (*torn, *[(0, set[int]())] * (most - len(torn))):
-        keep = partial(_only, groups)
-        part = accumulate_gradient(policy, share[number], loss, proximal_N=proximal[number], scale=-scale, keep=keep)
+        only = _Only(groups)
+        part = accumulate_gradient(policy, share[number], loss, proximal_N=proximal[number], scale=-scale, choice=only)
         # The removed part's sums enter with a minus sign. The last entry is a maximum, which cannot be subtracted, so
         # set it to 0.
         statistics.append(torch.cat((-part[:-1], torch.zeros_like(part[-1:]))))
     return statistics
 
 
-def _screen(
-    findings: ScreenFindings, batch: MicroBatch, logprobs_N: Tensor, distances_N: Tensor
-) -> Collection[int] | None:
-    """Screen the micro-batch's rollouts, add the results to `findings`, and keep the groups that are not left out.
-    This function serves as a `Keep`. It waits for the device, once.
-    """
+@dataclass(frozen=True, slots=True)
+class _NotLeftOut:
+    """Keeps the groups in which the test for forged rollouts (`screen`) has found none."""
+
+    findings: ScreenFindings
+    is_screened: bool
+    """True if the micro-batches are already screened. Else they are screened here."""
+
+    def keep(self, batch: MicroBatch, logprobs_N: Tensor, distances_N: Tensor) -> Collection[int] | None:
+        if not self.is_screened:
+            _screen(self.findings, batch, logprobs_N, distances_N)
+        left_out = self.findings.left_out
+        return None if left_out.isdisjoint(batch.groups) else set(batch.groups) - left_out
+
+
+@dataclass(frozen=True, slots=True)
+class _Only:
+    """Gives a gradient to the groups that the caller names, without looking at their tokens."""
+
+    groups: Collection[int]
+
+    def keep(self, batch: MicroBatch, logprobs_N: Tensor, distances_N: Tensor) -> Collection[int]:
+        return self.groups
+
+
+def _screen(findings: ScreenFindings, batch: MicroBatch, logprobs_N: Tensor, distances_N: Tensor) -> None:
+    """Test the micro-batch's rollouts for forgery, and add the results to `findings`. Waits for the device, once."""
     logprobs, distances = torch.stack((logprobs_N, distances_N)).numpy(force=True)
     tokens = screen.ScreenedTokens(
         claims_N=batch.behavior_logprobs_N.numpy(),
@@ -251,20 +275,6 @@ def _screen(
     forged = np.flatnonzero(screen.impossible(tokens)).tolist()
     findings.suspects.update(batch.numbers[rollout] for rollout in forged)
     findings.left_out.update(batch.groups[rollout] for rollout in forged)
-    return _not_left_out(findings, batch, logprobs_N, distances_N)
-
-
-def _not_left_out(
-    findings: ScreenFindings, batch: MicroBatch, _logprobs_N: Tensor, _distances_N: Tensor
-) -> Collection[int] | None:
-    """Keep the groups that are not left out. This function serves as a `Keep`."""
-    if findings.left_out.isdisjoint(batch.groups):
-        return None
-    return set(batch.groups) - findings.left_out
-
-
-def _only(groups: Collection[int], _batch: MicroBatch, _logprobs_N: Tensor, _distances_N: Tensor) -> Collection[int]:
-    return groups
 
 
 def _dominant(
@@ -277,8 +287,8 @@ def _dominant(
 ) -> set[int]:
     """Return the indices of the rollouts that dominate an update's gradient. Clears all gradients.
 
-    First take the groups whose own gradient norm is at least half of the largest. In these groups, take the rollouts
-    whose norm is at least half of the largest rollout's. Every rank computes all of these norms.
+    A group is examined if its gradient norm is at least half of the largest group's. In these groups, a rollout
+    dominates if its norm is at least half of the largest rollout's. Every rank computes all of these norms.
     """
 
     def norm_of(group: WeightedGroup) -> float:
@@ -303,7 +313,7 @@ def _dominant(
 
 
 def _total(ranks: TrainingRanks, statistics: Sequence[Tensor]) -> Tensor:
-    """Combine the STATISTICS of all micro-batches of all ranks: float64 on the CPU; zeros if there are none."""
+    """Combine the `Statistics` of all micro-batches of all ranks: float64 on the CPU; zeros if there are none."""
     if not statistics:
         return torch.zeros(len(STATISTICS), dtype=torch.float64)
     table = ranks.collect(torch.stack(list(statistics))).cpu().double()
@@ -312,7 +322,7 @@ def _total(ranks: TrainingRanks, statistics: Sequence[Tensor]) -> Tensor:
 
 @torch.no_grad()
 def _at_start(policy: Policy, batch: MicroBatch, findings: ScreenFindings) -> Tensor:
-    """Return the learner's logprobs before the first update, [N], and screen the rollouts."""
+    """Return the learner's logprobs [N] from before the step's first update, and test the rollouts for forgery."""
     logprobs_N, distances_N, _ = policy.screened(batch.to(policy.device))
     _screen(findings, batch, logprobs_N, distances_N)
     findings.count_screened()

@@ -20,7 +20,9 @@ BLOCKED: Final = ("bitsandbytes", "scipy")
 
 
 def command(module: str) -> Sequence[str]:
-    """Return the arguments after `python -m` that run `module` without these imports."""
+    """Return the arguments after `python -m` that run the program `module` without the imports that this file
+    avoids.
+    """
     return (__name__, module)
 
 

@@ -8,12 +8,13 @@ micro-batches or processes does not change it. In this order:
                 count in the mean and standard deviation (as in DAPO and TRL: they are part of what the prompt
                 makes likely)
     left out    truncated rollouts, if `objective.overlong` is "mask"; then those that `objective.selection` does not
-                choose. They are also out of the denominators below, for any aggregation (TRL keeps N in grpo's and
-                dr_grpo's). A rollout that `objective.shuffle_batches` chooses several times counts as often, in
+                choose. They do not count in the denominators below, for any aggregation (TRL counts them in N for
+                grpo and dr_grpo). A rollout that `objective.shuffle_batches` chooses n times counts n times, in
                 denominators and loss
-    update      of several in the step (`training.updates_per_step`): sub-batches are distributed in turn; without
-                sub-batches, the computed groups are distributed
-    weight      by the aggregation, over the remaining N rollouts with T_i drawn tokens each, in M groups
+    update      if a step has several (`training.updates_per_step`): the update that uses the rollout. Sub-batches are
+                dealt to the updates in turn; without sub-batches, the groups that must be computed are dealt
+    weight      of each token of rollout i, by `objective.aggregation`. N rollouts remain, in M groups; T_i is the
+                number of drawn tokens of rollout i
 
     token_mean      1 / Σ_j T_j
     sequence_mean   1 / (N T_i)
@@ -57,8 +58,9 @@ class WeightedRollout:
     """Advantage of each drawn token [N]."""
     weight: float
     draws: NDArray[np.uint64] = field(default_factory=no_draws)
+    routes: bytes = b""
     number: int = 0
-    """Index among all rollouts of the step."""
+    """Index of the rollout among all rollouts of the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +119,7 @@ def weigh(groups: Sequence[TrainingGroup], settings: LearnerSettings, *, learner
 
 
 def _rewards(rollout: TrainingRollout, settings: LearnerSettings) -> EpisodeRewards:
-    """Return the rewards of one episode. A penalty belongs to the last turn."""
+    """Return the rewards of one episode. A penalty for length is part of the last turn's reward."""
     last_turn = int(np.logical_and.accumulate(rollout.loss_mask[::-1]).sum())
     penalty = overlong_penalty(last_turn, settings.objective, max_tokens=settings.max_tokens)
     num_earlier = max(0, len(rollout.draws) - 1)
@@ -176,7 +178,8 @@ def _dealt(sub_batches: Sequence[Times], updates: int) -> list[Times]:
 def _weights(
     lengths: Sequence[NDArray[np.int64]], times: Times, settings: LearnerSettings
 ) -> list[NDArray[np.float64]]:
-    """Return the weight of each token of a rollout, [G] for each group, if the rollout counts once.
+    """Return a weight for each rollout, [G] for each group: the weight of each of its tokens, before multiplication by
+    the rollout's count.
 
     `times` is how often each rollout counts in the whole step. A group counts once.
     """
@@ -208,7 +211,9 @@ def _weights(
 def _weighted(
     groups: Sequence[TrainingGroup], values: Sequence[Values], weights: Sequence[NDArray[np.float64]], times: Times
 ) -> tuple[WeightedGroup, ...]:
-    """Return the groups of one update that must be computed. `times` is how often each rollout counts in the update."""
+    """Return the groups of one optimizer update, without rollouts that need no computation. `times` is how often each
+    rollout counts in the update.
+    """
     found = []
     first = 0
     for number, (group, value, weight, often) in enumerate(zip(groups, values, weights, times, strict=True)):
@@ -220,6 +225,7 @@ def _weighted(
                 advantages=_of_tokens(value[index], rollout),
                 weight=float(weight[index] * often[index]),
                 draws=rollout.draws,
+                routes=rollout.routes,
                 number=first + index,
             )
             for index, rollout in enumerate(group.rollouts)

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import torch
 
@@ -33,6 +33,44 @@ log = logging.getLogger(__name__)
 
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class DivisibleStep(Protocol[T_co]):
+    """A computation that can be divided into smaller micro-batches without changing its result."""
+
+    def compute(self, cut: ChunkSizes) -> T_co:
+        """Compute the step with these memory settings."""
+
+    def halved(self, cut: ChunkSizes) -> int | None:
+        """Return the `micro_batch_tokens` that halves the largest micro-batches; None if each holds a single
+        rollout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ScreenedStep:
+    """A training step of the learner, in the form that `within_memory` can divide into smaller micro-batches."""
+
+    policy: Policy
+    optimizer: torch.optim.Optimizer
+    groups: Sequence[TrainingGroup]
+    settings: LearnerSettings
+    learner_version: int
+    history: History
+
+    def compute(self, cut: ChunkSizes) -> StepOutcome:
+        return screened_step(
+            self.policy,
+            self.optimizer,
+            self.groups,
+            _cut(self.settings, cut),
+            learner_version=self.learner_version,
+            history=self.history,
+        )
+
+    def halved(self, cut: ChunkSizes) -> int | None:
+        settings = _cut(self.settings, cut)
+        return smaller(self.policy.ranks, self.groups, settings, learner_version=self.learner_version)
 
 
 def step_within_memory(
@@ -50,20 +88,17 @@ def step_within_memory(
 
     Raises LearnerError if memory is too small for a single rollout.
     """
-
-    def compute(cut: ChunkSizes) -> StepOutcome:
-        return screened_step(
-            policy, optimizer, groups, _cut(settings, cut), learner_version=learner_version, history=history
-        )
-
-    def halve(cut: ChunkSizes) -> int | None:
-        return smaller(policy.ranks, groups, _cut(settings, cut), learner_version=learner_version)
-
     fitted = within_memory(
         policy,
         optimizer,
-        compute,
-        halve,
+        _ScreenedStep(
+            policy=policy,
+            optimizer=optimizer,
+            groups=groups,
+            settings=settings,
+            learner_version=learner_version,
+            history=history,
+        ),
         cuts=cuts,
         step=learner_version + 1,
         updates=settings.training.updates_per_step,
@@ -86,18 +121,16 @@ class Fitted(Generic[T]):
 def within_memory(
     policy: Policy,
     optimizer: torch.optim.Optimizer,
-    compute: Callable[[ChunkSizes], T],
-    halve: Callable[[ChunkSizes], int | None],
+    divisible: DivisibleStep[T],
     *,
     cuts: Cuts,
     step: int,
     updates: int = 1,
 ) -> Fitted[T]:
-    """Run `compute` with the step's memory settings. If memory is too small, try smaller micro-batches and record them
-    in `cuts`.
+    """Compute a step, which makes `updates` optimizer updates, with its memory settings. If memory is too small, try
+    smaller micro-batches and record them in `cuts`.
 
-    `compute` makes `updates` optimizer updates. `halve` returns the `micro_batch_tokens` that halves the largest
-    micro-batches; None if each holds a single rollout. Raises LearnerError if memory is too small for a single rollout.
+    Raises LearnerError if memory is too small for a single rollout.
     """
     cut = cuts.at(step)
     assert cut is not None, "a cut exists from the first step on"
@@ -108,12 +141,12 @@ def within_memory(
         policy.checkpoints = cut.gradient_checkpointing
         broken_off = ""
         try:
-            result = compute(cut)
+            result = divisible.compute(cut)
         except (MemoryError, RuntimeError) as error:
             if not ran_out(error):
                 raise
             broken_off = str(error) or type(error).__name__
-            tokens = halve(cut)
+            tokens = divisible.halved(cut)
             if tokens is not None:
                 cut = replace(cut, micro_batch_tokens=tokens)
                 cuts.put(step, cut)
@@ -141,7 +174,7 @@ def _cut(settings: LearnerSettings, cut: ChunkSizes) -> LearnerSettings:
 def _undo(
     policy: Policy, optimizer: torch.optim.Optimizer, held: dict[str, torch.Tensor] | None, *, fresh: bool
 ) -> None:
-    """Restore policy and optimizer as before the failed attempt, and free the attempt's memory."""
+    """Restore policy and optimizer to their state before the failed attempt, and free the attempt's memory."""
     optimizer.zero_grad(set_to_none=True)
     if held is not None:
         checkpoint.restore(held, policy, optimizer)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -50,8 +50,12 @@ from echo_shared.records.step_figures import EVAL_S, GAP_S, LEARNING_RATE
 from echo_shared.sampling.interface import GroupRequest
 from echo_shared.sampling.torch_draws import Choose, draw, most_likely
 
-Answer = Callable[[Frame], None]
-"""Called with each answer to a command, from any thread."""
+
+class Answers(Protocol):
+    """Receiver of the answers to one command."""
+
+    def send(self, answer: Frame) -> None:
+        """Send an answer to the hub. Callable from any thread."""
 
 
 class LearnerWorker:
@@ -68,7 +72,7 @@ class LearnerWorker:
         heartbeat: Heartbeat | None,
         room: Room,
     ) -> None:
-        """`heartbeat` is the one that rank 0 sends to the hub; None at other ranks."""
+        """`heartbeat`: object with which rank 0 shows the hub that it still works; None at the other ranks."""
         self._settings = settings
         self._heartbeat = heartbeat
         self._checkpoints = run_dir / "checkpoints"
@@ -82,13 +86,14 @@ class LearnerWorker:
         self._writer = CheckpointWriter()
         self._room = room
         self._unconfirmed: Callable[[], None] | None = None
-        """Writes the results of a computed step that awaits the hub's confirmation; None without such a step."""
+        """Function that writes the results of the computed step that waits for the hub's confirmation; None if no step
+        waits."""
         self.failed = False
         """True after a write has failed; the error has been reported to the hub."""
         self._eval_s = 0.0
         """Seconds spent on evaluations since the last step."""
         self._ended: float | None = None
-        """Time at which this process finished its last step."""
+        """Time at which this process finished its last step; None before its first step."""
         self.policy_version = 0
         self.told: Mapping[int, StepTold] = {}
         """Results, by step number, of the step that made this policy version and of the step before; empty if unknown.
@@ -148,8 +153,8 @@ class LearnerWorker:
             self._history = History.of_frame(told["history"])
 
     def _take_cuts(self) -> None:
-        """Use the memory settings that rank 0 finds in the run directory. If there are none, choose those of the first
-        step.
+        """Use the memory settings that rank 0 finds in the run directory. If it finds none, choose settings for the
+        first step.
         """
         if self._ranks.rank == 0:
             self._cuts = Cuts.read(self._checkpoints, place=place(self._policy, self._settings.learner))
@@ -205,7 +210,7 @@ class LearnerWorker:
         step = {key: frame.get(key) for key in ("step", "export_to", "learning_rate", "objective")}
         return {"command": "train", **step, "groups": groups, "confirmed": False}
 
-    def handle(self, frame: Frame, answer: Answer) -> None:
+    def handle(self, frame: Frame, answers: Answers) -> None:
         """Execute an admitted command and answer it: frames of kind "item", then the result.
 
         A step's result is sent from another thread, perhaps after answers to later commands. Raises the error of an
@@ -214,8 +219,8 @@ class LearnerWorker:
         if frame["command"] == "train":
             groups = frames.unpack_groups(frame["groups"])
             self._train(frame["step"], groups, frame.get("learning_rate"), frame.get("objective"))
-            keep = partial(self._keep, frame["export_to"], answer)
-            answer({"kind": "item", "computed": frame["step"]})
+            keep = partial(self._keep, frame["export_to"], answers)
+            answers.send({"kind": "item", "computed": frame["step"]})
             if frame["confirmed"]:
                 keep()
             else:
@@ -228,13 +233,13 @@ class LearnerWorker:
         else:
             rollouts = self._evaluate(requests, frame["adapter"], greedy=frame["greedy"])
         for rollout in rollouts:
-            answer({"kind": "item", "policy_version": self.policy_version, "rollout": rollout})
+            answers.send({"kind": "item", "policy_version": self.policy_version, "rollout": rollout})
         seconds = time.perf_counter() - began
         self._eval_s += seconds if frame["command"] == "evaluate" else 0.0
-        answer({"kind": "result", "policy_version": self.policy_version, "at_work_s": seconds})
+        answers.send({"kind": "result", "policy_version": self.policy_version, "at_work_s": seconds})
 
     def close(self) -> None:
-        """Write what is still waiting, as far as there is disk space. Raises the error of a write."""
+        """Write the results that wait for the disk, as far as space allows. Raises the error of a write."""
         self._room.give_up()
         self._writer.wait()
 
@@ -279,7 +284,7 @@ class LearnerWorker:
         self.policy_version, self._history = step, outcome.history
         self.told = {**before, step: StepTold(metrics=metrics, screen=outcome.screen)}
 
-    def _keep(self, export_to: str | None, answer: Answer) -> None:
+    def _keep(self, export_to: str | None, answers: Answers) -> None:
         """Start writing the results of the last step on the writer's thread. Does nothing at ranks above 0."""
         if self._ranks.rank:
             return
@@ -289,7 +294,7 @@ class LearnerWorker:
         checkpointed = step % learner.checkpoint_every == 0 or step == training.steps
         tensors = checkpoint.take(self._policy, self._optimizer if checkpointed else None)
         state = checkpoint.CheckpointState(step=step, told=self.told, history=self._history)
-        self._writer.start(partial(self._finish, state, tensors, export_to, checkpointed=checkpointed, answer=answer))
+        self._writer.start(partial(self._finish, state, tensors, export_to, checkpointed=checkpointed, answers=answers))
 
     def _finish(
         self,
@@ -298,7 +303,7 @@ class LearnerWorker:
         export_to: str | None,
         *,
         checkpointed: bool,
-        answer: Answer,
+        answers: Answers,
     ) -> None:
         """Write the results of a step and answer the hub; runs on the writer's thread."""
         try:
@@ -312,10 +317,10 @@ class LearnerWorker:
                 checkpoint.prune(self._checkpoints, kept=kept.checkpoints_kept, milestones=kept.checkpoint_milestones)
         except Exception as error:
             self.failed = True
-            answer(frames.failure(error))
+            answers.send(frames.failure(error))
             raise
         told = frames.pack_told({state.step: state.told[state.step]})
-        answer({"kind": "result", "policy_version": state.step, "told": told})
+        answers.send({"kind": "result", "policy_version": state.step, "told": told})
 
     def _check_finite(self, step: int, tensors: Mapping[str, Tensor]) -> None:
         """Raise LearnerError if the step's weights are not finite. Called before any of its results is written."""
@@ -334,7 +339,7 @@ class LearnerWorker:
             self._policy.save_adapter(directory, self._policy.published(checkpoint.adapter_in(tensors)))
 
     def _sample(self, groups: Sequence[GroupRequest]) -> Iterator[Frame]:
-        """Sample with exactly the weights that nodes get."""
+        """Sample with exactly the weights that nodes get: the published ones, not those in training."""
         if self._policy.device.type == "cuda":
             self._offload.make_room()
         with self._policy.holding(self._policy.published()):
@@ -343,7 +348,9 @@ class LearnerWorker:
     def _evaluate(
         self, groups: Sequence[GroupRequest], adapter: Mapping[str, NDArray[np.float32]] | None, *, greedy: bool
     ) -> Iterator[Frame]:
-        """Sample with the given adapter (None: the bare base model), never with the learner's current weights."""
+        """Sample with the given adapter, or with the base model alone if `adapter` is None. The learner's current
+        weights are not used.
+        """
         if adapter is None:
             held: AbstractContextManager[Any] = self._policy.model.disable_adapter()
         else:

@@ -4,7 +4,7 @@
     steps-000213-000380.parquet   its metadata `echo` names the run, the steps and the number of rows
 
 A file gets its final name only when it is on disk and has been read back without a difference; after that it never
-changes. So if the process is killed, a restart continues after the last complete file. A row is deleted from the
+changes. So after a kill, a restart continues with the steps after the last complete file. A row is deleted from the
 database only if the file has valid checksums and contains the same facts.
 """
 
@@ -53,7 +53,7 @@ _CANNOT_WRITE: Final = "The archive cannot be written."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveFile:
-    """A complete archive file."""
+    """One complete file of an archive."""
 
     path: Path
     span: StepSpan
@@ -116,9 +116,8 @@ class Archive:
         return found
 
     def missing(self, files: Sequence[ArchiveFile]) -> list[tuple[int, int]]:
-        """Return step ranges missing from both database and files: their rollouts were deleted without an archive, or
-        archived elsewhere.
-        """
+        """Return step ranges whose rollouts neither the database nor these files contain: these rollouts were deleted
+        without an archive, or archived elsewhere."""
         found, there = [], self._store.read(read_first_mark).step
         for after, through in [*((one.span.after.step, one.span.through.step) for one in files), (self._gone(), 0)]:
             if after > there:

@@ -35,7 +35,8 @@ def store_of(directory: RunDirectory) -> Iterator[Store]:
 
 
 def check_writable(figures: Path | None) -> None:
-    """Raise ConfigError if the figures file cannot be written there. Called before any work begins."""
+    """Raise ConfigError if the command could not write its results to the file `figures`. Call it before any work
+    begins."""
     if figures is not None and not figures.parent.is_dir():
         raise ConfigError("The figures cannot be written there.", got=str(figures), do="Name a directory that exists.")
 

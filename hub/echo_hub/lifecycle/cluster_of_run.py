@@ -22,8 +22,8 @@ async def open_cluster(
 ) -> AsyncIterator[RayLink | None]:
     """Connect to the Ray cluster if the settings place a process of one of `kinds` there; otherwise yield None.
 
-    Ray's actors are named after `owner`. With the same name, a restarted hub replaces actors that the run's earlier hub
-    has left; "" makes a unique name. Raises ConfigError if Ray is not installed or the cluster cannot be reached.
+    Ray's actors are named after `owner`. A restarted hub with the same `owner` replaces the actors that the earlier hub
+    left; "" makes a unique name. Raises ConfigError if Ray is not installed or the cluster cannot be reached.
     """
     parcels = await asyncio.to_thread(_parcels, config, base_dir, kinds)
     if not parcels:

@@ -21,7 +21,7 @@ ELSEWHERE: Final = "(set, but not shown)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """One figure of one run over its steps. `points` are (step, value) pairs in order, at least one."""
+    """One metric of one run over its steps. `points` are (step, value) pairs in order, at least one."""
 
     label: str
     better: Better
@@ -35,7 +35,7 @@ class Curve:
 
     @property
     def best(self) -> float | None:
-        """Return the best value of the curve; None if neither larger nor smaller values of the figure are better."""
+        """Return the best value of the curve; None if no direction of the metric is better."""
         return None if not self.better else self._best[1]
 
     @property
@@ -59,13 +59,12 @@ _OF_BOOKS: Final[Mapping[str, tuple[str, Better]]] = {
     "completion_tokens_mean": ("tokens of a completion", ""),
     "dropped_per_rollout": ("rollouts dropped per rollout trained", "lower"),
 }
-"""Title and better direction ("" for none) of each figure computed from the database, by key. In the table, the
-learner's own figures follow these.
-"""
+"""Metrics that are computed from the database: title, and which direction is better ("" for none), by key. In the
+table, the learner's own metrics follow them."""
 
 
 def curves_of(store: Store) -> dict[str, Curve]:
-    """Return all figures that the run has, by key, in the order of the table rows."""
+    """Return all metrics of the run as curves, by key, in the order of the table rows."""
     points: dict[str, list[tuple[int, float]]] = {}
     for before, step in pairwise([None, *_steps(store)]):
         assert step is not None
@@ -73,7 +72,7 @@ def curves_of(store: Store) -> dict[str, Curve]:
             points.setdefault(key, []).append((step.step, value))
     for evaluation in store.read(read_evaluations):
         if evaluation.name:
-            continue  # Leave out single evaluation sets: the run's own figures are means over its sets.
+            continue  # Leave out single evaluation sets: the run's own metrics are means over its sets.
         key = "heldout_accuracy" if evaluation.kind is EvaluationKind.GREEDY else "heldout_mean_at_k"
         points.setdefault(key, []).append((evaluation.policy_version, evaluation.accuracy))
     labels: dict[str, tuple[str, Better]] = {

@@ -23,7 +23,7 @@ from echo_hub.config.file import load_config
 from echo_hub.config.sections import HubConfig
 from echo_hub.lifecycle.beside_hub import store_of
 from echo_hub.lifecycle.starting import ancestors_of, check_steps, published_adapter
-from echo_hub.run.base_model import resolve_base
+from echo_hub.run.base_files import resolve_base
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run, port_beside
 from echo_hub.run.start import (
@@ -48,9 +48,9 @@ KEPT: Final = (
     *("model.base", "model.start_from", "training.lora_rank", "training.lora_alpha"),
     *("training.lora_targets", "training.rslora"),
 )
-"""Settings that cannot differ in a fork, because the adapter and its optimizer state depend on them."""
+"""Settings that a fork must not change, because the adapter and its optimizer state depend on them."""
 OWN: Final[Mapping[str, Any]] = {"server.public_url": "", "server.swarm_port": 0, "store.url": ""}
-"""Settings that two runs cannot share. A fork gets these default values."""
+"""Settings that two runs cannot share, such as addresses. A fork gets these default values instead of its parent's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

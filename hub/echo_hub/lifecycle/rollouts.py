@@ -1,6 +1,6 @@
-"""Read rollouts for people: database rows with texts, log-probabilities of the tokens, and advantages.
+"""Read rollouts for display and export: database rows with texts, log-probabilities of the tokens, and advantages.
 
-Texts are decoded on request and never stored. A text search decodes about `TOKENS_READ` tokens for one answer; if more
+Texts are decoded on request and never stored. A text search decodes about `TOKENS_READ` tokens for one answer. If more
 rollouts are left, the answer says where to continue.
 """
 
@@ -10,16 +10,19 @@ import asyncio
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from echo_hub.config.sections import HubConfig
+from echo_hub.core.answer_groups import is_answer
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.policy.mixture import Mixture
 from echo_hub.learner.credit import EpisodeRewards, turn_advantages
 from echo_hub.learner.weighting import overlong_penalty
+from echo_hub.run.answer_frames import AnswerFrames
 from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.problems import Problems
 from echo_hub.store.browsing import (
@@ -35,8 +38,11 @@ from echo_hub.store.browsing import (
 )
 from echo_hub.store.bulk import key_of
 from echo_hub.store.keeping import read_kept_totals
+from echo_hub.store.sessions import read_session_losses
 from echo_hub.store.store import Store
+from echo_hub.tasks.tool_calls import calls_made
 from echo_shared.records.rollout import (
+    EpisodeLosses,
     GroupRecord,
     GroupView,
     RolloutFilter,
@@ -46,16 +52,17 @@ from echo_shared.records.rollout import (
     RolloutSummary,
     RolloutText,
     RolloutView,
+    SessionEvent,
     TextPiece,
 )
 from echo_shared.wire.messages import rollout_id
 
 TOKENS_READ: Final = 400_000
-"""Largest number of tokens, approximately, that are decoded for one answer."""
+"""About the largest number of tokens that are decoded for one answer."""
 ROW_TOKENS: Final = 20
-"""Tokens counted for each rollout in addition to its own, because reading its row takes time too."""
+"""Each rollout counts as this number of tokens more than it has, because reading its row takes time too."""
 ROWS_READ: Final = 200
-"""Number of rollouts read at a time in a search for a text."""
+"""Number of rollouts that a text search reads at a time."""
 
 
 GROUPS_READ: Final = 32
@@ -73,13 +80,13 @@ class WholeRollout:
     """Advantage of the rollout's turn, as in `RolloutView`; None for a rollout without advantage."""
     prompt: str
     drawn: RolloutText | None
-    """The rollout's texts; None if its tokens are not kept. `pieces` is empty, because its decoding would take most of
-    the time.
+    """The rollout's texts; None if its tokens are not kept. `pieces` is empty, because decoding all pieces would
+    dominate the export's time.
     """
 
 
 class _Gains:
-    """Advantages of rollouts by step. Each step's batch is computed once."""
+    """Advantages of rollouts, by step. They are computed once for each step's batch."""
 
     def __init__(self, reader: RolloutReader) -> None:
         self._of_step = lru_cache(STEPS_REMEMBERED)(reader.advantages)
@@ -91,21 +98,23 @@ class _Gains:
 
 
 class Prompts(Protocol):
-    """Supplies the prompts of groups: `echo_hub.scoring.problems.Problems` or `ProblemsOnDemand`."""
+    """Supplies the prompts of groups. Implemented by `echo_hub.scoring.problems.Problems` and by `ProblemsOnDemand`."""
 
     def prompt_ids(self, group_id: int) -> NDArray[np.int32]: ...
 
 
 class ProblemsOnDemand:
-    """The run's problems. They are prepared when the first prompt is requested, because this takes some seconds."""
+    """The run's problems. They are prepared only when the first prompt is requested, because the preparation takes some
+    seconds."""
 
-    def __init__(self, config: HubConfig, codec: PromptCodec) -> None:
+    def __init__(self, config: HubConfig, codec: PromptCodec, *, run_dir: Path) -> None:
         self._config = config
         self._codec = codec
+        self._run_dir = run_dir
 
     @cached_property
     def _problems(self) -> Problems:
-        return Problems.of_run(self._config, self._codec)
+        return Problems.of_run(self._config, self._codec, run_dir=self._run_dir)
 
     def prompt_ids(self, group_id: int) -> NDArray[np.int32]:
         """Return the token ids of a group's prompt. Raises the errors of preparing the problems."""
@@ -126,11 +135,12 @@ class RolloutReader:
         self._sets = config.evaluation_sets
         self._store = store
         self._codec = codec
+        self._frames = AnswerFrames(codec)
         self._problems = problems
 
     def page(self, wanted: RolloutFilter, *, before: str, limit: int) -> RolloutsPage:
         """Return at most `limit` rollouts that were leased before the rollout with the id `before`, newest lease first.
-        "" starts with the newest.
+        `before` "" starts with the newest.
         """
         rows, last = self._matching(wanted, key_of(before) if before else NEWEST, limit)
         totals = self._store.read(read_kept_totals)
@@ -145,20 +155,34 @@ class RolloutReader:
             retired_step=totals.retired_step,
         )
 
-    def group(self, group_id: int) -> GroupView | None:
-        """Return a group with everything known about it; None if no rollout of the group was ever leased."""
+    def group(self, group_id: int, *, episode: int | None = None, most: int | None = None) -> GroupView | None:
+        """Return a group with everything known about it; None if no rollout of the group was ever leased.
+
+        If a multi-turn group has more than `most` rollouts, only one episode gets texts: the one with index `episode`,
+        by default the first. Reading 512 turns would take seconds.
+        """
         group = self._store.read(read_group, group_id)
         if group is None:
             return None
         gains = {} if group.step is None else self.advantages(group.step).get(group_id, {})
-        tokens = self._store.read(read_tokens, [key_of(each.rollout_id) for each in group.rollouts])
-        prompt_ids = self._problems.prompt_ids(group_id)
+        is_long = most is not None and len(group.rollouts) > most and any(each.turn for each in group.rollouts)
+        indices = sorted({each.index for each in group.rollouts})
+        shown = None if not is_long else episode if episode in indices else indices[0]
+        tokens = self._tokens([each for each in group.rollouts if shown is None or each.index == shown])
         return GroupView(
             **{each.name: getattr(group, each.name) for each in fields(GroupRecord)},
             evaluation=evaluation_text(group_id, self._sets),
             task=self._task(group_id),
-            prompt=self._codec.text(prompt_ids),
+            prompt=self._prompt(group_id),
             rollouts=tuple(self._view(self._told(each), tokens, gains) for each in group.rollouts),
+            episode=shown,
+            losses=self._losses(group_id),
+        )
+
+    def _losses(self, group_id: int) -> tuple[EpisodeLosses, ...]:
+        return tuple(
+            EpisodeLosses(index=row.index, attempt=row.attempt, losses=row.losses, replaced=row.replaced)
+            for row in self._store.read(read_session_losses, [group_id])
         )
 
     def export(self, wanted: RolloutFilter) -> Iterator[WholeRollout]:
@@ -169,7 +193,7 @@ class RolloutReader:
             yield from self._whole([row.summary for row in rows], gains)
 
     def of_groups(self, group_ids: Sequence[int], keys: Collection[Key]) -> Iterator[WholeRollout]:
-        """Yield those rollouts of these groups that are in `keys`, group by group, in the database's order."""
+        """Yield the rollouts of these groups whose keys are in `keys`, group by group, in the database's order."""
         gains = _Gains(self)
         for start in range(0, len(group_ids), GROUPS_READ):
             found = self._store.read(summaries_of_groups, group_ids[start : start + GROUPS_READ])
@@ -177,11 +201,11 @@ class RolloutReader:
             yield from self._whole(there, gains)
 
     def _whole(self, summaries: Sequence[RolloutSummary], gains: _Gains) -> Iterator[WholeRollout]:
-        tokens = self._store.read(read_tokens, [key_of(each.rollout_id) for each in summaries])
+        tokens = self._tokens(summaries)
         prompts: dict[int, str] = {}
         for each in summaries:
             if each.group_id not in prompts:
-                prompts[each.group_id] = self._codec.text(self._problems.prompt_ids(each.group_id))
+                prompts[each.group_id] = self._prompt(each.group_id)
             found = tokens.get(key_of(each.rollout_id))
             yield WholeRollout(
                 summary=each,
@@ -191,15 +215,14 @@ class RolloutReader:
             )
 
     def _matching(self, wanted: RolloutFilter, before: Key, limit: int) -> tuple[list[RolloutRow], Key | None]:
-        """Return at most `limit` matching rows, and the key at which the search continues; None if there are
-        no more.
-        """
+        """Return at most `limit` matching rows, and the key at which the search continues (None if there are no more
+        rows)."""
         looked_for, rows, read = wanted.text.casefold(), list[RolloutRow](), 0
         last: Key | None = before
         while last is not None:
             found = self._store.read(find_rollouts, wanted, last, ROWS_READ if looked_for else limit)
             keys = [key_of(each.rollout_id) for each in found.rollouts]
-            tokens = self._store.read(read_tokens, keys)
+            tokens = self._tokens(found.rollouts)
             for key, each in zip(keys, found.rollouts, strict=True):
                 drawn = tokens.get(key)
                 text = None if drawn is None else self._codec.text(drawn.completion_ids)
@@ -214,6 +237,16 @@ class RolloutReader:
                 break
         return rows, last
 
+    def _tokens(self, summaries: Sequence[RolloutSummary]) -> dict[Key, RolloutPayload]:
+        """Return the stored tokens of rollouts. Tenants' samples are left out, because the operator must not
+        read them."""
+        keys = [key_of(each.rollout_id) for each in summaries if not is_answer(each.group_id)]
+        return dict(self._store.read(read_tokens, keys)) if keys else {}
+
+    def _prompt(self, group_id: int) -> str:
+        """Return a group's prompt; "" for a tenant's request."""
+        return "" if is_answer(group_id) else self._codec.text(self._problems.prompt_ids(group_id))
+
     def _told(self, summary: RolloutSummary) -> RolloutSummary:
         """Return the summary with its task and evaluation set. These are not stored, but follow from the group's id."""
         if len(self._keys) == len(self._sets) == 1:
@@ -223,6 +256,8 @@ class RolloutReader:
 
     def _task(self, group_id: int) -> str:
         about = EvaluationGroup.of(group_id)
+        if is_answer(group_id):
+            return ""
         if about is None:
             return self._keys[self._mixture.place(group_id).task]
         return next((one.task for one in self._sets if about.number in one.numbers), "")
@@ -236,14 +271,20 @@ class RolloutReader:
         return RolloutView(
             summary=summary,
             advantage=gains.get((summary.index, summary.turn)) if is_part else None,
-            drawn=None if drawn is None else replace(drawn, pieces=self._pieces(drawn.payload)),
+            drawn=None if drawn is None else self._in_full(drawn),
         )
+
+    def _in_full(self, drawn: RolloutText) -> RolloutText:
+        payload = drawn.payload
+        calls = calls_made(self._codec.reply(payload.completion_ids))
+        messages = self._frames.messages(payload.observation_ids)
+        return replace(drawn, pieces=self._pieces(payload), calls=calls, messages=messages)
 
     def _drawn(self, summary: RolloutSummary, stored: RolloutPayload) -> RolloutText:
         return RolloutText(
             text=self._codec.text(stored.completion_ids),
             pieces=(),
-            payload=stored.attributed(summary.node_id, summary.policy_version),
+            payload=replace(stored.attributed(summary.node_id, summary.policy_version), routes=b""),
             observation=self._codec.text(stored.observation_ids),
         )
 
@@ -279,17 +320,29 @@ class RolloutReader:
         return EpisodeRewards(reward=end.reward + penalty, turn_rewards=end.turn_rewards)
 
 
+class SessionHistory(Protocol):
+    """Knows the history of sessions. Implemented by `echo_hub.sessions.host.SessionHost`."""
+
+    def history(self, group_id: int) -> Sequence[SessionEvent]:
+        """Return the events of the sessions of a group's episodes, oldest first. Call it on the event loop."""
+
+
 class HubRollouts:
     """The hub's `RolloutsSource`. It answers one request at a time, on a thread."""
 
-    def __init__(self, reader: RolloutReader) -> None:
+    def __init__(self, reader: RolloutReader, sessions: SessionHistory | None = None) -> None:
+        """`sessions` is the run's session host, if it has one."""
         self._reader = reader
+        self._sessions = sessions
         self._lock = asyncio.Lock()
 
     async def page(self, wanted: RolloutFilter, *, before: str, limit: int) -> RolloutsPage:
         async with self._lock:
             return await asyncio.to_thread(self._reader.page, wanted, before=before, limit=limit)
 
-    async def group(self, group_id: int) -> GroupView | None:
+    async def group(self, group_id: int, *, episode: int | None = None, most: int | None = None) -> GroupView | None:
         async with self._lock:
-            return await asyncio.to_thread(self._reader.group, group_id)
+            found = await asyncio.to_thread(self._reader.group, group_id, episode=episode, most=most)
+        if found is None or self._sessions is None:
+            return found
+        return replace(found, sessions=tuple(self._sessions.history(group_id)))

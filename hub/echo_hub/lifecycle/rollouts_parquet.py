@@ -20,7 +20,11 @@ from echo_shared.wire.messages.fields import PackedArray
 if TYPE_CHECKING:
     from echo_hub.lifecycle.rollouts import WholeRollout
 
-_PAYLOAD: Final = get_type_hints(RolloutPayload, include_extras=True)
+_PAYLOAD: Final = {
+    name: hint for name, hint in get_type_hints(RolloutPayload, include_extras=True).items() if name != "routes"
+}
+"""The payload's fields (tokens, log-probabilities, ...) that become columns. Routes are left out, because the database
+deletes them after training."""
 AT_ONCE: Final = 1_000
 """Number of rollouts in one row group of a Parquet file."""
 

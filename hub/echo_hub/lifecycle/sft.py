@@ -5,10 +5,10 @@
     RUN/sft-work/checkpoints/   the progress: `echo_hub.learner.sft`
     RUN/sft/                    the resulting adapter in PEFT layout, and sft.json with its figures
 
-The command trains what the run starts with: the base, the adapter that model.start_from names, or a fork's version. The
-result replaces it: model.start_from becomes RUN/sft, or the RUN/start of a fork is rewritten. Each stage is written
-completely before the next one. So a crash loses only the updates since the last checkpoint, and the same command
-resumes.
+The command trains the model that the run starts with: the base, the adapter that model.start_from names, or a fork's
+version. The result takes its place: model.start_from becomes RUN/sft, or the RUN/start of a fork is rewritten. Each
+stage is written completely before the next one. So a crash loses only the updates since the last checkpoint, and the
+same command resumes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import hashlib
 import json
 import math
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -27,12 +26,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from echo_hub.config.file import set_in_file
 from echo_hub.config.sections import HubConfig
 from echo_hub.learner.settings import LearnerSettings
-from echo_hub.learner.sft import Finetuning, SftProgress
+from echo_hub.learner.sft import Finetuning, SftProgress, SftWatcher
 from echo_hub.learner.sft_plan import SftPlan, SftSettings, make_plan
 from echo_hub.lifecycle.beside_hub import store_of
 from echo_hub.lifecycle.forking import KEPT
 from echo_hub.lifecycle.starting import adapter_to_start_from
-from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.run.base_files import resolve_base
+from echo_hub.run.base_model import PromptCodec
 from echo_hub.run.demonstrations import Demonstration, Demonstrations, read_demonstrations
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.start import (
@@ -61,7 +61,7 @@ _IDENTITY: Final = (
     *(name for name in KEPT if name != "model.start_from"),
     *("run.seed", "training.max_grad_norm", "learner.precision", "learner.base_bits"),
 )
-"""Settings on which the adapter depends, in addition to the command's options."""
+"""Settings on which the fine-tuned adapter depends, in addition to the command's options."""
 
 
 class SftWork(BaseModel):
@@ -74,7 +74,8 @@ class SftWork(BaseModel):
     equal."""
     origin: AdapterOrigin = AdapterOrigin()
     placed_sha256: str = ""
-    """Only for a fork: SHA-256 of the fine-tuned weights that RUN/start holds now, in the precision that nodes get."""
+    """For a fork, SHA-256 of the fine-tuned weights that are now in RUN/start, in the precision that nodes get; else
+    ""."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +121,7 @@ def prepare(directory: RunDirectory, config: HubConfig, file: Path, options: Sft
     """
     _check_not_begun(directory)
     base_dir = resolve_base(config.model.base)
-    problems = Problems.of_run(config, PromptCodec.of_run(config, base_dir))
+    problems = Problems.of_run(config, PromptCodec.of_run(config, base_dir), base_dir=base_dir, run_dir=directory.root)
     codecs = {key: task.codec for key, task in problems.tasks.items()}
     found = read_demonstrations(file, codecs, max_tokens=config.sampling.max_tokens)
     plan = make_plan(found.examples, options)
@@ -147,21 +148,19 @@ def prepare(directory: RunDirectory, config: HubConfig, file: Path, options: Sft
     )
 
 
-def finetune(
-    prepared: PreparedSft, *, anew: bool, told: Callable[[SftProgress], object], stop: threading.Event
-) -> Finetuned | None:
-    """Train to the end, resume earlier progress, and make the result the run's start. Return None if `stop` was set
+def finetune(prepared: PreparedSft, *, anew: bool, watcher: SftWatcher, stop: threading.Event) -> Finetuned | None:
+    """Train to the end, resuming earlier progress, and let the run start with the result. Return None if `stop` was set
     before the end.
 
-    If there is earlier progress with other options, `anew` discards it; without `anew`, ConfigError is raised. Also
-    raises LearnerError and StorageError.
+    If there is earlier progress with other options, `anew` discards it; otherwise ConfigError is raised. Also raises
+    LearnerError and StorageError.
     """
     work = prepared.work
     _open_work(prepared, anew=anew)
     began_with = work / _FROM if (work / _FROM).is_dir() else None
     training = Finetuning.open(prepared.settings, prepared.plan, work / "checkpoints", start_from=began_with)
-    told(training.progress)
-    if not training.run(told=told, stop=stop):
+    watcher.tell(training.progress)
+    if not training.run(watcher=watcher, stop=stop):
         return None
     result = result_of(prepared.directory)
     with disk_errors("The adapter cannot be written.", prepared.directory.root), atomic_directory(result) as folder:
@@ -205,7 +204,8 @@ def _check_not_begun(directory: RunDirectory) -> None:
 
 
 def _begins_with(directory: RunDirectory, config: HubConfig, base_dir: Path) -> tuple[Weights | None, AdapterOrigin]:
-    """Return the weights and the origin of what the run started with before any fine-tuning by `echo-hub sft`."""
+    """Return the weights and the origin of the adapter with which the run started before `echo-hub sft` changed
+    anything."""
     work, start, reference = work_of(directory), read_start(directory), config.model.start_from
     is_own = False
     if work.is_dir():
@@ -296,7 +296,7 @@ def _make_start(prepared: PreparedSft) -> None:
 
 
 def _replace_start(prepared: PreparedSft, start: Start) -> None:
-    """Let a fork start from RUN/sft with a fresh optimizer, at the same step and problem."""
+    """Let a fork start with the adapter in RUN/sft, with a fresh optimizer, at the same step and problem."""
     directory, config = prepared.directory, prepared.config
     weights = read_weights(result_of(directory), config, prepared.base_dir)
     placed = _read_work(directory).model_copy(update={"placed_sha256": hash_of(published_files(weights, config))})

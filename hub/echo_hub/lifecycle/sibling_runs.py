@@ -1,4 +1,4 @@
-"""Read the hub's other runs ("siblings"): their state for the pages, their nodes' credit for the leaderboard.
+"""Read the hub's other runs ("siblings"): their state for the pages, and their nodes' credit for the leaderboard.
 
 Each run has its own process and directory; runs with the same key belong to one hub (`echo_hub.run.siblings`).
 Processes never wait for each other: each process reads the other runs' databases and writes only its own database.
@@ -32,7 +32,8 @@ log = logging.getLogger(__name__)
 
 LOOK_S: Final = 30.0
 REST: Final = 50.0
-"""Pause between two readings, as a multiple of the reading time. So readings use at most 2 % of a processor."""
+"""Pause between two readings of the other runs' databases, as a multiple of the reading time. So readings use at most 2
+% of a processor."""
 ADDRESS: Final = "address"
 """Key in `run_meta` under which a run stores the URL of its pages."""
 
@@ -44,9 +45,8 @@ class _Found:
 
 
 class SiblingRuns:
-    """Reads the hub's other runs. `run_id` and `hub_key` are this run's own; `changes` is notified when a
-    view changes.
-    """
+    """Reads the hub's other runs. `run_id` and `hub_key` belong to this run; `changes` is notified when a view
+    changes."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class SiblingRuns:
         self._changes = changes
         self._taken: dict[str, tuple[NodeCredit, ...]] = {}
         self._troubles: dict[str, str] = {}
-        """Last logged problem of each unreadable directory, to log each problem once."""
+        """Last logged problem of each unreadable directory, to log each problem only once."""
 
     async def run(self, address: str) -> None:
         """Store this run's URL for the other runs, then read those runs repeatedly until cancelled."""

@@ -38,8 +38,8 @@ from echo_shared.files.atomic import atomic_directory
 
 
 async def begin(store: AsyncStore, directory: RunDirectory, config: HubConfig, base_dir: Path) -> Start | None:
-    """Return what the run starts with, and copy it into the run's directory at the first start. None means the bare
-    base.
+    """Return the record of the adapter that the run starts with, None for the bare base model. At the first start, copy
+    the adapter into the run's directory.
 
     Raises ConfigError if the adapter named by model.start_from cannot be used, and StorageError.
     """

@@ -2,6 +2,7 @@
 
     l_t = -sg(min(π_θ(o_t) / μ(o_t), ρ)) A log π_θ(o_t), sg = no gradient
 
+l_t, o_t and A are the loss, the id and the advantage of token t; π_θ is the policy in training, ρ the cap of the ratio.
 μ is the behaviour policy: the log-probabilities that the generator itself reported. CISPO may compare with the
 learner's own log-probabilities instead; AIPO never does.
 

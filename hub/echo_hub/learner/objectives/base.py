@@ -3,6 +3,14 @@
 An objective is an expectation over prompts that its paper maximises; its loss has the opposite sign. Aggregation of
 tokens (`echo_hub.learner.weighting`) and extra token weights (`corrections`) are not part of an objective.
 
+Symbols in the formulas of this package, for token t of a rollout:
+
+    l_t, o_t, A    loss, token id and advantage; R is the rollout's reward
+    π_θ, π_prox    policy in training, now and at the start of the step
+    μ              behaviour policy, which drew the token
+    π_old          μ or π_prox, by `objective.old_policy`; r_t = π_θ(o_t) / π_old(o_t)
+    ε_low, ε_high  clip bounds; sg means that no gradient flows
+
 Dimensions: N trained tokens of one micro-batch, which holds whole rollouts.
 """
 
@@ -51,7 +59,7 @@ class TokenLosses:
 
 
 class Objective(Protocol):
-    """An objective; one per module, by name in `registry`."""
+    """An objective. Each module of this package defines one; `registry` lists them by name."""
 
     def losses(self, tokens: ObjectiveTokens) -> TokenLosses:
         """Return each token's loss. Minimising their weighted sum trains the policy."""

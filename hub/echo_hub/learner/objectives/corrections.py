@@ -31,8 +31,9 @@ from echo_hub.learner.objectives.base import ObjectiveTokens, ratio, rollout_mea
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
-    """`weights_N` has no autograd graph. `bounded_N` (bool) marks truncated or masked tokens, `vetoed_R` (bool)
-    rollouts dropped by objective.sequence_veto, `masked_N` (bool) tokens removed by objective.sequence_mask.
+    """Corrections of the token losses of a micro-batch. `weights_N` are factors of the losses, without an autograd
+    graph. `bounded_N` (bool) marks truncated or masked tokens, `vetoed_R` (bool) rollouts dropped by
+    objective.sequence_veto, `masked_N` (bool) tokens removed by objective.sequence_mask.
     """
 
     weights_N: Tensor

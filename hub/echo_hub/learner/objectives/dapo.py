@@ -2,9 +2,9 @@
 
     l_t = -min(r_t A, clip(r_t, 1 - ε_low, 1 + ε_high) A), ε_low = 0.2, ε_high = 0.28
 
-Published: the mean over all tokens of the batch (its formula says: of the group; its code: of the batch), A = (R -
-mean) / std, no KL term. Its other parts are settings of their own: `training.dynamic_sampling` and
-`objective.overlong`.
+l_t, r_t and A are the loss, the probability ratio and the advantage of token t, as in `grpo`. Published: the mean over
+all tokens of the batch (its formula says: of the group; its code: of the batch), A = (R - mean) / std, no KL term. Its
+other parts are settings of their own: `training.dynamic_sampling` and `objective.overlong`.
 
 Source: DAPO (arXiv 2503.14476, eq. 8).
 """

@@ -5,8 +5,9 @@ sampled.
     w_t = π_prox(o_t) / μ(o_t), 0 where it exceeds the cap
     l_t = -w_t min(u_t A, clip(u_t, 1 - ε_low, 1 + ε_high) A)
 
-π_prox is the learner at the start of the step; with one update per step, u = 1. A token beyond the cap is left out, but
-still counts in the aggregation's denominator, as in AReaL's code.
+l_t, o_t and A are the loss, the id and the advantage of token t; π_θ is the policy in training, μ the policy that drew
+the token. π_prox is the learner at the start of the step; with one update per step, u = 1. A token beyond the cap is
+left out, but still counts in the aggregation's denominator, as in AReaL's code.
 
 Published: ε = 0.2, cap 5, the mean over tokens, advantages normalised over the batch.
 

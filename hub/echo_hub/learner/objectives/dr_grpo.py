@@ -2,9 +2,10 @@
 
     l_t = -min(r_t A, clip(r_t, 1 - ε_low, 1 + ε_high) A), as in GRPO
 
-Published: A = R - mean, because the standard deviation favours prompts that are almost always or almost never solved.
-The sum over tokens is divided by a constant (the generation budget), because each rollout's length favours long wrong
-answers. ε = 0.2.
+l_t, r_t and A are the loss, the probability ratio and the advantage of token t; R is the rollout's reward. Published: A
+= R - mean, because the standard deviation favours prompts that are almost always or almost never solved. The sum over
+tokens is divided by a constant (the generation budget), because each rollout's length favours long wrong answers. ε =
+0.2.
 
 Source: Understanding R1-Zero-Like Training (arXiv 2503.20783).
 """

@@ -2,10 +2,12 @@
 
     Σ_t weight_t (1 - veto) (correction_t (1 - mask) l_t + β (π_ref / π_θ - log(π_ref / π_θ) - 1) - α H_t)
 
-π_ref is the reference policy, usually the base model. Source of the KL term: GRPO (DeepSeekMath, arXiv 2402.03300, eq.
-4). As there, the term ignores that another policy than π_θ drew the tokens. Its value estimates KL(π_θ ‖ π_ref). Its
-gradient, (1 - π_ref / π_θ) ∇ log π_θ for each token, has the mean ∇ KL(π_ref ‖ π_θ): it pulls towards everything that
-the reference finds likely. Departure: above log(π_ref / π_θ) = MAX_KL_LOG_RATIO the term is a straight line.
+The sum is over trained tokens; l_t is the objective's loss of token t. veto and mask are 1 for tokens that
+`corrections` removes, else 0. β is objective.kl_coefficient. π_ref is the reference policy, usually the base model.
+Source of the KL term: GRPO (DeepSeekMath, arXiv 2402.03300, eq. 4). As there, the term ignores that another policy than
+π_θ drew the tokens. Its value estimates KL(π_θ ‖ π_ref). Its gradient, (1 - π_ref / π_θ) ∇ log π_θ for each token, has
+the mean ∇ KL(π_ref ‖ π_θ): it pulls towards everything that the reference finds likely. Departure: above log(π_ref /
+π_θ) = MAX_KL_LOG_RATIO the term is a straight line.
 
 H_t is the entropy of the whole distribution of π_θ at the sampling temperature, at the token's position. The bonus also
 ignores that another policy than π_θ reached these positions. `echo_hub.learner.entropy` computes α. Source of the
@@ -27,9 +29,8 @@ from echo_hub.learner.objectives.registry import make_objective
 
 
 class Statistics(NamedTuple):
-    """A micro-batch's contributions to step metrics, in the order of the tensor that `StepLoss` returns. All are sums
-    over tokens or rollouts, except the last one, a maximum.
-    """
+    """Figures of one micro-batch that add up to a step's metrics. All are sums over tokens or rollouts, except the last
+    one, a maximum. `StepLoss` returns them as a tensor, in this order."""
 
     loss: float
     tokens: float
@@ -47,9 +48,9 @@ class Statistics(NamedTuple):
 STATISTICS: Final = Statistics._fields
 
 MAX_KL_LOG_RATIO: Final = 3.0
-"""Log-ratio up to which the KL term is exact. So a token's gradient is at most e³ - 1 = 19 times β
-(objective.kl_coefficient). At GRPO's β = 0.04, a token that the reference finds far likelier than the learner does not
-outweigh an advantage of 1."""
+"""Log-ratio log(π_ref / π_θ) up to which the KL term is exact; beyond it the term is a straight line. So the KL
+gradient of a token is at most e³ - 1 = 19 times β (objective.kl_coefficient). With GRPO's β = 0.04, a token that the
+reference finds far likelier than the learner does not outweigh an advantage of 1."""
 
 
 class StepLoss:
@@ -77,11 +78,12 @@ class StepLoss:
         reference_logprobs_N: Tensor | None = None,
         entropies_N: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the micro-batch's part of the loss, and its STATISTICS (float32, same device, no graph).
+        """Return the micro-batch's part of the loss, and its `Statistics` as one tensor (float32, same device, no
+        graph).
 
         A micro-batch without tokens is allowed. `proximal_logprobs_N` None means that the learner has not changed since
-        the start of the step. `entropies_N` are those of the learner's distributions, in nats, with a graph if
-        `needs_entropy_gradient`; None counts as 0.
+        the start of the step. `entropies_N` are the entropies of the learner's distributions, in nats; they have a
+        graph if `needs_entropy_gradient` is True. None counts as entropy 0.
         """
         proximal_N = learner_logprobs_N.detach() if proximal_logprobs_N is None else proximal_logprobs_N
         tokens = ObjectiveTokens(

@@ -34,7 +34,9 @@ OBJECTIVES: Final[Mapping[str, Callable[..., Objective]]] = {
 
 
 def make_objective(settings: ObjectiveConfig) -> Objective:
-    """Return the objective of `settings`; numbers set to 0 are replaced by its paper's."""
+    """Return the objective of `settings`. A number that is 0 in the settings gets the value of the objective's
+    paper.
+    """
     resolved = settings.resolved()
     numbers = {name: getattr(resolved, name) for name in PUBLISHED[settings.name].numbers}
     return OBJECTIVES[settings.name](**numbers)

@@ -2,9 +2,10 @@
 
     l_t = -f(r_t) A,   f(r) = (4 / τ) σ(τ (r - 1)),   τ = τ_pos where A > 0, else τ_neg
 
-The gradient is that of -w(r) r A log π_θ with w = 4 p (1 - p), p = σ(τ (r - 1)). At r = 1, w has its peak 1, which is
-the unclipped gradient; w falls on both sides. For τ >= 1, w(r) r is below 1.6, so no reported logprob, however false,
-lets one token dominate a step.
+l_t, r_t and A are the loss, the probability ratio and the advantage of token t; σ is the logistic function, τ the
+gate's steepness. The gradient is that of -w(r) r A log π_θ with w = 4 p (1 - p), p = σ(τ (r - 1)). At r = 1, w has its
+peak 1, which is the unclipped gradient; w falls on both sides. For τ >= 1, w(r) r is below 1.6, so no reported logprob,
+however false, lets one token dominate a step.
 
 Published: τ_pos = 1, τ_neg = 1.05 (a push away from a token spreads over all other tokens, so it is damped more), the
 mean over rollouts of their token means, A = (R - mean) / std. Nothing is ever clipped.
@@ -23,7 +24,7 @@ from echo_hub.learner.objectives.base import ObjectiveTokens, TokenLosses, ratio
 
 TEMPERATURE_POSITIVE: Final = 1.0
 TEMPERATURE_NEGATIVE: Final = 1.05
-"""The paper's values of τ, for positive and negative advantages."""
+"""The paper's values of τ (steepness of the gate), for positive and negative advantages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,8 @@
 
     l_t = -min(min(r_t, δ) A, clip(r_t, 1 - ε_low, 1 + ε_high) A), δ > 1 + ε_high
 
-Where A < 0, GRPO's loss grows with r without bound: one token that the sampler found nearly impossible can ruin a step.
+l_t, r_t and A are the loss, the probability ratio and the advantage of token t; δ is the additional bound. Where A < 0,
+GRPO's loss grows with r without bound: one token that the sampler found nearly impossible can ruin a step.
 
 Published: δ = 4, ε = 0.2, the mean over tokens, A = (R - mean) / std. Its KL term, with weight 0.001 there, is
 `objective.kl_coefficient`.
@@ -25,7 +26,7 @@ class TwoSided:
 
     def losses(self, tokens: ObjectiveTokens) -> TokenLosses:
         ratio_N = ratio(tokens.learner_logprobs_N, tokens.old_logprobs_N)
-        # min(r, δ) may stand in both terms: δ exceeds 1 + ε_high, so the clipped term stays the same.
+        # Use min(r, δ) in both terms. The clipped term stays the same, because δ exceeds 1 + ε_high.
         result = clipped_losses(
             ratio_N.clamp(max=self.cap), tokens.advantages_N, low=self.clip_low, high=self.clip_high
         )

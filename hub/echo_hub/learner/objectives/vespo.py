@@ -4,9 +4,10 @@
     φ   = W^k exp(λ (1 - W)), with one k and λ where A > 0 and another where A <= 0
     l_t = -sg(φ) A log π_θ(o_t), sg = no gradient
 
-φ is 1 at W = 1 and falls to 0 on both sides of its peak at W = k / λ. The peak is (k / λ)^k exp(λ - k): 1.2 with the
-published numbers, so no reported logprob, however false, lets one rollout dominate a step. Nothing is normalised by
-length: the W of a long rollout is soon far from 1, and φ is near 0.
+l_t, o_t and A are the loss, the id and the advantage of token t; r_t is its probability ratio, π_θ the policy in
+training. φ is 1 at W = 1 and falls to 0 on both sides of its peak at W = k / λ. The peak is (k / λ)^k exp(λ - k): 1.2
+with the published numbers, so no reported logprob, however false, lets one rollout dominate a step. Nothing is
+normalised by length: the W of a long rollout is soon far from 1, and φ is near 0.
 
 Published: k = 2, λ = 3 where A > 0, k = 3, λ = 2 else, the mean over tokens, A = (R - mean) / std. Nothing is ever
 clipped. As in the authors' code, log W is limited to -20 .. 20.
