@@ -6,7 +6,7 @@ import signal
 import sys
 
 INTERRUPTED = 130
-"""Exit status that shells give to a process ended by SIGINT."""
+"""Exit status that shells give to a process that SIGINT has ended."""
 
 
 def run() -> None:

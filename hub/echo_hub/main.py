@@ -13,32 +13,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.logging import RichHandler
-from rich.table import Table
 from rich.text import Text
 
 import echo_shared
-from echo_hub.actions.requests import Ban, Pardon, Unban
-from echo_hub.commands.action_commands import act, audit, noted, tokens, undo
+from echo_hub.commands.action_commands import act, audit, tokens, undo
 from echo_hub.commands.archive_command import archive
 from echo_hub.commands.backup_commands import backup, restore
+from echo_hub.commands.bundle_commands import bundle, check_bundle
+from echo_hub.commands.chat_command import chat
 from echo_hub.commands.compare_command import compare
 from echo_hub.commands.credit_commands import credit, team
-from echo_hub.commands.demo_settings import DemoTask, demo_settings
+from echo_hub.commands.demo_settings import DemoBase, DemoTask, demo_precision, demo_settings, demo_task
+from echo_hub.commands.export_commands import export, push
 from echo_hub.commands.fork_command import fork
 from echo_hub.commands.gateway_command import gateway
 from echo_hub.commands.invite_commands import invite, invites, uninvite
 from echo_hub.commands.log_commands import alert_test, events, log
 from echo_hub.commands.new_task_command import new_task
+from echo_hub.commands.nodes_commands import ban, nodes, pardon, unban
 from echo_hub.commands.progress_line import errors, progress_line
 from echo_hub.commands.rollouts_command import rollouts
 from echo_hub.commands.sft_command import sft
-from echo_hub.commands.try_task_command import option_of, try_task
+from echo_hub.commands.tenants_command import tenants
+from echo_hub.commands.try_task_command import EnvPythonOption, option_of, sessions_flags, try_task
 from echo_hub.commands.until_stopped import run_until_stopped
 from echo_hub.config.file import load_config, render_chosen, render_config
 from echo_hub.learner.process import begun
-from echo_hub.lifecycle.beside_hub import RunArgument, check_writable, store_of, when
+from echo_hub.lifecycle.beside_hub import RunArgument, check_writable, store_of
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run, port_beside
 from echo_hub.tasks.free_rewards import warning_of
@@ -51,8 +53,6 @@ from echo_shared.signing.identity import fingerprint
 
 if TYPE_CHECKING:
     from echo_hub.config.sections import HubConfig
-    from echo_hub.store.store import Store
-    from echo_shared.records.run import NodeTotals
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -60,7 +60,6 @@ app = typer.Typer(
     help="Train a language model by reinforcement learning, with rollouts from computers that people lend.",
 )
 
-NodesArgument = Annotated[list[str], typer.Argument(metavar="NODE...", help="Ids, as `echo-hub nodes` prints them.")]
 HostOption = Annotated[str | None, typer.Option(help="Address to listen on; 0.0.0.0 for all.")]
 PortOption = Annotated[int | None, typer.Option(min=0, max=65535, help="Port for everything: nodes, pages, files.")]
 StepsOption = Annotated[int | None, typer.Option(min=1, help="Optimizer steps of the whole run.")]
@@ -103,12 +102,18 @@ def init(
         typer.Option(metavar="RUN", help="Make it a run of the hub whose run this is: it takes that hub's key."),
     ] = None,
     base: Annotated[
-        str | None, typer.Option(metavar="DIR|ID", help="The base model, as model.base; see below what it changes.")
+        str | None,
+        typer.Option(
+            metavar="DIR|ID", help="The base model, as model.base: an id on the model hub, a directory or builtin:tiny."
+        ),
     ] = None,
-    task: Annotated[str | None, typer.Option(metavar="NAME", help="As task.name.")] = None,
+    task: Annotated[
+        str | None, typer.Option(metavar="NAME", help="As task.name; none = the run only works for tenants.")
+    ] = None,
     option: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="One of task.options, its value as TOML; repeatable.")
     ] = None,
+    env_python: EnvPythonOption = None,
 ) -> None:
     """Make a run directory: a commented config.toml and the hub's key.
 
@@ -121,16 +126,20 @@ def init(
     flags = _flags(host=host, port=port, steps=steps, mode=mode, seed=seed)
     rendered = ""
     if base is None and task is None and not option:
-        config = load_config(None, flags)
+        config = load_config(None, {**flags, **sessions_flags(env_python)})
     else:
-        chosen_flags = {**flags, **_base_and_task(base, task, dict(map(option_of, option or ())))}
+        chosen_flags = {
+            **flags,
+            **_base_and_task(base, task, dict(map(option_of, option or ()))),
+            **sessions_flags(env_python),
+        }
         config, rendered = _suited(chosen_flags)
     make_run(directory, config, beside=None if beside is None else RunDirectory(beside), rendered=rendered)
     key = key_file.load(directory.key).public_key
     if warning := warning_of(config.task.name):
         typer.echo(f"Warning: {warning}", err=True)
     typer.echo(f"Made {directory.config} and the hub's key.\nKey fingerprint: {fingerprint(key)}")
-    if rendered:
+    if rendered and config.trains:
         typer.echo(f"What the base can do so far: echo-hub try-task --config {directory.config} --sample 4")
     typer.echo(f"Next: edit the settings if you like, then: echo-hub serve {run_directory}")
 
@@ -153,7 +162,7 @@ def serve(
     directory.check_unlocked()  # Check early: if another hub already serves the run, do not start a learner process.
 
     async def serve_until_stopped() -> None:
-        async with begun(config.learner, directory.root) as spawned:
+        async with begun(config.learner, directory.root, trains=config.trains) as spawned:
             with uncollected():
                 from echo_hub.commands.serve_line import ServeLine
                 from echo_hub.serving.opening import open_hub
@@ -162,6 +171,10 @@ def serve(
                 typer.echo(f"Run          {config.run.name} ({directory.root})")
                 typer.echo(f"Dashboard    {hub.dashboard_url}\nLeaderboard  {hub.url}/leaderboard")
                 typer.echo(f"Key          {fingerprint(hub.key)}\nTo lend a machine: {hub.join_command}")
+                if hub.tenant_urls:
+                    typer.echo(
+                        f"For tenants  {hub.tenant_urls}; a token: echo-hub act {directory.root} token NAME scope=use"
+                    )
                 showing = asyncio.create_task(ServeLine(hub.pages, terminal=errors, out=sys.stdout).run())
                 try:
                     await hub.serve()
@@ -175,9 +188,13 @@ def serve(
 @app.command()
 def demo(
     task: Annotated[
-        DemoTask,
-        typer.Option(help="What is taught: sums at once, or by the larger model with working, in several turns."),
-    ] = DemoTask.ARITHMETIC,
+        DemoTask | None,
+        typer.Option(help="What is taught; default: arithmetic, or with --base smollm2 sums."),
+    ] = None,
+    base: Annotated[
+        DemoBase | None,
+        typer.Option(help="A built-in model, or the language model SmolLM2-135M-Instruct: a quarter of an hour."),
+    ] = None,
     directory: Annotated[Path | None, typer.Option(help="Where the run goes; default: echo-demo/DATE-TIME.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Stay up after the last step, until Ctrl-C.")] = False,
     steps: StepsOption = None,
@@ -190,11 +207,14 @@ def demo(
     ] = None,
     report_json: Annotated[Path | None, typer.Option("--json", help="Write the report there as well.")] = None,
 ) -> None:
-    """Start a hub and two nodes on this machine, which train a built-in model in a few minutes."""
+    """Start a hub and two nodes on this machine, which train a built-in model in a few minutes, or a language model in
+    a quarter of an hour.
+    """
     check_writable(report_json)
+    chosen_task = demo_task(task, base)
     run_directory = RunDirectory(directory or Path("echo-demo") / f"{datetime.now():%Y%m%d-%H%M%S}")
     flags = _flags(host=None, port=port, steps=steps, mode=mode, seed=seed)
-    make_run(run_directory, load_config(None, demo_settings(task, flags)))
+    make_run(run_directory, load_config(None, demo_settings(chosen_task, flags)))
     config = load_config(run_directory.config, {})
 
     async def demo_until_stopped() -> None:
@@ -205,46 +225,18 @@ def demo(
             chosen = tuple(backend or default_backends())
             if not backend and (line := missing_engine()) is not None:
                 typer.echo(line)
-            await run_demo(config, run_directory, backends=chosen, keep=keep, report_json=report_json, spawned=spawned)
+            await run_demo(
+                config,
+                run_directory,
+                backends=chosen,
+                precision=demo_precision(chosen_task),
+                gguf=chosen_task is DemoTask.SUMS,
+                keep=keep,
+                report_json=report_json,
+                spawned=spawned,
+            )
 
     run_until_stopped(demo_until_stopped())
-
-
-@app.command()
-def export(
-    run_directory: RunArgument,
-    destination: Annotated[Path, typer.Argument(metavar="DIR", help="A new directory.")],
-    version: Annotated[int | None, typer.Option(min=1, help="Policy version; default: the newest published.")] = None,
-    base: Annotated[
-        str | None, typer.Option(metavar="DIR|ID", help="What the adapter calls its base; default: model.base.")
-    ] = None,
-    merged: Annotated[
-        bool, typer.Option("--merged", help="The whole model with the adapter merged in, for programs without PEFT.")
-    ] = False,
-    dtype: Annotated[
-        str, typer.Option(metavar="auto|float32|bfloat16|float16", help="Of a merged model; auto: the base's.")
-    ] = "auto",
-) -> None:
-    """Write a policy version, as it was published, for PEFT's `AutoPeftModelForCausalLM.from_pretrained` to load, or
-    merged into its base model.
-    """
-    from echo_hub.lifecycle.export import export_adapter, export_merged
-    from echo_hub.lifecycle.merging import DTYPES
-
-    directory = RunDirectory(run_directory)
-    directory.check()
-    chosen = next((one for one in DTYPES if one == dtype), None)
-    if chosen is None or (merged and base is not None) or (chosen != "auto" and not merged):
-        raise ConfigError(
-            "These options do not belong together.",
-            got=f"--dtype {dtype}{' --merged' if merged else ''}{' --base' if base else ''}",
-            do=f"--dtype is one of {', '.join(DTYPES)}, and needs --merged. --base is for an adapter.",
-        )
-    if merged:
-        exported = export_merged(directory, destination, policy_version=version, dtype=chosen)
-    else:
-        exported = export_adapter(directory, destination, policy_version=version, base=base)
-    typer.echo(f"Policy version {exported} is in {destination}; README.md there says how to use it")
 
 
 @app.command(name="eval")
@@ -292,72 +284,12 @@ def evaluate(
         figures_json.write_text(json.dumps(asdict(measured), indent=2) + "\n", encoding="utf-8")
 
 
-@app.command()
-def nodes(run_directory: RunArgument) -> None:
-    """List all nodes that have ever joined, with the ids that `ban` and `pardon` take and with their trust standing."""
-    from echo_hub.store.reports import read_leaderboard
-
-    directory = RunDirectory(run_directory)
-    titles = ("Id", "Name", "Engine", "Device", "Last seen", "Rollouts", "Standing", "Checked", "Banned", "Invite")
-    table = Table(*titles, box=None)
-    with store_of(directory) as store:
-        for node in store.read(read_leaderboard):
-            table.add_row(
-                node.node_id,
-                Text(node.name),
-                Text(node.backend),
-                Text(node.device),
-                when(node.last_seen),
-                str(node.received),
-                Text(_standing(node)),
-                f"{node.checks}, {node.failed_checks} failed" if node.failed_checks else str(node.checks),
-                "" if node.banned_at is None else f"since {when(node.banned_at)}",
-                Text(node.invite),
-            )
-    Console(width=1_000).print(table)  # Independent of the terminal's width: scripts read the table.
-
-
-@app.command()
-def ban(run_directory: RunArgument, node: NodesArgument) -> None:
-    """Ban nodes: the hub ends their connections within seconds, refuses them, and changes the run's key."""
-    with store_of(RunDirectory(run_directory)) as store:
-        for node_id in _known_nodes(store, node):
-            noted(store, Ban(node=node_id))
-    typer.echo(f"Banned: {', '.join(node)}. To let one in again: echo-hub unban {run_directory} NODE")
-
-
-@app.command()
-def unban(run_directory: RunArgument, node: NodesArgument) -> None:
-    """Let banned nodes take part again."""
-    with store_of(RunDirectory(run_directory)) as store:
-        for node_id in _known_nodes(store, node):
-            noted(store, Unban(node=node_id))
-    typer.echo(f"May take part again: {', '.join(node)}")
-
-
-@app.command()
-def pardon(run_directory: RunArgument, node: NodesArgument) -> None:
-    """Let quarantined nodes start again: all their rollouts are checked again before the learner trains on them."""
-    from echo_hub.store.reports import read_leaderboard
-
-    with store_of(RunDirectory(run_directory)) as store:
-        known = {row.node_id: row for row in store.read(read_leaderboard)}
-        wrong = [node_id for node_id in _known_nodes(store, node) if known[node_id].standing != "quarantined"]
-        if wrong:
-            raise ConfigError(
-                "These nodes are not in quarantine; nothing was changed.",
-                got=", ".join(sorted(wrong)),
-                do=f"See how they stand: echo-hub nodes {run_directory}",
-            )
-        for node_id in node:
-            noted(store, Pardon(node=node_id))
-    typer.echo(f"Pardoned: {', '.join(node)}. A hub that serves lets them begin anew within seconds.")
-
-
 for command in (
+    *(nodes, ban, unban, pardon),
     *(invite, invites, uninvite, act, undo, audit, tokens),
-    *(rollouts, archive, log, events, alert_test, backup, restore),
-    *(try_task, new_task, compare, fork, sft, gateway),
+    *(rollouts, archive, bundle, check_bundle, log, events, alert_test, backup, restore),
+    tenants,
+    *(try_task, new_task, compare, fork, sft, gateway, export, push, chat),
 ):
     app.command()(command)
 app.add_typer(credit, name="credit")
@@ -391,8 +323,8 @@ def plan(
     figures_json: Annotated[Path | None, typer.Option("--json", help="Write all figures there as well.")] = None,
     picture: Annotated[Path | None, typer.Option(metavar="SVG", help="Draw a few steps there.")] = None,
 ) -> None:
-    """Estimate if the learner is kept busy, and what that takes: from a run's records, or for a fleet described in a
-    file.
+    """Estimate whether a fleet of nodes keeps the learner busy, and what would be needed: from a run's records, or for
+    a fleet described in a file.
     """
     from echo_hub.commands.plan import EXAMPLE, changed, fleet_of_file, fleet_of_run, make_plan, write_json
     from echo_hub.commands.plan_picture import write_svg
@@ -433,7 +365,7 @@ def learner(
     learner.address.
     """
     from echo_hub.learner.launch import Launch, serve_host
-    from echo_hub.run.base_model import resolve_base
+    from echo_hub.run.base_files import resolve_base
 
     typer.echo(f"Host {host_rank} of {hosts} works for the learner at {address}, until Ctrl-C.")
     serve_host(
@@ -484,38 +416,21 @@ def version() -> None:
     typer.echo(f"echo-swarm {echo_shared.__version__}")
 
 
-def _known_nodes(store: Store, node_ids: list[str]) -> list[str]:
-    """Return `node_ids` unchanged. Raises ConfigError unless all these nodes have joined this run."""
-    from echo_hub.store.reports import read_leaderboard
-
-    unknown = set(node_ids) - {node.node_id for node in store.read(read_leaderboard) if node.first_seen}
-    if unknown:
-        raise ConfigError(
-            "No such node has ever joined this run; nothing was changed.",
-            got=", ".join(sorted(unknown)),
-            do="Take the ids that this prints: echo-hub nodes RUN",
-        )
-    return node_ids
-
-
-def _standing(node: NodeTotals) -> str:
-    reason = f": {node.standing_reason}" if node.standing_reason else ""
-    return f"{node.standing}{reason}"
-
-
 def _base_and_task(base: str | None, task: str | None, options: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return base and task as settings. Paths become absolute, so that the run can be served from any directory."""
-    if base is not None and Path(base).expanduser().is_dir():
-        base = str(Path(base).expanduser().resolve())
-    for key in ("path", "heldout_path"):
+    if base is not None and (path := Path(base).expanduser()).exists():
+        # A file keeps its name: a link in the model hub's cache points to a file that is named by its hash.
+        base = str(path.resolve() if path.is_dir() else path.absolute())
+    for key in ("path", "heldout_path", "directory"):
         value = options.get(key)
-        if isinstance(value, str) and Path(value).is_file():
+        if isinstance(value, str) and value and Path(value).exists():
             options[key] = str(Path(value).resolve())
     return {"model": {"base": base}, "task": {"name": task, "options": options or None}}
 
 
 def _suited(flags: dict[str, dict[str, Any]]) -> tuple[HubConfig, str]:
-    """Return settings that suit the flags' base and task, and the text of a config.toml with just these settings."""
+    """Return settings that suit the flags' base and task, and the text of a config.toml that has only these
+    settings."""
     with uncollected():
         from echo_hub.commands.suited_settings import suited_settings
         from echo_hub.learner.device import resolve_device

@@ -9,7 +9,10 @@ from typing import Any, Final, Literal
 
 Scope = Literal["read", "operate", "admin"]
 SCOPES: Final[tuple[Scope, ...]] = ("read", "operate", "admin")
-"""Scopes of tokens in ascending order. Each permits everything that earlier ones permit."""
+"""Scopes of operators' tokens in ascending order. Each scope permits everything that the scopes before it permit."""
+TokenScope = Literal["read", "operate", "admin", "use"]
+"""Scopes of all tokens. A token with the scope `use` gives access only to the interfaces for tenants (the Tinker and
+OpenAI APIs). Tokens with other scopes do not."""
 
 
 def is_good_for(scope: Scope, wanted: Scope) -> bool:
@@ -18,7 +21,7 @@ def is_good_for(scope: Scope, wanted: Scope) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Actor:
-    """The author of an action, and the interface of the request (page, API, command)."""
+    """The author of an action, and the interface through which the request came (page, API, command)."""
 
     via: Literal["page", "api", "cli"]
     who: str
@@ -28,7 +31,7 @@ class Actor:
 
 class ActionOutcome(StrEnum):
     WANTED = "wanted"
-    """Stored in the database; the hub has not carried the request out yet."""
+    """The database has the request, but the hub has not carried it out yet."""
     DONE = "done"
     REFUSED = "refused"
 
@@ -37,12 +40,12 @@ class ActionOutcome(StrEnum):
 class ActionRecord:
     number: int
     asked_at: float
-    """Time of the request, in seconds since the epoch, like all times here."""
+    """Time of the request. All times in this record are in seconds since the epoch."""
     via: str
     who: str
     action: str
     request: Mapping[str, Any]
-    """The action's fields. Never a secret."""
+    """The action's fields. They never contain a secret."""
     undoes: int | None = None
     """Number of the action that this action reverses. None if it reverses none."""
     outcome: ActionOutcome
@@ -56,11 +59,11 @@ class ActionRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiToken:
-    """An API token. It has 256 random bits, of which the hub keeps only the SHA-256."""
+    """An API token of 256 random bits. The hub stores only its SHA-256."""
 
     token_id: int
     name: str
-    scope: Scope
+    scope: TokenScope
     token_hash: str
     created_at: float
     expires_at: float

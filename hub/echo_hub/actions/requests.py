@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from echo_hub.actions.records import Scope
+from echo_hub.actions.records import Scope, TokenScope
+from echo_shared.described import Described
 
 NodeId = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[0-9A-Za-z_.-]+$")]
 Days = Annotated[float, Field(ge=0.01, le=3650)]
@@ -30,20 +31,20 @@ PersonName = Annotated[str, Field(min_length=1, max_length=64), AfterValidator(_
 
 
 class WrongRequestError(ValueError):
-    """An error that tells the sender what is wrong with a request."""
+    """A request is invalid. The text tells its sender what is wrong."""
 
 
-class Request(BaseModel):
+class Request(Described):
     """Base class of all actions."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     SCOPE: ClassVar[Scope] = "operate"
     """The scope that a token needs."""
     IN_BOOKS: ClassVar[bool] = False
     """True if the action is complete as soon as the request is stored. The hub notices the change within a second.
 
-    Other actions wait for the hub that serves the run. It may start later.
+    All other actions wait until a hub serves the run; the hub may start later.
     """
     ASKS: ClassVar[bool] = False
     """True if the page asks for confirmation, because the action stops work, locks someone out or cannot be undone."""
@@ -70,8 +71,8 @@ class Resume(Request):
 
 
 class SetMaxStaleness(Request):
-    """Set the maximum age in steps of a rollout at training. Older ones are dropped at once as stale; batches that are
-    already written keep their rollouts."""
+    """Set the maximum age in steps of a rollout at training. Older rollouts are dropped at once as stale. Batches that
+    are already complete keep their rollouts."""
 
     action: Literal["max_staleness"] = "max_staleness"
     value: Annotated[int, Field(ge=0, le=1000)]
@@ -79,8 +80,8 @@ class SetMaxStaleness(Request):
 
 
 class SetPublishEvery(Request):
-    """Set the number of steps from one published version to the next. The next version that the learner has not begun
-    is published; the steps count from there."""
+    """Set the number of steps from one published version to the next. Counting starts at the learner's next version,
+    which is published."""
 
     action: Literal["publish_every"] = "publish_every"
     value: Annotated[int, Field(ge=1, le=1001)]
@@ -88,7 +89,7 @@ class SetPublishEvery(Request):
 
 
 class SetLearningRate(Request):
-    """Set Adam's learning rate, from the next step that the learner has not begun."""
+    """Set Adam's learning rate. The new rate holds from the next step that the learner has not begun."""
 
     action: Literal["learning_rate"] = "learning_rate"
     value: Annotated[float, Field(gt=0, le=1)]
@@ -96,12 +97,12 @@ class SetLearningRate(Request):
 
 
 class SetObjective(Request):
-    """Change the objective, from the next step that the learner has not begun. A change that contradicts the objective,
-    other settings or the reward scale is refused as a whole."""
+    """Change the objective. The change holds from the next step that the learner has not begun. It is refused as a
+    whole if it contradicts the objective, other settings or the reward scale."""
 
     action: Literal["objective"] = "objective"
     value: Annotated[str, Field(min_length=3, max_length=1000)]
-    """NAME=VALUE from the section [objective]; several are separated by blanks."""
+    """NAME=VALUE from the section [objective]; separate several of them by blanks."""
 
 
 class SetSpendCap(Request):
@@ -114,8 +115,8 @@ class SetSpendCap(Request):
 
 
 class PublishNow(Request):
-    """Publish the next version that the learner has not begun, even if it is not due yet. The steps until the following
-    publication count from there."""
+    """Publish the learner's next version (the first one not begun), even before its time. The steps until the following
+    publication are counted from there."""
 
     action: Literal["publish"] = "publish"
 
@@ -125,7 +126,7 @@ class EvaluateNow(Request):
 
     action: Literal["evaluate"] = "evaluate"
     version: Annotated[int, Field(ge=0, le=2**53)] | None = None
-    """A published version, 0 = the base; default: the newest."""
+    """A published version, 0 for the base model; default: the newest."""
 
 
 class Export(Request):
@@ -167,8 +168,8 @@ class Pardon(Request):
 
 
 class TrustNode(Request):
-    """Treat a node as proven, for example one of your own: its rollouts need not wait for checks, and few are checked.
-    Failed checks count as for any node; with another engine it must prove itself again."""
+    """Treat a node as proven, for example a node of your own: its rollouts do not wait for checks, and few are checked.
+    Failed checks count as for any node. If the node's engine changes, it must prove itself again."""
 
     action: Literal["trust"] = "trust"
     ASKS = True
@@ -192,9 +193,9 @@ class MakeInvite(Request):
     SCOPE = "admin"
     IN_BOOKS = True
     name: PersonName
-    """The invited person."""
+    """Name of the invited person."""
     keys: Annotated[int, Field(ge=1, le=10_000)] = 3
-    """Number of nodes that may join with the invite, each with its own key."""
+    """Number of nodes that may join with the invite. Each node has its own key."""
     days: Days = 30.0
     """Days until new nodes can no longer join with the invite."""
 
@@ -207,7 +208,7 @@ class RevokeInvite(Request):
     IN_BOOKS = True
     ASKS = True
     name: PersonName
-    """The invited person."""
+    """Name of the invited person."""
     ban: bool = False
     """Also ban all nodes that joined with the invite."""
 
@@ -219,9 +220,11 @@ class MakeToken(Request):
     SCOPE = "admin"
     IN_BOOKS = True
     name: PersonName
-    """The token's name, shown in the action log."""
-    scope: Scope = "read"
-    """read: every page and figure; operate: also control of the run and its nodes; admin: everything."""
+    """The token's name, shown in the action log. With the scope use, it is the tenant's name: a later token of the same
+    name gives access to the same models."""
+    scope: TokenScope = "read"
+    """read: every page and figure. operate: also control of the run and its nodes. admin: everything. use: only the
+    Tinker and OpenAI interfaces, for sampling and for training own models; prompts may go to strangers' machines."""
     days: Days = 90.0
     """Days until the token expires."""
 
@@ -234,7 +237,38 @@ class RevokeToken(Request):
     IN_BOOKS = True
     ASKS = True
     name: PersonName
-    """The token's name."""
+    """Name of the API token."""
+
+
+class SetTenantQuota(Request):
+    """Set the number of tokens that one tenant may use in a day."""
+
+    action: Literal["tenant_quota"] = "tenant_quota"
+    IN_BOOKS = True
+    tenant: PersonName
+    """Name of the tenant, which is also the name of its token."""
+    tokens_per_day: Annotated[int, Field(ge=0, le=2**53)] | None = None
+    """Tokens a day (UTC): prompts, drawn and trained tokens; 0 = no limit. Default: the setting
+    tenants.tokens_per_day."""
+
+
+class BlockTenant(Request):
+    """Refuse all requests of a tenant at once, until `unblock_tenant`. Its saved weights stay."""
+
+    action: Literal["block_tenant"] = "block_tenant"
+    IN_BOOKS = True
+    ASKS = True
+    tenant: PersonName
+    """Name of the tenant, which is also the name of its token."""
+
+
+class UnblockTenant(Request):
+    """Admit a blocked tenant again."""
+
+    action: Literal["unblock_tenant"] = "unblock_tenant"
+    IN_BOOKS = True
+    tenant: PersonName
+    """Name of the tenant, which is also the name of its token."""
 
 
 class RotateRunKey(Request):
@@ -274,6 +308,9 @@ AnyRequest = (
     | RevokeInvite
     | MakeToken
     | RevokeToken
+    | SetTenantQuota
+    | BlockTenant
+    | UnblockTenant
     | RotateRunKey
     | RotateOperatorToken
 )
@@ -284,9 +321,9 @@ _ADAPTER: Final[TypeAdapter[AnyRequest]] = TypeAdapter(Annotated[AnyRequest, Fie
 
 
 def request_of(action: str, fields: Mapping[str, Any], *, strict: bool = False) -> AnyRequest:
-    """Build a request from its fields. Raises WrongRequestError.
+    """Build a request from its fields. Raises WrongRequestError if they are invalid.
 
-    Unless `strict`, text is converted to numbers, because forms and command lines contain only text.
+    If `strict` is False, text is converted to numbers, because forms and command lines contain only text.
     """
     if action not in TABLE:
         raise WrongRequestError(f"There is no action {action[:40]!r}. There are: {', '.join(TABLE)}.")
@@ -308,9 +345,9 @@ def summary(kind: type[Request]) -> str:
 
 
 def _set_again(action: str, before: Any) -> AnyRequest | None:
-    """Return a request that restores `before`, or None if that value is outside a request's bounds.
+    """Return a request that sets the value `before` again. Return None if the request does not allow that value.
 
-    Such values can come from config files or other software versions.
+    Such a value may come from config.toml or from another version of the software.
     """
     try:
         return None if before is None else request_of(action, {"value": before})
@@ -319,8 +356,8 @@ def _set_again(action: str, before: Any) -> AnyRequest | None:
 
 
 def undo_of(request: AnyRequest, before: Any) -> AnyRequest | None:
-    """Return the request that undoes a finished `request`, or None if no request can undo it. `before` is the earlier
-    value."""
+    """Return the request that undoes a finished `request`, or None if no request can undo it. `before` is the value
+    that `request` replaced."""
     match request:
         case Pause() | Drain() | Resume():
             states: dict[str, AnyRequest] = {"open": Resume(), "paused": Pause(), "draining": Drain()}
@@ -339,6 +376,12 @@ def undo_of(request: AnyRequest, before: Any) -> AnyRequest | None:
             return RevokeInvite(name=request.name)
         case MakeToken():
             return RevokeToken(name=request.name)
+        case SetTenantQuota():
+            return SetTenantQuota(tenant=request.tenant, tokens_per_day=before)
+        case BlockTenant():
+            return UnblockTenant(tenant=request.tenant)
+        case UnblockTenant():
+            return BlockTenant(tenant=request.tenant)
         case _:
             return None
 

@@ -1,7 +1,7 @@
 """A Ray actor that supervises one child process at a time on its machine, as a hub does for local children.
 
-`echo_hub.cluster.driver` creates the actor and polls it constantly (`answers`). So if one side is gone, the other side
-notices within seconds. If an actor dies, its child ends too, and the hub requests the unfinished work elsewhere.
+`echo_hub.cluster.driver` creates the actor and polls it constantly (`answers`). So driver and actor notice each other's
+end within seconds. If an actor dies, its child ends too, and the hub requests the unfinished work elsewhere.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from echo_shared.process.child import HEADER_BYTES, ChildExited, pack_frame, unp
 from echo_shared.process.supervised import NO_HEARTBEAT, Command, SupervisedChild
 
 POLL_S: Final = 5.0
-"""Longest time that `answers` waits for news of the child, in seconds. Then `answers` returns without news."""
+"""Longest time in seconds that `answers` waits for news of the child. After that, it returns without news."""
 GATHER_S: Final = 0.01
 """Seconds for which the child's answers are collected into one reply. Each reply costs a call in the cluster."""
 LOG_PART_BYTES: Final = 2**16
@@ -34,7 +34,7 @@ _PREFIX: Final = "echo-ray-"
 
 
 class ChildHost:
-    """The actor. Only the driver calls its methods."""
+    """The Ray actor that runs a child process on another machine. Only the driver calls its methods."""
 
     def __init__(self) -> None:
         self._directory: Path | None = None
@@ -42,10 +42,10 @@ class ChildHost:
         self._hosted: _Hosted | None = None
 
     async def prepare(self, parcel: bytes, expected_source: str, lies_there: Mapping[str, int]) -> str:
-        """Check this machine, unpack the files that a child needs, and change into their directory. Return why that
-        failed, or "" if it succeeded.
+        """Check this machine, unpack the files that a child process needs, and change into their directory. Return the
+        reason of a failure, or "" after success.
 
-        `lies_there` names files that this machine must already have, and gives their sizes.
+        `lies_there` maps files that this machine must already have to their sizes.
         """
         if sys.platform != "linux":
             return f"{socket.gethostname()} runs {sys.platform}: machines for a hub's processes have to run Linux."
@@ -89,7 +89,8 @@ class ChildHost:
     ) -> None:
         """Pass frame `number` (0 is the first) to the child. Do nothing if that child is gone.
 
-        First write `files` under their names to `SENT`, and delete the `dropped` directories there.
+        Before that, write `files` under their names to the directory `SENT`, and delete the `dropped` directories
+        there.
         """
         hosted = self._hosted
         if hosted is None or hosted.child_id != child_id:
@@ -131,7 +132,7 @@ class ChildHost:
 
 
 SENT: Final = "sent"
-"""Directory for files that came with frames. It is beside the child's working directory."""
+"""Directory for files that came with frames. It is next to the child's working directory."""
 PID: Final = "{pid}"
 """Placeholder in a command's arguments that stands for the actor's process id."""
 
@@ -150,7 +151,7 @@ class _Hosted:
         self.work: asyncio.Task[None] | None = None
         self._spec = spec
         self._expected = 0
-        """Number of answers that the child still owes."""
+        """Number of answers that the child has not given yet."""
         self._some_expected = asyncio.Event()
         self._found: list[bytes] = []
         self._exited: dict[str, Any] | None = None

@@ -33,26 +33,26 @@ log = logging.getLogger(__name__)
 NAMESPACE: Final = "echo"
 """Ray's namespace of the actors' names. The names begin with the run's id, so runs can share the namespace."""
 ANSWERS_S: Final = 20.0
-"""A cluster that takes more seconds than this to list its machines counts as gone."""
+"""Longest time in seconds that a cluster may take to list its machines. After that it counts as gone."""
 PLACED_S: Final = 10.0
-"""The driver tells the hub about an actor that waits for a machine for this many seconds."""
+"""If an actor waits for a machine for this many seconds, the driver tells the hub."""
 ENDING_S: Final = 20.0
-"""Time for an actor to end its children, in seconds. After that, the actor is killed."""
+"""Seconds that an actor has to end its children. After that, the actor is killed."""
 LAST_S: Final = 25.0
-"""Longest time that this process continues after the hub's end, in seconds."""
+"""Longest time in seconds for which this process continues after the hub has ended."""
 _NAME_S: Final = 0.5
 _NAME_TRIES: Final = 20
 
 
 class RayDriver:
-    """The driver. Create it when the cluster is connected."""
+    """Starts and drives the Ray actors. Create it when the cluster is connected."""
 
     def __init__(self, pipe: ParentPipe, frame: Frame) -> None:
         self._pipe = pipe
         self._owner: str = frame["owner"]
         self._kinds: Mapping[str, Mapping[str, Any]] = frame["kinds"]
         self._within_s: float = POLL_S + frame["silent_s"]
-        """An actor that sends no reply for this many seconds counts as lost."""
+        """If an actor sends no reply for this many seconds, it counts as lost."""
         self._parcels: dict[str, asyncio.Task[Any]] = {}
         """Parcels (zips of the files that a child needs) that are stored in the cluster, by the path of the zip."""
         self._source = source_hash()
@@ -168,8 +168,8 @@ class RayDriver:
             raise
 
     async def _made(self, name: str, options: Mapping[str, Any]) -> Any:
-        """Create an actor with this name. If an earlier driver of the same run left an actor with this name, end that
-        one first."""
+        """Create an actor with this name. If an earlier driver of the same run left an actor with the same name, end
+        that actor first."""
         made = ray.remote(ChildHost).options(
             name=name, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD", **options
         )
@@ -195,7 +195,7 @@ class RayDriver:
 
 
 def _read(files: Mapping[str, str]) -> dict[str, bytes]:
-    """Read these files. Unreadable files are left out, and the process that needs such a file reports the problem."""
+    """Read these files. A file that cannot be read is left out; the process that needs it reports the problem."""
     found = {}
     for name, path in files.items():
         try:
@@ -206,7 +206,7 @@ def _read(files: Mapping[str, str]) -> dict[str, bytes]:
 
 
 async def _end_without_cluster() -> None:
-    """End this process if the cluster does not answer, because a Ray client never reconnects."""
+    """End this process if the cluster does not answer. A Ray client never reconnects, so a new process is needed."""
     try:
         async with asyncio.timeout(ANSWERS_S):
             await asyncio.to_thread(ray.nodes)

@@ -7,11 +7,11 @@
         await child.receive()            raises ChildExited if it has ended, as a local child does
         await child.stop()
 
-All but the last may raise ChildLost if the child's machine, actor or cluster is gone or unusable.
+All these calls except `stop` may raise ChildLost if the child's machine, actor or cluster is gone or unusable.
 
-A separate process talks to Ray (`echo_hub.cluster.driver`). If it loses the cluster, it ends, all children are lost,
-and new drivers try to connect, without a limit. In the meantime, `absence` gives the reason. Late messages of replaced
-children are ignored.
+A separate process talks to Ray (`echo_hub.cluster.driver`). If this process loses the cluster, it ends and all children
+are lost. The hub then starts new drivers until one connects. In the meantime, `absence` gives the reason. Late messages
+of replaced children are ignored.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from echo_hub.cluster.parcel import Parcel
 from echo_hub.config.scoring_sections import RayConfig, WorkerKind
 from echo_shared.errors import ConfigError, EchoError
 from echo_shared.installation import how_to_install
+from echo_shared.logs.log_file import append_printed
 from echo_shared.process.backoff import backoff_s
 from echo_shared.process.child import HEADER_BYTES, ChildExited, Death, Frame, pack_frame, unpack_frame
 from echo_shared.process.supervised import ChildLimits, Command, SupervisedChild
@@ -38,14 +39,12 @@ from echo_shared.process.supervised import ChildLimits, Command, SupervisedChild
 log = logging.getLogger(__name__)
 
 CONNECTED_S: Final = 120.0
-"""Longest time for the driver to connect, or to report a failure, in seconds."""
+"""Longest time in seconds until the driver has connected or reports a failure."""
 SILENT_S: Final = 20.0
-"""An actor counts as lost when its reply is overdue by this many seconds."""
+"""If the reply of an actor is overdue by this many seconds, the actor counts as lost."""
 KNOCK_S: Final = 10.0
 FIRST_S: Final = 1.0
 LIMIT_S: Final = 30.0
-LOG_BYTES: Final = 2**20
-"""Size in bytes at which the log of a slot's children is rotated."""
 _ENVIRONMENT: Final = {"RAY_ENABLE_AUTO_CONNECT": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 """Settings that keep a Ray client that has lost its cluster from starting a local one, and Ray from sending usage
 statistics."""
@@ -67,7 +66,7 @@ class ClusterUnusable(ChildLost):
 
 
 class RayLink:
-    """The connection to the cluster. Create it with `open`."""
+    """The hub's connection to the Ray cluster. Create it with `open`."""
 
     def __init__(self, config: RayConfig, opening: Mapping[str, Any], *, logs: Path) -> None:
         self._config = config
@@ -80,7 +79,7 @@ class RayLink:
         self._reason = ""
         """Why the cluster cannot be reached; "" while the hub is connected."""
         self._unfit: dict[WorkerKind, str] = {}
-        """Why the last machine of a child of this kind cannot run it."""
+        """Reason why the last child's machine could not run the child, by kind of child."""
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -131,7 +130,7 @@ class RayLink:
                 path.unlink(missing_ok=True)
 
     def absence(self, kind: WorkerKind) -> str:
-        """Return why no child of this kind works; "" if one works or is starting."""
+        """Return why no child of this kind works; "" if a child works or is starting."""
         if self._reason:
             return self._reason
         children = [child for child in self._children.values() if child.kind == kind]
@@ -267,10 +266,7 @@ class RayLink:
 
 def _append(path: Path, printed: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists() and path.stat().st_size > LOG_BYTES:
-        path.replace(path.with_name(path.name + ".old"))
-    with path.open("ab") as file:
-        file.write(printed)
+    append_printed(path, printed)
 
 
 class RayChild:
@@ -285,7 +281,7 @@ class RayChild:
         self.ready: Frame = {}
         self.is_ready = False
         self.waits = ""
-        """Why Ray has found no machine for the child yet; "" if the child need not wait."""
+        """Why Ray has found no machine for the child yet; "" if the child does not wait."""
         self._link = link
         self._number = number
         self._spec = spec
@@ -294,8 +290,8 @@ class RayChild:
         self._end: EchoError | None = None
 
     async def open(self, opening: Mapping[str, object]) -> None:
-        """Start the child. Raises ChildExited or ChildLost. If the child answers `failed`, its machine cannot run it,
-        and it is lost."""
+        """Start the child. Raises ChildExited or ChildLost. The answer `failed` means that the machine cannot run the
+        child, so the child counts as lost."""
         start = {"start": self._number, "kind": self.kind, "slot": self.slot, "spec": self._spec}
         await self._link._say({**start, "opening": pack_frame(opening)})
         self.ready = await self.receive()
@@ -326,7 +322,7 @@ class RayChild:
 
     async def receive(self, *, within_s: float = float("inf")) -> Frame:
         """Return the child's next answer. If the child has ended, raise ChildExited or ChildLost. `within_s` is not
-        used: the child's machine applies the `answer_s` of `RayLink.spawn`."""
+        used: the timeout is the `answer_s` of `RayLink.spawn`, which the child's machine applies."""
         if self._end is not None and self._found.empty():
             raise self._end
         found = await self._found.get()

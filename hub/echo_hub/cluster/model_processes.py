@@ -1,8 +1,8 @@
 """Processes that compute with the base model and with adapters, on the hub's machine or in its Ray cluster.
 
 The opening frame has `settings`, with the base model's directory. Each request has `adapters`, which maps a version to
-the directory of its adapter. An adapter is sent into the cluster with the first request that needs it. The process
-there keeps the newest few adapters.
+the directory of its adapter. An adapter is sent to a process in the cluster with the first request that needs it, and
+the process keeps the newest few.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Program:
     module: Sequence[str]
     """Module to run, and its arguments."""
     counted: str
-    """Key of a request whose value has one entry for each answer (`RayLink.spawn`)."""
+    """Key of a request whose value is a list: the process sends one answer for each item (see `RayLink.spawn`)."""
     env: Mapping[str, str] = field(default_factory=dict)
 
 
 class ModelProcess(ABC):
-    """At most one running process. If it dies, the caller sends all unanswered requests again."""
+    """Starts at most one process at a time. If the process dies, the caller must send all unanswered requests again."""
 
     def __init__(self, program: Program, settings: LearnerSettings, *, logs: Path) -> None:
         module, *arguments = program.module
@@ -65,7 +65,7 @@ class ModelProcess(ABC):
 
     @property
     def absence(self) -> str:
-        """Why requests must wait for the process. Empty if they need not wait."""
+        """Return why requests must wait for the process; "" if they need not wait."""
         return ""
 
     async def start(self, opening: Mapping[str, Any]) -> None:
@@ -92,7 +92,7 @@ class ModelProcess(ABC):
         return await self._child.receive(within_s=ANSWER_S)
 
     async def stop(self) -> None:
-        """End the process at once. Do nothing if there is none."""
+        """End the process at once. Do nothing if no process runs."""
         child, self._child, self.is_ready = self._child, None, False
         if child is not None:
             child.kill()
@@ -111,7 +111,7 @@ class ProcessBeside(ModelProcess):
 
 
 class ProcessInCluster(ModelProcess):
-    """A process that runs under its own Ray actor on a machine of the cluster."""
+    """A process under its own Ray actor, on a cluster machine."""
 
     def __init__(self, program: Program, settings: LearnerSettings, *, logs: Path, cluster: RayLink, kept: int) -> None:
         """`kept` is the number of adapters that the process keeps on its machine."""
@@ -124,7 +124,7 @@ class ProcessInCluster(ModelProcess):
 
     @property
     def absence(self) -> str:
-        """Why requests must wait for the process in the cluster. Empty if they need not wait."""
+        """Return why requests must wait for the process in the cluster; "" if they need not wait."""
         return self._cluster.absence(self._program.kind)
 
     async def _spawn(self) -> RayChild:

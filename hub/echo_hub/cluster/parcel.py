@@ -3,7 +3,8 @@
 base/        the base model's files: all, or only those of its tokenizer
 modules/     Python modules
 files/N/     single files
-work/        the user's directory, in which the process works. From there, the others are ../base and ../files/N/NAME
+work/        the user's directory, in which the process works. From there, the other files are at
+             ../base and ../files/N/NAME
 """
 
 from __future__ import annotations
@@ -32,8 +33,7 @@ class Parcel:
 
     contents: Mapping[str, Path] = field(default_factory=dict)
     lies_there: Mapping[str, int] = field(default_factory=dict)
-    """Files that are not sent, mapped to their sizes in bytes. The other machine must have each file under the same
-    path."""
+    """Files that are not sent, with their sizes in bytes. The other machine must have each file at the same path."""
 
     def write(self, path: Path) -> None:
         """Write the zip. Raises ConfigError if a file cannot be read, or if all files together exceed MOST_BYTES."""
@@ -48,7 +48,7 @@ class Parcel:
                             got=f"more than {MOST_BYTES // 2**20} MiB up to {source}",
                             do="Put large files under the same path on all machines, and outside ray.working_dir.",
                         )
-                    # Weights do not compress.
+                    # Weights are stored uncompressed, because compression would hardly shrink them.
                     archive.write(source, name, ZIP_STORED if source.suffix == ".safetensors" else None)
         except OSError as error:
             raise ConfigError(
@@ -78,7 +78,7 @@ def base_model(base_dir: Path) -> tuple[Parcel, str]:
 
 
 def lacking(lies_there: Mapping[str, int]) -> str:
-    """Return the first file that this machine lacks or has in another size; "" if all files are as expected."""
+    """Return the first file that this machine lacks or has in a different size; "" if all files are there."""
     for name, size in lies_there.items():
         file = Path(name)
         if not file.is_file() or file.stat().st_size != size:

@@ -1,4 +1,4 @@
-"""`echo-hub act`, `undo`, `audit` and `tokens`: operators' actions, given on the hub's own computer.
+"""`echo-hub act`, `undo`, `audit` and `tokens`: actions of operators, entered on the hub's own computer.
 
 The commands store the action as a request in the run's database. A running hub carries it out within a second; a
 stopped hub carries it out at its next start.
@@ -20,7 +20,16 @@ from rich.table import Table
 from rich.text import Text
 
 from echo_hub.actions.records import ActionOutcome, ActionRecord, Actor
-from echo_hub.actions.requests import TABLE, AnyRequest, WrongRequestError, request_of, summary, taking_back
+from echo_hub.actions.requests import (
+    TABLE,
+    AnyRequest,
+    MakeToken,
+    WrongRequestError,
+    request_of,
+    summary,
+    taking_back,
+)
+from echo_hub.actions.tenant_keys import key_lines
 from echo_hub.lifecycle.beside_hub import RunArgument, store_of, when
 from echo_hub.run.directory import RunDirectory
 from echo_shared.errors import ConfigError
@@ -72,6 +81,8 @@ def act(
     tell(record)
     if secret:
         typer.echo(f"Shown only once: {secret}")
+    if isinstance(request, MakeToken) and request.scope == "use":
+        typer.echo("\n".join(key_lines(secret)))
 
 
 def undo(
@@ -104,7 +115,7 @@ def audit(
     newest: Annotated[int, typer.Option(min=1, max=LONGEST, help="Number of newest actions.")] = 50,
     as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
 ) -> None:
-    """List operators' actions: who, when, what, and the values before and after."""
+    """List the operators' actions: author, time, action, and the values before and after it."""
     from echo_hub.store.actions import read_action_log
 
     with store_of(RunDirectory(run_directory)) as store:
@@ -170,13 +181,15 @@ def _settled(store: Store, record: ActionRecord, until: float) -> ActionRecord:
 
 
 def tell(record: ActionRecord) -> None:
-    """Print the outcome of an action. Raises ConfigError if it was refused."""
+    """Print an action's outcome; for a pending action, say when the hub carries it out. Raises ConfigError if it was
+    refused."""
     if record.outcome is ActionOutcome.REFUSED:
         raise ConfigError(f"{record.action} was refused.", got=record.detail)
     if record.outcome is ActionOutcome.WANTED:
         typer.echo(f"Stored as action {record.number}. The hub carries it out as soon as it runs.")
         return
-    changed = "" if record.before is record.after is None else f": {_plain(record.before)} -> {_plain(record.after)}"
+    values = (record.before, record.after)
+    changed = "" if values == (None, None) else ": " + " -> ".join(_plain(value) or "unset" for value in values)
     typer.echo(" ".join(filter(None, [f"Done, action {record.number}{changed}.", record.detail])))
 
 

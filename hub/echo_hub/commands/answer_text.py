@@ -11,12 +11,18 @@ from echo_hub.dashboard.formats import visible
 from echo_shared.records.rewards import components_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from echo_hub.evaluation.base_answers import AnsweredProblem, BaseAnswers
+    from echo_hub.evaluation.by_hand import PlayedByHand
     from echo_hub.evaluation.examples import AnswerExample
+    from echo_hub.evaluation.turns_in_words import TurnInWords
+    from echo_shared.records.rollout import ObservedMessage
 
 console = Console(soft_wrap=True, highlight=False)
 MOST_CHARACTERS: Final = 2_000
-"""Largest number of characters printed of a text. If a text is longer, its beginning and its end are printed."""
+"""Largest number of characters that are printed of a text. From a longer text, only the beginning and the end are
+printed."""
 SHOWN: Final = 2
 """Number of completions printed for each group: the first solved and the first unsolved one, if both exist."""
 
@@ -59,12 +65,52 @@ def _print_group(problem: AnsweredProblem) -> None:
     if len(shown) < SHOWN:
         shown = list(problem.answers[:SHOWN])
     for answer in shown:
-        _print_text("answered", answer.text)
+        if answer.turns:
+            print_turns(answer.turns)
+        else:
+            _print_text("answered", answer.text)
         said = _verdict(answer.reward, is_solved=answer.is_solved, is_cut=answer.is_cut, error=answer.error)
         paid_as = f'; would be solved as "{answer.paid_as}"' if answer.paid_as else ""
         console.print(Text(f"  {said}; {answer.num_tokens} tokens{paid_as}"))
     rewards = " ".join("none" if one.reward is None else f"{one.reward:g}" for one in problem.answers)
     console.print(Text(f"  rewards of the group: {rewards}\n"))
+
+
+def print_prompt(text: str) -> None:
+    _print_text("asked", text)
+
+
+def print_played(played: PlayedByHand) -> None:
+    """Print an episode that was played by hand."""
+    print_prompt(played.prompt)
+    print_turns(played.turns)
+    print_end_of_play(played)
+
+
+def print_end_of_play(played: PlayedByHand) -> None:
+    if not played.has_ended:
+        console.print(Text("  The episode has not ended: there were no more replies."))
+        return
+    said = _verdict(played.reward, is_solved=played.is_solved, is_cut=False, error=played.error)
+    count = len(played.turns)
+    console.print(Text(f"  ended after {count} turn{'s' if count != 1 else ''}: {said}", style="bold"))
+
+
+def print_turns(turns: Sequence[TurnInWords]) -> None:
+    """Print each turn of an episode: the reply, its tool calls, the environment's messages, and the turn's reward."""
+    for number, turn in enumerate(turns, start=1):
+        earned = "" if turn.reward is None else f", earned {turn.reward:+g}"
+        console.print(Text(f"  turn {number}: {turn.num_tokens} tokens{earned}"))
+        _print_text("reply", turn.reply)
+        for call in turn.calls:
+            what = call.problem or f"{call.name} {call.arguments}"
+            _print_text("bad call" if call.problem else "call", what)
+        print_messages(turn.messages)
+
+
+def print_messages(messages: Sequence[ObservedMessage]) -> None:
+    for message in messages:
+        _print_text("result" if message.role == "tool" else "observed", message.text)
 
 
 def _print_text(title: str, text: str) -> None:

@@ -26,7 +26,7 @@ class _Done:
     rollouts: int
     bytes: int
     written: bool
-    """True if the command has written the file; False if the file existed before."""
+    """True if this command has written the file; False if the file existed before."""
     deleted: int = 0
     """Number of rollouts that the command has deleted from the database."""
 

@@ -1,4 +1,4 @@
-"""`echo-hub backup` and `restore`: save a run to a single file, even during serving, and restore it."""
+"""`echo-hub backup` and `restore`: save a run to a single file, also while a hub serves it, and restore it."""
 
 from __future__ import annotations
 

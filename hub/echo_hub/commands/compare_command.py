@@ -1,4 +1,4 @@
-"""`echo-hub compare`: compare curves and settings of several runs, whether hubs serve them or not."""
+"""`echo-hub compare`: compare curves and settings of several runs. Their hubs need not run."""
 
 from __future__ import annotations
 

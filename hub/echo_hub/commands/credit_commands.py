@@ -46,7 +46,7 @@ def credit_import(
         typer.Option("--hub-key", help="The other hub's key or fingerprint, from its operator; needed once per hub."),
     ] = None,
 ) -> None:
-    """Add another run's credit to this run's leaderboard, next to its own credit, for nodes with the same keys.
+    """Add the credit from another run to this run's leaderboard, next to its own credit, for nodes with the same keys.
 
     A newer export of the same run replaces the older one.
     """

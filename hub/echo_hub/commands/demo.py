@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -32,7 +32,8 @@ from echo_hub.dashboard.model import FleetView, LengthsView, RunView
 from echo_hub.run.directory import RunDirectory
 from echo_hub.serving.hub import Hub
 from echo_hub.serving.opening import open_hub
-from echo_shared.errors import ConnectError
+from echo_shared.errors import ConfigError, ConnectError
+from echo_shared.installation import shell_line
 from echo_shared.process.supervised import SupervisedChild
 from echo_shared.wire.messages import ReceiptState
 
@@ -40,6 +41,8 @@ log = logging.getLogger(__name__)
 
 LOG_LINES: Final = 5
 NODE_STOP_S: Final = 8.0
+PRECISION: Final = "q8_0"
+"""Precision of the GGUF file that the demo writes."""
 REFRESH_S: Final = 1.0
 """Seconds between two updates of the progress display. For each update, the run's views are read, which takes a
 hundredth of a second."""
@@ -63,6 +66,8 @@ class DemoReport:
     """Lengths in tokens of the newest trained completions; None if there are none."""
     dashboard_url: str
     adapter: str
+    gguf: str | None = None
+    """Path of the GGUF file with the trained model; None if the demo writes none."""
 
 
 def missing_engine() -> str | None:
@@ -87,24 +92,29 @@ async def run_demo(
     directory: RunDirectory,
     *,
     backends: tuple[str, ...],
+    precision: str,
+    gguf: bool,
     keep: bool,
     report_json: Path | None,
     spawned: SupervisedChild | None,
 ) -> None:
     """Run the demo to its end, or until it is cancelled. When this returns, all processes that it started have ended.
 
-    `spawned` is passed to `open_hub`. Raises ConnectError if a node ends before the run does.
+    `precision` is the precision of the nodes' engines. If `gguf`, the trained model is written as a GGUF file at the
+    end. `spawned` is passed to `open_hub`. Raises ConnectError if a node ends before the run does.
     """
     started, console = time.monotonic(), Console()
     async with open_hub(config, directory, spawned=spawned) as hub, asyncio.TaskGroup() as tasks:
         serving = tasks.create_task(hub.serve())
-        async with _nodes(hub.url, directory.root / "nodes", backends) as nodes:
+        async with _nodes(hub.url, directory.root / "nodes", backends, precision) as nodes:
             console.print(f"Dashboard    {hub.dashboard_url}\nLeaderboard  {hub.url}/leaderboard", soft_wrap=True)
             console.print(f"Run          {directory.root}\n")
             with _watched(nodes, tasks):
                 await _show_until_finished(hub, console)
             report = await _report(hub, seconds=time.monotonic() - started)
             _print(report, console)
+            if gguf:
+                report = replace(report, gguf=await exported(directory, console))
             if report_json is not None:
                 text = json.dumps(asdict(report), indent=2) + "\n"
                 await asyncio.to_thread(report_json.write_text, text)
@@ -112,6 +122,41 @@ async def run_demo(
                 console.print("\nThe hub stays up (--keep). Press Ctrl-C to end it.")
                 await asyncio.Event().wait()
         serving.cancel()
+
+
+async def exported(directory: RunDirectory, console: Console) -> str | None:
+    """Write the newest version as a GGUF file, in a process of its own, and print how to use it. Return the file; None
+    if llama.cpp, which writes it, is not installed.
+
+    Raises ConfigError if the export fails.
+    """
+    hub = [sys.executable, "-m", "echo_hub"]
+    talk = shell_line([*hub, "chat", str(directory.root)])
+    console.print(f"To talk to it      {talk}", soft_wrap=True)
+    destination = directory.root / "gguf"
+    command = [*hub, "export", str(directory.root), str(destination), "--gguf", PRECISION]
+    if importlib.util.find_spec("llama_cpp") is None:
+        console.print(
+            f"For llama.cpp      install llama.cpp as said above, then: {shell_line(command)}", soft_wrap=True
+        )
+        return None
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    try:
+        said, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            await _end(process)
+    if process.returncode:
+        raise ConfigError(
+            "The trained model could not be written as a GGUF file.",
+            got="\n       ".join(said.decode(errors="replace").strip().splitlines()[-LOG_LINES:]),
+            do=f"The adapter is complete. To try again: {shell_line(command)}",
+        )
+    (file,) = destination.glob("*.gguf")
+    console.print(f"For llama.cpp      {file}", soft_wrap=True)
+    return str(file)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,11 +167,12 @@ class _Node:
 
 
 @asynccontextmanager
-async def _nodes(url: str, root: Path, backends: tuple[str, ...]) -> AsyncIterator[list[_Node]]:
+async def _nodes(url: str, root: Path, backends: tuple[str, ...], precision: str) -> AsyncIterator[list[_Node]]:
     nodes: list[_Node] = []
     try:
         for number, backend in enumerate(backends, start=1):
-            nodes.append(await _start_node(url, root / f"node-{number}", f"node-{number}", backend))
+            name = f"node-{number}"
+            nodes.append(await _start_node(url, root / name, name, backend=backend, precision=precision))
         yield nodes
     finally:
         await asyncio.gather(*(_end(node.process) for node in nodes))
@@ -158,7 +204,7 @@ def _open_log(log: Path) -> BinaryIO:
     return log.open("ab")
 
 
-async def _start_node(url: str, home: Path, name: str, backend: str) -> _Node:
+async def _start_node(url: str, home: Path, name: str, *, backend: str, precision: str) -> _Node:
     arguments = ["join", url, "--name", name, "--backend", backend, "--data-dir", str(home), "--threads", "1"]
     log = home / "node.log"
     with _open_log(log) as output:
@@ -176,6 +222,7 @@ async def _start_node(url: str, home: Path, name: str, backend: str) -> _Node:
                 "OMP_NUM_THREADS": "1",
                 "ECHO_NODE_EXIT_WITH_STDIN": "true",
                 "ECHO_NODE_BENCH_SECONDS": "0",
+                "ECHO_NODE_PRECISION": precision,
                 # With a node's default low priority, the learner on this machine would leave the nodes no processor
                 # time.
                 "ECHO_NODE_MANNERS__PRIORITY": "normal",

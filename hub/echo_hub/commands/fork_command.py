@@ -22,7 +22,7 @@ def fork(
         typer.Option("--set", metavar="SECTION.KEY=VALUE", help="A setting that differs from RUN's; repeatable."),
     ] = None,
 ) -> None:
-    """Create a run that continues from a version of RUN, with other settings. RUN itself is not changed."""
+    """Create a run that continues from a version of RUN, with other settings. RUN itself stays unchanged."""
     from echo_hub.lifecycle.forking import fork as fork_run
 
     target = RunDirectory(new_run)

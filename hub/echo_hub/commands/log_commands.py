@@ -32,7 +32,7 @@ def log(
     level: Annotated[LogLevel, typer.Option(help="Lowest level: debug, info, warning or error.")] = "debug",
     as_json: Annotated[bool, typer.Option("--json", help="Print the raw JSON objects, one per line.")] = False,
 ) -> None:
-    """Print the log of a run's hub, whether the hub is running or not."""
+    """Print the log of a run's hub. The hub need not run."""
     from echo_hub.operation.log_lines import KEPT, path_of
 
     directory = RunDirectory(run_directory)
@@ -49,7 +49,7 @@ def log(
 
 
 def _looked_at(lines: int, level: str) -> int:
-    """Return how many of the log's last lines to read: `lines`; or all of them, if `level` leaves out some lines."""
+    """Return the number of the log's last lines to read: `lines`, or all if `level` leaves out some lines."""
     return lines if level == "debug" or not lines else 2**31
 
 
@@ -100,7 +100,7 @@ def events(
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="Most events to print.")] = 50,
     as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
 ) -> None:
-    """List the events of a run, the newest first: joins, bans, restarts, refusals, problems, its end."""
+    """List the events of a run, the newest first: joins, bans, restarts, refusals, problems, and the end of the run."""
     from echo_hub.dashboard.log_page import WrongLogQueryError, event_filter_of
     from echo_hub.dashboard.responses import jsonable
     from echo_hub.store.events import read_events

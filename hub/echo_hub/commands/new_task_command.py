@@ -113,7 +113,7 @@ def _checked(name: str) -> str:
 
 
 def _write(where: Path, files: dict[str, str]) -> None:
-    """Write both files or neither: when both are complete, they are moved into place."""
+    """Write all files completely in a temporary directory, then move them into place."""
     where.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=where, prefix=".new-task-") as temporary:
         for name, text in files.items():

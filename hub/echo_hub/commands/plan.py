@@ -90,19 +90,20 @@ class FleetFile(_Part):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedFleet:
-    """The fleet to plan for. `nodes` are the sampling nodes; `kinds` are the classes of nodes that could be added."""
+    """The fleet for which to plan. `nodes` are the nodes that sample now; `kinds` are the classes of nodes that could
+    be added."""
 
     workload: Workload
     nodes: tuple[NodeClass, ...]
     kinds: tuple[NodeClass, ...]
     scoring: str = ""
-    """Where scoring runs, in words; "" if the fleet was read from a file, which does not say."""
+    """Where scorers run, in words; "" for a fleet from a file."""
     verifying: str = ""
-    """Where verifying runs, in words; "" if the fleet was read from a file, which does not say."""
+    """Where the verifier runs, in words; "" for a fleet from a file."""
     evaluating: str = ""
-    """Where evaluation runs, in words; "" if the fleet was read from a file, which does not say."""
+    """Where the samples of evaluations are drawn, in words; "" for a fleet from a file."""
     spent: LearnerTime | None = None
-    """How the learner spent its recent time; None if the fleet was read from a file, not from a run."""
+    """How the learner spent its recent time; None for a fleet from a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,11 +113,14 @@ class Plan:
     prediction: Prediction
     advice: Advice
     cheapest: Mix | None
-    """The cheapest nodes to add, of one or two kinds; None if no addition reaches the target."""
+    """The cheapest nodes to add so that the learner reaches the target utilisation, of one or two kinds; None if no
+    addition reaches it."""
     times_as_many: float | None
-    """Factor on the number of present nodes that reaches the target; None if no number is enough."""
+    """Factor by which the number of present nodes must grow so that the learner reaches the target utilisation; None if
+    no factor is enough."""
     placement: Placement | None
-    """The cheapest subset of the present nodes that reaches the target, and its settings."""
+    """The cheapest subset of the present nodes with which the learner reaches the target utilisation, and its
+    settings."""
     verdict: str
 
     def as_json(self) -> dict[str, Any]:
@@ -146,9 +150,10 @@ class Plan:
 
 
 def fleet_of_run(store: Store, config: HubConfig) -> PlannedFleet:
-    """Return the fleet of a run, measured over the newest steps and recently active nodes. Raises ConfigError before
-    the first step.
+    """Return the fleet of a run, measured over the newest steps and recently active nodes. Raises ConfigError for
+    a run without a task, and before the first step.
     """
+    config.check_trains()
     steps = newest_steps(store)
     pace = read_pace(store, config, steps, None)
     if pace is None:

@@ -41,7 +41,7 @@ def write_svg(plan: Plan, path: Path) -> None:
 
 
 def svg(spans: Sequence[TimeSpan], *, title: str) -> str:
-    """Return the picture: one row each for learner, broadcast and nodes, above a scale of seconds."""
+    """Return the picture: one row each for learner, broadcast of versions, and nodes, above a scale of seconds."""
     end = max(span.end_s for span in spans)
     height = TOP + LANE_HEIGHT * len(LANES) + 62
     return "\n".join(

@@ -19,7 +19,7 @@ LANES: Final[dict[str, tuple[Lane, ...]]] = {
     "broadcast": ("broadcast",),
     "sampling": ("sampling",),
 }
-"""Rows of the picture: the row's name, and the kinds of time spans that are drawn in this row."""
+"""Rows of the picture: for each row's name, the kinds of time spans that are drawn in it."""
 
 FILL: Final[dict[Lane, str]] = {"training": "=", "waiting": ".", "broadcast": ">", "sampling": "-"}
 KINDS_SHOWN: Final = 20
@@ -31,7 +31,7 @@ SPENT: Final = {
     "down": "learner down",
     "start": "start of the run",
 }
-"""Labels for the learner's reasons for waiting, `learner_time.REASONS`."""
+"""Labels for the reasons why the learner waits, keyed as in `learner_time.REASONS`."""
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Show on stderr how much of a command's work is done: a live line on a terminal, otherwise a new line now and then."""
+"""Show the progress of a command on stderr: as a live line on a terminal, otherwise as a new line every `PLAIN_S`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PLAIN_S: Final = 10.0
 
 @contextmanager
 def progress_line(count: WorkCount) -> Iterator[None]:
-    """Show `count` until the block ends. On a terminal, the line then disappears."""
+    """Show `count` until the block ends. On a terminal, the line disappears at the end."""
     if sys.stderr.isatty() and errors.is_interactive:
         spinner = Spinner("line")
 
@@ -32,7 +32,8 @@ def progress_line(count: WorkCount) -> Iterator[None]:
             spinner.update(text=count.text(time.monotonic()))
             return spinner
 
-        # Rich moves printed text above the live line by writing it to stderr. Do this only if stdout is a terminal too.
+        # While the live line is shown, Rich sends all printed text to stderr, above the line. Let it do so only if
+        # stdout is a terminal too.
         is_beside = sys.stdout.isatty()
         with Live(get_renderable=line, console=errors, transient=True, redirect_stdout=is_beside):
             yield

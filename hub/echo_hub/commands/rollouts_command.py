@@ -1,4 +1,4 @@
-"""`echo-hub rollouts`: show a run's rollouts from its store, whether a hub serves it or not."""
+"""`echo-hub rollouts`: show a run's rollouts from its database. The hub need not run."""
 
 from __future__ import annotations
 
@@ -94,11 +94,13 @@ def _understood(asked: dict[str, Any], before: str) -> tuple[RolloutFilter, str]
 
 def reader_of(directory: RunDirectory, store: Store) -> RolloutReader:
     from echo_hub.lifecycle.rollouts import ProblemsOnDemand, RolloutReader
-    from echo_hub.run.base_model import PromptCodec, resolve_base
+    from echo_hub.run.base_files import resolve_base
+    from echo_hub.run.base_model import PromptCodec
 
     config = load_config(directory.config, {})
     codec = PromptCodec.of_run(config, resolve_base(config.model.base))
-    return RolloutReader(config, store=store, codec=codec, problems=ProblemsOnDemand(config, codec))
+    problems = ProblemsOnDemand(config, codec, run_dir=directory.root)
+    return RolloutReader(config, store=store, codec=codec, problems=problems)
 
 
 def _print(page: RolloutsPage) -> None:

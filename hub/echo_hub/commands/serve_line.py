@@ -1,4 +1,4 @@
-"""The status display of `echo-hub serve`: a live line on a terminal, otherwise a new line now and then.
+"""The status display of `echo-hub serve`: a live line on a terminal, otherwise a new line every `PLAIN_S`.
 
 Errors of the output are ignored, so that the hub keeps running.
 """
@@ -21,14 +21,16 @@ from echo_shared.records.health import HubState
 
 REFRESH_S: Final = 2.0
 PLAIN_S: Final = 300.0
-"""Seconds between two lines if there is no terminal. A change of the run's state is printed at once."""
+"""Seconds between two lines if the output is no terminal. A change of the run's state is printed at once."""
 DONE: Final = "The pages stay available until you press Ctrl-C."
 
 
 def line_of(view: RunView) -> str:
     """Return the status in one line. The most important part comes first, because a narrow terminal cuts off the
     end."""
-    parts = [view.health.state.value, f"step {view.trained_step:,} of {view.steps_total:,}"]
+    parts = [view.health.state.value]
+    if view.trains:
+        parts.append(f"step {view.trained_step:,} of {view.steps_total:,}")
     why = view.health.reasons[0] if view.health.reasons else view.state_detail
     if why and view.health.state is not HubState.FINISHED:
         parts.append(why)
@@ -83,7 +85,7 @@ class ServeLine:
             waited_s += REFRESH_S
 
     async def _view(self) -> RunView | None:
-        """Return the run's view; None if the database cannot be read now, which another part of the hub logs."""
+        """Return the run's view; None if the database cannot be read now. Another part of the hub logs this failure."""
         with suppress(StorageError):
             return await self._pages.run_view()
         return None

@@ -1,4 +1,4 @@
-"""`echo-hub sft`: fine-tune a run's start on demonstrations."""
+"""`echo-hub sft`: fine-tune, on demonstrations, the model with which a run starts."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def sft(
     anew: Annotated[bool, typer.Option("--anew", help="Discard what was trained with other options.")] = False,
     figures_json: Annotated[Path | None, typer.Option("--json", help="Also write all figures to this file.")] = None,
 ) -> None:
-    """Fine-tune what a run starts with on demonstrations, before it is served. Resumes where it stopped."""
+    """Fine-tune, on demonstrations, the model with which a run starts, before the run is served. Repeat the command to
+    resume."""
     from echo_hub.learner.sft_plan import SftSettings
     from echo_hub.lifecycle.sft import finetune, prepare
 
@@ -57,6 +58,7 @@ def sft(
     directory.check()
     check_writable(figures_json)
     config = load_config(directory.config, {})
+    config.check_trains()
     if learning_rate <= 0:
         raise ConfigError("The learning rate must be above 0.", got=f"--learning-rate {learning_rate}")
     options = SftSettings(
@@ -71,7 +73,7 @@ def sft(
         _print_what(prepared)
         shown = _Shown(prepared)
         with progress_line(shown.count):
-            done = finetune(prepared, anew=anew, told=shown.tell, stop=stop)
+            done = finetune(prepared, anew=anew, watcher=shown, stop=stop)
     if done is None:
         typer.echo(
             f"Stopped after update {shown.count.done}. Nothing is lost: the same command resumes there.", err=True

@@ -1,8 +1,8 @@
 """Choose settings for a base model and a task: what `echo-hub init --base MODEL --task NAME` writes.
 
-Only settings that differ from the defaults are written, each with a reason. Lengths come from the task's own problems,
-encoded with the base's tokenizer and chat template. Batch sizes depend on the base's number of weights and on this
-machine. `echo-hub try-task --sample` measures what the base actually answers.
+The file lists only settings that differ from the defaults, and gives a reason for each. Lengths come from the task's
+own problems, encoded with the base's tokenizer and chat template. Batch sizes depend on the base's number of weights
+and on this machine. `echo-hub try-task --sample` measures what the base actually answers.
 """
 
 from __future__ import annotations
@@ -19,21 +19,29 @@ from safetensors import safe_open
 from echo_hub.config.file import load_config
 from echo_hub.config.sections import HubConfig
 from echo_hub.config.training_sections import PLAIN_TOKENS
-from echo_hub.run.base_model import BUILTIN, PromptCodec, resolve_base
+from echo_hub.run.base_files import BUILTIN, resolve_base
+from echo_hub.run.base_model import PromptCodec
 from echo_hub.run.thinking import OPEN
+from echo_hub.sessions.kinds import SessionPlace, make_any_task
+from echo_hub.sessions.process import ProcessEnvironment
 from echo_hub.tasks.base import FileTask, Problem
-from echo_hub.tasks.registry import make_task
+from echo_hub.tasks.environments.base import Environment
+from echo_hub.tasks.names import NO_TASK
 from echo_shared.errors import ConfigError
 from echo_shared.sampling.draws import derive_seed
 
 SAMPLED: Final = 64
-"""Number of the task's problems that are sampled to measure lengths."""
+"""Number of the task's problems that are sampled to measure how long prompts and answers are."""
+OPENED: Final = 4
+"""Number of problems that are sampled from an environment with state. Each of them opens a session, which may take
+seconds.
+"""
 TAGS: Final = "\nEnd with your answer as <answer>...</answer>."
 _OF_ANSWER: Final = 4
-"""Completion tokens for each token of the reference answer. The model needs this many, because it reasons before it
+"""Number of completion tokens for each token of the reference answer. It is above 1 because the model reasons before it
 answers."""
 _CHAT_TOKENS: Final = 96
-"""Further completion tokens, for the text that a chat model writes around an answer."""
+"""Additional completion tokens, for the text that a chat model writes around its answer."""
 _THINKING_TOKENS: Final = 1_024
 _LEAST_TOKENS: Final = 16
 _SMALL: Final = 1_000_000_000
@@ -42,10 +50,10 @@ _RATES: Final = ((500_000_000, 1e-4), (3_000_000_000, 5e-5))
 """Pairs (number of weights, learning rate). A model gets the rate of the first pair whose number exceeds its own."""
 _LARGE_RATE: Final = 2e-5
 _ROLLOUTS, _ROLLOUTS_ON_CPU = 128, 64
-"""Number of rollouts in a step: if the learner has a GPU, and if it has none."""
+"""Number of rollouts in a step: with a GPU, and without one."""
 _SAVED_OF_HIDDEN, _SAVED_OF_INNER = 14, 4
-"""Values that each layer keeps for each token until the backward pass, as multiples of the hidden size and of the inner
-size.
+"""Number of values that each layer keeps for each token until the backward pass: the first number times the hidden
+size, plus the second times the inner size.
 """
 
 Section = dict[str, Any]
@@ -55,7 +63,7 @@ Suited = dict[str, dict[str, tuple[Any, str]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseFacts:
-    """Facts about a base model, found without loading its weights."""
+    """Facts about a base model that are known without loading its weights."""
 
     num_weights: int
     activation_bytes: int
@@ -68,18 +76,29 @@ class BaseFacts:
 
 
 def suited_settings(flags: Mapping[str, Mapping[str, Any]], *, has_gpu: bool) -> tuple[HubConfig, Suited]:
-    """Return all settings, and those for config.toml with their reasons.
+    """Return two things: all settings, and those for config.toml with their reasons.
 
-    `flags` are model.base, task.name and all other settings given by the user. Raises ConfigError if base or task
-    cannot be used, or do not fit together.
+    `flags` are model.base, task.name and all other settings given by the user. Raises ConfigError if the base or the
+    task cannot be used, or if they do not fit together.
     """
+    if flags.get("task", {}).get("name") == NO_TASK:
+        values = {"tinker": {"enabled": True}, "openai": {"enabled": True}}
+        reason = "The run has no task of its own, and works for tenants. Turn off the interface that you do not offer."
+        suited: Suited = {section: {"enabled": (True, reason)} for section in values}
+        return load_config(None, _merged(values, flags)), suited
     given = load_config(None, flags)
     base_dir = resolve_base(given.model.base)
     codec = PromptCodec.load(base_dir)
     codec.check()
     facts = _facts(base_dir, codec)
-    task = make_task(given.task.name, given.task.options)
-    problems = [_sampled(task, given.task.name, number) for number in range(SAMPLED)]
+    place = SessionPlace.of_run(given, codec, base_dir=base_dir, run_dir=None)
+    task = make_any_task(given.task.name, given.task.options, place)
+    try:
+        number = OPENED if isinstance(task, Environment) else SAMPLED
+        problems = [_sampled(task, given.task.name, each) for each in range(number)]
+    finally:
+        if isinstance(task, ProcessEnvironment):
+            task.stop()
     if not facts.is_chat and given.model.base in BUILTIN:
         chosen: Suited = {}
     else:
@@ -99,7 +118,7 @@ def _chosen(
 ) -> Suited:
     suffix = TAGS if facts.is_chat and _wants_tags(given) else ""
     words = codec.with_words(system_prompt=given.task.system_prompt, prompt_suffix=given.task.prompt_suffix or suffix)
-    prompt_tokens = max(len(words.encode_prompt(problem.prompt)) for problem in problems)
+    prompt_tokens = max(len(problem.prompt_ids or words.encode_prompt(problem.prompt)) for problem in problems)
     answers = [str(problem.metadata["answer"]) for problem in problems if problem.metadata.get("answer") is not None]
     answer_tokens = max((len(codec.encode_reply(answer)) for answer in answers), default=0)
     max_tokens = _max_tokens(given, facts, prompt_tokens=prompt_tokens, answer_tokens=answer_tokens)
@@ -117,9 +136,9 @@ def _chosen(
         "sampling": {
             "max_tokens": (
                 max_tokens,
-                f"Prompts have up to {prompt_tokens} tokens and reference answers up to {answer_tokens}, of {SAMPLED} "
-                f"problems; the base's context has {facts.context_tokens}. To measure: echo-hub try-task "
-                "--sample 4 --config RUN/config.toml",
+                f"Prompts have up to {prompt_tokens} tokens and reference answers up to {answer_tokens}, of "
+                f"{len(problems)} problems; the base's context has {facts.context_tokens}. To measure: echo-hub "
+                "try-task --sample 4 --config RUN/config.toml",
             )
         },
         "training": {
@@ -231,6 +250,8 @@ def _num_weights(path: Path) -> int:
 def _sampled(task: Any, name: str, number: int) -> Problem:
     try:
         problem: Problem = task.sample(derive_seed(name, "suited settings", number))
+    except ConfigError:
+        raise
     except Exception as error:
         # The task is a plug-in, so show its author any exception of its sampler.
         raise ConfigError("The task cannot sample a problem.", got=repr(error), do="Fix its sample method.") from error

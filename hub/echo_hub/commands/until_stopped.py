@@ -18,7 +18,7 @@ def run_until_stopped(main: Coroutine[Any, Any, Any], *, stopped: str = "the run
     """Run `main` to its end. If Ctrl-C or SIGTERM stops it, cancel it, so that everything closes in order, and return
     None.
 
-    `stopped` is printed then: it tells the user what happens to the unfinished work.
+    The text `stopped` is printed in that case. It tells the user what happens to the unfinished work.
     """
 
     async def until_signalled() -> Any:
@@ -37,7 +37,8 @@ def run_until_stopped(main: Coroutine[Any, Any, Any], *, stopped: str = "the run
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             return runner.run(until_signalled())
     except BaseExceptionGroup as group:
-        # If several tasks of a group fail together, show the user the one error that has a text for users.
+        # Several tasks of the group may have failed. Show the user the EchoError among them, which has a text for
+        # users.
         raise _known(group) from group
 
 

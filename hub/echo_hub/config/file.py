@@ -1,5 +1,5 @@
-"""Read and write a run's settings. Flags win over the ECHO_HUB_* environment, that over RUN/config.toml, and the file
-over the defaults.
+"""Read and write a run's settings. Flags override environment variables ECHO_HUB_*, these override RUN/config.toml, and
+the file overrides the defaults.
 
 In the environment, sections and keys are joined by two underscores: ECHO_HUB_TRAINING__STEPS=50.
 """
@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from pydantic_settings import BaseSettings
 
 from echo_hub.config.sections import HubConfig
+from echo_hub.config.toml_text import as_toml
 from echo_shared.errors import ConfigError
 from echo_shared.files.atomic import write_private
 from echo_shared.settings import load_settings, without_secrets
@@ -32,7 +33,7 @@ MOVED: Final = {
     "training.threads": "learner.threads",
     "training.device": "learner.device",
 }
-"""New names of settings, by the old names in files of earlier runs."""
+"""Renamed settings: the new name for each old name that files of earlier runs may contain."""
 _NO_MAIL: Final = (
     "the hub sends no e-mail: set alerts.webhook_url, or let Prometheus and Alertmanager send it by the rules in "
     "installers/prometheus/echo.rules.yml; remove this setting"
@@ -61,12 +62,12 @@ GONE: Final = {
     "metrics.wandb_entity": "set WANDB_ENTITY in the environment of echo-hub serve, and remove this setting",
     "metrics.wandb_project": "set WANDB_PROJECT in the environment of echo-hub serve, and remove this setting",
 }
-"""Advice for settings in files of earlier runs that no longer exist."""
+"""Removed settings that files of earlier runs may contain: for each, advice on what to do."""
 
 
 def load_config(path: Path | None, overrides: Mapping[str, Any]) -> HubConfig:
-    """Return the effective settings. If `path` is None, there is no file. `overrides` are flags, nested by section;
-    None means that a flag is not given.
+    """Return the effective settings. If `path` is None, no file is read. `overrides` are the flags, nested by section;
+    the value None means that a flag is not given.
 
     Raises ConfigError that names the setting, its value, and the line, variable or flag that set it.
     """
@@ -92,7 +93,7 @@ def render_config(config: HubConfig) -> str:
 def render_chosen(config: HubConfig, reasons: Mapping[str, Mapping[str, str]]) -> str:
     """Render as TOML the settings that differ from the defaults, each below its reason.
 
-    If a setting has no reason, its description is used. `load_config` reads the same settings from the result.
+    A setting without a reason gets its description instead. `load_config` reads the same settings from the result.
     """
     header = (
         "The settings that differ from the defaults. To list all settings: echo-hub serve RUN --dry-run. A line that "
@@ -157,8 +158,8 @@ def set_in_file(path: Path, section: str, key: str, value: str) -> None:
 
 
 def _with_line(text: str, section: str, line: str) -> str:
-    """Return the TOML text with this line in the section. If the section has a line for the key, the new line replaces
-    it."""
+    """Return the TOML text with `line` in the section. If the section already sets the same key, the new line replaces
+    that line."""
     lines = text.splitlines()
     header = next((place for place, each in enumerate(lines) if re.match(rf"\s*\[{section}\]", each)), None)
     if header is None:
@@ -178,7 +179,7 @@ def _comment(text: str) -> str:
 
 
 def _limits(schema: Mapping[str, Any]) -> str:
-    """Describe the bounds in a JSON schema, as a text to append to a description."""
+    """Return the bounds in a setting's JSON schema, as text to append to the setting's description."""
     words = [
         f"{word} {schema[key]}"
         for key, word in {
@@ -193,21 +194,11 @@ def _limits(schema: Mapping[str, Any]) -> str:
 
 
 def _toml(value: Any, *, where: str) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml(item, where=where) for item in value) + "]"
-    if isinstance(value, BaseModel):
-        return _toml(value.model_dump(exclude_none=True), where=where)
-    if isinstance(value, Mapping):
-        pairs = (f"{_toml(str(key), where=where)} = {_toml(item, where=where)}" for key, item in value.items())
-        return "{" + ", ".join(pairs) + "}"
-    raise ConfigError(
-        "A setting cannot be written to a settings file.",
-        got=f"{where} holds {value!r}",
-        do="Use text, numbers, true, false, lists and tables.",
-    )
+    try:
+        return as_toml(value)
+    except TypeError as error:
+        raise ConfigError(
+            "A setting cannot be written to a settings file.",
+            got=f"{where} holds {value!r}",
+            do="Use text, numbers, true, false, lists and tables.",
+        ) from error

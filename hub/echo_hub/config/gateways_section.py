@@ -1,5 +1,5 @@
-"""Settings of gateway processes, which hold nodes' connections for the hub, and of the broker between them and the
-hub."""
+"""Settings of gateways and of their broker. Gateways are processes that hold nodes' connections for the hub; the broker
+carries messages between them and the hub."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class GatewaysConfig(Section):
     """Number of NATS servers that must have a rollout on disk before its node gets the receipt. More than 1 needs a
     NATS cluster."""
     max_bytes: Annotated[int, Field(ge=2**24)] = 2**30
-    """Largest number of bytes that NATS keeps of rollouts which the hub has not committed yet. At this limit, nodes
-    keep their rollouts and send them again later."""
+    """Largest number of bytes of rollouts that NATS keeps until the hub has committed them. At this limit, NATS accepts
+    no more: nodes keep their rollouts and send them again later."""
     host: str = ""
     """Address on which gateways listen; empty = server.host."""
     port: Port = 8711
@@ -37,7 +37,8 @@ class GatewaysConfig(Section):
     port."""
     hub_url: Annotated[str, Field(pattern=r"^(https?://[^/]+)?$")] = ""
     """The hub's address for gateways, which forward requests for files, pages and records to it. Empty = the hub's own
-    address on this machine. List the gateways' addresses in server.trusted_proxies."""
+    address on this machine. List the gateways' addresses in server.trusted_proxies, so that the hub sees the clients'
+    own addresses."""
 
     @model_validator(mode="after")
     def _has_both_or_neither(self) -> GatewaysConfig:

@@ -21,7 +21,7 @@ Bound = Annotated[float, Field(ge=-1e6, le=1e6)]
 
 
 class LlmJudgeConfig(Section):
-    """A language model behind an OpenAI-compatible endpoint. It gives a verdict on each completion."""
+    """A judge that is a language model behind an OpenAI-compatible endpoint. It gives a verdict on each completion."""
 
     kind: Literal["llm"]
     url: Annotated[str, Field(pattern=r"^https?://[^\s/@?#]+(/[^\s@?#]*)?$", max_length=2_000)]
@@ -36,7 +36,7 @@ class LlmJudgeConfig(Section):
     lowest: Bound = 0.0
     """Verdict that gives the component the value 0."""
     highest: Bound = 10.0
-    """Verdict that gives the component the value 1. A number outside lowest..highest is no verdict."""
+    """Verdict that gives the component the value 1. A number outside lowest..highest does not count as a verdict."""
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
     """Sampling temperature of the judge."""
     max_tokens: Annotated[int, Field(ge=1, le=131_072)] = 1_024
@@ -46,7 +46,7 @@ class LlmJudgeConfig(Section):
     timeout_s: Annotated[float, Field(gt=0, le=3600)] = 120.0
     """Longest time for one answer, in seconds."""
     attempts: Annotated[int, Field(ge=1, le=100)] = 3
-    """If this many answers contain no verdict, the completion is dropped."""
+    """Number of answers without a verdict for one completion, after which the completion is dropped."""
 
     @model_validator(mode="after")
     def _can_be_asked(self) -> LlmJudgeConfig:
@@ -58,28 +58,29 @@ class LlmJudgeConfig(Section):
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Bounds of the component's value."""
+        """Return the bounds of the component's value."""
         return 0.0, 1.0
 
 
 class RewardModelConfig(Section):
-    """A sequence classifier with one logit. It runs in a separate process on the hub's machine."""
+    """A judge that is a sequence classifier with one logit. It runs in a separate process on the hub's machine."""
 
     kind: Literal["reward_model"]
     model: Annotated[str, Field(min_length=1, max_length=500)]
     """A directory in Hugging Face layout, or an id on a model hub."""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
-    """Device of the classifier: auto, cpu, cuda, cuda:1, mps. The learner's device is possible if both models fit
-    there."""
+    """Device of the classifier: auto, cpu, cuda, cuda:1, mps. The learner's device works if its memory holds both
+    models."""
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
-    """CPU threads of the classifier."""
+    """Number of CPU threads of the classifier."""
     tokens_at_once: Annotated[int, Field(ge=1, le=2**24)] = 16_384
-    """Tokens of one batch, including padding. A longer completion is a batch by itself."""
+    """Largest number of tokens that the classifier computes in one batch, including padding. A longer completion is a
+    batch by itself."""
     max_tokens: Annotated[int, Field(ge=0, le=2**20)] = 0
     """Largest number of tokens of prompt and completion together. Longer completions get no score. 0 = the model's
     number of positions."""
     sigmoid: bool = True
-    """True: the component is the sigmoid of the logit, 0..1. False: the component is the logit, clipped to
+    """If true, the component is the sigmoid of the logit, 0..1. If false, the component is the logit, clipped to
     lowest..highest."""
     lowest: Bound = -10.0
     """Lower bound of the logit, with sigmoid = false."""
@@ -94,7 +95,7 @@ class RewardModelConfig(Section):
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Bounds of the component's value."""
+        """Return the bounds of the component's value."""
         return (0.0, 1.0) if self.sigmoid else (self.lowest, self.highest)
 
 

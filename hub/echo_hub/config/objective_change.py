@@ -16,12 +16,12 @@ from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.config.sections import HubConfig
 
 FIXED: Final = ("chosen_advantage", "overlong", "overlong_buffer_tokens", "reference")
-"""Settings that a change must not touch. For the advantage, the resolved choice counts: the setting's, or the
-paper's."""
+"""Settings that a change must not touch. chosen_advantage is the advantage in use: the setting's, or the paper's if the
+setting is "published"."""
 
 
 def as_text(objective: ObjectiveConfig) -> str:
-    """Return the settings that differ from their defaults, as canonical JSON."""
+    """Return the objective's settings that differ from their defaults, as canonical JSON."""
     return json.dumps(objective.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
 
 

@@ -1,7 +1,8 @@
-"""The choices and numbers in each objective's own paper. This module loads no torch, because settings are validated
-with it.
+"""The choices and numbers in each objective's own paper. This module loads no torch, because it serves to validate
+settings.
 
-If a paper's formula differs from the paper's code, the code counts. Departures and gaps:
+If a paper's formula differs from the paper's code, the code counts. Where Echo departs from a paper, or a paper leaves
+a choice open:
 
 - DeepSeekMath, DAPO, GSPO and SAPO divide by a standard deviation without an epsilon; `weighting.STD_EPSILON` is added.
 - AReaL normalises returns over the batch, without a group's baseline. The nearest choice here is batch_std.
@@ -30,8 +31,8 @@ class Published:
     numbers: Mapping[str, float]
     """Values of those settings in NUMBERS that the objective uses."""
     takes_old_policy: bool = True
-    """True if `objective.old_policy` selects the denominator of the ratio. False if the formula fixes the
-    denominator."""
+    """True if `objective.old_policy` selects the denominator of the ratio. False if the objective's formula
+    fixes it."""
 
 
 _CLIP: Final = {"clip_low": 0.2, "clip_high": 0.2}

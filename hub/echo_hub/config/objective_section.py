@@ -42,9 +42,9 @@ class ObjectiveConfig(Section):
     """With old_policy = "proximal", factor of a token's loss. none: 1. tis: the ratio of proximal to behaviour policy,
     at most correction_high. masked_is: the same ratio, but 0 outside correction_low .. correction_high."""
     correction_low: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """Lower bound of the ratio, with correction = "masked_is"."""
+    """Lower bound of the ratio of proximal to behaviour policy, with correction = "masked_is"."""
     correction_high: Annotated[float, Field(ge=1)] = 2.0
-    """Upper bound of the ratio, with correction = "tis" or "masked_is"."""
+    """Upper bound of the ratio of proximal to behaviour policy, with correction = "tis" or "masked_is"."""
     sequence_veto: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Drop a rollout if the ratio of learner (at the start of the step) to behaviour policy is below this value for any
     of its tokens; 0 = off. 1e-4 is usual."""
@@ -52,21 +52,22 @@ class ObjectiveConfig(Section):
     """If the learner gives a rollout a lower probability than the behaviour policy, by more than this number of nats
     per token, the rollout's tokens with negative advantage have no loss; 0 = off."""
     kl_coefficient: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the KL divergence from the reference policy; it needs a second forward pass. The pull of a token is
-    limited at a probability ratio of e^3."""
+    """Weight of the KL divergence from the reference policy; it needs a second forward pass. The effect of a token on
+    the gradient does not grow above a probability ratio of e^3."""
     reference: Literal["base", "start"] = "base"
     """With kl_coefficient, the policy that training stays near. base: the base model. start: the adapter of
     model.start_from."""
     entropy_coefficient: Annotated[float, Field(ge=0)] = 0.0
-    """Amount by which each nat of a token's entropy lowers the loss. With entropy_target, the initial amount."""
+    """Coefficient of the entropy bonus: each nat of a token's entropy lowers the loss by this amount. With
+    entropy_target, it is the initial coefficient."""
     entropy_target: Annotated[float, Field(ge=0)] = 0.0
-    """Target of the step figure `entropy`, in nats per token. After a step below the target, the coefficient rises by
-    entropy_delta; after a step above the target, it falls, and no bonus applies. 0 = off: the coefficient is
-    constant."""
+    """Target of the mean entropy of a step's tokens, in nats per token. After a step below the target,
+    entropy_coefficient rises by entropy_delta; after a step above the target, it falls, and the next loss has no bonus.
+    0 = off: the coefficient is constant."""
     entropy_delta: Annotated[float, Field(gt=0)] = 0.005
-    """With entropy_target, change of the coefficient at each step."""
+    """With entropy_target, amount by which entropy_coefficient changes after each step."""
     entropy_max: Annotated[float, Field(gt=0)] = 0.1
-    """With entropy_target, largest coefficient."""
+    """With entropy_target, largest value that entropy_coefficient may reach."""
     overlong: Literal["keep", "mask", "penalty"] = "keep"
     """Treatment of completions (with an environment: of any turn) that were truncated at sampling.max_tokens. keep:
     they are trained on. mask: they are left out of the loss and its denominator. penalty: the reward falls near the
@@ -74,8 +75,9 @@ class ObjectiveConfig(Section):
     overlong_buffer_tokens: Annotated[int, Field(ge=0)] = 0
     """With overlong = "penalty", number of tokens before the limit at which the penalty begins."""
     selection: Literal["all", "shuffle_r1"] = "all"
-    """Rollouts of a group that are trained on. all: every rollout. shuffle_r1: the rollouts of one half of the group's
-    pairs, those with the largest difference of advantages."""
+    """Rollouts of a group that are trained on. all: every rollout. shuffle_r1: pair the rollout with the largest
+    advantage with the one with the smallest, the second largest with the second smallest, and so on; then train on the
+    half of the pairs whose advantages differ most."""
     shuffle_batches: Annotated[int, Field(ge=0, le=1024)] = 0
     """With selection = "shuffle_r1", number of sub-batches that are sampled from the step's pairs. A sub-batch contains
     a pair at most once, with probability proportional to the pair's advantages. A pair counts once for each draw. The
@@ -84,17 +86,17 @@ class ObjectiveConfig(Section):
 
     @property
     def trains_entropy(self) -> bool:
-        """True if the loss of any step includes the entropy."""
+        """True if the loss of a step can include the entropy."""
         return self.entropy_coefficient > 0 or self.entropy_target > 0
 
     @property
     def chosen_aggregation(self) -> Aggregation:
-        """Aggregation in use: the setting, or the paper's if the setting is "published"."""
+        """Aggregation in use: the setting's choice; for the setting "published", the paper's choice."""
         return PUBLISHED[self.name].aggregation if self.aggregation == "published" else self.aggregation
 
     @property
     def chosen_advantage(self) -> Advantage:
-        """Advantage in use: the setting, or the paper's if the setting is "published"."""
+        """Advantage in use: the setting's choice; for the setting "published", the paper's choice."""
         return PUBLISHED[self.name].advantage if self.advantage == "published" else self.advantage
 
     def resolved(self) -> ObjectiveConfig:
@@ -117,7 +119,7 @@ class ObjectiveConfig(Section):
         if self.old_policy == "proximal" and not paper.takes_old_policy:
             raise ValueError(f"the formula of {self.name} fixes the denominator of its ratios: remove old_policy")
         resolved = self.resolved()
-        # If a token's probability did not change, its ratio is 1, except for rounding. So a cap below 1 would bound
+        # The ratio of a token whose probability did not change is 1, except for rounding. So a cap below 1 would bound
         # nearly every token. decoupled_ppo leaves out tokens above its cap, so its cap must leave space for rounding.
         if "cap" in paper.numbers and (resolved.cap < 1 or (self.name == "decoupled_ppo" and resolved.cap == 1)):
             least = "cap > 1" if self.name == "decoupled_ppo" else "cap >= 1"

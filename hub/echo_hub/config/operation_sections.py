@@ -23,6 +23,8 @@ AlertKind = Literal[
     "common_fault",
     "judge_away",
     "scorers_away",
+    "environment_away",
+    "slots_short",
     "verifier_away",
     "evaluator_away",
     "finished",
@@ -62,7 +64,7 @@ class AlertsConfig(Section):
 
     @property
     def told_of(self) -> tuple[AlertKind, ...]:
-        """Kinds of alerts that the webhook gets."""
+        """Kinds of alerts that the webhook gets: `kinds`, or all kinds if it is empty."""
         return self.kinds or get_args(AlertKind)
 
 
@@ -77,8 +79,8 @@ class MetricsConfig(Section):
     histograms and the run's settings without the section [server] to the account of `wandb login` or WANDB_API_KEY. The
     environment names the project and the team: WANDB_PROJECT (default "echo") and WANDB_ENTITY."""
     texts: Annotated[int, Field(ge=0, le=64)] = 0
-    """Number of prompts and completions of every tenth step that TensorBoard and W&B get, from the groups that
-    keeping.share chooses; 0 = none. With wandb = "online", these texts leave this machine."""
+    """Number of prompts, each with its completions, of every tenth step that TensorBoard and W&B get. They come from
+    the groups that keeping.share keeps; 0 = none. With wandb = "online", these texts leave this machine."""
     node_series: bool = False
-    """True: /metrics has a dozen series for each node, in addition to the sums. For fleets of at most some hundreds of
-    nodes."""
+    """If True, /metrics has a dozen series for each node, in addition to the sums over all nodes. Use it only with at
+    most some hundreds of nodes."""

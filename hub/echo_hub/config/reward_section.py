@@ -26,8 +26,8 @@ def _compiles(pattern: str) -> str:
 
 class RewardConfig(Section):
     """Components of a rollout's reward, which is their weighted sum. The task's own reward is the component `score`.
-    Your own task may add components, and the settings below add some to any task. An evaluation's accuracy uses `score`
-    alone."""
+    Your own task may add components, and the settings below add components to any task. An evaluation's accuracy uses
+    `score` alone."""
 
     weights: dict[Annotated[str, Field(pattern=COMPONENT_NAME.pattern)], Annotated[float, Field(ge=-1000, le=1000)]] = (
         Field(default_factory=dict)
@@ -37,11 +37,11 @@ class RewardConfig(Section):
     shown, but earn nothing."""
     format: Annotated[str, Field(max_length=2_000), AfterValidator(_compiles)] = ""
     """Component `format`: 1 if this Python regular expression matches the whole completion without surrounding blanks
-    (a dot matches any character), else 0. "" = no such component. If a match takes longer than task.scorer_timeout_s,
-    it is ended and the rollout is dropped: avoid patterns like (a+)+."""
+    (a dot matches any character), else 0. "" = no such component. If matching takes longer than task.scorer_timeout_s,
+    it is stopped and the rollout is dropped. So avoid patterns like (a+)+."""
     tagged: Annotated[str, Field(pattern=r"^([A-Za-z][A-Za-z0-9_-]{0,31})?$")] = ""
-    """Component `tagged`: with "answer", 1 if the completion has exactly one non-empty <answer>...</answer>, else 0. ""
-    = no such component."""
+    """Component `tagged`: if this is "answer", 1 if the completion has exactly one non-empty <answer>...</answer>, else
+    0. "" = no such component."""
     length_least: Annotated[int, Field(ge=0, le=131_072)] = 0
     """Component `length`: 1 for completions from this number of tokens up to length_most. For shorter completions, it
     falls linearly to 0 at no tokens."""
@@ -49,7 +49,7 @@ class RewardConfig(Section):
     """Component `length`: 1 for completions from length_least up to this number of tokens. For longer completions, it
     falls linearly to 0 at length_zero. 0 = no upper end."""
     length_zero: Annotated[int, Field(ge=0, le=131_072)] = 0
-    """Component `length`: number of tokens, above length_most, from which it is 0. 0 = twice length_most."""
+    """Component `length`: number of tokens, above length_most, from which the value is 0. 0 = twice length_most."""
 
     judges: dict[Annotated[str, Field(pattern=COMPONENT_NAME.pattern)], JudgeConfig] = Field(default_factory=dict)
     """Components from models, each in its own table [reward.judges.NAME]. With kind = "llm", a language model behind an
@@ -59,7 +59,7 @@ class RewardConfig(Section):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Components of a completion's text that the settings request, independent of the task."""
+        """Components that the settings add and that depend only on a completion's text, not on the task."""
         chosen = {FORMAT: self.format, TAGGED: self.tagged, LENGTH: self.length_least or self.length_most}
         return tuple(name for name, is_there in chosen.items() if is_there)
 

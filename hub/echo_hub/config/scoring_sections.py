@@ -10,11 +10,11 @@ from echo_hub.config.section import Section
 
 Amount = Annotated[float, Field(ge=0, le=1e6)]
 WorkerKind = Literal["scorer", "verifier", "evaluator"]
-"""Kinds of processes that may run in the cluster."""
+"""Kinds of processes that may run in the Ray cluster."""
 
 
 class ScoringConfig(Section):
-    """Where scorers run."""
+    """The machines and processes in which scorers run."""
 
     engine: Literal["local", "ray"] = "local"
     """local: processes on the hub's machine. ray: the same processes under Ray actors in the cluster of [ray]; this
@@ -30,7 +30,7 @@ class RayConfig(Section):
     scorer_cpus: Amount = 1.0
     """CPUs that Ray reserves for each scorer."""
     scorer_gpus: Amount = 0.0
-    """GPUs, or a fraction of one, for each scorer. Other GPUs are hidden from it."""
+    """GPUs, or a fraction of one, that Ray reserves for each scorer. The scorer sees no other GPUs."""
     scorer_resources: dict[str, Amount] = Field(default_factory=dict)
     """Custom resources of each scorer, such as { sandbox = 1 }. Scorers run only on machines whose Ray was started with
     these resources."""
@@ -42,15 +42,15 @@ class RayConfig(Section):
     """Custom resources of the verifier, such as { base = 1 } for machines that have the base model. A model larger than
     512 MiB is not sent: these machines need a copy under the hub's path."""
     evaluator_cpus: Amount = 1.0
-    """CPUs that Ray reserves for the process that draws evaluations, and number of its threads."""
+    """CPUs that Ray reserves for the process that draws evaluations. It computes with the same number of threads."""
     evaluator_gpus: Amount = 0.0
     """GPUs, or a fraction of one, for the process that draws evaluations; 0 = it uses CPUs."""
     evaluator_resources: dict[str, Amount] = Field(default_factory=dict)
     """Custom resources of the process that draws evaluations: see verifier_resources."""
     working_dir: str = ""
-    """Directory that is sent to each scorer. The copy is the scorer's working directory, for modules and for files with
-    relative paths. Names with a leading dot are left out. Without this setting, these are still sent: the module of a
-    task python:..., a jsonl task's files, and the base model's tokenizer."""
+    """Directory that is copied to each scorer's machine. The copy is the scorer's working directory, so it finds
+    modules and files with relative paths there. Names with a leading dot are left out. Three things are sent even
+    without this setting: the module of a task python:..., the files of a jsonl task, and the base model's tokenizer."""
 
     @field_validator("scorer_resources", "verifier_resources", "evaluator_resources")
     @classmethod
@@ -70,7 +70,7 @@ class RayConfig(Section):
         }
 
     def set_aside(self, kind: WorkerKind) -> str:
-        """Describe for people which resources Ray reserves for a process of this kind."""
+        """Return words that tell people which resources Ray reserves for a process of this kind."""
         wanted = {"CPU": getattr(self, f"{kind}_cpus"), "GPU": getattr(self, f"{kind}_gpus")}
         wanted |= getattr(self, f"{kind}_resources")
         return ", ".join(f"{amount:g} {name}" for name, amount in wanted.items() if amount) or "nothing"

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
+
+from echo_shared.described import Described
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Precision = Literal["auto", "float32", "bfloat16"]
 
 
-class Section(BaseModel):
+class Section(Described):
     """A frozen section, in which unknown keys are errors. The docstring of a field is the field's comment in
     config.toml."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

@@ -18,8 +18,12 @@ from echo_hub.config.reward_section import RewardConfig
 from echo_hub.config.scoring_sections import RayConfig, ScoringConfig
 from echo_hub.config.section import Precision, Section
 from echo_hub.config.serving_sections import DisseminationConfig, KeepingConfig, ServerConfig, StoreConfig
+from echo_hub.config.sessions_section import SessionsConfig
 from echo_hub.config.task_sections import ChosenSet, EvaluationConfig, SamplingConfig, TaskConfig
+from echo_hub.config.tenants_section import OpenAiConfig, TenantsConfig, TinkerConfig
 from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
+from echo_hub.tasks.names import NO_TASK
+from echo_shared.errors import ConfigError
 from echo_shared.wire.messages import MAX_BATCHED
 
 
@@ -36,11 +40,16 @@ class RunConfig(Section):
 
 
 class ModelConfig(Section):
-    """The base model."""
+    """The base model of the run, and the adapter with which the run starts."""
 
     base: str = "builtin:tiny"
     """`builtin:tiny`, `builtin:small`, a directory in Hugging Face layout, a GGUF file (which is unpacked once), or an
     id on a model hub."""
+    gguf: str = ""
+    """GGUF file of this base model for nodes that run llama.cpp, usually quantised. These nodes fetch it in place of
+    the base model, and convert nothing. Give a file, or `owner/name:FILE.gguf` on a model hub, with `@REVISION` if
+    needed. Of a split model, name any part. Empty = if `base` is a GGUF file, nodes get that file; otherwise they
+    convert the base model themselves. `none` = nodes always convert."""
     start_from: str = ""
     """LoRA adapter with which the run starts. It must fit this base, training.lora_rank and training.lora_targets. Give
     a directory in PEFT's layout, or RUN@K for version K of the run in the directory RUN. The first start copies it as
@@ -49,61 +58,64 @@ class ModelConfig(Section):
 
 
 class LeaseConfig(Section):
-    """How work is leased."""
+    """How the hub leases work to nodes."""
 
     deadline_s: Annotated[float, Field(gt=0)] = 120.0
-    """Age in seconds at which another node also gets a lease for the same work. The first valid result wins. If the hub
-    knows the node's speed, it may lease the work to another node sooner."""
+    """Seconds after which another node also gets a lease for work that has not come back. The first valid result wins.
+    If the hub knows the node's speed, it may lease the work to another node sooner."""
     first_window: Annotated[int, Field(ge=1, le=MAX_BATCHED)] = 4
     """Rollouts that a new node (none of its rollouts was scored yet) may hold at once while all nodes are new. As soon
-    as any node is no longer new, a new node may hold only one. If a node claims a high speed, it gets more at once.
-    Each rollout that a node returns in time raises the node's number by one, or by three while results come back as
-    fast as claimed. Each missed deadline lowers the number by one."""
+    as any node is no longer new, a new node may hold only one. A node that claims a high speed gets more at once. Each
+    rollout that a node returns in time raises the number that it may hold by one, or by three while results come back
+    as fast as claimed. Each missed deadline lowers it by one."""
 
 
 class CostConfig(Section):
-    """What nodes may cost. Each node states its price per hour. A node without a price (a gift) always works. Of the
-    others, the nodes with the cheapest rollouts work until the learner is busy; the rest stand by. The hub keeps the
-    account, and makes no payments."""
+    """The cost of nodes. Each node states its price per hour. A node without a price (a gift) always works. Of the
+    nodes with a price, those with the cheapest rollouts work until the learner is busy; the rest stand by. The hub
+    keeps the account, and makes no payments."""
 
     spend_cap_per_hour: Annotated[float, Field(ge=0, le=1e9)] = 0.0
     """Limit in US dollars per hour for all working nodes together; 0 = only nodes without a price work. Before the
     first trained step, all nodes that the limit allows work."""
     electricity_per_kwh: Annotated[float, Field(ge=0, le=100)] = 0.0
-    """Price in US dollars per kWh that is added for the power that a node states; 0 = the power costs you nothing."""
+    """Price in US dollars per kWh. The hub adds the cost of the power that a node states to the node's price; 0 = the
+    power costs you nothing."""
     margin: Annotated[float, Field(ge=1, le=10)] = 1.15
-    """Number of rollouts that the working nodes should return in time, divided by the number that the learner needs."""
+    """Factor for reserve: the working nodes should return this many times the rollouts that the learner needs."""
     dwell_s: Annotated[float, Field(ge=0, le=86_400)] = 60.0
-    """Shortest time in seconds that a started node works, unless the node is lost or fails."""
+    """Shortest time in seconds for which a node works once the hub has started it, unless the node is lost or fails."""
 
 
 class TrustConfig(Section):
-    """How the hub finds nodes that do not sample as their leases demand."""
+    """How the hub finds nodes that do not sample as their leases demand (dishonest or broken nodes)."""
 
     verifier: Literal["process", "ray", "nodes", "off"] = "process"
-    """What re-computes rollouts with their stated version. process: a process beside the learner, with low priority and
-    a second copy of the base model in memory. ray: the same process under a Ray actor in the cluster of [ray]. nodes:
-    proven nodes re-compute others' rollouts; this needs three machines of different owners. off: nothing is checked."""
+    """What checks rollouts, by computing them again with the version that the node states. process: a process next to
+    the learner, with low priority and a second copy of the base model in memory. ray: the same process under a Ray
+    actor in the cluster of [ray]. nodes: proven nodes (whose earlier rollouts passed the checks) check others'
+    rollouts; this needs three machines of different owners. off: nothing is checked."""
     verifier_device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")] = "auto"
-    """Device of the verifier: auto, cpu, cuda, cuda:1, mps. The learner's device is possible if the base model fits
+    """Device of the verifier: auto, cpu, cuda, cuda:1, mps. It may be the learner's device, if the base model fits
     there twice. With trust.verifier = "ray": one of the actor's devices (ray.verifier_gpus)."""
     verifier_precision: Precision = "auto"
     """Precision of the verifier's computation: auto, float32 or bfloat16. auto computes in float32, but if float32
     weights would take more than a quarter of the GPU's memory, the weights stay in the 16 bits of the base's files.
-    With bfloat16 a GPU checks faster, but the verifier then rounds like some engines and misses some forgers. Choose
-    bfloat16 only if checks wait for the verifier."""
+    With bfloat16 a GPU checks faster, but the verifier then has rounding errors as large as those of some engines,
+    and misses some forgers. Choose bfloat16 only if checks wait for the verifier."""
     verifier_threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """CPU threads of the verifier."""
     least_checked: Annotated[float, Field(ge=0, le=1)] = 0.03
-    """Share of a proven node's rollouts that is checked in the long run."""
+    """Share of a proven node's rollouts that is checked in the long run. A node is proven when enough of its rollouts
+    have passed the checks."""
     first_checked: Annotated[int, Field(ge=1, le=4096)] = 64
     """All of a node's first rollouts are checked before training, up to this number. After that, the checked share
-    falls with each honest rollout: to half when twice this number was checked, and finally to least_checked. Rollouts
-    of at least 128 tokens count several times, of at least 512 tokens eight times."""
+    falls with each honest rollout: to half when twice this number was checked, and finally to least_checked. A rollout
+    of at least 128 tokens counts several times, one of at least 512 tokens eight times."""
 
 
 class HubConfig(BaseSettings):
-    """All sections."""
+    """All settings of a run: every section of config.toml."""
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix="ECHO_HUB_", env_nested_delimiter="__")
 
@@ -112,6 +124,7 @@ class HubConfig(BaseSettings):
     task: TaskConfig = TaskConfig()
     reward: RewardConfig = RewardConfig()
     scoring: ScoringConfig = ScoringConfig()
+    sessions: SessionsConfig = SessionsConfig()
     ray: RayConfig = RayConfig()
     sampling: SamplingConfig = SamplingConfig()
     training: TrainingConfig = TrainingConfig()
@@ -121,6 +134,9 @@ class HubConfig(BaseSettings):
     leases: LeaseConfig = LeaseConfig()
     cost: CostConfig = CostConfig()
     trust: TrustConfig = TrustConfig()
+    tinker: TinkerConfig = TinkerConfig()
+    openai: OpenAiConfig = OpenAiConfig()
+    tenants: TenantsConfig = TenantsConfig()
     server: ServerConfig = ServerConfig()
     gateways: GatewaysConfig = GatewaysConfig()
     dissemination: DisseminationConfig = DisseminationConfig()
@@ -130,6 +146,18 @@ class HubConfig(BaseSettings):
     log: LogConfig = LogConfig()
     alerts: AlertsConfig = AlertsConfig()
     metrics: MetricsConfig = MetricsConfig()
+
+    @model_validator(mode="after")
+    def _works_for_somebody(self) -> HubConfig:
+        if not self.trains and not self.serves_tenants:
+            raise ValueError(
+                'tinker.enabled or openai.enabled must be true with task.name = "none", or the hub has no work'
+            )
+        if not self.trains and self.run.mode != "async":
+            raise ValueError('run.mode must be "async" with task.name = "none"')
+        if self.serves_tenants and self.run.mode == "colocated" and self.tenants.drawn_by == "nodes":
+            raise ValueError('tenants.drawn_by must be "hub" when run.mode = "colocated": there are no nodes')
+        return self
 
     @model_validator(mode="after")
     def _fits_together(self) -> HubConfig:
@@ -185,6 +213,32 @@ class HubConfig(BaseSettings):
                 "what power it draws"
             )
         return self
+
+    @property
+    def trains(self) -> bool:
+        """True if the run has a task to train on. A run without one works only for tenants."""
+        return bool(self.task.members)
+
+    def check_trains(self) -> None:
+        """Raise ConfigError if the run has no task to train on."""
+        if not self.trains:
+            raise ConfigError(
+                "This run has no task of its own.",
+                got=f'task.name = "{NO_TASK}"',
+                do="Name a run with a task, or set task.name.",
+            )
+
+    @property
+    def needs_nodes(self) -> bool:
+        """True if nodes draw any of the run's samples."""
+        if self.trains and self.run.mode != "colocated":
+            return True
+        return self.serves_tenants and self.tenants.drawn_by == "nodes"
+
+    @property
+    def serves_tenants(self) -> bool:
+        """True if programs of other people may use the run's base model."""
+        return self.tinker.enabled or self.openai.enabled
 
     @property
     def evaluation_sets(self) -> tuple[ChosenSet, ...]:

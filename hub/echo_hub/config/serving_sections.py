@@ -20,9 +20,10 @@ class ServerConfig(Section):
     port: Port = 8710
     """The only TCP port that nodes and browsers need."""
     public_url: Annotated[str, Field(pattern=r"^(https?://[^/]+.*)?$")] = ""
-    """The hub's address for nodes, if it is not http://host:port (for example a proxy's address)."""
+    """The hub's address for nodes. Set it if this is not http://host:port, for example if it is a proxy's address."""
     trusted_proxies: tuple[str, ...] = ()
-    """Addresses of proxies in front of the hub. The hub trusts their X-Forwarded-For for the client's address."""
+    """Addresses of proxies in front of the hub. If a request comes from one of them, the hub takes the client's address
+    from the X-Forwarded-For header."""
     tls_certificate: str = ""
     """PEM file with the certificate and its chain. If set, the port speaks TLS (https, wss). If the file is renewed,
     the hub loads it again."""
@@ -31,11 +32,12 @@ class ServerConfig(Section):
     swarm_port: Port = 0
     """BitTorrent port of the hub's own peer; 0 = any free port."""
     router_ports: bool = False
-    """Ask the router, by UPnP, NAT-PMP or PCP, to open `port` and `swarm_port` while the hub runs. For a hub at home,
-    whose router opens nothing else."""
+    """Ask the router, by UPnP, NAT-PMP or PCP, to open `port` and `swarm_port` while the hub runs. Meant for a hub at
+    home, behind a router that opens no ports by default."""
     shared_memory: bool = True
-    """Let nodes on the hub's own host read new versions from memory instead of the swarm, if the hub's user runs them
-    (Linux only). After the first such node has connected, the hub holds the newest two adapters in memory."""
+    """Let nodes on the hub's own host read new versions from memory instead of the swarm, if the same user runs
+    them and the hub (Linux only). After the first such node has connected, the hub holds the newest two
+    adapters in memory."""
     join: Literal["open", "invite"] = "open"
     """Who may join. open: any node. invite: nodes with an invite (echo-hub invite) or with one of the invite_tokens."""
     install_from: str = ""
@@ -48,29 +50,36 @@ class ServerConfig(Section):
     heartbeat_s: Annotated[float, Field(gt=0, le=600)] = 5.0
     """Seconds between two reports of a node."""
     joins_per_s: Annotated[float, Field(ge=0.01, le=10_000)] = 50.0
-    """Number of nodes that may join per second. The others wait: nodes with earlier useful work go first, and addresses
-    take turns."""
+    """Largest number of nodes that may join per second. Further nodes wait in a queue. Nodes whose earlier work was
+    useful go first, and addresses take turns."""
     connections_per_s: Annotated[float, Field(ge=1, le=1_000_000)] = 1_000.0
-    """New connections per second. After a quiet time, up to four times this number may come at once; the same holds for
-    the next three settings. Connections from trusted_proxies do not count."""
+    """Largest number of new connections per second. After a quiet time, up to four times this number may come at once.
+    The same holds for the next three settings (of connections and requests per second). Connections from
+    trusted_proxies do not count."""
     connections_per_s_per_address: Annotated[float, Field(ge=1, le=1_000_000)] = 250.0
-    """New connections per second from one address (IPv6: one /64)."""
+    """Largest number of new connections per second from one address (IPv6: one /64)."""
     requests_per_s: Annotated[float, Field(ge=1, le=1_000_000)] = 2_000.0
-    """HTTP requests per second, except requests for files by nodes that have joined."""
+    """Largest number of HTTP requests per second, not counting requests for files by nodes that have joined."""
     requests_per_s_per_address: Annotated[float, Field(ge=1, le=1_000_000)] = 500.0
-    """HTTP requests per second from one address, also behind a proxy in trusted_proxies."""
+    """Largest number of HTTP requests per second from one address, also behind a proxy in trusted_proxies."""
     max_connections: Annotated[int, Field(ge=16, le=1_000_000)] = 10_000
-    """Open connections of nodes and browsers. When nodes hold three quarters of them, only nodes with an invite or
-    earlier useful work get in. The hub raises its own limit of open files accordingly, if the system allows."""
+    """Largest number of open connections of nodes and browsers. When nodes hold three quarters of it, only nodes with
+    an invite or earlier useful work get in. The hub raises its own limit of open files accordingly, if the system
+    allows."""
     max_strangers: Annotated[int, Field(ge=8, le=1_000_000)] = 2_000
-    """Open connections that have not proven to be a node's: those of browsers and unknown clients."""
+    """Largest number of open connections of browsers and of clients that have not proven to be nodes."""
     max_strangers_per_address: Annotated[int, Field(ge=4, le=1_000_000)] = 1_024
-    """Open connections from one address (IPv6: one /64) that have not proven to be a node's. At the limit, the hub
-    closes the oldest connection without a request; if there is none, the slowest reader, else the newest connection.
-    Nodes behind one NAT or proxy share this number."""
+    """Largest number of open connections from one address (IPv6: one /64) that have not proven to be a node's. At the
+    limit, the hub closes the oldest connection without a request; if all have requests, the slowest reader's
+    connection, else the newest connection. Nodes behind one NAT or proxy share this number."""
     max_nodes_per_address: Annotated[int, Field(ge=1, le=1_000_000)] = 2_000
-    """Connections of nodes from one address. Raise the number if more nodes are behind one NAT. If they are behind a
-    proxy, list the proxy in trusted_proxies instead, so that its clients' addresses count."""
+    """Largest number of connections of nodes from one address. Raise the number if more nodes are behind one NAT. If
+    they are behind a proxy, list the proxy in trusted_proxies instead, so that its clients' addresses count."""
+
+    try_device: Annotated[str, Field(pattern=r"^(off|auto|cpu|mps|cuda(:\d+)?)$")] = "cpu"
+    """Device of the operator's page Try it, where versions can be sampled: cpu, auto, cuda, cuda:1, mps; or off. The
+    page's process holds a copy of the base model while it is used, and ends after five idle minutes. cpu leaves the
+    learner's GPU alone."""
 
     @model_validator(mode="after")
     def _has_both_or_neither(self) -> ServerConfig:
@@ -85,22 +94,22 @@ class DisseminationConfig(Section):
     way: Literal["auto", "inline", "broadcast", "swarm", "web_seed"] = "auto"
     """inline: the hub sends a new version to each node. broadcast: the hub sends every part to one node, which forwards
     it. swarm: BitTorrent. web_seed: HTTP from the hub. auto: for each version, the way with the shortest estimated
-    time. If a way fails, a node uses the swarm, and if that fails, the web seed."""
+    time. If a way fails, the node uses the swarm, and if the swarm fails too, the web seed."""
     base: Literal["swarm", "model_hub"] = "swarm"
-    """Source of the base model for nodes: swarm (the hub and other nodes), or model_hub with the id model.base. Nodes
-    check the files in both cases, and use the swarm if they cannot reach the model hub."""
+    """Source from which nodes fetch the base model: swarm (the hub and other nodes), or model_hub, by the id in
+    model.base. In both cases, nodes check the files. If a node cannot reach the model hub, it uses the swarm."""
     precision: Precision = "auto"
-    """Precision of published adapters, with which the hub itself also samples. Training continues in float32. auto:
-    bfloat16 if the learner computes in bfloat16 (learner.precision) and so rounds the adapter anyway, else float32.
-    bfloat16 makes a version 4.5 to 6 times smaller as a difference, and 2.4 times as a whole; with a float32 learner it
-    shifts the sampling policy by a KL of 1e-10 to 2e-8. May change between two starts."""
+    """Precision of published adapters. The hub itself samples with the same precision. Training continues in float32.
+    auto: bfloat16 if the learner computes in bfloat16 (learner.precision) and so rounds the adapter anyway, else
+    float32. bfloat16 makes a version 4.5 to 6 times smaller as a difference, and 2.4 times as a whole; with a float32
+    learner it shifts the sampling policy by a KL of 1e-10 to 2e-8. May change between two starts."""
     delta_reach: Annotated[int, Field(ge=0, le=DELTA_REACH)] = DELTA_REACH
-    """Number of earlier versions that may be the base of a delta. A version is sent as a delta if that is smaller. 0 =
-    versions are always sent whole."""
+    """Number of earlier versions from which a node may get a new version as a delta (the difference of the two). A
+    delta is sent if it is smaller than the whole version. 0 = versions are always sent whole."""
     punching: bool = True
-    """Help nodes behind home routers to connect to each other, so that they pass new versions on. The hub tells each
-    of two such nodes the other's public address and port; the nodes then connect at the same time. False: two nodes of
-    which neither accepts connections get everything from the hub."""
+    """Help nodes behind home routers to connect to each other, so that they pass new versions on. The hub tells each of
+    two such nodes the other's public address and port; the nodes then connect at the same time. If false and neither of
+    two nodes accepts connections, both get everything from the hub."""
     uplink_mbit_s: Annotated[float, Field(ge=0)] = 0.0
     """The hub's upload capacity for all nodes together, in Mbit/s; 0 = the hub measures it."""
 
@@ -124,3 +133,6 @@ class KeepingConfig(Section):
     steps: Annotated[int, Field(ge=0)] = 0
     """Number of newest steps whose rollouts keep a database row with rewards, times and completion. Rows of older steps
     are deleted. 0 = all rows are kept. `echo-hub archive` writes rows to files."""
+    answered_days: Annotated[float, Field(ge=0, le=36_500)] = 30.0
+    """Days for which a sample for a tenant keeps its database row. 0 = all rows are kept. The row's tokens are deleted
+    minutes after the sample was delivered."""

@@ -5,8 +5,8 @@ whatever the event was. Can a step be planned? May groups be opened? Is there a 
 late or repeated event is harmless. An impossible event raises LocalProtocolError. After an error or a failed commit,
 discard this object, which is ahead of the store, and build a new one.
 
-Reading order: settings, events, effects, groups, ledger, nodes, policy, training, evaluating, activation, trust,
-coordinator.
+Reading order: settings, events, effects, groups, ledger, nodes, policy, training, evaluating, answering, activation,
+trust, returns, coordinator.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
-from echo_hub.core.accounting.effects import Effect, FinishRun, LookUpReceipt, ScoreRollout, TellOperator
+from echo_hub.core.accounting.effects import Effect, FinishRun, TellOperator
 from echo_hub.core.accounting.events import (
+    AnswerCancelled,
+    AnswerWanted,
     CheckAbandoned,
     CheckReturned,
     EvaluationAbandoned,
@@ -41,38 +43,41 @@ from echo_hub.core.accounting.events import (
     RolloutRejected,
     RolloutsBegun,
     RolloutScored,
+    SessionDiverged,
+    SessionLost,
+    SlotsChanged,
     StepComputed,
     StepDone,
     Tick,
     VersionPublished,
     VersionUnusable,
 )
-from echo_hub.core.accounting.groups import GroupOwner, LeasedRollout, unlike_lease
+from echo_hub.core.accounting.groups import GroupOwner, LeasedRollout
 from echo_hub.core.accounting.ledger import Ledger
 from echo_hub.core.accounting.outbox import Outbox
 from echo_hub.core.accounting.restoring import restore_failure, restore_rollout
+from echo_hub.core.accounting.sessions import LostSessions
 from echo_hub.core.accounting.snapshot import CoordinatorSnapshot
 from echo_hub.core.activation.activation import Activation
 from echo_hub.core.activation.choice import Demand
+from echo_hub.core.answering import Answering
 from echo_hub.core.evaluating import Evaluating
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.nodes.ready import Nodes
 from echo_hub.core.operating import OVER, PAUSED, answer
-from echo_hub.core.policy import sizing
 from echo_hub.core.policy.admitting import Admitting
 from echo_hub.core.policy.leasing import Leasing
 from echo_hub.core.policy.outstanding import OutstandingLeases
+from echo_hub.core.policy.session_slots import SessionSlots
+from echo_hub.core.returns import Returns
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.core.status import CoordinatorStatus
 from echo_hub.core.training import Training
+from echo_hub.core.trust.scorers import ScoringPairs
 from echo_hub.core.trust.trust import Trust
-from echo_hub.core.trust.under_check import Held
-from echo_shared.wire.messages import Checked, DropReason, ReceiptState, rollout_id
-
-MAX_RETURNS: Final = 16
-"""Number of times that nodes give back one rollout index of a group before the group's owner is told. The owner may
-then replace the group, so that a problem that no node can solve does not stall the run. Nodes that connect and
-disconnect return an index far less often."""
+from echo_hub.core.trust.under_check import AwaitedStep, Held
+from echo_shared.errors import LocalProtocolError
+from echo_shared.wire.messages import Checked, DropReason, ReceiptState
 
 
 class Coordinator:
@@ -84,9 +89,12 @@ class Coordinator:
         self._out = Outbox()
         self._nodes = Nodes(settings.nodes)
         self._ledger = Ledger(nodes=self._nodes, out=self._out, discount=settings.discount)
+        self._lost_sessions = LostSessions(ledger=self._ledger, out=self._out)
+        self._slots = SessionSlots(self._ledger)
         self._training = Training(settings, snapshot, ledger=self._ledger, out=self._out)
-        self._evaluating = Evaluating(settings, snapshot, ledger=self._ledger, out=self._out)
-        self._owners: tuple[GroupOwner, ...] = (self._training, self._evaluating)
+        self._evaluating = Evaluating(settings, snapshot, ledger=self._ledger, slots=self._slots, out=self._out)
+        self._answering = Answering(snapshot, ledger=self._ledger, out=self._out, names=settings.tenant_names)
+        self._owners: tuple[GroupOwner, ...] = (self._training, self._evaluating, self._answering)
         checks = settings.trust if settings.mode != "colocated" else replace(settings.trust, enabled=False)
         self._trust = Trust(checks, ledger=self._ledger, nodes=self._nodes, out=self._out)
         self._outstanding = OutstandingLeases(ledger=self._ledger, nodes=self._nodes, out=self._out)
@@ -106,8 +114,19 @@ class Coordinator:
             settings,
             training=self._training,
             ledger=self._ledger,
+            slots=self._slots,
             out=self._out,
             next_group_id=snapshot.next_group_id,
+        )
+        self._returns = Returns(
+            settings,
+            ledger=self._ledger,
+            nodes=self._nodes,
+            training=self._training,
+            answering=self._answering,
+            trust=self._trust,
+            activation=self._activation,
+            out=self._out,
         )
         self._finished = False
         self._stood = -1
@@ -120,15 +139,17 @@ class Coordinator:
         leases: defaultdict[tuple[float, int], list[int]] = defaultdict(list)
         self._nodes.published(self._snapshot.published_version)
         self._trust.restore(self._snapshot.standings, self._snapshot.coarse_classes)
+        self._ledger.restore_losses(self._snapshot.sessions)
         self._training.restore(self._snapshot.groups)
         self._evaluating.restore(self._snapshot.rollouts)
+        self._answering.restore(self._snapshot.answers)
         for row in self._snapshot.rollouts:
             rollout = restore_rollout(self._ledger, row, now)
             if rollout.state is ReceiptState.LEASED:
                 leases[row.deadline, row.lease_id].append(row.index)
                 continue
-            if rollout.state is ReceiptState.RECEIVED:
-                self._out.act(ScoreRollout(rollout_id=rollout.rollout_id))
+            if rollout.state is ReceiptState.RECEIVED and not self._trust.checks_first(rollout, row.checked):
+                self._ledger.have_scored(rollout)
             if row.checked is Checked.NO:
                 self._trust.received(rollout)
         for failure in self._snapshot.scorer_failures:
@@ -147,7 +168,7 @@ class Coordinator:
         return self.handle_all((event,), now)
 
     def handle_all(self, events: Sequence[Event], now: float) -> list[Effect]:
-        """Handle several events in one turn: plan steps and lease work once, after all of them."""
+        """Handle several events together: plan steps and lease work only once, after the last event."""
         for event in events:
             HANDLERS[type(event)](self, event, now)
         if self._leasing.begin_turn(now):
@@ -177,6 +198,19 @@ class Coordinator:
         """Return the newest published version; 0 = only the base model."""
         return self._training.published_version
 
+    @property
+    def scorers(self) -> ScoringPairs:
+        """Return the pairs of nodes that compute log-probabilities for tenants."""
+        return self._trust.scorers
+
+    def is_unusable(self, policy_version: int) -> bool:
+        """Return True if nodes cannot use this adapter of a tenant."""
+        return self._answering.is_unusable(policy_version)
+
+    def is_proven(self, node_id: str) -> bool:
+        """Return True if the node is proven (a rollout of it was scored) and not quarantined."""
+        return self._nodes.is_proven(node_id)
+
     def status(self) -> CoordinatorStatus:
         """Return the present figures for dashboards. Takes O(nodes)."""
         waiting, complete = len(self._ledger.waiting), len(self._ledger.complete)
@@ -192,6 +226,10 @@ class Coordinator:
             nodes_connected=self._nodes.num_connected,
             leased_by_node=self._nodes.held_by_node,
             in_flight=len(self._ledger.rollouts),
+            session_slots=self._slots.total,
+            session_slots_used=self._slots.used(),
+            lacks_session_slots=self._admitting.waits_for_slots,
+            requests_open=self._answering.num_open,
             finished=self._finished,
             spend_per_hour=self._activation.spend_per_hour,
             nodes_priced=self._activation.num_priced,
@@ -209,17 +247,17 @@ class Coordinator:
         for held in self._trust.advance(now):
             self._go_on(held, now)
         self._nodes.wake(now)
-        leases = self._evaluating.wanting and self._settings.leasing != "paused"
-        if leases:
+        is_open = self._settings.leasing != "paused"
+        if is_open and (self._evaluating.wanting or self._answering.wanting):
             self._leasing.dispatch_beside(now, within_share=True)
-        if not self._finished and self._num_changes != self._stood:
+        if self._settings.trains and not self._finished and self._num_changes != self._stood:
             self._training.advance(now)
             if self._training.finished:
                 self._finish(now)
             else:
                 self._admit(now)
             self._stood = self._num_changes
-        if leases:
+        if is_open and (self._evaluating.wanting or self._answering.wanting):
             self._leasing.dispatch_beside(now, within_share=False)
         self._ledger.clear_away()
         return self._out.take()
@@ -281,6 +319,7 @@ class Coordinator:
     # --- nodes
 
     def _connected(self, event: NodeConnected, now: float) -> None:
+        self._nodes.unwilling.connected(event.node_id, answers=event.answers, refuses=event.refuses)
         self._nodes.connect(event.node_id, event.cost_per_hour, origin=event.invite or event.origin)
         self._activation.connected(event.node_id, now)
         self._outstanding.came(event.node_id)
@@ -289,6 +328,7 @@ class Coordinator:
     def _disconnected(self, event: NodeDisconnected, now: float) -> None:
         self._activation.disconnected(event.node_id, self._demand, now)
         self._nodes.disconnect(event.node_id)
+        self._nodes.unwilling.disconnected(event.node_id)
         self._outstanding.left(event.node_id, now)
         self._trust.disconnected(event.node_id)
 
@@ -303,74 +343,6 @@ class Coordinator:
         self._nodes.report(event.node_id, event.capacity, event.policy_version, tokens_per_s=event.tokens_per_s)
         self._outstanding.send_again(event.node_id, now)
 
-    def _arrived(self, event: RolloutArrived, now: float) -> None:
-        newest = self.published_version if self._settings.interrupts else None
-        rollout = self._ledger.rollouts.get(event.rollout_id)
-        if rollout is None or rollout.node_id != event.node_id:
-            if not event.problem:
-                drawn = len(event.payload.completion_ids)
-                self._activation.came_late(event.node_id, event.rollout_id, drawn, event.payload.sampling_s, now)
-            self._out.act(LookUpReceipt(node_id=event.node_id, rollout_id=event.rollout_id))
-        elif rollout.state is not ReceiptState.LEASED:
-            self._out.receipt(rollout.node_id, rollout.rollout_id, rollout.state)
-        elif problem := unlike_lease(event, rollout, owner=self._ledger.groups[rollout.group_id].owner, newest=newest):
-            self._ledger.fail(rollout, DropReason.INVALID, problem)
-            self._nodes.fail(event.node_id, now)
-        elif self._ledger.groups[rollout.group_id].slots[rollout.index].is_won:
-            self._ledger.drop([rollout], DropReason.DUPLICATE)
-        elif self._settings.interrupts and event.policy_version_start < self._oldest_useful(rollout):
-            # The rollout continues tokens from before a restart that are too old for the next step. Only its index is
-            # sampled again, not its whole group.
-            what = f"its first token was sampled with version {event.policy_version_start}"
-            self._ledger.fail(rollout, DropReason.STALE, what)
-        elif event.is_unattributed:
-            # The hub no longer knows which node sampled the first tokens. If they are forged, this node must not be
-            # punished.
-            self._ledger.fail(
-                rollout, DropReason.RETURNED, "the hub restarted; which node sampled the first tokens is unknown"
-            )
-        else:
-            self._ledger.receive(rollout, event.payload, now, oldest_version=event.policy_version_start)
-            self._trust.received(rollout)
-            if (node := self._nodes.get(event.node_id)) is not None:
-                self._training.drew(event.policy_version_end, node)
-
-    def _oldest_useful(self, rollout: LeasedRollout) -> int:
-        """Return the oldest version whose tokens this rollout may contain, so that the next step can still train on it;
-        0 for evaluations."""
-        for_learner = self._ledger.groups[rollout.group_id].owner.for_learner
-        return sizing.oldest_useful_version(self._settings, self._training.next_step) if for_learner else 0
-
-    def _given_back(self, event: LeaseGivenBack, now: float) -> None:
-        found = [self._ledger.rollouts.get(rollout_id(event.lease_id, index)) for index in event.indices]
-        held = [rollout for rollout in found if rollout and rollout.node_id == event.node_id]
-        excused = self._refused(event, held[0]) if held else ()
-        for rollout in held:
-            if rollout.state is ReceiptState.LEASED:  # The group may have been dropped just before.
-                self._return(rollout, event.reason, is_excused=event.node_id in excused)
-        for node_id in excused:
-            self._nodes.excuse(node_id)
-        if event.node_id not in excused:
-            self._nodes.fail(event.node_id, now)
-
-    def _refused(self, event: LeaseGivenBack, rollout: LeasedRollout) -> tuple[str, ...]:
-        """Return the nodes not blamed for this return of a lease. If the return makes the hub withdraw a version as
-        unusable, no node that returned leases because of that version is blamed."""
-        version, node = event.unusable_version, self._nodes.get(event.node_id)
-        if version is None or node is None or rollout.state is not ReceiptState.LEASED:
-            return ()
-        newest = self.published_version if self._settings.interrupts else rollout.policy_version
-        may_be = rollout.policy_version <= version <= newest
-        return self._training.refused(version, node) if may_be else ()
-
-    def _return(self, rollout: LeasedRollout, why: str, *, is_excused: bool) -> None:
-        group = self._ledger.groups[rollout.group_id]
-        slot = group.slots[rollout.index]
-        self._ledger.fail(rollout, DropReason.RETURNED, why)
-        slot.num_returns += not is_excused
-        if slot.num_returns >= MAX_RETURNS:
-            group.owner.returned_too_often(group)
-
     # --- groups and scores
 
     def _group_prepared(self, event: GroupPrepared, now: float) -> None:
@@ -382,15 +354,19 @@ class Coordinator:
         if rollout is not None and rollout.state is ReceiptState.RECEIVED and not self._trust.holds(event):
             self._ledger.note_scoring(rollout, now)
             rollout.components = event.components
-            group = self._ledger.groups[rollout.group_id]
-            turns = [turn.rollout_id for turn in group.slots[rollout.index].received]
-            group.owner.end_episode(rollout, event.reward)
-            self._trust.scored(turns, event.reward, now)
+            self._end_episode(rollout, event.reward, now)
+
+    def _end_episode(self, rollout: LeasedRollout, reward: float, now: float) -> None:
+        group = self._ledger.groups[rollout.group_id]
+        turns = [turn.rollout_id for turn in group.slots[rollout.index].received]
+        group.owner.end_episode(rollout, reward)
+        if group.sampling is None:  # Samples of tenants have no reward that could be judged.
+            self._trust.scored(turns, reward, now)
 
     def _continued(self, event: RolloutContinued, now: float) -> None:
         rollout = self._ledger.rollouts.get(event.rollout_id)
         if rollout is not None and rollout.state is ReceiptState.RECEIVED and not self._trust.holds(event):
-            self._ledger.go_on(rollout, event.observation_ids, turn_reward=event.turn_reward)
+            self._ledger.go_on(rollout, event.observation_ids, turn_reward=event.turn_reward, now=now)
 
     def _rejected(self, event: RolloutRejected, now: float) -> None:
         rollout = self._ledger.rollouts.get(event.rollout_id)
@@ -406,15 +382,56 @@ class Coordinator:
         if event.reason is DropReason.INVALID:
             self._nodes.fail(rollout.node_id, now)
 
+    # --- sessions
+
+    def _session_diverged(self, event: SessionDiverged, now: float) -> None:
+        rollout = self._ledger.rollouts.get(event.rollout_id)
+        if rollout is None or rollout.state is not ReceiptState.RECEIVED:
+            return
+        if not 0 <= event.turn < rollout.turn:
+            raise LocalProtocolError(
+                "A rebuilt session diverged at a turn that its rollout does not follow.",
+                got=f"turn {event.turn} for rollout {event.rollout_id}, which is turn {rollout.turn}",
+            )
+        if self._lost_sessions.ends_episode(rollout, event):
+            self._scored(event.if_lost, now)
+            return
+        turn = self._lost_sessions.diverge(rollout, event, now)
+        if event.reward is not None:
+            self._end_episode(turn, event.reward, now)
+
+    def _session_lost(self, event: SessionLost, now: float) -> None:
+        rollout = self._ledger.rollouts.get(event.rollout_id)
+        if rollout is None or rollout.state is not ReceiptState.RECEIVED:
+            return
+        if self._lost_sessions.ends_episode(rollout, event):
+            self._scored(event.if_lost, now)
+        else:
+            self._lost_sessions.start_again(rollout, event)
+
+    def _slots_changed(self, event: SlotsChanged, now: float) -> None:
+        self._slots.total = event.slots
+        self._admitting.open_prepared()
+        self._evaluating.ask_for_sessions()
+
     # --- trust
 
     def _go_on(self, held: Held | None, now: float) -> None:
         """Process the scorer's answer that was held back while the rollout was checked. `held` None: no answer was held
         back."""
-        if isinstance(held, RolloutScored):
-            self._scored(held, now)
-        elif held is not None:
-            self._continued(held, now)
+        match held:
+            case RolloutScored():
+                self._scored(held, now)
+            case RolloutContinued():
+                self._continued(held, now)
+            case AwaitedStep():
+                rollout = self._ledger.rollouts.get(held.rollout_id)
+                if rollout is not None and rollout.state is ReceiptState.RECEIVED:
+                    self._ledger.have_scored(rollout)
+            case None:
+                pass
+            case _:
+                assert_never(held)
 
     # --- the operator
 
@@ -429,6 +446,7 @@ class Coordinator:
             self._admitting.change(settings)
             self._training.change(settings, now)
             self._leasing.change(settings)
+            self._returns.change(settings)
             self._activation.change(settings.activation, self._demand, now)
             self._heed_leasing(now)
 
@@ -465,18 +483,21 @@ HANDLERS: Final[Mapping[type, Callable[[Coordinator, Any, float], None]]] = {
     NodeDisconnected: Coordinator._disconnected,
     NodeReported: Coordinator._reported,
     GroupPrepared: Coordinator._group_prepared,
-    RolloutArrived: Coordinator._arrived,
+    RolloutArrived: lambda core, event, now: core._returns.arrived(event, now),
     RolloutScored: Coordinator._scored,
     RolloutContinued: Coordinator._continued,
     RolloutRejected: Coordinator._rejected,
+    SessionDiverged: Coordinator._session_diverged,
+    SessionLost: Coordinator._session_lost,
+    SlotsChanged: Coordinator._slots_changed,
     RolloutChecked: lambda core, event, now: core._go_on(core._trust.checked(event, now), now),
     NumericsMeasured: lambda core, event, now: core._trust.measured(event),
     CheckReturned: lambda core, event, now: core._go_on(core._trust.returned(event, now), now),
-    CheckAbandoned: lambda core, event, now: core._go_on(core._trust.abandoned(event), now),
+    CheckAbandoned: lambda core, event, now: core._go_on(core._trust.abandoned(event, now), now),
     NodePardoned: lambda core, event, now: core._trust.pardon(event.node_id, now),
     OperatorAsked: Coordinator._operator_asked,
     NodeVouchedFor: lambda core, event, now: core._trust.vouched(event, now),
-    LeaseGivenBack: Coordinator._given_back,
+    LeaseGivenBack: lambda core, event, now: core._returns.given_back(event, now),
     RolloutsBegun: lambda core, event, now: core._ledger.note_begun(event.rollout_ids),
     LearnerReady: lambda core, event, now: core._training.learner_ready(event, now),
     LearnerLost: Coordinator._learner_lost,
@@ -486,6 +507,8 @@ HANDLERS: Final[Mapping[type, Callable[[Coordinator, Any, float], None]]] = {
     VersionUnusable: lambda core, event, now: core._training.version_unusable(event.policy_version, event.reason),
     EvaluationWanted: lambda core, event, now: core._evaluating.begin(event.policy_version),
     EvaluationAbandoned: lambda core, event, now: core._evaluating.abandon(event.policy_version),
+    AnswerWanted: lambda core, event, now: core._answering.begin(event.group),
+    AnswerCancelled: lambda core, event, now: core._answering.cancel(event.group_id, event.request_id),
     Tick: lambda core, event, now: None,
 }
 """Handler of each event type; a test checks that its keys equal `Event`. A Tick only begins a turn, in which all timers

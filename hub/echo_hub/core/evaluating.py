@@ -7,6 +7,8 @@ training groups in three ways:
   failure the episode has no reward, because sampling again would give the same tokens.
 - The store has no row for such a group. Its evaluated rollouts show its progress, so an evaluation resumes where it was
   after a restart.
+
+Groups whose episodes are sessions are leased as far as slots are free (`core/policy/session_slots.py`).
 """
 
 from __future__ import annotations
@@ -21,35 +23,48 @@ from echo_hub.core.accounting.outbox import Outbox
 from echo_hub.core.accounting.snapshot import CoordinatorSnapshot, UnfinishedRollout
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.nodes.node import Node
+from echo_hub.core.policy.session_slots import SessionSlots
 from echo_hub.core.settings import CoordinatorSettings
 from echo_shared.sampling.draws import derive_seed
 from echo_shared.wire.messages import DropReason
 
 
 def evaluation_seed(run_seed: int, number: int) -> int:
-    """Return the sampling seed of held-out problem `number`. All versions use the same seeds, so that their results can
-    be compared in pairs."""
+    """Return the sampling seed of held-out problem `number`. All versions are sampled with the same seeds, so each pair
+    of versions can be compared problem by problem.
+    """
     return derive_seed(run_seed, "evaluation", number)
 
 
 class Evaluating:
-    """Owner of the groups of evaluations: opens them, names their version and ends them.
+    """Owner of the groups of evaluations: opens the groups, names the version in their leases, and ends the groups.
 
     `_left`: unfinished groups of each version under evaluation. `_over`: ended episodes by version, for evaluations
     whose result is not in the store.
     """
 
     for_learner = False
+    keeps_payloads = False
+    lengths = None
     may_move_on = False
     """Nodes may not switch to a newer version within a completion: an evaluation measures a single version."""
 
     def __init__(
-        self, settings: CoordinatorSettings, snapshot: CoordinatorSnapshot, *, ledger: Ledger, out: Outbox
+        self,
+        settings: CoordinatorSettings,
+        snapshot: CoordinatorSnapshot,
+        *,
+        ledger: Ledger,
+        slots: SessionSlots,
+        out: Outbox,
     ) -> None:
         self._settings = settings
         self._ledger = ledger
+        self._slots = slots
         self._out = out
         self.wanting = SortedIds()
+        self._unasked = SortedIds()
+        """Groups of evaluations in progress that wait for free slots of sessions."""
         self._left: dict[int, set[int]] = {}
         self._over: defaultdict[int, set[tuple[int, int]]] = defaultdict(set)
         for group_id, index in snapshot.evaluated:
@@ -80,8 +95,23 @@ class Evaluating:
                 self._open(EvaluationGroup(policy_version=policy_version, greedy=greedy, number=number))
         self._left[policy_version] = self._groups_of(policy_version)
         for group_id in sorted(self._left[policy_version]):
-            self._ledger.ask_for(self._ledger.groups[group_id])
+            if self._ledger.groups[group_id].session is None:
+                self._ledger.ask_for(self._ledger.groups[group_id])
+            else:
+                self._unasked.add(group_id)
+        self.ask_for_sessions()
         self._end_if_done(policy_version)
+
+    def ask_for_sessions(self) -> None:
+        """Ask for leases of groups whose episodes are sessions: of as many groups as the free slots for open sessions
+        allow.
+        """
+        while self._unasked:
+            group = self._ledger.groups[self._unasked[0]]
+            if not self._slots.fits(self, len(group.slots) - group.num_ended):
+                return
+            self._unasked.discard(group.group_id)
+            self._ledger.ask_for(group)
 
     def abandon(self, policy_version: int) -> None:
         self._drop(policy_version)
@@ -89,8 +119,12 @@ class Evaluating:
         self._over.pop(policy_version, None)
 
     def lease_version(self, group: RolloutGroup, node: Node) -> int:
-        """Return the evaluated version, which a node fetches if it lacks it."""
+        """Return the evaluated version. A node that lacks it fetches it."""
         return _about(group).policy_version
+
+    def preferred(self, group: RolloutGroup) -> tuple[str, ...]:
+        """Return no nodes: all nodes take part in an evaluation."""
+        return ()
 
     def end_episode(self, rollout: LeasedRollout, reward: float) -> None:
         self._end_episode(rollout, reward)
@@ -102,7 +136,9 @@ class Evaluating:
         """Do nothing: an evaluation problem cannot be replaced, so the index is leased again."""
 
     def end_run(self) -> None:
-        """Drop evaluation groups from before a restart whose evaluation was not requested again."""
+        """Drop the evaluation groups that were restored after the hub's restart and whose evaluation was not requested
+        again.
+        """
         open_versions = {about.policy_version for about, _ in self._groups()}
         for version in open_versions - self._left.keys():
             self._drop(version)
@@ -111,6 +147,7 @@ class Evaluating:
         version = rollout.policy_version
         self._ledger.evaluate(rollout, reward)
         self._over[version].add((rollout.group_id, rollout.index))
+        self.ask_for_sessions()
         if version in self._left and rollout.group_id not in self._ledger.groups:
             self._left[version].discard(rollout.group_id)
             self._end_if_done(version)
@@ -126,7 +163,7 @@ class Evaluating:
         ended = {index for index in range(size) if (about.group_id, index) in over}
         if about.group_id not in self._ledger.groups and len(ended) < size:
             seed = evaluation_seed(self._settings.run_seed, about.number)
-            slots = [Slot(evaluated=index in ended) for index in range(size)]
+            slots = [Slot(is_over=index in ended) for index in range(size)]
             self._ledger.open_group(
                 RolloutGroup(
                     about.group_id,
@@ -135,6 +172,7 @@ class Evaluating:
                     self,
                     num_ended=len(ended),
                     asked_for=False,
+                    session=self._settings.session_of(about.group_id),
                 )
             )
 
@@ -143,6 +181,7 @@ class Evaluating:
 
     def _drop(self, policy_version: int) -> None:
         for group_id in sorted(self._groups_of(policy_version)):
+            self._unasked.discard(group_id)
             self._ledger.drop_group(self._ledger.groups[group_id], DropReason.RUN_ENDED)
 
     def _groups_of(self, policy_version: int) -> set[int]:

@@ -1,12 +1,14 @@
 """Ids of evaluation groups: the id encodes version, problem and kind of sampling.
 
-The ids lie above all training groups, which count from 0, and below 2**53, the largest number on the wire.
+The ids lie above all training groups, which count from 0, and below those of tenants' samples (`answer_groups`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
+
+from echo_hub.core.answer_groups import FIRST_ANSWER_ID
 
 FIRST_EVALUATION_ID: Final = 2**48
 """Smallest id of an evaluation group."""
@@ -24,8 +26,8 @@ class EvaluationGroup:
 
     @classmethod
     def of(cls, group_id: int) -> EvaluationGroup | None:
-        """Decode a group id; None for a training group."""
-        if group_id < FIRST_EVALUATION_ID:
+        """Decode a group id; None for another kind of group."""
+        if not FIRST_EVALUATION_ID <= group_id < FIRST_ANSWER_ID:
             return None
         of_version, number = divmod(group_id - FIRST_EVALUATION_ID, _PROBLEMS)
         return cls(policy_version=of_version // 2, greedy=of_version % 2 == 0, number=number)

@@ -28,7 +28,7 @@ MOST_CHANGES: Final = 1_000
 
 
 class LiveSetting(StrEnum):
-    """Settings that are stored in the database, by name."""
+    """Settings that operators may change during a run. The database stores them under these names."""
 
     LEASING = "leasing"
     MAX_STALENESS = "max_staleness"

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Final, Literal
 
+from echo_hub.core.accounting.parameters import RulesOfGroups, SessionRules
 from echo_hub.core.activation.settings import ActivationSettings
 from echo_hub.core.nodes.node import NodeSettings, Samplers
 from echo_hub.core.nodes.strangers import UNPROVEN_SHARE
 from echo_hub.core.policy.curriculum import CurriculumSettings
 from echo_hub.core.policy.mixture import Mixture, TrainedTask
+from echo_hub.core.tenant_names import TenantNames
 from echo_hub.core.trust.settings import TrustSettings
 
 Mode = Literal["colocated", "sequential", "async"]
@@ -58,6 +60,8 @@ class CoordinatorSettings:
     It returns the new objective, and the changed part before and after, in words. It raises ValueError for an
     unsuitable request. None: the objective is fixed.
     """
+    trains: bool = True
+    """False if the run has no task of its own: no groups are opened for training, and the run never ends."""
     leasing: str = "open"
     """State of leasing: open; paused: no leases; draining: no new groups, but open ones are leased until complete.
 
@@ -66,7 +70,7 @@ class CoordinatorSettings:
     interrupts: bool = False
     """True if nodes may switch to a newer version in the middle of a completion; only in async mode."""
     multi_turn: bool = False
-    """True if episodes may have several turns."""
+    """True if episodes of the run's tasks may have several turns."""
     dynamic_sampling: bool = False
     """True if groups with equal rewards are dropped and replaced."""
     curriculum: CurriculumSettings | None = None
@@ -91,8 +95,12 @@ class CoordinatorSettings:
     """Assignment of groups to `tasks`, for a run with several tasks."""
     tasks: tuple[TrainedTask, ...] = ()
     """Tasks in the mixture's order."""
+    session_rules: RulesOfGroups | None = None
+    """Rules of the groups whose episodes are sessions; None: there are no sessions."""
     activation: ActivationSettings = field(default_factory=ActivationSettings)
-    """Settings for the choice of the nodes that are paid."""
+    """Settings for choosing the active nodes, which the operator pays."""
+    tenant_names: TenantNames = field(default_factory=TenantNames)
+    """Names of tenants as nodes see them."""
     trust: TrustSettings = field(default_factory=TrustSettings)
     """Settings for the checks of nodes' rollouts; checks are disabled in co-located mode."""
 
@@ -112,14 +120,19 @@ class CoordinatorSettings:
 
     @property
     def interval(self) -> int:
-        """Return the number of steps between published versions by the newest setting, which may apply only from a
-        later version on."""
+        """Return the newest publication interval (steps between published versions), after operators' changes. It may
+        apply only from a later version on.
+        """
         return self.publish_changes[-1][1] if self.publish_changes else self.publish_every
 
     def evaluation_samples_of(self, number: int) -> int:
         """Return the number of sampled completions of held-out problem `number`, at the run's temperature."""
         at = bisect_right(self.evaluation_ends, number, key=itemgetter(0))
         return self.evaluation_ends[at][1] if at < len(self.evaluation_ends) else self.evaluation_samples
+
+    def session_of(self, group_id: int) -> SessionRules | None:
+        """Return the rules of a training or evaluation group's sessions; None: the group has no sessions."""
+        return self.session_rules(group_id) if self.session_rules is not None else None
 
     def learning_rate_of(self, step: int) -> float:
         at = bisect_right(self.learning_rates, step, key=itemgetter(0))

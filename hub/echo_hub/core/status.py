@@ -18,12 +18,12 @@ class CoordinatorStatus:
     trained_steps: int
     published_version: int
     training_step: int | None
-    """Step being computed; None while the learner is idle."""
+    """Step that the learner is computing; None while the learner is idle."""
     groups_preparing: int
     groups_open: int
-    """Number of waiting incomplete groups."""
+    """Number of the learner's waiting groups that are not complete."""
     groups_buffered: int
-    """Number of complete groups that wait for a step."""
+    """Number of complete groups that wait for a step to train on them."""
     groups_planned: int
     """Number of groups in planned batches that are not trained: those of the current and the next step."""
     nodes_connected: int
@@ -32,6 +32,14 @@ class CoordinatorStatus:
     in_flight: int
     """Number of unfinished rollouts."""
     finished: bool
+    session_slots: int = 0
+    """Number of sessions that may be open at the same time; 0 while the environment is away, or without sessions."""
+    session_slots_used: int = 0
+    """Number of unfinished episodes of open groups whose episodes are sessions."""
+    lacks_session_slots: bool = False
+    """True if a group could be opened, but too few slots for its sessions are free."""
+    requests_open: int = 0
+    """Number of unfinished groups of tenants' samples."""
     spend_per_hour: float = 0.0
     """Total cost of all active nodes in US dollars per hour."""
     nodes_priced: int = 0

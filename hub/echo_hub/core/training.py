@@ -84,6 +84,8 @@ class Training:
     drops rollouts that are too stale for it."""
 
     for_learner = True
+    keeps_payloads = True
+    lengths = None
 
     def __init__(
         self, settings: CoordinatorSettings, snapshot: CoordinatorSnapshot, *, ledger: Ledger, out: Outbox
@@ -206,7 +208,9 @@ class Training:
             self.sweep(now)
 
     def restore(self, rows: Iterable[GroupRow]) -> None:
-        """Add groups from before a restart. The caller then restores their rollouts."""
+        """Restore the groups that the store has from before the hub's restart. The caller then restores their
+        rollouts.
+        """
         for row in rows:
             group = self._group(row.group_id, row.seed)
             group.prompt = row.prompt
@@ -223,7 +227,7 @@ class Training:
 
     def _group(self, group_id: int, seed: int) -> RolloutGroup:
         slots = [Slot() for _ in range(self._settings.group_size)]
-        return RolloutGroup(group_id, seed, slots, self)
+        return RolloutGroup(group_id, seed, slots, self, session=self._settings.session_of(group_id))
 
     def lease_version(self, group: RolloutGroup, node: Node) -> int:
         newest = self.newest_to_lease
@@ -233,6 +237,10 @@ class Training:
                 newest = own
             return newest if self._settings.interrupts else self._going_on(group, newest)
         return newest
+
+    def preferred(self, group: RolloutGroup) -> tuple[str, ...]:
+        """Return no nodes: the terms of a step's work choose among nodes."""
+        return ()
 
     def _going_on(self, group: RolloutGroup, newest: int) -> int:
         """Return the version that a lease of this group should name. If the hub has tokens of unfinished rollouts of
@@ -424,7 +432,9 @@ class Training:
                 self._flat_groups.append(group_id)
 
     def _plan(self, now: float) -> bool:
-        """Plan the next step if the run has one and enough groups are complete. Return False otherwise."""
+        """Plan the next step and return True, if the run has a next step and enough groups are complete. Return False
+        otherwise.
+        """
         if self.next_step > self._settings.steps or not self._batch():
             return False
         self.sweep(now)

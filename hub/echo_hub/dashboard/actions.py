@@ -1,6 +1,6 @@
 """The interface between the dashboard and the hub for operators' actions, and the action buttons of nodes.
 
-When a page acts, the access guard has already authenticated the request and names its actor (`actor_of`).
+The access guard has authenticated each request before it reaches a page, and names its actor (`actor_of`).
 `echo_hub.actions.requests` defines the actions; pages and API only parse requests and show results.
 """
 
@@ -24,7 +24,7 @@ class NoSuchActionError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionResult:
-    """An action's outcome, as far as it is known when the hub answers."""
+    """An action's outcome, as far as it is known when the hub answers the request."""
 
     record: ActionRecord
     secret: str = ""
@@ -33,7 +33,8 @@ class ActionResult:
 
 
 class OperatorDesk(Protocol):
-    """The operator's actions as the pages call them; the hub supplies `echo_hub.oversight.operator_desk`."""
+    """The operator's actions as the pages call them. In the hub, `echo_hub.oversight.operator_desk` carries them
+    out."""
 
     async def act(self, action: str, fields: Mapping[str, Any], by: Actor, *, strict: bool = False) -> ActionResult: ...
 
@@ -51,10 +52,10 @@ class Button:
     action: str
     label: str
     question: str
-    """The consequence of the action, shown before the operator confirms it."""
+    """The consequence of the action. The page shows it before the operator confirms the action."""
     is_for: Callable[[NodeView], bool]
     in_table: bool = True
-    """True: also offered in tables of nodes. False: only on the node's own page."""
+    """If True, tables of nodes also have the button. If False, only the node's own page has it."""
 
 
 BUTTONS: Final = (

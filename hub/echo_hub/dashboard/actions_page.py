@@ -1,8 +1,8 @@
 """The operator's actions page: GET /actions, with a form for each action and the log of past actions.
 
 The forms are generated from the table of actions, so page, API and command line have the same fields and bounds. If an
-action stops work, locks a user out or cannot be undone, it needs a confirmation. The hub's own page asks for the
-confirmation, because browsers may have scripts turned off.
+action stops work, locks a user out or cannot be undone, it needs a confirmation. A separate page of the hub asks for
+the confirmation, because browsers may have scripts turned off.
 
 A new token is shown once, on the page that answers the form.
 """
@@ -18,6 +18,7 @@ from aiohttp import web
 
 from echo_hub.actions.records import ActionOutcome
 from echo_hub.actions.requests import TABLE, Request, WrongRequestError, request_of, summary, taking_back
+from echo_hub.actions.tenant_keys import key_lines
 from echo_hub.dashboard.access.guard import KEY, TOKEN, actor_of
 from echo_hub.dashboard.actions import ActionResult, ForbiddenError, NoSuchActionError, OperatorDesk
 from echo_hub.dashboard.actions_api import STATUS, answer
@@ -29,7 +30,9 @@ from echo_hub.dashboard.templating import Template
 RECORDS_SHOWN: Final = 50
 CONFIRMED: Final = "confirmed"
 OF_NODES: Final = frozenset({"ban", "unban", "pardon", "trust", "distrust"})
-"""Actions on one node. This page shows no form for them, because tables of nodes and pages of nodes have buttons."""
+"""Actions on one node. The actions page has no forms for them: tables of nodes and the node's page have buttons."""
+OF_TENANTS: Final = frozenset({"tenant_quota", "block_tenant", "unblock_tenant"})
+"""Actions on one tenant. After such an action, the browser shows the page of tenants."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +101,8 @@ class ActionsRoom:
             return await self._page(request, asked=(action, given))
         node = str(given.get("node", "")) if action in OF_NODES else ""
         answered = self._desk.act(action, given, actor_of(request))
-        return await self._told(request, answered, then=f"/fleet/{path_part(node)}" if node else "/actions")
+        then = "/tenants" if action in OF_TENANTS else "/actions"
+        return await self._told(request, answered, then=f"/fleet/{path_part(node)}" if node else then)
 
     async def undo(self, request: web.Request) -> web.Response:
         """POST /actions/undo/{number}"""
@@ -143,6 +147,7 @@ class ActionsRoom:
             asked=asked,
             asked_summary=summary(TABLE[asked[0]]) if asked else "",
             told=told,
+            key_lines=key_lines(told.secret) if told else (),
         )
         return html_response(text, status=status)
 

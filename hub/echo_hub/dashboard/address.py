@@ -1,5 +1,5 @@
-"""Rewrite the commands that volunteers use to join, so that they contain the hub address of the reader's own
-request."""
+"""Rewrite the commands with which volunteers join, so that they contain the hub address that the reader of the page
+used."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from echo_hub.dashboard.model import RunView
 
 
 def addressed(run: RunView, address: str) -> RunView:
-    """Return the view with its commands rewritten for `address`; unchanged if `address` is empty."""
+    """Return the view with its join commands rewritten to contain `address`; unchanged if `address` is empty."""
     if not address or not run.address or address == run.address:
         return run
     lines = {

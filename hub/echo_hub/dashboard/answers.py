@@ -1,4 +1,5 @@
-"""The first screen's three questions, answered in words: is the run learning, is it fed, is anything wrong?"""
+"""Answer in words the three questions at the top of the operator's front page: does the run learn, does the learner get
+enough rollouts, is anything wrong?"""
 
 from __future__ import annotations
 
@@ -17,13 +18,13 @@ IDLE: Final = {
     "down": "learner down",
     "start": "start of the run",
 }
-"""Words for the learner's idle reasons, keyed as in `CapacityView.idle_by_reason`."""
+"""Words for the reasons why the learner is idle. The keys are those of `CapacityView.idle_by_reason`."""
 FED: Final = 0.1
-"""Largest idle share at which the learner counts as fed (with enough rollouts). With small models, the hand-off between
-hub and learner alone takes a few hundredths.
+"""Largest share of idle time at which the learner counts as fed (it gets enough rollouts). With small models, the
+hand-off between hub and learner alone takes a few hundredths of the time.
 """
 STARVED: Final = 0.4
-"""Idle share above which the learner counts as starved."""
+"""Share of idle time above which the learner counts as starved (it gets far too few rollouts)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +41,14 @@ class Answer:
 
 
 def answers(run: RunView, now: RunNow, trend: Trend | None) -> tuple[Answer, ...]:
-    return learning(run, trend), fed(run, now), well(run, now)
+    """Return the answers to the three questions. A run without a task trains nothing, so only the last question gets an
+    answer."""
+    return (learning(run, trend), fed(run, now), well(run, now)) if run.trains else (well(run, now),)
 
 
 def learning(run: RunView, trend: Trend | None) -> Answer:
-    """Answer "is it learning?" by the trend of the reward. Add the held-out accuracy now and at the start."""
+    """Answer "is it learning?" by the trend of the reward. Add the held-out accuracy, now and at the start of
+    the run."""
     accuracy = _accuracy(run)
     verdict: str
     tone: Tone
@@ -88,8 +92,8 @@ def _accuracy(run: RunView) -> str:
 
 
 def fed(run: RunView, now: RunNow) -> Answer:
-    """Answer "is it fed?" (does the learner get enough rollouts?) by its idle share, or by what the run waits for
-    now."""
+    """Answer "is it fed?" (does the learner get enough rollouts?) by the learner's share of idle time, or by what the
+    run waits for now."""
     capacity = run.capacity
     verdict: str
     tone: Tone
@@ -127,7 +131,8 @@ def _idle(capacity: CapacityView) -> str:
 
 
 def well(run: RunView, now: RunNow) -> Answer:
-    """Answer "is anything wrong?" by the current problems and stalled steps. Add the numbers of nodes and checks."""
+    """Answer "is anything wrong?" by the current problems, and by steps that have stalled. Add the number of connected
+    nodes and of checked rollouts."""
     trust = run.trust
     checks, failed = sum(trust.checks.values()), sum(trust.failed_checks.values())
     text = f"{_nodes(run.nodes_connected)} connected. "

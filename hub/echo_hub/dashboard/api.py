@@ -94,8 +94,8 @@ class Api:
 class EventStream:
     """Tells programs about changes of the run, at most once per snapshot.
 
-    A viewer that stops reading is disconnected after aiohttp-sse's send timeout. A viewer that has closed its
-    connection is noticed at the next heartbeat.
+    A client that stops reading is disconnected after aiohttp-sse's send timeout. A closed connection is noticed at the
+    next heartbeat.
     """
 
     def __init__(self, snapshots: Snapshots, viewers: Viewers, *, heartbeat_s: float) -> None:
@@ -126,6 +126,6 @@ class EventStream:
                     }
                     await stream.send(json.dumps(news), event="changed")
             except (ConnectionResetError, TimeoutError, StorageError):
-                # The viewer left or stopped reading, or the database cannot be read now; the client reconnects later.
+                # The client left or stopped reading, or the database cannot be read now. The client reconnects later.
                 pass
         return stream

@@ -1,7 +1,7 @@
 """Static files of the pages, all served by this hub: its own files, and uPlot, vendored by `scripts/vendor_uplot.py`.
 
 A file's address contains the hash of its content. So browsers can cache files permanently, but load a changed file at
-once. All files are read and compressed when the hub starts; together they have about 0.1 MB.
+once. All files are read and compressed when the hub starts; together they take about 0.1 MB.
 """
 
 from __future__ import annotations

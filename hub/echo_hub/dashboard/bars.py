@@ -23,7 +23,7 @@ class BarSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthsBar:
-    """Token lengths of one outcome's completions, on an axis that begins at 0."""
+    """Bar for the token lengths of all completions with one outcome, on an axis that begins at 0."""
 
     outcome: str
     kind: str
@@ -41,9 +41,8 @@ class LengthsBar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MismatchBar:
-    """One node's mismatch KL (between its claimed and the learner's token probabilities), relative to the
-    largest one.
-    """
+    """Bar for one node's mismatch: the KL divergence between the token probabilities that the node reports and those of
+    the learner. The bar of the largest mismatch has the full length."""
 
     node_id: str
     name: str
@@ -53,10 +52,12 @@ class MismatchBar:
 
 
 def accounting_segments(run: RunView) -> tuple[BarSegment, ...]:
-    """Return trained, evaluated and in-flight rollouts, then each drop reason, largest first."""
+    """Return a segment each for trained, evaluated, answered (delivered to tenants) and in-flight rollouts, then one
+    for each drop reason, the largest first."""
     accounting = run.accounting
     parts: list[tuple[str, str, float]] = [("trained", "trained", accounting.trained)]
     parts += [("evaluated", "evaluated", accounting.evaluated)] if accounting.evaluated else []
+    parts += [("answered", "answered", accounting.answered)] if accounting.answered else []
     parts += [("in flight", "flight", accounting.in_flight)]
     dropped = sorted(accounting.dropped.items(), key=lambda item: -item[1])
     parts += [(reason.replace("_", " "), f"drop-{reason}", number) for reason, number in dropped if number]
@@ -64,7 +65,7 @@ def accounting_segments(run: RunView) -> tuple[BarSegment, ...]:
 
 
 def learner_time_segments(capacity: CapacityView | None) -> tuple[BarSegment, ...]:
-    """Return the learner's training time, then its idle time for each reason."""
+    """Return a segment for the learner's training time, then one for each reason why it was idle."""
     if capacity is None:
         return ()
     parts: list[tuple[str, str, float]] = [("training", "trained", 1 - capacity.idle_share)]
@@ -115,7 +116,7 @@ def lengths_bars(work: WorkView) -> tuple[LengthsBar, ...]:
 
 
 def mismatch_bars(mismatch: Iterable[NodeMismatch], names: Mapping[str, str]) -> tuple[MismatchBar, ...]:
-    """Return one bar for each node; `names` holds the names of known nodes."""
+    """Return one bar for each node. `names` maps ids of known nodes to names."""
     nodes = tuple(mismatch)
     most = max((node.kl for node in nodes), default=0.0) or 1.0
     return tuple(

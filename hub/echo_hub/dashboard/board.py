@@ -1,4 +1,5 @@
-"""The interface through which the public pages read credit, and the parsing of leaderboard queries."""
+"""The interface from which the public pages get credit data (which work of nodes and teams counted), and the parsing of
+leaderboard queries."""
 
 from __future__ import annotations
 
@@ -38,9 +39,8 @@ class AboutView:
 
 
 class BoardSource(Protocol):
-    """The credit data as the pages request it; the hub supplies the implementation. Answers may be cached for seconds:
-    a thousand readers then cost the hub one query.
-    """
+    """Supplies the credit data that the pages request; the hub implements it. Answers may be cached for seconds, so
+    that a thousand readers cost the hub one query."""
 
     async def board(self, wanted: BoardQuery) -> Board: ...
 
@@ -52,7 +52,8 @@ class BoardSource(Protocol):
     async def team(self, name: str) -> tuple[str, Holder] | None: ...
 
     async def shares(self, holder: str, width: int) -> Mapping[int, StepShare]:
-        """Return a holder's share of each bucket of `width` steps, keyed by the bucket's number, counted from 0."""
+        """Return a holder's (node's or team's) share of the work, for each bucket of `width` steps. The key is the
+        bucket's number, from 0."""
         ...
 
     async def receipt(self, rollout_id: str) -> PublicReceipt | None:
@@ -75,7 +76,7 @@ def board_query(query: Mapping[str, str], *, kind: BoardKind, rows: int = ROWS_S
 
 
 def sort_of(wanted: BoardQuery) -> str:
-    """Return the value of `sort` in the address of a page with this order."""
+    """Return the value of `sort` in the page address for the order of `wanted`."""
     return f"{'-' if wanted.reverse else ''}{wanted.order}"
 
 

@@ -1,6 +1,5 @@
-"""The response while the database server is unreachable: clients should retry soon, because the hub waits for the
-server.
-"""
+"""The response while the database server is unreachable. The hub waits for the server, and clients should retry
+soon."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Definitions of the pages' charts, which `static/charts.js` draws: titles, axes, lines and data columns.
 
-A line's values are a column of a table. The table is /api/v1/curves, to which new rows are added live, or a live part
-of the page with JSON, {"x": [...], COLUMN: [...], ...}. The horizontal axis is optimizer steps or policy versions. Both
-have the same numbers, so one cursor serves all charts.
+The values of a line are a column of a table. The table is either /api/v1/curves, which grows while the page is open, or
+JSON in a live part of the page, {"x": [...], COLUMN: [...], ...}. The horizontal axis shows optimizer steps or policy
+versions. Steps and their versions have equal numbers, so one cursor serves all charts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ChartLine:
     table: str = CURVES
     """The table of the line's values: CURVES, or the id of the part of the page that holds the table."""
     error: str = ""
-    """Column that holds the values' standard error, drawn as a band around the line; "" for none."""
+    """Column that holds the standard errors of the line's values, drawn as a band around the line; "" for none."""
     style: Literal["line", "steps", "dotted", "points"] = "line"
     width: float = 1.5
 
@@ -41,9 +41,9 @@ class ChartView:
     key: str
     title: str
     about: str
-    """A sentence that explains the chart."""
+    """A sentence for readers that explains the chart."""
     figures_at: str
-    """Where the reader finds the chart's values as numbers."""
+    """Words that tell the reader where the chart's values are shown as numbers."""
     y: str
     """Label of the vertical axis, with its unit."""
     lines: tuple[ChartLine, ...]
@@ -52,7 +52,7 @@ class ChartView:
     share: bool = False
     """True if the values are shares, to be shown as percentages."""
     at_least: float = 0.0
-    """Smallest upper end of the vertical axis, so that tiny values do not look large."""
+    """Smallest value at which the vertical axis may end, so that tiny values do not look large."""
     tall: bool = False
     own_range: bool = False
     """True if the horizontal axis begins at the first value's step; False if it begins at 0."""
@@ -192,9 +192,8 @@ def _accuracies(views: Sequence[EvaluationView]) -> Mapping[str, list[float | No
 
 
 def tables(run: RunView) -> Mapping[str, Mapping[str, list[float | None]]]:
-    """Return the data tables of the charts, except the one at /api/v1/curves. Each table's key is the id of the page
-    part that holds the table.
-    """
+    """Return the data tables of the charts, except /api/v1/curves. A table's key is the id of the page part that holds
+    the table."""
     evaluations, versions = run.evaluations, run.versions[::-1]
     arrived = [view.record for view in versions if view.record.dissemination_max_s is not None]
     return {

@@ -1,8 +1,8 @@
 """The charts' curves, /api/v1/curves: all steps of the run in a bounded number of points.
 
 A point stands for `width` consecutive steps. The width is a power of two; if there are more than `MOST_POINTS` points,
-it doubles. Points stay in memory and each step is read once. So an answer costs the same at step 100 and at step
-100,000.
+it doubles. Points stay in memory, and each step is read from the database once. So an answer costs the same at step 100
+and at step 100,000.
 
 The mean reward is smoothed step by step, independent of `width`, by an exponential mean: the step `SMOOTHED_OVER` steps
 ago has the weight 1/e. The standard deviation about that mean uses the same weights. A point holds the values of its
@@ -31,8 +31,8 @@ SMOOTHED_OVER: Final = 6.0
 a run's trend takes dozens of steps.
 """
 TREND_OVER: Final = 12
-"""Distance in steps between the two smoothed rewards that the trend compares. It is twice the decay length, so that
-they share little data.
+"""Distance in steps between the two smoothed rewards that the trend compares. It is twice the decay length, so that the
+two means share little data.
 """
 LEAST_TREND: Final = 8
 """Number of steps needed before a trend is reported."""
@@ -43,9 +43,8 @@ SPREAD: Final = "reward_spread"
 
 
 def _means() -> tuple[str, ...]:
-    """Return the keys of figures for which a point shows the mean over its steps. Steps without the figure are not
-    counted.
-    """
+    """Return the keys of the figures for which a point shows the mean over its steps. A step without a figure does not
+    count for that figure."""
     return ("mean_reward", "staleness_mean", *(f.key for f in step_figures.STEP_FIGURES if not f.largest))
 
 
@@ -55,7 +54,7 @@ def _largest() -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurveMark:
-    """The curves that a browser has already: points of `width` steps each, up to step `step`."""
+    """Mark of the points that a browser already has: points of `width` steps each, up to step `step`."""
 
     width: int
     step: int
@@ -68,11 +67,11 @@ class Trend:
     steps: int
     """Distance in steps between `before` and `now`."""
     direction: Literal["rising", "steady", "falling", ""]
-    """"" if the run has too few steps for a trend."""
+    """The direction of the trend; "" if the run has too few steps for a trend."""
 
 
 class Smoothed:
-    """An exponential mean and variance without initial bias: weights are normalised by their sum."""
+    """Exponential mean and variance. The weights are normalised by their sum, so the first values are not biased."""
 
     def __init__(self) -> None:
         self._weight = self.mean = self._variance = 0.0
@@ -90,7 +89,7 @@ class Smoothed:
 
 @dataclass(slots=True, kw_only=True)
 class _Point:
-    """Sums over the steps for which the point stands. To merge two points, add their sums."""
+    """Sums over the steps that one point stands for. Two points are merged by adding their sums."""
 
     first_step: int
     step: int
@@ -101,10 +100,10 @@ class _Point:
     newest: dict[str, float] = field(default_factory=dict)
     """Figures of the point's last step. The point shows them unchanged."""
     rollouts: int = 0
-    """Number of rollouts in those steps whose duration is known: in all but the run's first step."""
+    """Number of rollouts in the steps whose duration is known. Only the run's first step has no known duration."""
     seconds: float = 0.0
-    """Duration in seconds of the steps that `rollouts` covers, summed. A step lasts from the previous step's end to its
-    own end."""
+    """Sum of the durations, in seconds, of the steps that `rollouts` counts. A step lasts from the end of the previous
+    step to its own end."""
 
     def take(self, other: _Point) -> None:
         self.step, self.newest = other.step, other.newest
@@ -127,7 +126,7 @@ class _Point:
 
 
 def _short(value: float) -> float:
-    """Round to six digits. A chart cannot show more, and answers become a third as large."""
+    """Round to six digits: charts cannot show more, and answers become a third as large."""
     return float(f"{value:.6g}")
 
 
@@ -166,8 +165,8 @@ class Curves:
     def trend(self) -> Trend | None:
         """Return the trend of the reward; None before the first step.
 
-        A smoothed value has the standard error of a mean over about 2 * `SMOOTHED_OVER` steps. A recent rise also
-        widens the deviation, so a short rise is not detected more easily.
+        A smoothed value has the standard error of a mean over about 2 * `SMOOTHED_OVER` steps. The deviation of the
+        rewards contains the rise itself, which makes the error larger rather than smaller.
         """
         if not self._trend:
             return None
@@ -230,8 +229,8 @@ class CurvesRoom:
         return json_response({"width": self._curves.width, "points": points})
 
     async def news(self, mark: CurveMark | None) -> tuple[CurveMark, dict[str, object]]:
-        """Return the new mark, and the points that a browser lacks. `mark` tells which points it has; None at its first
-        call.
+        """Return the new mark, and the points that a browser lacks. `mark` tells which points the browser has; None at
+        the first call for a browser.
 
         The points are {"width": ..., "since": ..., "points": [...]}: the points of that width with a step after
         `since`. The first call returns no points, and neither does a call after a change of width. If a browser lacks

@@ -1,7 +1,7 @@
 """The operator's fleet list: filtering, sorting and counting nodes.
 
-The functions work on a snapshot's nodes: at most ten thousand, plus the connected ones. Engines, devices, precisions
-and names are untrusted texts from the nodes, possibly a different text from every node.
+The functions work on the nodes of a snapshot: at most ten thousand, plus the connected ones. Engines, devices,
+precisions and names are untrusted texts from the nodes, possibly a different text from every node.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from echo_hub.dashboard import tables
 from echo_hub.dashboard.model import FleetView, NodesAway, NodeView, RunState, RunView
 from echo_hub.dashboard.responses import whole_number
 from echo_hub.dashboard.tables import Column, known_sort, sort_rows
+from echo_shared.wire.messages.engines import precision_in_words
 
 _ID: Final = attrgetter("totals.node_id")
 NODES_SHOWN: Final = 100
 FOREMOST_SHOWN: Final = 10
 KINDS_SHOWN: Final = 8
-"""Number of pairs of engine and precision that the summary shows: the most frequent pairs."""
+"""Largest number of pairs (engine, precision) that the summary shows. It shows the most frequent pairs."""
 CHOICES_SHOWN: Final = 40
 """Number of engines, and of precisions, that the filter's lists offer: the most frequent ones."""
 MOST_ASKED: Final = 128
@@ -39,7 +40,7 @@ STANDINGS: Final = ("quarantined", "suspect", "new", "proven", UNCHECKED)
 FASTEST: Final = "speed"
 """Key of the default sort column."""
 NOT_SAID: Final = "-"
-"""Value of a filter in an address. It selects the nodes without this property, for example with an unknown
+"""Value of a filter in the page address that selects nodes without the property, for example with an unknown
 precision."""
 
 _PLACE: Final = {state: place for place, state in enumerate(STATES)}
@@ -57,7 +58,7 @@ class WrongFleetQueryError(ValueError):
 
 
 def state_of(node: NodeView) -> str:
-    """Return one of `STATES`: the node's activity, or a state that overrides it (banned, away, standing_by)."""
+    """Return one of `STATES`: the node's activity, or a state that is more important (banned, away, standing_by)."""
     if node.banned:
         return "banned"
     if not node.connected:
@@ -70,7 +71,7 @@ def standing_of(node: NodeView) -> str:
 
 
 def why_idle(node: NodeView, run: RunView) -> str:
-    """Return a few words that say why a connected node does not sample; "" if it samples."""
+    """Return a few words that tell why a connected node does not sample; "" if it samples."""
     if node.standby:
         return node.standby
     if node.activity != "waiting":
@@ -149,7 +150,7 @@ class FleetQuery:
 
     @property
     def asked(self) -> dict[str, str]:
-        """Return the query fields of an address that requests these nodes in this order."""
+        """Return the query fields of the page address that shows this filter and order."""
         fields = {"q": self.search, "state": self.state, "standing": self.standing, "engine": self.engine}
         fields |= {"precision": self.precision, "sort": self.sort}
         return {name: value for name, value in fields.items() if value}
@@ -225,9 +226,8 @@ def _fits(node: NodeView, wanted: FleetQuery) -> bool:
 
 
 def foremost(nodes: FleetView) -> list[NodeView]:
-    """Return the few nodes that interest an operator most: distrusted ones first, then the fastest. Connected nodes
-    come before disconnected ones.
-    """
+    """Return the few nodes that interest an operator most. Connected nodes come first; among them, distrusted nodes
+    come first, then the fastest ones."""
     here = [node for node in nodes.here.values() if node.connected]
     first = heapq.nsmallest(FOREMOST_SHOWN, here, key=_mistrust_and_speed)
     left = [node for node in nodes.here.values() if not node.connected]
@@ -247,7 +247,7 @@ def _mistrust_and_speed(node: NodeView) -> tuple[bool, float, float, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetKind:
-    """The number of nodes with a common property, and the address of the list of these nodes."""
+    """The number of nodes with a common property, and the page address of the list of these nodes."""
 
     name: str
     number: int
@@ -258,7 +258,7 @@ class FleetKind:
 class Kinds:
     number: int
     states: tuple[FleetKind, ...]
-    """States with any node, in the order of `STATES`."""
+    """States that at least one node has, in the order of `STATES`."""
     standings: tuple[FleetKind, ...]
     engines: tuple[FleetKind, ...]
     """The most frequent pairs of engine and precision."""
@@ -292,7 +292,7 @@ def kinds(nodes: FleetView) -> Kinds:
         standings=tuple(_kind(one, by_standing[one], standing=one) for one in STANDINGS if by_standing[one]),
         engines=tuple(
             _kind(
-                " ".join(filter(None, (engine, precision))),
+                " ".join(filter(None, (engine, precision_in_words(precision)))),
                 number,
                 engine=engine or NOT_SAID,
                 precision=precision or NOT_SAID,

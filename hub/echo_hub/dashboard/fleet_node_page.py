@@ -1,5 +1,5 @@
-"""The operator's page of one node, `/fleet/ID`: its own reports, its history, its trust standing and possible actions.
-As JSON: /api/v1/nodes/ID. The public page of a node is `/nodes/ID`; it shows only credited work.
+"""The operator's page of one node, `/fleet/ID`: the node's reports, history, trust standing and possible actions. As
+JSON: /api/v1/nodes/ID. The public page of a node is `/nodes/ID`; it shows only credited work.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class FleetNodePage:
 
 
 def _view(snapshot: Snapshot, record: NodeRecord) -> NodeView:
-    """Return the snapshot's view of the node. If the snapshot does not list the node, make a view from its stored
-    totals.
+    """Return the snapshot's view of the node. If the snapshot does not list the node, make a view from the node's
+    totals in the database.
     """
     return snapshot.nodes.get(record.totals.node_id) or NodeView(
         totals=record.totals,

@@ -48,24 +48,24 @@ def excerpt(text: str, characters: int = 120) -> str:
 
 
 def count(value: int | None) -> str:
-    """Format as 12,480."""
+    """Format a number with thousands separators: 12,480."""
     return UNKNOWN if value is None else f"{value:,}"
 
 
 def fixed(value: float | None, digits: int = 2) -> str:
-    """Format as 0.71."""
+    """Format a number with a fixed number of decimals: 0.71."""
     return UNKNOWN if value is None else f"{value:.{digits}f}"
 
 
 def rate(value: float | None) -> str:
-    """Format with about three digits at any size: 0, 0.42, 7.30, 64.2, 112, 4,820."""
+    """Format a number with about three digits at any size: 0, 0.42, 7.30, 64.2, 112, 4,820."""
     if value is None:
         return UNKNOWN
     return f"{value:,.0f}" if value >= 99.95 or value == 0 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
 
 
 def dollars(value: float | None) -> str:
-    """Format as $0, $0.40, $12.30, $4,820; below a cent with three digits: $0.000123."""
+    """Format an amount in dollars: $0, $0.40, $12.30, $4,820. Below a cent, show three digits: $0.000123."""
     if value is None:
         return UNKNOWN
     if 0 < value < 0.01:
@@ -74,7 +74,7 @@ def dollars(value: float | None) -> str:
 
 
 def scientific(value: float | None) -> str:
-    """Format as 0.0031, or as 2.1e-05 if that is shorter."""
+    """Format a number as a decimal, 0.0031, or in the shorter exponent form, 2.1e-05."""
     return UNKNOWN if value is None else f"{value:.2g}"
 
 
@@ -93,12 +93,12 @@ def in_unit(value: float | None, unit: Unit) -> str:
 
 
 def percent(value: float | None, digits: int = 1) -> str:
-    """Format as 88.3 %."""
+    """Format a share of 1 as a percentage: 0.883 becomes 88.3 %."""
     return UNKNOWN if value is None else f"{100 * value:.{digits}f}{_THIN_SPACE}%"
 
 
 def size(value: int | None) -> str:
-    """Format as 1.4 MB, in powers of ten."""
+    """Format a number of bytes in powers of ten: 1.4 MB."""
     if value is None:
         return UNKNOWN
     scaled = float(value)
@@ -110,7 +110,7 @@ def size(value: int | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Format with the two largest units: 42 s, 3 min 20 s, 2 d 4 h."""
+    """Format seconds with the two largest units: 42 s, 3 min 20 s, 2 d 4 h."""
     if seconds is None:
         return UNKNOWN
     if seconds < 10:
@@ -134,12 +134,12 @@ def ago(at: float, as_of: float) -> str:
 
 
 def iso(at: float) -> str:
-    """Format for machines and tooltips: 2026-03-01T12:00:00Z."""
+    """Format a Unix time for machines and tooltips: 2026-03-01T12:00:00Z."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def date(at: float) -> str:
-    """Format as 2026-03-01 in UTC."""
+    """Format a Unix time as the date in UTC: 2026-03-01."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d")
 
 
@@ -149,5 +149,5 @@ def path_part(name: str) -> str:
 
 
 def clock(at: float) -> str:
-    """Format as 12:00:00 in UTC."""
+    """Format a Unix time as the time of day in UTC: 12:00:00."""
     return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S")

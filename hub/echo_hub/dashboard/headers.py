@@ -1,7 +1,8 @@
 """Security headers for every response of the hub's port.
 
 Node names are untrusted and must never run as scripts. Nothing is loaded from other hosts. Frames of other sites may
-not show a page. Inline style elements and attributes are refused, as inline scripts are; scripts may still set styles.
+not show a page. Inline scripts, style elements and style attributes are refused; scripts from files may still set
+styles.
 """
 
 from __future__ import annotations

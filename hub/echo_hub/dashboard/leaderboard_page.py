@@ -115,9 +115,8 @@ class LeaderboardPage:
             return partial(self._render, snapshot, await self._board.board(wanted), wanted)
 
         def personal(text: str) -> str:
-            """Insert the hub address that this reader used into the page. The address comes from the Host header; it is
-            already checked to contain only characters of a host name.
-            """
+            """Insert the hub's address, as this reader's request names it, into the page. The address comes from the
+            Host header and has been checked: it contains only characters of host names."""
             return text.replace(own, address) if own and address else text
 
         if wanted.search or wanted.after:
@@ -143,7 +142,7 @@ class LeaderboardPage:
             headings=headings(
                 shown, sort_of(wanted), kept={"q": wanted.search} if wanted.search else {}, anchor="table"
             ),
-            total_rollouts=snapshot.run.accounting.trained + snapshot.run.accounting.evaluated,
+            total_rollouts=snapshot.run.accounting.useful,
         )
 
     async def serve_json(self, request: web.Request) -> web.Response:

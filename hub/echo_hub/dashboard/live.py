@@ -2,8 +2,8 @@
 
 A page module describes a page by a `LiveRequest` and calls `LivePages.answer`. Its template marks the live parts
 (`live_parts`). A page is rendered once for each snapshot; all watchers share the rendering. Each watcher gets the
-changes since the rendering that its browser shows. Rendering runs on a thread, because the event loop has other work. A
-stream has these events, each with a JSON object:
+changes since the rendering that the watcher's browser shows. Rendering runs on a thread, because the event loop has
+other work. A stream has these events, each with a JSON object:
 
     hello    {"of": id of run and static files; if it differs, the browser reloads the page, "now": the hub's time,
              "silent_s": after this time without an event the stream is dead}
@@ -53,12 +53,12 @@ class LiveRequest:
     """Describes a page that is updated live, and how to render it."""
 
     key: tuple[str, ...]
-    """Key of the page. Requests with equal keys share one rendered page."""
+    """Key of the page. All requests with this key share one rendered page."""
     prepare: Callable[[Snapshot], Awaitable[Callable[[], str]]]
     """Reads the page's data and returns a function that renders it. Raises web.HTTPException if the page does not
     exist."""
     personal: Callable[[str], str] = str
-    """Inserts this viewer's own values, such as the hub address, into a page or into an event's JSON."""
+    """Inserts values of this one viewer, such as the hub address, into a page or into an event's JSON."""
     has_curves: bool = False
     """True if the page's charts draw /api/v1/curves."""
 
@@ -99,8 +99,8 @@ class _Page:
             return self._newest
 
     def known(self, revision: str) -> tuple[str, Marks]:
-        """Return the revision that a browser shows, and its fingerprints; "" and {} if the hub does not know the
-        revision."""
+        """Return a revision that a browser shows, and the fingerprints of that revision; "" and {} if the hub does not
+        know it."""
         return (revision, self._known[revision]) if revision in self._known else ("", {})
 
     def news(self, revision: str, seen: Marks) -> tuple[str | None, str, Marks]:
@@ -117,9 +117,8 @@ class _Page:
 
 
 class _Turns:
-    """Renders watched pages one at a time. After each page, rendering pauses; the pause grows with the page's processor
-    time. So if many pages are watched, each is updated less often.
-    """
+    """Renders pages that viewers watch, one page at a time, with a pause after each. The more processor time a page
+    takes, the longer the pause. So watching more pages makes updates of each page rarer."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()

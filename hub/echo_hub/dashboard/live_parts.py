@@ -10,7 +10,7 @@ If an element of the first kind changes, it is sent in full. For an element of t
 sent, and the order of ids if it changed. Live elements are never nested, and exist on their page in every state of the
 run. Templates belong to the hub and escape their inputs, so every tag here was written by a template.
 
-`<time data-ago>` shows an age, which the browser updates itself. Another age does not count as a change.
+`<time data-ago>` shows an age. The browser updates it, so a different age does not count as a change.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _TITLE: Final = re.compile(r"<title>(.*?)</title>", re.DOTALL)
 _COUNTED: Final = re.compile(r"(<time\b[^>]* data-ago[^>]*>)[^<]*")
 
 Marks = Mapping[str, int]
-"""Fingerprints of a rendering, valid in this process only. Keys are ids of parts and "part/row". Values are hashes of
-the text; for parts with rows, hashes of the order of row ids."""
+"""Fingerprints of one rendering, valid only in this process. A key is the id of a live part, or "part/row" for a row.
+The value is the hash of the part's or row's text; for a part with rows, the hash of its row ids in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +68,12 @@ def rendering(text: str) -> Rendering:
 
 
 def difference(seen: Marks, now: Rendering) -> dict[str, Any]:
-    """Return the changes from the rendering of `seen` to `now`, as JSON values. With empty marks, return everything.
+    """Return the changes from the rendering with the fingerprints `seen` to `now`, as JSON values. If `seen` is empty,
+    return everything.
 
     {"title": text, "parts": {part: HTML}, "rows": {part: {"changed": {row: HTML}, "order": [row, ...]}}}
 
-    Each key is present only if it has a change.
+    A key is present only if something under it has changed.
     """
     marks = now.marks
     news: dict[str, Any] = {}

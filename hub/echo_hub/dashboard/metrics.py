@@ -1,7 +1,7 @@
 """The Prometheus endpoint, /metrics.
 
-Each scrape fills a new registry from one snapshot, on a thread; this module keeps no counters. Figures of nodes are
-sums over the fleet. Series for each single node exist only if the settings request them.
+Each scrape fills a new registry from one snapshot, on a thread; this module keeps no counters. Figures about nodes are
+sums over all nodes. Series for single nodes exist only if the settings request them.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from echo_hub.dashboard.model import (
     RunState,
     RunView,
 )
+from echo_hub.dashboard.session_figures import SessionFigures
 from echo_hub.dashboard.snapshots import Snapshot, Snapshots
 from echo_shared.records import step_figures
 from echo_shared.records.health import HubState
@@ -41,7 +42,7 @@ version in its answer.
 
 class Metrics:
     def __init__(self, snapshots: Snapshots, *, node_series: bool = False) -> None:
-        """Set `node_series` to add series for each node that the pages know."""
+        """If `node_series`, add metrics for each single node that the pages know."""
         self._snapshots = snapshots
         self._node_series = node_series
 
@@ -57,7 +58,7 @@ class Metrics:
 
 
 def _understood(accept: str) -> str:
-    """Return the Accept header without formats whose version is invalid."""
+    """Return the request's Accept header without formats whose version is invalid."""
     formats = []
     for wanted in accept.split(","):
         parameters = (part.strip().partition("=") for part in wanted.split(";")[1:])
@@ -82,6 +83,8 @@ class _OfSnapshot:
         yield from _rollouts(self._snapshot.run)
         yield _turned_away(self._snapshot.run)
         yield from _judges(self._snapshot.run)
+        for sessions in filter(None, [self._snapshot.run.sessions]):
+            yield from _sessions(sessions)
         yield from _dissemination(self._snapshot.run)
         for capacity in filter(None, [self._snapshot.run.capacity]):
             yield from _capacity(capacity)
@@ -193,11 +196,14 @@ def _evaluation(newest: EvaluationView) -> Iterator[Metric]:
 
 def _rollouts(run: RunView) -> Iterator[Metric]:
     accounting = run.accounting
-    leased = CounterMetricFamily("echo_rollouts_leased", "Leased = trained + evaluated + dropped + in flight.")
+    leased = CounterMetricFamily(
+        "echo_rollouts_leased", "Leased = trained + evaluated + answered + dropped + in flight."
+    )
     yield _labelled(leased, [([], accounting.leased)])
     ended = CounterMetricFamily("echo_rollouts", "Rollouts in a final state.", labels=["state", "reason"])
     ended.add_metric(["trained", ""], accounting.trained)
     ended.add_metric(["evaluated", ""], accounting.evaluated)
+    ended.add_metric(["answered", ""], accounting.answered)
     yield _labelled(ended, ((["dropped", reason], number) for reason, number in accounting.dropped.items()))
     yield _gauge("echo_rollouts_in_flight", "Rollouts leased and not yet in a final state.", accounting.in_flight)
     yield _gauge("echo_rollouts_per_second", "Rollouts received per second.", run.rollouts_per_s)
@@ -227,6 +233,12 @@ def _judges(run: RunView) -> Iterator[Metric]:
         tokens.add_metric([name, "prompt"], counts["tokens_read"])
         tokens.add_metric([name, "completion"], counts["tokens_written"])
     yield from (asked, failed, tokens)
+
+
+def _sessions(sessions: SessionFigures) -> Iterator[Metric]:
+    yield _gauge("echo_sessions_open", "Open sessions of environments.", sessions.open)
+    yield _gauge("echo_session_slots", "Sessions that may be open now; 0 = the environment is away.", sessions.slots)
+    yield _gauge("echo_sessions_waiting", "Turns that wait for a session slot.", sessions.waiting)
 
 
 def _dissemination(run: RunView) -> Iterator[Metric]:
@@ -366,5 +378,6 @@ def _nodes(nodes: FleetView) -> Iterator[Metric]:
     for node in nodes:
         ended.add_metric([node.totals.node_id, "trained"], node.trained)
         ended.add_metric([node.totals.node_id, "evaluated"], node.evaluated)
+        ended.add_metric([node.totals.node_id, "answered"], node.totals.answered_rollouts)
         ended.add_metric([node.totals.node_id, "dropped"], node.totals.dropped)
     yield ended

@@ -27,7 +27,7 @@ class Milestone:
 
 def milestones(standing: CreditStanding, days: Sequence[CreditDay]) -> tuple[Milestone, ...]:
     """Return the reached milestones, and the next one of each kind."""
-    # If earlier days are missing, the sums over days are too small. Then the day of a milestone is unknown.
+    # If earlier days are missing, the sums over the known days are too small, so the day of a milestone is unknown.
     is_whole = sum(day.rollouts for day in days) == standing.rollouts
     by_day = {"rollouts": [day.rollouts for day in days], "tokens": [day.tokens for day in days]}
     found = []

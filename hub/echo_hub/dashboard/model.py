@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar, Final
 
+from echo_hub.dashboard.session_figures import SessionFigures
 from echo_shared.records.health import Health, HubState
 from echo_shared.records.node import TrustStatus
 from echo_shared.records.run import (
@@ -40,7 +41,7 @@ class RunState(StrEnum):
 
 
 class Doing(StrEnum):
-    """The run's current activity, or the reason why it waits."""
+    """The run's current activity, or what the run waits for."""
 
     STARTING = "starting"
     LEARNER_DOWN = "learner_down"
@@ -50,13 +51,15 @@ class Doing(StrEnum):
     LACKS_NODES = "lacks_nodes"
     COLLECTING = "collecting"
     TRAINING = "training"
+    SERVING = "serving"
+    """The run has no task, so it trains nothing; nodes work for tenants."""
     EVALUATING = "evaluating"
     """All steps are trained; the last version is being evaluated."""
     FINISHED = "finished"
 
 
 class Readiness(StrEnum):
-    """States of the hub as /readyz reports them: can it train?"""
+    """States of the hub as /readyz reports them. Only a ready hub can train."""
 
     STARTING = "starting"
     READY = "ready"
@@ -65,14 +68,15 @@ class Readiness(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationView:
-    """One version's results on the held-out problems: greedy, and with several samples if the run has them."""
+    """One version's results on the held-out problems: with greedy sampling, and also with random samples if the run's
+    settings ask for them."""
 
     greedy: Evaluation = field(metadata=FLAT)
     """Results with greedy sampling. In JSON, its fields are merged into this object. If two fields have the same name,
     the field below wins.
     """
     samples: int = 0
-    """Completions of each problem at the run's temperature; 0 means greedy only."""
+    """Number of completions of each problem at the run's temperature; 0 if only greedy ones were drawn."""
     mean_at_k: float | None = None
     """Share of a problem's samples that solve it, averaged over problems."""
     mean_at_k_error: float | None = None
@@ -112,7 +116,7 @@ class VersionView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DisseminationView:
-    """How many nodes already have the newest announced version."""
+    """How many nodes already have the newest version that the hub has announced."""
 
     policy_version: int
     carrier: str
@@ -124,11 +128,11 @@ class DisseminationView:
     report.
     """
     num_told: int
-    """Nodes to which the version was announced. Nodes that left without the version are not counted."""
+    """Number of nodes to which the version was announced. Nodes that left before they had it are not counted."""
     num_reached: int
     """Nodes among `num_told` that have the version."""
     share_arrived: float
-    """Arrived bytes as a share of all bytes that the `num_told` nodes need."""
+    """Bytes that have arrived, as a share of all bytes that the `num_told` nodes need."""
 
     @property
     def under_way(self) -> bool:
@@ -137,7 +141,7 @@ class DisseminationView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvisedNodes:
-    """Number of nodes of one kind that must be added to keep the learner busy."""
+    """Number of nodes of one kind. If the operator adds them, the learner is kept busy."""
 
     kind: str
     """Engine and device as reported by such nodes: untrusted text."""
@@ -150,16 +154,16 @@ class CapacityView:
     """How busy the learner is: measured over the newest steps, and predicted by the capacity model."""
 
     window_s: float
-    """Length of the measured time, in seconds, to which the shares below refer."""
+    """Length of the measured time window, in seconds. The shares below refer to this window."""
     idle_share: float
-    """Share of the measured time in which the learner did not train."""
+    """Share of the window's time in which the learner did not train."""
     idle_by_reason: Mapping[str, float]
-    """Idle time by reason, as shares of the window: waiting for `rollouts`, `hand_off`, `evaluation`, learner
-    `down`, `start` of the run."""
+    """Idle time by reason, as shares of the window. The reasons are waiting for `rollouts`, `hand_off`, `evaluation`,
+    learner `down`, `start` of the run."""
     step_s: float
     """Seconds of one step's training and hand-off."""
     broadcast_s: float
-    """Seconds from a version's training until nodes have it."""
+    """Seconds from the end of a version's training until nodes have it."""
     predicted_utilisation: float
     """Share of time in which the learner could train, as the capacity model predicts for the connected nodes."""
     rollouts_per_s: float
@@ -167,9 +171,8 @@ class CapacityView:
     needed_per_s: float
     """Rollouts a second that a learner without idle time would consume."""
     missing_per_s: float
-    """Rollouts a second that the nodes cannot supply; 0 if they are fast enough. Rollouts may then still arrive too
-    late.
-    """
+    """Rollouts a second that the nodes cannot supply; 0 if the nodes are fast enough. Even then, rollouts may arrive
+    too late."""
     advised_nodes: tuple[AdvisedNodes, ...]
     """Nodes to add. Each entry alone would keep the learner busy."""
     advised_staleness: int | None
@@ -177,17 +180,18 @@ class CapacityView:
     if the run's mode has no staleness bound.
     """
     advised_interval: int | None
-    """Smallest number of steps between published versions that would keep the learner busy."""
+    """Smallest number of steps between published versions that would keep the learner busy. None if no number
+    suffices."""
     verdict: str
     """A summary in words, for the operator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthsView:
-    """Lengths of one outcome's completions among the newest rollouts, in sampled tokens."""
+    """Lengths, in sampled tokens, of the newest completions with one outcome."""
 
     outcome: str
-    """`trained`, `in flight` or the drop reason."""
+    """`trained`, `in flight`, or the reason for the drop."""
     rollouts: int
     mean: float
     p10: float
@@ -198,12 +202,12 @@ class LengthsView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkView:
-    """Outcomes of the newest rollouts, and staleness of the newest batches. At most some seconds old."""
+    """What became of the newest rollouts, and how stale the newest batches were. At most some seconds old."""
 
     lengths: tuple[LengthsView, ...] = ()
-    """Received training completions among the newest 5,000 leased rollouts."""
+    """Lengths of the received training completions among the newest 5,000 leased rollouts, by outcome."""
     groups_by_staleness: Mapping[int, int] = field(default_factory=dict)
-    """Maps staleness (in versions, when trained on) to the number of groups, over the newest steps' batches."""
+    """Maps staleness (in versions, at training) to the number of groups, over the newest steps' batches."""
     steps: int = 0
     """Number of newest steps that `groups_by_staleness` covers."""
 
@@ -219,13 +223,13 @@ class CostView:
     total: float
     """Cost of the run so far, from the database, so a few seconds old."""
     active_s: float
-    """Seconds of paid work, summed over nodes."""
+    """Seconds for which nodes with a price have worked, summed over nodes."""
     per_trained_rollout: float | None
     """Total cost divided by the number of all trained rollouts, including those of nodes without a price; None before
     the first trained rollout.
     """
     nodes_active: int
-    """Connected nodes with a price that may get leases now."""
+    """Number of connected nodes that have a price (the operator pays for their hours) and may get leases now."""
     nodes_standing_by: int
     """Connected nodes with a price that get no leases now, because cheaper nodes suffice or the spend cap is
     reached.
@@ -234,15 +238,16 @@ class CostView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurriculumView:
-    """Number of problems (or of tasks) by their newest pass rate, the share of solved completions."""
+    """Counts of problems (or of tasks) by their newest pass rate, which is the share of completions that solved the
+    problem."""
 
     by: str
-    """What the other fields count: "problem" or "task"."""
+    """What the other fields count: "problem" if they count problems, "task" if they count tasks."""
     solved: int
     hopeless: int
     between: int
-    """Number of problems (or tasks) with a pass rate above 0 and below 1: the rollouts of their groups have different
-    rewards, which give a training signal."""
+    """Number of problems (or tasks) with a pass rate above 0 and below 1. The rollouts of such a problem's group have
+    different rewards, which give a training signal."""
     passed_over: int
     """Number of problems that the curriculum has left out since the hub's start."""
 
@@ -272,12 +277,12 @@ class RunView:
     task: str
     base_model: str
     join_command: str
-    """Command for volunteers to join, with this hub's address."""
+    """Command with which volunteers join. It contains this hub's address."""
     state: RunState
     state_detail: str = ""
-    """Current activity, or the reason for waiting, in words."""
+    """Current activity, or what the run waits for, in words."""
     doing: Doing = Doing.TRAINING
-    """Current activity, or the reason for waiting, as a value for programs."""
+    """Current activity, or what the run waits for, as a value for programs."""
     health: Health = field(default_factory=lambda: Health(state=HubState.READY))
     """The hub's health state, and the reasons for it."""
     install_command: str = ""
@@ -287,9 +292,11 @@ class RunView:
     address: str = ""
     """The hub's address that the join and install commands contain."""
     problems: tuple[str, ...] = ()
-    """Everything that is broken, for the operator, including the alarms."""
+    """Texts about everything that is broken, including the alarms, for the operator."""
     alarms: tuple[str, ...] = ()
-    """Problems from which the hub tries to recover by itself."""
+    """Texts about problems from which the hub tries to recover by itself."""
+    trains: bool = True
+    """False if the run has no task: the hub trains nothing, and its nodes work only for tenants."""
     problem_kinds: tuple[str, ...] = ()
     """Kinds of the problems found by the hub's monitoring."""
     starting: bool = False
@@ -300,7 +307,7 @@ class RunView:
     first_version: int = 0
     """Version with which the run started; 0 is the base model."""
     lineage: tuple[str, ...] = ()
-    """Origins of the first version, in words. The nearest origin comes first."""
+    """Origins of the first version, in words, starting with the nearest origin."""
     trained_step: int = 0
     published_version: int = 0
     group_size: int
@@ -314,14 +321,13 @@ class RunView:
     rollouts_per_s: float = 0.0
     """Rate of received rollouts over about the last minute."""
     rollouts_gone_on: int = 0
-    """Rollouts received since the hub's start that resumed an unfinished rollout: one of another node, or one from
-    before their node's restart.
-    """
+    """Number of rollouts since the hub's start that continued an unfinished rollout. Unfinished rollouts come from
+    other nodes, or from the same node before a restart."""
     tokens_saved: int = 0
-    """Tokens that resumed rollouts kept instead of sampling them again."""
+    """Number of tokens that these rollouts took over from unfinished ones, instead of sampling them again."""
     turned_away: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Refused connections, nodes and frames since the hub's start: counts by kind (connection, node, frame), then by
-    reason.
+    """Number of refused connections, nodes and frames (messages) since the hub's start, by kind (connection, node,
+    frame), then by reason.
     """
     curriculum: CurriculumView | None = None
     """Problems by pass rate; None if the run has no curriculum."""
@@ -329,6 +335,8 @@ class RunView:
     """Counts of requests to each reward judge since the hub's start, by the judge's name: calls, unanswered,
     without_verdict, tokens_read, tokens_written.
     """
+    sessions: SessionFigures | None = None
+    """Sessions of environments with state; None if the run has none."""
     buffered_groups: int = 0
     """Groups whose rollouts are complete and scored, and that wait for a training step."""
     accounting: Accounting = field(default_factory=Accounting)
@@ -345,16 +353,17 @@ class RunView:
     fetches_by_transport: Mapping[str, int] = field(default_factory=dict)
     """Number of fetches by main transport, over all versions and nodes."""
     dissemination: DisseminationView | None = None
-    """How far the newest version has reached the nodes; None before the hub has announced a version since its start."""
+    """How far the newest version has reached the nodes; None until the hub has announced a version since its start."""
     newest_complete: int | None = None
-    """Newest version that all nodes to which it was announced have. Nodes with a newer version count as having it."""
+    """Newest version that has reached all nodes to which it was announced. A node with a newer version counts as
+    reached."""
     nodes_on_newest: int = 0
     """Connected nodes that hold the newest published version."""
     nodes_connected: int = 0
     nodes_known: int = 0
-    """Nodes that ever joined; the pages may list fewer."""
+    """Number of nodes that ever joined. The pages may list fewer nodes."""
     nodes_useful: int = 0
-    """Nodes with any rollout trained on or evaluated."""
+    """Number of useful nodes: the hub trained on or evaluated at least one rollout of each."""
     uplink_bytes_s: float | None = None
     """The hub's upload capacity in bytes a second, as configured or measured; None if unknown."""
     events: tuple[RunEvent, ...] = ()
@@ -370,7 +379,7 @@ class RunView:
 
     @property
     def broken(self) -> bool:
-        """Return True if the hub needs the operator to recover from a problem (any problem except alarms)."""
+        """Return True if a problem needs the operator. Alarms do not: the hub recovers from them by itself."""
         return len(self.problems) > len(self.alarms)
 
     @property
@@ -438,9 +447,11 @@ class NodeView:
     """Why the node stands by (is connected but gets no leases), as the hub told the node; "" if it does not stand by.
     """
     num_links: int = 0
-    """Number of other nodes with which the node exchanges pieces of new versions, as it reports."""
+    """Number of other nodes with which the node exchanges pieces of new versions, as the node reports."""
     num_punched: int = 0
-    """Number of these nodes that it reaches through both routers, because neither accepts connections."""
+    """Number of other nodes with which the node exchanges pieces by hole punching, because neither router accepts
+    connections.
+    """
 
     @property
     def banned(self) -> bool:
@@ -459,9 +470,8 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodesAway:
-    """Disconnected nodes that hold no rollouts. If any of these nodes changes, a new object replaces this one, so
-    callers may cache values computed from this object.
-    """
+    """Disconnected nodes that hold no rollouts. This object never changes: if one of the nodes changes, the hub makes a
+    new object. So callers may cache what they compute from one object."""
 
     by_id: Mapping[str, NodeView]
 

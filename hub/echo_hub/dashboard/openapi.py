@@ -26,6 +26,7 @@ from echo_shared.records.credit import BOARD_ORDERS, CreditDay, CreditStanding, 
 from echo_shared.records.node import CheckEvidence, NodeOutcome, TrustDecision
 from echo_shared.records.rollout import GroupView, RolloutFilter, RolloutsPage, RolloutSummary
 from echo_shared.records.run import RunEvent, StepRecord
+from echo_shared.records.tenant import TenantsOverview
 from echo_shared.wire.messages.fields import PackedArray
 
 VERSION: Final = "3.1.0"
@@ -34,6 +35,7 @@ ANSWERS: Final = (
     *(RunView, NodeView, StepRecord, RunEvent, RolloutsPage, GroupView, ActionRecord, ApiToken),
     *(CreditStanding, CreditDay, RunElsewhere, WorkCurve, PublicReceipt),
     *(NodeOutcome, CheckEvidence, TrustDecision, RolloutSummary),
+    TenantsOverview,
 )
 SECRETS: Final = {"ApiToken": ("token_hash",)}
 """Fields that must not appear in answers, by class name."""
@@ -66,7 +68,8 @@ def document() -> dict[str, Any]:
 
 
 def answer_schemas() -> dict[str, Any]:
-    """Return the JSON schema of each class in answers, by class name, as `responses.jsonable` writes the class."""
+    """Return the JSON schema of each class in answers, by class name. It describes the JSON that `responses.jsonable`
+    writes."""
     classes = {kind.__name__: kind for top in ANSWERS for kind in _dataclasses_in(top)}
     inputs: list[Any] = [(name, "serialization", TypeAdapter(kind)) for name, kind in classes.items()]
     _, generated = TypeAdapter.json_schemas(inputs, ref_template=_REF)
@@ -100,8 +103,8 @@ def _write_arrays(properties: dict[str, Any], kind: Any) -> None:
 
 
 def _write_as_answered(schemas: dict[str, Any], schema: dict[str, Any], kind: Any) -> None:
-    """Adapt a schema to the JSON of answers: remove secrets, merge the fields marked as flat into the parent, and add
-    the properties in ALSO_IN_JSON.
+    """Change the schema of a class to that of the JSON in answers: remove secrets, merge the fields of parts marked as
+    flat, and add the properties in ALSO_IN_JSON.
     """
     properties: dict[str, Any] = schema["properties"]
     for secret in SECRETS.get(kind.__name__, ()):
@@ -148,6 +151,7 @@ def _reads() -> dict[str, Any]:
         ),
         "/api/v1/rollouts/{group}": _get("One prompt with all its rollouts.", _ref(GroupView), _path("group")),
         "/api/v1/actions": _get("Operators' actions, the newest 100 first.", _list("actions", ActionRecord), before),
+        "/api/v1/tenants": _get("All tenants; only if the hub serves tenants.", _ref(TenantsOverview)),
         "/api/v1/tokens": _get("API tokens; needs a token of scope admin.", _list("tokens", ApiToken)),
     }
 

@@ -1,4 +1,5 @@
-"""The operator's front page, `/`: is the run learning, is it fed, is anything wrong; then the details by topic."""
+"""The operator's front page, `/`. It says whether the run learns, whether the learner gets enough rollouts, and whether
+anything is wrong; after that come details by topic."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ CHARTS: Final = {
 
 
 class OperatorPage:
-    """The operator's front page, rendered once for all operators."""
+    """The operator's front page. It is rendered once for all operators who watch it."""
 
     def __init__(self, source: PagesSource, live: LivePages, templates: jinja2.Environment, curves: CurvesRoom) -> None:
         self._source = source
@@ -91,9 +92,8 @@ class OperatorPage:
 
 
 def rail_ticks(run: RunView) -> tuple[tuple[float, float], ...]:
-    """Return the marks of at most `TICKS_SHOWN` evaluations on the progress bar: position along the run in thousandths,
-    and accuracy.
-    """
+    """Return the marks of at most `TICKS_SHOWN` evaluations on the progress bar, each as position (in thousandths of
+    the run) and accuracy."""
     shown = [view.greedy for view in run.evaluations[:: 1 + len(run.evaluations) // TICKS_SHOWN]]
     return tuple((1000 * min(e.policy_version / run.steps_total, 1.0), e.accuracy) for e in shown)
 

@@ -28,6 +28,8 @@ from echo_hub.dashboard.rollouts_page import RolloutsRoom, RolloutsSource
 from echo_hub.dashboard.snapshots import Snapshots
 from echo_hub.dashboard.source import PagesSource
 from echo_hub.dashboard.templating import environment
+from echo_hub.dashboard.tenants_page import TenantsPage, TenantsSource
+from echo_hub.dashboard.try_page import TryDesk, TryRoom
 from echo_hub.dashboard.viewers import Viewers
 
 
@@ -39,19 +41,23 @@ def routes(
     board: BoardSource,
     about: AboutView | None = None,
     rollouts: RolloutsSource | None = None,
+    trials: TryDesk | None = None,
+    tenants: TenantsSource | None = None,
     min_interval_s: float = 1.0,
     heartbeat_s: float = 15.0,
     node_series: bool = False,
 ) -> list[web.AbstractRouteDef]:
     """Return the routes that the pages add to the hub's application, whose middleware is `guard.middleware`.
 
-    Viewers see nothing older than `min_interval_s`, except when snapshots are expensive. A live connection sends
-    something every `heartbeat_s`. Without `rollouts`, there are no pages of rollouts. `node_series` adds series for
-    each node to /metrics.
+    Viewers see nothing older than `min_interval_s` seconds, unless a snapshot of the run takes much processor time. A
+    live connection sends an event at least every `heartbeat_s` seconds. Without `rollouts`, there are no pages of
+    rollouts; without `trials`, no version can be tried. Without `tenants`, there is no page of tenants. `node_series`
+    adds series for each node to /metrics.
     """
     snapshots = Snapshots(source, min_interval_s=min_interval_s)
     assets = Assets()
     templates = environment(assets)
+    templates.globals["serves_tenants"] = tenants is not None
     api = Api(source, snapshots, guard)
     viewers, curves = Viewers(guard), CurvesRoom(source)
     live = LivePages(snapshots, guard, viewers, curves, of=assets.version, heartbeat_s=heartbeat_s)
@@ -79,6 +85,8 @@ def routes(
         web.get("/readyz", api.ready),
         web.get("/static/{name}", assets.serve),
         *LogRoom(source, templates).routes,
+        *TryRoom(trials, templates).routes,
+        *(() if tenants is None else TenantsPage(tenants, templates).routes),
         *(() if rollouts is None else RolloutsRoom(rollouts, templates).routes),
     ]
 

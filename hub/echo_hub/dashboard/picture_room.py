@@ -1,6 +1,5 @@
-"""Pictures to share. Each is drawn on the first request and then cached. The hub draws one picture at a time, so that
-many requests cannot occupy the machine.
-"""
+"""Cached pictures of nodes and teams, for sharing on other sites. A picture is drawn when it is first requested. The
+hub draws one at a time, so that many requests cannot occupy the machine."""
 
 from __future__ import annotations
 
@@ -16,11 +15,11 @@ from aiohttp import hdrs, web
 from echo_hub.dashboard.share_picture import SharePicture, draw
 
 GOOD_S: Final = 600.0
-"""Seconds for which a picture is cached."""
+"""Seconds for which a picture stays in the cache."""
 MOST_KEPT: Final = 256
 """Largest number of pictures cached, about 40 kB each."""
 MOST_WAITING: Final = 16
-"""Largest number of requests that wait for drawing. The answer to a further request is "try again later"."""
+"""Largest number of requests that wait for drawing. Further requests are refused, with the advice to try again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

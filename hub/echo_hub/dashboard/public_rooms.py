@@ -23,12 +23,14 @@ WHAT_IT_MEANS: Final = {
     "scored": "This rollout has its reward and waits for a training step.",
     "trained": "The model was trained on this rollout: it counts.",
     "evaluated": "This rollout was used to measure a version: it counts.",
+    "answered": "This rollout was delivered to a tenant who had asked for it: it counts.",
     "dropped": "This rollout could not be used. It does not count.",
     "quarantined": "The node was quarantined before a step used this rollout, so it does not count. A pardon of the "
     "node does not change that: the node samples new work.",
     "forged": "The hub recomputed this rollout: the named version does not produce it. It does not count.",
 }
-"""Explanations for each `ReceiptState`. If a `DropReason` tells more, it has its own explanation."""
+"""Explanation of each `ReceiptState` for readers. A dropped rollout's explanation comes from its `DropReason` if that
+tells more."""
 
 
 class PublicRooms:

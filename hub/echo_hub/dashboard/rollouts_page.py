@@ -17,6 +17,7 @@ from urllib.parse import urlencode
 import jinja2
 from aiohttp import web
 
+from echo_hub.dashboard.episodes import episodes_of
 from echo_hub.dashboard.responses import html_response, json_response, whole_number
 from echo_hub.dashboard.templating import Template
 from echo_hub.dashboard.token_marks import Colour, legend, marks, summary_of
@@ -27,6 +28,9 @@ ROWS_SHOWN: Final = 50
 MOST_ROWS: Final = 500
 MAX_TEXT: Final = 200
 """Longest search text, in characters."""
+MOST_TURNS: Final = 80
+"""Largest number of turns for which the page of a group shows all episodes. If there are more, it shows a single
+episode."""
 
 CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "state": tuple(state.value for state in ReceiptState),
@@ -39,7 +43,9 @@ CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
 class RolloutsSource(Protocol):
     async def page(self, wanted: RolloutFilter, *, before: str, limit: int) -> RolloutsPage: ...
 
-    async def group(self, group_id: int) -> GroupView | None: ...
+    async def group(
+        self, group_id: int, *, episode: int | None = None, most: int | None = None
+    ) -> GroupView | None: ...
 
 
 class WrongQueryError(ValueError):
@@ -80,7 +86,8 @@ def _value(name: str, given: str) -> int | float | str:
 
 
 def place_of(query: Mapping[str, str]) -> str:
-    """Return the rollout id before which the list continues; "" means from the newest. Raises WrongQueryError."""
+    """Return the rollout id below which the list continues; "" means that it begins with the newest. Raises
+    WrongQueryError."""
     given = query.get("before", "")
     lease, _, index = given.partition("-")
     if given and (whole_number(lease) is None or whole_number(index) is None):
@@ -89,7 +96,7 @@ def place_of(query: Mapping[str, str]) -> str:
 
 
 def asked(wanted: RolloutFilter) -> dict[str, str]:
-    """Return the query fields of an address that asks for this filter."""
+    """Return the query fields of the page address that lists the rollouts of this filter."""
     return {name: str(value) for name, value in asdict(wanted).items() if value not in (None, "")}
 
 
@@ -141,22 +148,24 @@ class RolloutsRoom:
         return html_response(text, status=400 if wrong else 200)
 
     async def serve_group(self, request: web.Request) -> web.Response:
-        """GET /rollouts/{group}?colour=logprob|version|none"""
+        """GET /rollouts/{group}?colour=logprob|version|none&episode=INDEX"""
         colours: tuple[Colour, ...] = ("logprob", "version", "none")
         chosen = request.query.get("colour", "")
         colour = next((known for known in colours if known == chosen), colours[0])
-        group = await self._find(request)
+        group = await self._find(request, episode=whole_number(request.query.get("episode", "")), most=MOST_TURNS)
         if group is None:
             raise web.HTTPNotFound(text="There is no such group, or its rollouts were deleted.")
         versions = sorted({piece.version for each in group.rollouts if each.drawn for piece in each.drawn.pieces})
+        drawn = {each.summary.rollout_id: each.drawn for each in group.rollouts if each.drawn}
         text = self._group.render(
             room="rollouts",
             group=group,
+            episodes=episodes_of(group),
             colour=colour,
             colours=colours,
             legend=legend(colour, versions),
-            marked=[marks(each.drawn, colour, versions) if each.drawn else () for each in group.rollouts],
-            summaries=[summary_of(each.drawn) if each.drawn else None for each in group.rollouts],
+            marked={rollout: marks(each, colour, versions) for rollout, each in drawn.items()},
+            summaries={rollout: summary_of(each) for rollout, each in drawn.items()},
         )
         return html_response(text)
 
@@ -178,6 +187,8 @@ class RolloutsRoom:
             return json_response({"error": "there is no such group, or its rollouts were deleted"}, status=404)
         return json_response(group)
 
-    async def _find(self, request: web.Request) -> GroupView | None:
+    async def _find(
+        self, request: web.Request, *, episode: int | None = None, most: int | None = None
+    ) -> GroupView | None:
         group_id = whole_number(request.match_info["group"])
-        return None if group_id is None else await self._source.group(group_id)
+        return None if group_id is None else await self._source.group(group_id, episode=episode, most=most)

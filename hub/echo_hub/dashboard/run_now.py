@@ -1,6 +1,6 @@
 """The run's current state in one word, and the remaining time.
 
-A waiting run is never called running. The remaining time is unknown while no steps are trained.
+A run that waits is never shown as running. The remaining time is unknown while no steps are trained.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ WORDS: Final[dict[Doing, tuple[str, Tone]]] = {
     Doing.LACKS_NODES: ("waiting for nodes", "waiting"),
     Doing.COLLECTING: ("collecting rollouts", "good"),
     Doing.TRAINING: ("training", "good"),
+    Doing.SERVING: ("working for tenants", "good"),
     Doing.EVALUATING: ("evaluating", "good"),
     Doing.FINISHED: ("finished", "over"),
 }
 MOVING: Final = (Doing.COLLECTING, Doing.TRAINING)
-"""Activities during which steps follow each other without an expected pause."""
+"""Activities during which one step should follow another without a long pause."""
 DETAILS: Final = {
     Doing.STARTING: "The learner loads the base model. Nodes may join; nothing is trained yet.",
     Doing.LEARNER_DOWN: "The learner stopped and restarts from its newest checkpoint. Nodes continue to sample.",
@@ -47,22 +48,23 @@ DETAILS: Final = {
     Doing.DRAINING: "Draining by the operator: open groups are finished, and no new ones begin.",
     Doing.DRAINED: "Drained by the operator: no work is open. Resume it at Actions.",
     Doing.LACKS_NODES: "Nothing is sampled while no node is connected.",
+    Doing.SERVING: "The run has no task of its own: it samples and trains for the programs of its tenants.",
     Doing.EVALUATING: "All steps are trained; the last version is being evaluated.",
 }
-"""Explanations, one sentence each, of states whose word alone is unclear."""
+"""One sentence for each state whose word alone is unclear."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunNow:
-    """The headline of the run: its state in a word, with details."""
+    """The headline of the run: its state in one word, with details."""
 
     word: str
     tone: Tone
     detail: str
     """One or two sentences that explain the state; "" if the word is enough."""
     remaining_s: float | None
-    """Estimated time of the remaining steps at the recent pace, in seconds; None if steps do not follow each other
-    now."""
+    """Estimated time of the remaining steps at the recent pace, in seconds. None while no steps are trained, or while
+    they pause."""
 
 
 def run_now(run: RunView, recent: Sequence[StepRecord]) -> RunNow:
@@ -93,8 +95,7 @@ def remaining_s(run: RunView, recent: Sequence[StepRecord]) -> float | None:
 
 def stalled_s(run: RunView, recent: Sequence[StepRecord]) -> float | None:
     """Return the seconds since the newest step if the run has stalled, else None. A run has stalled if steps should
-    follow each other, but this time is far longer than every recent step.
-    """
+    follow each other, but the newest one is far older than the longest recent step."""
     if run.doing not in MOVING or len(recent) < LEAST_STEPS:
         return None
     idle_s = run.as_of - recent[-1].trained_at

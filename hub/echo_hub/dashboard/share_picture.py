@@ -1,27 +1,25 @@
-"""A picture that shows a node's or a team's standing, to share: PNG, 1200 x 630, the size that social networks and
-messengers show.
-Pillow draws it with an installed font or its built-in one; nothing is downloaded. Names are untrusted: if the font
-lacks a character of a name, the picture shows a prefix of the node's id instead.
+"""A picture for sharing that shows the standing of a node or a team. It is a PNG of 1200 x 630 pixels, the size that
+social networks and messengers show.
+
+Names are untrusted: if the font lacks a character of a name, the picture shows a prefix of the node's id instead.
 """
 
 from __future__ import annotations
 
 import io
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from echo_hub.dashboard.formats import count, display_name, percent, rate
+from echo_hub.dashboard.picture_font import font, has_shape
 from echo_hub.dashboard.work_curve import WorkCurve
 from echo_shared.records.credit import CreditStanding
 
 if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw
-    from PIL.ImageFont import FreeTypeFont
 
 WIDTH: Final = 1_200
 HEIGHT: Final = 630
-_FONTS: Final = ("DejaVuSans.ttf", "NotoSans-Regular.ttf", "Arial.ttf", "segoeui.ttf")
 _PAPER, _INK, _FAINT, _ACCENT, _BAR, _LINE = "#fdfcf8", "#14213d", "#5b6782", "#0b7a75", "#bfe3df", "#d9d4c4"
 _MARGIN: Final = 64
 _CURVE: Final = (_MARGIN, 396, WIDTH - _MARGIN, 560)
@@ -30,7 +28,7 @@ _CURVE: Final = (_MARGIN, 396, WIDTH - _MARGIN, 560)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharePicture:
-    """What a picture shows: the run's name, and the standing and work curve of a node or team."""
+    """The content of a picture for sharing: the run's name, and the standing and work curve of a node or team."""
 
     run_name: str
     standing: CreditStanding
@@ -86,35 +84,11 @@ def _draw_curve(pen: ImageDraw, curve: WorkCurve) -> None:
 def _write(
     pen: ImageDraw, place: tuple[float, float], text: str, size: int, fill: str, most: int = WIDTH - 2 * _MARGIN
 ) -> None:
-    wide = _font(size).getlength(text)
+    wide = font(size).getlength(text)
     fitting = size if wide <= most else max(8, int(size * most / wide))
-    pen.text(place, text, font=_font(fitting), fill=fill)
+    pen.text(place, text, font=font(fitting), fill=fill)
 
 
 def _drawable(name: str, fallback: str) -> str:
     shown = display_name(name)
-    return shown if all(_has_shape(character) for character in set(shown)) else fallback
-
-
-@lru_cache(maxsize=64)
-def _font(size: int) -> FreeTypeFont:
-    from PIL import ImageFont
-
-    for name in _FONTS:
-        try:
-            return ImageFont.truetype(name, size)
-        except OSError:
-            continue
-    found = ImageFont.load_default(size)
-    assert isinstance(found, ImageFont.FreeTypeFont), "Pillow's wheels have FreeType"
-    return found
-
-
-def _has_shape(character: str) -> bool:
-    """Return True if the font has a glyph for the character. Return False if it would show its placeholder for missing
-    glyphs.
-    """
-    if character == " ":
-        return True
-    font = _font(24)
-    return bytes(font.getmask(character)) not in (bytes(font.getmask("\uffff")), b"")
+    return shown if all(has_shape(character) for character in set(shown)) else fallback

@@ -10,8 +10,8 @@ from echo_hub.dashboard.model import FleetView, RunView
 from echo_hub.dashboard.source import PagesSource
 
 REST: Final = 40.0
-"""Pause after a snapshot or a rendering, as a multiple of its processor time. So repeated work for the pages takes at
-most 1/40 of a core.
+"""Pause after a snapshot or a rendering, as a multiple of its processor time. So repeated work for the pages normally
+takes at most 1/40 of a core.
 """
 LONGEST_REST_S: Final = 1.5
 """Longest pause after a snapshot or a rendering, in seconds, so that the pages stay current on a busy machine."""
@@ -25,8 +25,9 @@ than a tenth of a core.
 class Snapshot:
     """The run and its nodes at one moment.
 
-    The snapshot includes every change with a number up to `change`. `taken_at` and `good_until` are event-loop times;
-    no newer snapshot is taken before `good_until`. `took_s` is the time from the request to the result.
+    The snapshot includes every change of the run with a number up to `change` (`Changes.number`). `taken_at` and
+    `good_until` are event-loop times; no newer snapshot is taken before `good_until`. `took_s` is the time from the
+    request to the result.
     """
 
     change: int
@@ -46,9 +47,10 @@ def rest_s(processor_s: float) -> float:
 
 
 class Snapshots:
-    """Takes snapshots when viewers ask for them: at most one in `min_interval_s`, and fewer if a snapshot is expensive.
+    """Creates a snapshot of the run when viewers ask for one: at most one in `min_interval_s` seconds, and fewer if a
+    snapshot takes much processor time. Viewers in between get the last snapshot.
 
-    If `min_interval_s` is 0, every request takes a new snapshot.
+    If `min_interval_s` is 0, every request creates a new snapshot.
     """
 
     def __init__(self, source: PagesSource, *, min_interval_s: float) -> None:
@@ -58,7 +60,7 @@ class Snapshots:
         self._newest: Snapshot | None = None
 
     async def get(self) -> Snapshot:
-        """Return the newest snapshot. If its interval and pause are over, first take a new one."""
+        """Return the newest snapshot. After the interval and the pause, take a new snapshot first."""
         async with self._lock:
             newest = self._newest
             if newest is None or asyncio.get_running_loop().time() >= newest.good_until:
@@ -66,7 +68,7 @@ class Snapshots:
             return newest
 
     async def after(self, seen: int) -> Snapshot:
-        """Wait for a snapshot that includes a change with a number above `seen`, and return it."""
+        """Wait until the run has changed after change number `seen`, and return a snapshot that includes this."""
         while (snapshot := await self.get()).change <= seen:
             await self._source.changes.wait(seen)
             await asyncio.sleep(max(snapshot.good_until - asyncio.get_running_loop().time(), 0.0))

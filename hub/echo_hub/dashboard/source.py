@@ -1,4 +1,4 @@
-"""The interface through which pages read from the hub and learn that something has changed."""
+"""The interface through which pages read data from the hub and learn about changes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from echo_shared.records.run import EventFilter, RunEvent, StepRecord
 
 
 class Changes:
-    """Announces that something changed, without saying what. A waiting task then reads the newest state, so it may miss
-    single changes without harm. Use it on one event loop only.
-    """
+    """Announces to waiting tasks that the run has changed, but not what has changed. A task then reads the newest
+    state, so it may miss single changes without harm. Use it on one event loop only."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -29,7 +28,9 @@ class Changes:
         woken.set()
 
     async def wait(self, seen: int) -> int:
-        """Wait until `number` exceeds `seen`, and return `number`. If the wait is cancelled, nothing is lost."""
+        """Wait until more than `seen` changes were announced, and return their `number`. If the wait is cancelled, no
+        announcement is lost.
+        """
         while self.number <= seen:
             await self._next.wait()
         return self.number
@@ -44,9 +45,8 @@ class RunPicture:
 
 
 class PagesSource(Protocol):
-    """The data that the pages request; the hub supplies the implementation. Calls may overlap, and each returns the
-    newest state.
-    """
+    """Supplies the data that the pages request; the hub implements it. Calls may overlap, and each returns the newest
+    state."""
 
     @property
     def changes(self) -> Changes: ...
@@ -66,5 +66,6 @@ class PagesSource(Protocol):
         ...
 
     async def steps(self, since: int) -> tuple[StepRecord, ...]:
-        """Return trained steps after step `since`, in order: all of them, or at least the first 1,000."""
+        """Return the trained steps after step `since`, in order: all of them, or (if there are more than 1,000) at
+        least the first 1,000."""
         ...

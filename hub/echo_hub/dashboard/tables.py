@@ -1,4 +1,5 @@
-"""Tables that readers sort by a link. So sorting needs no script, and a sorted table has its own address."""
+"""Tables with headings that are links for sorting. So sorting needs no script, and each order of a table has its own
+address."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column(Generic[Row]):
-    """A column. `key` names it in the address; `order` returns a row's sort key for ascending order. If `descending`,
-    the largest value comes first.
+    """A column of a sortable table. `key` is the column's name in the page address; `order` returns a row's sort key
+    for ascending order. If `descending`, the largest value comes first.
     """
 
     key: str
@@ -25,8 +26,8 @@ class Column(Generic[Row]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heading:
-    """A column's heading for the template. `sorted` is the value of aria-sort; "" for all columns except the sorted
-    one."""
+    """The heading of a column for the template. `sorted` is the value of aria-sort; "" if the table is not sorted by
+    this column."""
 
     title: str
     href: str
@@ -40,7 +41,8 @@ def known_sort(columns: Iterable[Column[Row]], requested: str) -> str:
 
 
 def sort_rows(rows: Iterable[Row], columns: Iterable[Column[Row]], requested: str) -> tuple[Row, ...]:
-    """Sort rows by the column `requested`; "-key" reverses the order. If the column is unknown, the order stays."""
+    """Return the rows sorted by the column `requested`; "-key" reverses the order. If the column is unknown, keep the
+    given order."""
     for column in columns:
         if requested.removeprefix("-") == column.key:
             return tuple(sorted(rows, key=column.order, reverse=column.descending != requested.startswith("-")))
@@ -50,7 +52,7 @@ def sort_rows(rows: Iterable[Row], columns: Iterable[Column[Row]], requested: st
 def headings(columns: Iterable[Column[Row]], requested: str, *, kept: Mapping[str, str], anchor: str) -> list[Heading]:
     """Return headings with links. A link sorts the rows by its column; the sorted column's link reverses the order.
 
-    `kept` holds the other fields of the address.
+    `kept` holds the other query fields of the page address, which the links repeat.
     """
     result = []
     for column in columns:
@@ -68,8 +70,8 @@ def headings(columns: Iterable[Column[Row]], requested: str, *, kept: Mapping[st
 def page_links(asked: Mapping[str, str], *, after: int, limit: int, shown: int, found: int) -> tuple[str, str]:
     """Return the addresses of the previous and the next page; "" if there is no such page.
 
-    `asked` holds the other fields of the address. `after` rows are skipped, this page shows `shown` rows (at most
-    `limit`), and `found` rows exist.
+    `asked` holds the other query fields of the page address. This page skips `after` rows and shows `shown` rows (at
+    most `limit`) of all `found` rows.
     """
 
     def link(after: int) -> str:

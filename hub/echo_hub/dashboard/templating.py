@@ -10,6 +10,7 @@ from echo_hub.dashboard import formats
 from echo_hub.dashboard.actions import buttons
 from echo_hub.dashboard.assets import Assets
 from echo_hub.dashboard.fleet import standing_of, state_of, why_idle
+from echo_shared.wire.messages.engines import precision_in_words
 from echo_shared.wire.messages.receipts import check_in_words
 
 
@@ -41,11 +42,13 @@ def environment(assets: Assets) -> jinja2.Environment:
         formats.size,
         formats.visible,
         check_in_words,
+        precision_in_words,
     ):
         env.filters[function.__name__] = function
     for of_node in (buttons, standing_of, state_of, why_idle):
         env.globals[of_node.__name__] = of_node
     env.globals["asset"] = assets.address
+    env.globals["serves_tenants"] = False
     return env
 
 
@@ -58,5 +61,5 @@ class Template:
         self._name = name
 
     def render(self, *args: Any, **kwargs: Any) -> str:
-        """Render as `jinja2.Template.render` does. Thread-safe."""
+        """Render the template, with the arguments of `jinja2.Template.render`. Thread-safe."""
         return self._templates.get_template(self._name).render(*args, **kwargs)

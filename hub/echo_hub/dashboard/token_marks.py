@@ -1,7 +1,7 @@
 """A completion as marked text. Marks show each token's probability or its policy version by colour.
 
-A mark is a class of the style sheet, because the pages' security policy forbids inline colours. The legend explains the
-colours; the title of each mark has its figures.
+A mark is a CSS class, because the pages' security policy forbids inline colours. The legend explains the colours. The
+tooltip of each marked part shows its figures.
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ Colour = Literal["logprob", "version", "none"]
 MOST_PIECES: Final = 4_000
 """Largest number of pieces that get marks; the rest of a longer completion is shown without marks."""
 BOUNDS: Final = (0.9, 0.5, 0.1, 0.01)
-"""Thresholds of a token's probability. A token's mark is one level stronger for each threshold that its probability is
-below.
-"""
+"""Thresholds of a token's probability. The mark is one level stronger for each threshold above the probability."""
 NUM_VERSION_MARKS: Final = 6
 """Number of marks for policy versions. If a group has more versions, marks are reused."""
 _LEAST_LIKELY: Final = 3
@@ -32,11 +30,11 @@ _LEAST_LIKELY: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenMark:
-    """A part of a completion with one mark."""
+    """A part of a completion's text that has one mark (a colour)."""
 
     text: str
     css: str
-    """Class of the style sheet; "" for a part without a mark."""
+    """CSS class of this part; "" if it has no mark."""
     title: str
 
 
@@ -70,7 +68,7 @@ def marks(drawn: RolloutText, colour: Colour, versions: Sequence[int]) -> tuple[
 
 
 def legend(colour: Colour, versions: Sequence[int]) -> list[tuple[str, str]]:
-    """Return the style class and the explanation of each mark."""
+    """Return the CSS class and the explanation of each mark."""
     if colour == "none":
         return []
     if colour == "version":

@@ -16,7 +16,7 @@ from echo_shared.errors import RemoteProtocolError
 
 MAX_VIEWERS: Final = 2_000
 MAX_VIEWERS_OF_ADDRESS: Final = 100
-"""Largest number of streams from one address, so that one address cannot take all places. All viewers behind an
+"""Largest number of streams from one address, so that one address cannot use up all streams. All viewers behind an
 untrusted proxy share one address.
 """
 
@@ -27,14 +27,15 @@ class Viewers:
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
         self._viewers: Counter[str] = Counter()
-        """Open streams of public viewers by address key."""
+        """Number of open streams of public viewers, by address."""
 
     def __len__(self) -> int:
         return self._viewers.total()
 
     @contextmanager
     def admitted(self, request: web.Request) -> Iterator[web.Response | None]:
-        """Inside the block, count the viewer. Yield None for an admitted viewer, else the refusal to answer."""
+        """Count the viewer while the block runs. Yield None if the viewer is admitted, else the response that refuses
+        the stream."""
         if self._guard.is_operator(request):
             yield None
             return

@@ -14,7 +14,7 @@ from echo_shared.records.credit import StepShare
 
 WIDE: Final = 1_000.0
 HIGH: Final = 200.0
-"""Height of the drawing. Height and width are in the drawing's own units."""
+"""Height of the drawing. Height and width are in the drawing's own units, not in pixels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +67,8 @@ class WorkCurve:
 
 
 def work_curve(width: int, points: Sequence[Mapping[str, float | None]], shares: Mapping[int, StepShare]) -> WorkCurve:
-    """Combine points of /api/v1/curves with `shares`. Keys of `shares` are numbers of buckets of `width` steps, from
-    0."""
+    """Combine the points of /api/v1/curves with a holder's share of the work in the same steps. `shares` has one entry
+    for each bucket of `width` steps, by the bucket's number, from 0."""
     found = []
     for point in points:
         step = int(point["step"] or 0)

@@ -1,7 +1,7 @@
 """The queue of events for the coordinator: first the hub's own events, then the events of nodes, each kind in order.
 
-The hub's own events complete work that is under way, and their number is limited by the number of leased rollouts. They
-go first: otherwise the verdicts of rollouts would wait behind the messages of all nodes. A verdict cannot overtake its
+The hub's own events complete work that is under way. The number of leased rollouts limits their number. They go first,
+because otherwise the verdicts of rollouts would wait behind the messages of all nodes. A verdict cannot overtake its
 rollout, because only rollouts that the coordinator has received are scored.
 """
 
@@ -43,7 +43,7 @@ class EventQueue:
         self._there_are_own = asyncio.Event()
         """Set while the hub's own events wait."""
         self._num_others = 0
-        """Number of queued events that are handled alone."""
+        """Number of queued events of rare types, which are handled alone."""
         self._there_are_others = asyncio.Event()
         self._has_room = asyncio.Event()
         self._has_ended = False
@@ -53,8 +53,8 @@ class EventQueue:
         """Number of nodes' events taken since the start."""
 
     async def put(self, event: Event) -> None:
-        """Add an event. For a node's event, wait while QUEUED_EVENTS of them are queued. After `end` the event is
-        dropped at once."""
+        """Add an event. A node's event waits while QUEUED_EVENTS events of nodes are queued. After `end`, every event
+        is dropped at once."""
         if type(event) in _OF_NODES:
             while len(self._of_nodes) >= QUEUED_EVENTS and not self._has_ended:
                 self._has_room.clear()
@@ -96,7 +96,7 @@ class EventQueue:
         return taken
 
     async def wait(self) -> None:
-        """Wait until the queue holds an event, or held one since `take` last returned []."""
+        """Wait until the queue holds an event. Also return if it held one since `take` last returned []."""
         await self._there_are.wait()
 
     async def wait_for_own(self) -> None:

@@ -28,13 +28,13 @@ from echo_shared.process.process_memory import left_bytes, own_bytes
 EVERY: Final = 500
 """Number of handled events between two collections of the young generations; each event leaves some ten objects."""
 SOON_S: Final = 0.2
-"""Maximum number of processor seconds that the last full collection may have taken to count as cheap."""
+"""Processor seconds up to which a full collection counts as cheap. The duration of the last one decides."""
 SMALL_GROWTH: Final = 2**25
 """Growth of memory, in bytes, after which a cheap full collection runs."""
 SHARE: Final = 0.02
 """Largest share of the thread's processor time that cheap full collections may take."""
 LEAST_GROWTH: Final = 2**28
-"""Least growth of memory, in bytes, after which a full collection that is not cheap may run: after less growth it would
+"""Growth of memory, in bytes, from which on a full collection may run that is not cheap. After less growth it would
 free too little."""
 MOST_GROWTH: Final = 2**32
 """Growth of memory, in bytes, after which a full collection runs even if the machine has more free memory: a container

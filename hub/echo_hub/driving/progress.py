@@ -9,10 +9,10 @@ from echo_shared.wire.messages import RefusalCode
 
 
 class RunProgress:
-    """Decides if the run is over. `finished` is set once the last version is published and evaluated, and stays set."""
+    """Decides if the run is over. The event `finished` is set once the last version is published and evaluated."""
 
     def __init__(self, *, last_version: int, evaluated: Collection[int]) -> None:
-        """`evaluated`: versions whose evaluations the store held when the hub started."""
+        """`evaluated` holds the versions whose evaluations were in the store when the hub started."""
         self.num_received = 0
         """Number of received rollouts whose records were committed since the hub started."""
         self.finished = asyncio.Event()
@@ -26,7 +26,7 @@ class RunProgress:
         self._settle()
 
     def evaluated(self, policy_version: int) -> None:
-        """Note that the store holds the evaluation of this version."""
+        """Record that the store holds the evaluation of this version."""
         self._last_is_evaluated |= policy_version == self._last_version
         self._settle()
 
@@ -35,7 +35,7 @@ class RunProgress:
             self.finished.set()
 
     def farewell(self) -> tuple[RefusalCode, str]:
-        """Return the code and the text with which the hub closes its nodes' connections now."""
+        """Return the code and the text with which the hub closes its nodes' connections, if it ends now."""
         if self.finished.is_set():
             return RefusalCode.FINISHED, "The run is finished."
         return RefusalCode.SHUTTING_DOWN, "The hub stops. Your node waits and connects again."

@@ -20,14 +20,14 @@ class Shared:
 
     resources: Resources
     connections: Connections
-    """Sessions with all nodes."""
+    """Open connections of all nodes."""
     queue: EventQueue
-    """Events for the coordinator."""
+    """Queue of events for the coordinator."""
     driver: Driver
     progress: RunProgress
     backlog: Backlog
     changes: Changes
-    """Notified when there is something new to show on the pages."""
+    """Notified when the pages have something new to show."""
     live: LiveNodes = field(default_factory=LiveNodes)
 
     @classmethod

@@ -1,8 +1,8 @@
 """Sample the base model's answers to a task's problems before training, and judge if GRPO can learn from them.
 
 Each problem is answered by one group, as in training: `training.group_size` completions with the run's sampling
-settings. A group gives a training signal only if its rewards differ, so the share of such groups decides. The solve
-rate explains a low share: at 0 % there is nothing to reinforce, at 100 % nothing to learn.
+settings. A group gives a training signal only if its rewards differ, so the verdict depends on the share of such
+groups. The solve rate explains a low share: at 0 % there is nothing to reinforce, at 100 % nothing to learn.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from typing import Final
 import numpy as np
 
 from echo_hub.config.sections import HubConfig
-from echo_hub.evaluation.by_hub import Episode, Generator, HeldOut, Ids, Played, play
+from echo_hub.evaluation.by_hub import AnswerScorer, Episode, EpisodeJudge, Generator, HeldOut, Ids, Played, play
 from echo_hub.evaluation.examples import transcript
 from echo_hub.evaluation.figures import standard_error
+from echo_hub.evaluation.turns_in_words import TurnInWords, turns_in_words
 from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.restating import restated
 from echo_hub.scoring.stop_strings import StopStrings
+from echo_hub.scoring.task_problems import EnvironmentReply
 from echo_hub.tasks.rewards import SCORE, RewardBounds
 from echo_shared.errors import ScorerError
 from echo_shared.records.rewards import all_equal, components_of
@@ -31,11 +33,11 @@ from echo_shared.records.run import EvaluationKind
 GOOD: Final = (0.05, 0.6)
 """Lowest and highest solve rate with which GRPO learns well."""
 MANY_ALIKE: Final = 0.8
-"""If at least this share of the groups have equal rewards, most work is wasted."""
+"""Share of groups with equal rewards from which on a warning is given: such groups train nothing."""
 MANY_CUT: Final = 0.2
 MANY_MISFORMED: Final = 0.05
-"""Shares of completions above which a warning is given: of truncated ones (`MANY_CUT`), and of right answers in a form
-that earns nothing (`MANY_MISFORMED`)."""
+"""Smallest share of completions that leads to a warning: for completions cut at the length limit (`MANY_CUT`), and for
+right answers in a form that earns nothing (`MANY_MISFORMED`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +51,10 @@ class BaseAnswer:
     """True if the completion was cut off at sampling.max_tokens."""
     error: str = ""
     paid_as: str = ""
-    """This answer, rewritten in a form that would count as solved; "" if the completion itself is solved or none of the
-    tried forms is."""
+    """Text of this answer in another form that would count as solved, such as the bare number. "" if the completion
+    itself is solved, or if all tried forms fail."""
+    turns: tuple[TurnInWords, ...] = ()
+    """The episode turn by turn; () if the task has a single turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,34 +88,28 @@ class BaseAnswers:
     mean_reward: float
     num_mixed: int
     seconds: float
-    """Seconds that the engine sampled."""
+    """Seconds that the engine (the program that runs the model) spent on sampling."""
     verdict: str
     """A sentence that says if GRPO has a training signal."""
     warnings: tuple[str, ...]
 
 
 async def base_answers(
-    config: HubConfig, problems: Problems, *, pool: ScoringPool, generate: Generator, count: int
+    config: HubConfig,
+    problems: Problems,
+    *,
+    pool: ScoringPool,
+    judge: AnswerScorer | EpisodeJudge,
+    generate: Generator,
+    count: int,
 ) -> BaseAnswers:
-    """Let the base model answer the first `count` problems of a run's only task. `generate` samples its completions.
+    """Let the base model answer the first `count` problems of a run's only task. `generate` samples its completions,
+    and `judge` scores them: `trial_judge(pool)`, unless the task has sessions.
 
     Raises ScorerError if no completion can be scored.
     """
     task = problems.tasks[""]
-    asked = HeldOut(
-        prompts=await asyncio.to_thread(lambda: [problems.prompt_ids(number) for number in range(count)]),
-        run_seed=config.run.seed,
-        samples=config.training.group_size,
-        temperature=config.sampling.temperature,
-        max_tokens=config.sampling.max_tokens,
-        stop_ids=task.codec.stop_ids,
-        stop_strings=StopStrings.of_run(config, task.codec),
-        rewards=task.rewards,
-    )
-
-    async def judge(played: Sequence[Played]) -> Sequence[float | Ids | ScorerError]:
-        return await pool.rewards("training_respond", played)
-
+    asked = await training_problems(config, problems, count=count, samples=config.training.group_size)
     episodes, seconds = await play(0, asked, EvaluationKind.SAMPLED, generate=generate, judge=judge)
     paid_as = {} if problems.multi_turn else await _paid_as(episodes, task.codec, task.weighing.of_score, pool)
     answered = tuple(
@@ -119,6 +117,33 @@ async def base_answers(
         for number in range(count)
     )
     return _figures(config, answered, seconds)
+
+
+async def training_problems(config: HubConfig, problems: Problems, *, count: int, samples: int) -> HeldOut:
+    """Return the first `count` training problems of a run's only task, in the form of an evaluation set."""
+    task = problems.tasks[""]
+    return HeldOut(
+        prompts=await asyncio.to_thread(lambda: [problems.prompt_ids(number) for number in range(count)]),
+        run_seed=config.run.seed,
+        samples=samples,
+        temperature=config.sampling.temperature,
+        max_tokens=config.sampling.max_tokens,
+        stop_ids=task.codec.stop_ids,
+        stop_strings=StopStrings.of_run(config, task.codec),
+        rewards=task.rewards,
+        of_training=True,
+    )
+
+
+def trial_judge(pool: ScoringPool) -> AnswerScorer:
+    """Return a scorer of training problems for a task that is tried without a run. It also tells the reward of each
+    turn."""
+
+    async def judge(played: Sequence[Played]) -> Sequence[float | Ids | EnvironmentReply | ScorerError]:
+        answers = await pool.rewards("respond", played)
+        return [EnvironmentReply(*answer) if isinstance(answer, Sequence) else answer for answer in answers]
+
+    return judge
 
 
 async def _paid_as(
@@ -163,6 +188,7 @@ def _problem(
                 is_cut=episode.truncated,
                 error=episode.error,
                 paid_as=paid_as.get((episode.number, episode.index), ""),
+                turns=turns_in_words(episode, codec) if problems.multi_turn else (),
             )
             for episode in episodes
         ),

@@ -3,10 +3,10 @@
 An evaluation survives restarts of hub and nodes, and waits for nodes as training does. If no more rollouts arrive after
 the run's last version, the hub stops waiting and evaluates that version itself.
 
-A greedy completion is the limit of sampling as the temperature approaches 0, so engines sample it like all others. At
-`GREEDY_TEMPERATURE`, two different float32 logits of size 1 or more get sampling weights whose ratio is at most e^-59.
-The draws, in float64 on every engine, do not overflow. Only tokens with exactly equal logits can both be drawn, and
-each of them is a greedy choice.
+A greedy completion is the limit of sampling as the temperature approaches 0, so engines sample it like any other
+completion, at a tiny temperature. At `GREEDY_TEMPERATURE`, two different float32 logits of size 1 or more get sampling
+weights whose ratio is at most e^-59. The draws, in float64 on every engine, do not overflow. Only tokens with exactly
+equal logits can both be drawn, and each of them is a greedy choice.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ log = logging.getLogger(__name__)
 
 GREEDY_TEMPERATURE: Final = 1e-9
 LOOK_S: Final = 5.0
-"""Interval in seconds at which the hub checks, after the last version, that nodes still work."""
+"""After the run's last version: seconds between two checks whether nodes still return rollouts."""
 PATIENCE_DEADLINES: Final = 2
 """Longest wait for a rollout after the last version, as a multiple of the lease deadline. After this wait the hub
-evaluates the version itself, even with connected nodes."""
+evaluates the version itself, even if nodes are connected."""
 
 
 class Keeps(Protocol):
-    """Keeps a version published while nodes evaluate it. Implemented by `echo_hub.distribution.publishing`."""
+    """Keeps a version available to nodes while they evaluate it. Implemented by `echo_hub.distribution.publishing`."""
 
     async def keep_for_evaluation(self, policy_version: int) -> None: ...
 
 
 class NodeEvaluations:
-    """Evaluations by nodes. `sets`: the run's evaluation sets, each with the bounds of its rewards."""
+    """Evaluations by nodes. `sets` are the run's evaluation sets, each with the bounds of its rewards."""
 
     def __init__(
         self,
@@ -68,16 +68,17 @@ class NodeEvaluations:
         self._done: dict[int, asyncio.Event] = {}
 
     def done(self, policy_version: int) -> None:
-        """Note that all rollouts of this version's evaluation have arrived and have verdicts."""
+        """Record that all rollouts of this version's evaluation have arrived and have verdicts."""
         if policy_version in self._done:
             self._done[policy_version].set()
 
     async def measure(self, policy_version: int, *, patience_s: float) -> list[Evaluation] | None:
-        """Return the figures of every set and kind; None if the hub must evaluate the version itself.
+        """Return the figures of every set and kind. The result None means that the hub must evaluate the version
+        itself.
 
-        Two cases return None. Either the nodes will not finish, or no completion could be scored; a scorer that was
-        fixed meanwhile may then score the hub's own completions. `patience_s`: longest wait for a rollout after the
-        last version.
+        There are two such cases: the nodes will not finish, or no completion could be scored. In the second case, the
+        hub scores completions of its own, because the operator may have fixed the scorer. `patience_s` is the longest
+        wait for a rollout after the run's last version.
         """
         done = self._done[policy_version] = asyncio.Event()
         try:

@@ -12,50 +12,57 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from echo_hub.evaluation.by_hub import Episode, HeldOut, Watch
+from echo_hub.evaluation.by_hub import Episode, HeldOut
 from echo_hub.evaluation.figures import rewards_by_problem, standard_error
 from echo_shared.records.run import EvaluationKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolvedShares:
-    """Share of solved completions of each problem, for one version, evaluation set and kind."""
+    """For one version, evaluation set and kind (greedy, sampled): the share of solved completions and the mean reward
+    of each problem."""
 
     policy_version: int
     name: str
     """Name of the evaluation set; "" if the run has only one set."""
     weight: float
-    """Weight of the set in the run's own accuracy, which is a mean over all sets."""
+    """Weight of the set in the run's accuracy, the weighted mean over all sets."""
     kind: EvaluationKind
     samples: int
     shares: Mapping[int, float]
-    """Problem number -> share. A problem without a scored completion is missing."""
+    """For each problem number, the share. A problem without a scored completion is missing."""
+    rewards: Mapping[int, float]
+    """For each problem number, the mean reward. A problem without a scored completion is missing."""
 
 
-def noting_shares(policy_version: int, into: list[SolvedShares]) -> Watch:
-    """Return a watcher for `evaluate_sets` that appends the solved shares of each set and kind to the list `into`."""
+@dataclass(frozen=True, slots=True)
+class NotingShares:
+    """A watcher for `evaluate_sets` that appends the solved shares of each set and kind to the list `into`."""
 
-    def watch(heldout: HeldOut, kind: EvaluationKind, episodes: Sequence[Episode]) -> None:
-        into.append(
+    policy_version: int
+    into: list[SolvedShares]
+
+    def finished(self, heldout: HeldOut, kind: EvaluationKind, episodes: Sequence[Episode]) -> None:
+        earned = rewards_by_problem(episodes)
+        self.into.append(
             SolvedShares(
-                policy_version=policy_version,
+                policy_version=self.policy_version,
                 name=heldout.name,
                 weight=heldout.weight,
                 kind=kind,
                 samples=1 if kind is EvaluationKind.GREEDY else heldout.samples,
                 shares={
                     number: float(np.mean([heldout.rewards.is_solved(reward) for reward in rewards]))
-                    for number, rewards in rewards_by_problem(episodes).items()
+                    for number, rewards in earned.items()
                 },
+                rewards={number: float(np.mean(rewards)) for number, rewards in earned.items()},
             )
         )
-
-    return watch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Accuracy of a version minus the accuracy of an earlier one, over the problems that both have."""
+    """Accuracy of a version minus the accuracy of an earlier one, over the problems that both versions answered."""
 
     name: str
     """Name of the evaluation set; "" for the whole run."""
@@ -66,8 +73,12 @@ class Difference:
     difference: float
     error: float
     """Standard error of `difference`, from the differences of the problems."""
+    reward_difference: float
+    """Mean reward of the version minus that of the earlier one, which also counts partial rewards."""
+    reward_error: float
+    """Standard error of `reward_difference`."""
     num_better: int
-    """Number of problems of which the later version solves a larger share."""
+    """Number of problems for which the later version has a larger share of solved completions."""
     num_worse: int
     num_equal: int
 
@@ -92,9 +103,8 @@ class Difference:
 
 
 def differences(solved: Sequence[SolvedShares]) -> list[Difference]:
-    """Compare the last version with the first: the whole run, then each set if there are several. Return nothing for a
-    single version.
-    """
+    """Compare the last version with the first: over the whole run, then for each of several sets. Return [] if there is
+    only one version."""
     first, last = min(one.policy_version for one in solved), max(one.policy_version for one in solved)
     if first == last:
         return []
@@ -109,24 +119,37 @@ def differences(solved: Sequence[SolvedShares]) -> list[Difference]:
 
 
 def _difference(pairs: Sequence[tuple[SolvedShares, SolvedShares]], *, name: str) -> Difference:
-    """Return the difference over all sets of `pairs`, which are independent, weighted like the run's own accuracy."""
+    """Return the difference over all sets. The sets count as independent samples. Each set has its weight in the run's
+    accuracy."""
     one, other = pairs[0]
-    of_sets = [
-        [later.shares[number] - earlier.shares[number] for number in later.shares.keys() & earlier.shares.keys()]
-        for earlier, later in pairs
-    ]
     weights = [later.weight if len(pairs) > 1 else 1.0 for _, later in pairs]
-    errors = [weight * standard_error(of_set) for weight, of_set in zip(weights, of_sets, strict=True)]
-    every = [difference for of_set in of_sets for difference in of_set]
+    of_sets = [_changes(earlier.shares, later.shares) for earlier, later in pairs]
+    difference, error = _weighted_mean(of_sets, weights)
+    of_rewards = [_changes(earlier.rewards, later.rewards) for earlier, later in pairs]
+    reward_difference, reward_error = _weighted_mean(of_rewards, weights)
+    every = [change for of_set in of_sets for change in of_set]
     return Difference(
         name=name,
         policy_version=other.policy_version,
         earlier_version=one.policy_version,
         kind=other.kind,
         samples=min(later.samples for _, later in pairs),
-        difference=float(np.average([np.mean(of_set) for of_set in of_sets], weights=weights)),
-        error=math.hypot(*errors) / sum(weights),
-        num_better=sum(difference > 0 for difference in every),
-        num_worse=sum(difference < 0 for difference in every),
-        num_equal=sum(difference == 0 for difference in every),
+        difference=difference,
+        error=error,
+        reward_difference=reward_difference,
+        reward_error=reward_error,
+        num_better=sum(change > 0 for change in every),
+        num_worse=sum(change < 0 for change in every),
+        num_equal=sum(change == 0 for change in every),
     )
+
+
+def _changes(earlier: Mapping[int, float], later: Mapping[int, float]) -> list[float]:
+    return [later[number] - earlier[number] for number in sorted(later.keys() & earlier.keys())]
+
+
+def _weighted_mean(of_sets: Sequence[Sequence[float]], weights: Sequence[float]) -> tuple[float, float]:
+    """Return the weighted mean of the means of independent sets, and its standard error."""
+    errors = [weight * standard_error(of_set) for weight, of_set in zip(weights, of_sets, strict=True)]
+    mean = float(np.average([np.mean(of_set) for of_set in of_sets], weights=weights))
+    return mean, math.hypot(*errors) / sum(weights)

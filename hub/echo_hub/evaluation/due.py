@@ -16,15 +16,15 @@ def is_due(config: HubConfig, policy_version: int) -> bool:
 
 
 class DueVersions:
-    """Queue of versions to evaluate. `first_version`, from which the run started, is due as well.
+    """Queue of versions to evaluate. `first_version`, with which the run started, is always evaluated.
 
-    After a restart of the hub, due versions without a stored evaluation are queued again.
+    After a restart of the hub, versions without a stored evaluation are queued again.
     """
 
     def __init__(
         self, config: HubConfig, directory: RunDirectory, *, done: Collection[int], first_version: int = 0
     ) -> None:
-        """`done`: versions whose evaluations are in the store."""
+        """`done` holds the versions whose evaluations are in the store."""
         self._config = config
         self._directory = directory
         self._first_version = first_version
@@ -33,10 +33,11 @@ class DueVersions:
         self.waiting: set[int] = set()
         """Versions queued or under evaluation, whose adapters must be kept."""
         self._actions: dict[int, set[int]] = {}
-        """Numbers of the operator's actions that wait for the evaluation of a version, by version."""
+        """Numbers of the operator's actions that wait for an evaluation, by version."""
 
     def reached(self, policy_version: int) -> None:
-        """Queue due versions up to this one, which the learner has reached; skip queued and evaluated versions."""
+        """The learner has reached this version: queue all due versions up to it. Skip versions that are already queued
+        or evaluated."""
         for version in sorted({0, *self._directory.adapter_versions()}):
             known = version in self._done or version in self.waiting
             is_wanted = version == self._first_version or is_due(self._config, version)
@@ -44,8 +45,10 @@ class DueVersions:
                 self._add(version)
 
     def want(self, version: int | None, *, action: int) -> str:
-        """Queue a version for an operator's action, due or not; None stands for the newest version. Return the reason
-        for a refusal; "" if the version is queued."""
+        """Queue a version for an operator's action, due or not. If `version` is None, queue the newest version. Return
+        "" after queueing, or the reason for the refusal."""
+        if not self._config.trains:
+            return "This run has no task of its own, so there are no problems to evaluate."
         there = [0, *self._directory.adapter_versions()]
         version = there[-1] if version is None else version
         if version in self._done:
@@ -66,10 +69,10 @@ class DueVersions:
         return await self._queue.get()
 
     def done(self, version: int) -> None:
-        """Note that the version's evaluation is in the store."""
+        """Record that the version's evaluation is in the store."""
         self.waiting.discard(version)
         self._done.add(version)
 
     def take_actions(self, version: int) -> frozenset[int]:
-        """Return and forget the numbers of the operator's actions that wait for the evaluation of this version."""
+        """Return and remove the numbers of the operator's actions that wait for the evaluation of this version."""
         return frozenset(self._actions.pop(version, ()))

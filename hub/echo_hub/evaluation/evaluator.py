@@ -1,8 +1,8 @@
 """Sample evaluations in a separate process, on the hub's machine or in its Ray cluster. Loads no torch.
 
 If the process dies or is lost, its finished rollouts are kept and the others are requested from the next process. Each
-rollout counts once and is drawn from the same random numbers. In a batch with other rollouts, rounding changes about
-one draw in a million.
+rollout counts once, and a repeated one is drawn from the same random numbers. Its batch may hold other rollouts, so
+rounding changes about one draw in a million.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from echo_shared.sampling.interface import FinishedRollout, GroupRequest
 log = logging.getLogger(__name__)
 
 KEPT: Final = 2
-"""Number of adapters that the process keeps in memory."""
+"""Number of versions' adapters that the process keeps in memory."""
 DEATHS_IN_A_ROW: Final = 5
-"""Consecutive process deaths without a new rollout, after which the evaluation fails."""
+"""Number of process deaths in a row, without a new rollout, after which the evaluation fails."""
 LOSSES_IN_A_ROW: Final = 8
-"""Number of processes lost in a row, while the cluster answered and no rollout arrived, after which the evaluation
-fails: a request may crash machines."""
+"""Number of processes lost in a row, without a new rollout, after which the evaluation fails because a request may
+crash machines. Losses count only while the cluster answers."""
 RESTART_S: Final = 1.0
 """Seconds before the first restart, reduced at random by up to half. The wait doubles with every further restart, up to
 30 s."""
@@ -54,13 +54,13 @@ class Evaluator:
     """Samples versions, for one call of `generate` at a time. The first call starts the process."""
 
     def __init__(self, process: ModelProcess, *, is_patient: bool = True, count: WorkCount | None = None) -> None:
-        """`is_patient`: if the Ray cluster does not answer, wait instead of failing. `count`: counts the received
+        """If `is_patient`, wait when the Ray cluster does not answer; otherwise fail. `count` counts the received
         rollouts; its total contains the first turn of every episode."""
         self._process = process
         self._is_patient = is_patient
         self._count = count
         self._first_turns: set[tuple[int, bool, int, int]] = set()
-        """Episodes whose first turn `count` includes already: (version, greedy, problem, index)."""
+        """Episodes whose first turn is already in the total of `count`, as (version, greedy, problem, index)."""
 
     @property
     def absence(self) -> str:
@@ -112,7 +112,7 @@ class Evaluator:
         self._first_turns |= asked
 
     def _wait_s(self, error: ChildExited | ChildLost, done: _Done, restarts: Restarts) -> float:
-        """Return the seconds until the next attempt. Raises LearnerError if the evaluation is given up."""
+        """Return the seconds until the next attempt. Raises LearnerError if there were too many deaths or losses."""
         if isinstance(error, ChildExited):
             wait_s = restarts.died(random.random())
             extra = {"event": "evaluator_died", "data": {"deaths": restarts.deaths}}
@@ -154,12 +154,12 @@ def evaluator_of(
 
 @dataclass(slots=True, eq=False)
 class _Done:
-    """Results and losses of one call of `generate` so far."""
+    """Rollouts that one call of `generate` has received so far, and counts of lost processes."""
 
     rollouts: dict[_Key, FinishedRollout] = field(default_factory=dict)
     seconds: float = 0.0
     losses: int = 0
-    """Number of processes lost since the last rollout while the cluster answered."""
+    """Number of processes lost since the last new rollout, while the cluster answered."""
     tries: int = 0
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from echo_hub.evaluation.by_hub import Episode, HeldOut, Watch
+from echo_hub.evaluation.by_hub import Episode, HeldOut
 from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.problems import Problems
 from echo_shared.records.run import EvaluationKind
@@ -33,14 +33,19 @@ class AnswerExample:
     error: str
 
 
-def choosing(policy_version: int, problems: Problems, into: list[AnswerExample]) -> Watch:
-    """Return a watcher for `evaluate_sets` that appends examples to the list `into`.
+@dataclass(frozen=True, slots=True)
+class ChoosingExamples:
+    """A watcher for `evaluate_sets` that appends examples to the list `into`.
 
     The examples are the first solved and the first unsolved answer, and then the next ones in problem order. So
     versions that solve the same problems show the same problems.
     """
 
-    def watch(heldout: HeldOut, kind: EvaluationKind, episodes: Sequence[Episode]) -> None:
+    policy_version: int
+    problems: Problems
+    into: list[AnswerExample]
+
+    def finished(self, heldout: HeldOut, kind: EvaluationKind, episodes: Sequence[Episode]) -> None:
         if kind is not EvaluationKind.GREEDY:
             return
         solved = [episode.reward is not None and heldout.rewards.is_solved(episode.reward) for episode in episodes]
@@ -48,10 +53,10 @@ def choosing(policy_version: int, problems: Problems, into: list[AnswerExample])
         others = [place for place in range(len(episodes)) if place not in firsts]
         for place in sorted([*firsts, *others[: EXAMPLES - len(firsts)]]):
             episode = episodes[place]
-            problem, codec = problems.heldout_problem(episode.number)
-            into.append(
+            problem, codec = self.problems.heldout_problem(episode.number)
+            self.into.append(
                 AnswerExample(
-                    policy_version=policy_version,
+                    policy_version=self.policy_version,
                     name=heldout.name,
                     prompt=problem.prompt,
                     completion=transcript(episode, codec),
@@ -62,8 +67,6 @@ def choosing(policy_version: int, problems: Problems, into: list[AnswerExample])
                     error=episode.error,
                 )
             )
-
-    return watch
 
 
 def transcript(episode: Episode, codec: PromptCodec) -> str:

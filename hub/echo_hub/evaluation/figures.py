@@ -1,4 +1,5 @@
-"""Compute the figures of an evaluation from its attempts, wherever they were sampled."""
+"""Compute the metrics of an evaluation from its attempts (finished episodes on held-out problems), which nodes or the
+hub have sampled."""
 
 from __future__ import annotations
 

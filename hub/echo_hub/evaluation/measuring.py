@@ -1,6 +1,7 @@
 """Evaluate the due versions and record the figures.
 
-Nodes draw the completions, if the settings say so and nodes finish; else the hub's own sampler does.
+With evaluation.by = "nodes", nodes sample the completions. Otherwise, or if nodes do not finish, the hub's own sampler
+draws them.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from echo_hub.config.sections import HubConfig
 from echo_hub.core.accounting.effects import ActionSettled
 from echo_hub.dashboard.source import Changes
 from echo_hub.driving.progress import RunProgress
-from echo_hub.evaluation.by_hub import HeldOut, VersionSampler, drawn_by, evaluate_sets, scored_by
+from echo_hub.evaluation.by_hub import HeldOut, VersionSampler, drawn_by, evaluate_sets
 from echo_hub.evaluation.by_nodes import PATIENCE_DEADLINES, NodeEvaluations
+from echo_hub.evaluation.by_sessions import judged_by
 from echo_hub.evaluation.due import DueVersions
 from echo_hub.run.directory import RunDirectory
 from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems
+from echo_hub.sessions.host import SessionHost
 from echo_hub.store.actions import settle_action
 from echo_hub.store.async_store import AsyncStore
 from echo_shared.records.run import Evaluation
@@ -28,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class Measuring:
-    """Evaluates versions. `own`: the hub's own sampler (the learner, or a process in the Ray cluster)."""
+    """Evaluates versions. `own` is the hub's own sampler: the learner, or a process in the Ray cluster."""
 
     def __init__(
         self,
@@ -38,6 +41,7 @@ class Measuring:
         stop_ids: tuple[int, ...],
         problems: Problems,
         scoring: ScoringPool,
+        sessions: SessionHost | None,
         own: VersionSampler,
         by_nodes: NodeEvaluations,
     ) -> None:
@@ -46,11 +50,14 @@ class Measuring:
         self._stop_ids = stop_ids
         self._problems = problems
         self._scoring = scoring
+        self._sessions = sessions
         self._own = own
         self._by_nodes = by_nodes
 
     async def measure(self, policy_version: int) -> Sequence[Evaluation]:
         """Return the figures of every set and kind. Raises ScorerError if no completion could be scored."""
+        if self._sessions is not None:
+            await self._sessions.problems_known()
         if self._config.evaluation.by == "nodes":
             patience_s = PATIENCE_DEADLINES * self._config.leases.deadline_s
             measured = await self._by_nodes.measure(policy_version, patience_s=patience_s)
@@ -59,11 +66,14 @@ class Measuring:
         sets = await asyncio.to_thread(HeldOut.of_run, self._config, self._problems, stop_ids=self._stop_ids)
         adapter = self._directory.adapter(policy_version) if policy_version else None
         generate = drawn_by(self._own, adapter)
-        return await evaluate_sets(policy_version, sets, generate=generate, judge=scored_by(self._scoring))
+        losses = self._config.sessions.losses
+        judge = judged_by(self._scoring, self._sessions, self._problems, losses=losses)
+        return await evaluate_sets(policy_version, sets, generate=generate, judge=judge)
 
 
 class EvaluationRecords:
-    """Commits evaluations, and reports the operator's actions that asked for them as done."""
+    """Commits evaluations to the store. If an operator's action requested the evaluation, also reports this action as
+    done."""
 
     def __init__(self, store: AsyncStore, *, progress: RunProgress, due: DueVersions, changes: Changes) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""Count of finished work. The worker counts; a display reads, perhaps on another thread."""
+"""Count of finished work, for a progress display. One thread counts; the display may read on another thread."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Final
 
 KNOWN_FROM: Final = 256
-"""Number of finished units from which the remaining time is estimated, or a quarter of all units if that is less: an
-engine that samples many completions in parallel finishes none for a while."""
+"""Number of finished units from which on the remaining time is estimated; a quarter of all units if that is less.
+Before that, an estimate would be wrong: an engine that samples many completions in parallel finishes none for a
+while."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

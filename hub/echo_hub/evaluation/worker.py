@@ -27,7 +27,7 @@ from echo_shared.sampling.torch_draws import draw, most_likely
 
 
 class Drawer:
-    """Samples rollouts with the loaded base; create it with `open`."""
+    """Samples rollouts with the loaded base model; create a drawer with `open`."""
 
     def __init__(self, policy: Policy, settings: LearnerSettings) -> None:
         self._policy = policy

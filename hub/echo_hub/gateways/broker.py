@@ -32,8 +32,8 @@ RETRY_S: Final = 0.5
 STORE_S: Final = 5.0
 """Timeout of one request to JetStream, in seconds. After it, the caller repeats the request."""
 LEAST_PAYLOAD: Final = MAX_FRAME_BYTES + 2**16
-"""Lowest limit on the size of a message that the NATS server must allow, in bytes: the largest message to a node, plus
-its overhead."""
+"""Message size, in bytes, that the NATS server must at least allow: the largest message to a node, plus its
+overhead."""
 BUFFER_BYTES: Final = 4 * LEAST_PAYLOAD
 DUPLICATES_S: Final = 600.0
 """If JetStream has stored a message, it drops messages with the same id for this many seconds."""
@@ -231,7 +231,8 @@ class Broker:
             inbox = self._client.new_inbox()
 
             async def taken(message: Msg, number: int = self._num_lost) -> None:
-                if number == self._num_lost:  # JetStream sends messages of a lost connection again.
+                # Ignore messages that came over a lost connection: JetStream sends them again.
+                if number == self._num_lost:
                     await take(StoredMessage(message.data, message))
 
             try:

@@ -78,7 +78,7 @@ class GatewayFleet:
             await self._broker.close()
 
     async def run(self, inbox: Inbox, books: Books) -> None:
-        """Serve gateways until cancelled."""
+        """Connect gateways to the hub until cancelled."""
         broker, self._inbox = self._broker, inbox
         if broker is None:
             return
@@ -131,7 +131,7 @@ class GatewayFleet:
             now = time.monotonic()
             was_asleep, last = now - last > GONE_S / 2, now
             for line in tuple(self._sessions.lines.values()):
-                if was_asleep:  # The hub's machine slept: messages that came in that time are still unread.
+                if was_asleep:  # The hub's machine slept. Messages that arrived during the sleep are still unread.
                     line.heard_at = now
                 elif now - line.heard_at > GONE_S:
                     log.warning("gateway %s is gone, and so are %d nodes", line.gateway_id, len(line.sessions))
@@ -169,8 +169,9 @@ class GatewayFleet:
             log.exception("an error in the hub prevented an answer to a gateway")
 
     async def _begun(self, gateway_id: str, number: int, item: Item) -> GatewayLine | None:
-        """Return a new line if this is the gateway's first message. For any other message of a gateway without a line,
-        return None, and make the gateway begin a new line."""
+        """Return a new line (numbered message stream) if this is the gateway's first message. For any other message of
+        a gateway without a line, return None, and make the gateway begin a new line.
+        """
         assert self._broker is not None
         if number == 1 and item[0] == ItemKind.HERE:
             log.info("gateway %s has connected", gateway_id)
@@ -207,7 +208,8 @@ class GatewayFleet:
             invite_id, ended = None, None
             try:
                 invite_id = self._inbox.find_invite(node_id, token)
-            except InviteEndedError as error:  # The gateway's settings decide if this matters.
+            # Tell the gateway that the invite has ended; its own settings decide whether it refuses the node.
+            except InviteEndedError as error:
                 ended = error.what
             self._inbox.admit(node_id)
             return [ItemKind.MET, request, invite_id, invite_id is not None or self._inbox.knows(node_id), ended]
@@ -215,7 +217,8 @@ class GatewayFleet:
             return _refusal(request, error)
 
     async def _join(self, line: GatewayLine, request: int, fields: dict[str, Any]) -> None:
-        inbox, node = self._inbox, NodeInfo(**fields)
+        # MessagePack has no tuples.
+        inbox, node = self._inbox, NodeInfo(**{**fields, "refuses": tuple(fields.get("refuses", ()))})
         assert inbox is not None
         try:
             if self._displace(node.node_id):

@@ -36,7 +36,7 @@ from echo_shared.wire.messages import (
 )
 
 ANSWER_S: Final = 15.0
-"""Seconds to wait for the hub's answer while a node joins."""
+"""Seconds that a gateway waits for the hub's answer while a node joins."""
 HUB_AGAIN: Final = "The hub has restarted. Your node reconnects."
 
 
@@ -50,7 +50,7 @@ class _Session:
 
 @dataclass(frozen=True, slots=True)
 class _Met:
-    """The hub's answer about one node (its invite, and if the node is known), in the form of a guest list."""
+    """The hub's answer about one node: its invite, and whether the hub knows it. Implements `GuestList`."""
 
     front: Front
     invite_id: int | None
@@ -192,7 +192,7 @@ class Front:
             waiting.set_result(item)
 
     def _not_wanted(self, answer: Item) -> None:
-        """Handle an answer that came too late: tell the hub that the admitted node has no connection here."""
+        """Tell the hub that its answer came too late: the admitted node has no connection to this gateway any more."""
         if answer[0] == ItemKind.JOINED:
             self._sessions.pop(answer[2], None)
             self._begin(self._uplink.put([ItemKind.LEFT, "", answer[2]]))

@@ -32,7 +32,7 @@ class Books(Protocol):
 
 
 class Intake:
-    """Passes stored messages to the inbox. `books` knows when the messages' effects are committed."""
+    """Passes stored messages to the inbox. `books` tells when the effects of the messages are committed."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Intake:
         self._sessions = sessions
         self._books = books
         self._newest: dict[str, int] = {}
-        """Number of the newest stored message of each gateway."""
+        """Number of the newest message that each gateway has stored in JetStream, by gateway id."""
         self._unsettled: list[StoredMessage] = []
         self._there_are = asyncio.Event()
 

@@ -30,7 +30,7 @@ from echo_shared.wire.messages import RefusalCode
 log = logging.getLogger(__name__)
 
 LAST_STORED_S: Final = 10.0
-"""Longest time that a stopping gateway takes to store what its nodes have sent, in seconds."""
+"""Longest time, in seconds, for which a stopping gateway waits until JetStream has stored what its nodes have sent."""
 
 
 class GatewayProcess:

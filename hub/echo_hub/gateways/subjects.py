@@ -21,7 +21,7 @@ class Subjects:
 
     @property
     def sent(self) -> str:
-        """Subject under which gateways store these messages."""
+        """Subject under which gateways store the nodes' messages in JetStream."""
         return f"echo.run.{self.run_id}.sent"
 
     @property

@@ -34,7 +34,7 @@ class GatewayUplink:
         self._name = name
         self._items = ItemQueue()
         self._in_hand: list[Item] = []
-        """The batch that is being stored."""
+        """Items of the batch that is being stored in JetStream."""
         self._number = 0
         self._there_are = asyncio.Event()
         self._has_room = asyncio.Event()
@@ -69,7 +69,7 @@ class GatewayUplink:
                 self._is_empty.set()
 
     async def flushed(self) -> None:
-        """Wait until the queue is empty."""
+        """Wait until all queued items are stored."""
         await self._is_empty.wait()
 
     def _take(self) -> list[Item]:

@@ -1,4 +1,5 @@
-"""Passes an owner's command on to the owner's connected nodes, and collects their reports. The hub reads neither."""
+"""Pass the command of a fleet's owner on to the owner's connected nodes, and collect the nodes' reports. The hub does
+not interpret commands or reports."""
 
 from __future__ import annotations
 
@@ -14,12 +15,13 @@ from echo_shared.wire.messages import FleetCommand, FleetReport, RefusalCode
 from echo_shared.wire.owner_commands import id_of
 
 REPORTS_S: Final = 5.0
-"""Longest time to wait for reports, in seconds: a pausing node first tells its engine to stop."""
+"""Longest time to wait for the nodes' reports, in seconds. A node that is told to pause stops its engine before it
+reports."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Asked:
-    """A command whose reports are awaited."""
+    """An owner's command that nodes have not all answered by a report."""
 
     missing: set[str]
     """Nodes that have not reported yet."""
@@ -54,7 +56,7 @@ class CommandRelay:
         return asked.reports
 
     def reported(self, node_id: str, report: FleetReport) -> None:
-        """Take a node's report. A report that nobody waits for is dropped."""
+        """Store a node's report. A report for which no call of `ask` waits is dropped."""
         asked = self._asked.get(report.command_id)
         if asked is None or node_id not in asked.missing:
             return

@@ -18,6 +18,7 @@ from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.trust.numerics import NumericsClass
 from echo_hub.driving.event_queue import EventQueue
 from echo_hub.intake.command_relay import CommandRelay
+from echo_hub.intake.early_stops import EarlyStops
 from echo_hub.intake.known_nodes import KnownNodes
 from echo_hub.intake.partials import FinishedPartial, Partials
 from echo_hub.intake.receipts import ReceiptLookUps
@@ -29,8 +30,9 @@ from echo_hub.net.live_nodes import LiveNodes
 from echo_hub.net.peer_log import PeerLog
 from echo_hub.net.sightings import SIGHTING_PATH
 from echo_hub.net.tracker import Tracker
-from echo_hub.scoring.stop_strings import StopStrings
+from echo_hub.scoring.asked import GroupBounds
 from echo_hub.verify.by_nodes import NodeChecks
+from echo_hub.verify.scores_by_nodes import NodeScores
 from echo_shared.errors import LocalProtocolError, RefusedError
 from echo_shared.records.rollout import RolloutPayload
 from echo_shared.records.run import LiveNode
@@ -55,6 +57,7 @@ from echo_shared.wire.messages import (
     TeamWanted,
     Welcome,
 )
+from echo_shared.wire.routes import own_routes
 
 log = logging.getLogger(__name__)
 
@@ -84,14 +87,16 @@ class ConnectedNodes:
         distributor: Distributor,
         look_ups: ReceiptLookUps,
         checks: NodeChecks,
+        scores: NodeScores,
         relay: CommandRelay,
         partials: Partials,
-        stop_strings: StopStrings,
+        bounds: GroupBounds,
+        early_stops: EarlyStops,
         invitations: Invitations,
         electricity_per_kwh: float = 0.0,
     ) -> None:
-        """`partials` keeps the tokens of unfinished rollouts; `stop_strings` cuts finished rollouts at the first stop
-        string. This object keeps `live` up to date."""
+        """`partials` keeps the tokens of unfinished rollouts. The stop strings of `bounds` cut finished rollouts. This
+        object keeps `live` up to date."""
         self._queue = queue
         self._live = live
         self._register = register
@@ -99,13 +104,15 @@ class ConnectedNodes:
         self._distributor = distributor
         self._look_ups = look_ups
         self._checks = checks
+        self._scores = scores
         self._relay = relay
         self._partials = partials
-        self._stop_strings = stop_strings
+        self._bounds = bounds
+        self._early_stops = early_stops
         self._invitations = invitations
         self._electricity_per_kwh = electricity_per_kwh
         self._useful: frozenset[str] = frozenset()
-        self._log = PeerLog(log)  # Limit log lines about joins, because a new key costs nothing.
+        self._log = PeerLog(log)  # Limit log lines about joins: a stranger can join with any number of new keys.
 
     async def about(self, node_id: str, token: str | None, nonce: bytes) -> ConnectedNodes:
         return self
@@ -139,6 +146,8 @@ class ConnectedNodes:
                 invite="" if node.invite_id is None else f"invite {node.invite_id}",
                 owner=f"owner {node.owner_key.hex()}" if node.owner_key else "",
                 numerics=NumericsClass(node.backend, device=_kind_of(node.device)),
+                answers=node.answers,
+                refuses=frozenset(node.refuses),
             )
         )
         try:
@@ -167,15 +176,17 @@ class ConnectedNodes:
             case NodeStatus():
                 await self._status(node_id, message)
             case CheckResult():
-                await self._checks.answered(node_id, message)
+                if not self._scores.answered(node_id, message):
+                    await self._checks.answered(node_id, message)
             case FleetReport():
                 self._relay.reported(node_id, message)
             case RolloutParts():
                 if begun := self._partials.take(node_id, message.parts):
                     await self._queue.put(RolloutsBegun(rollout_ids=begun))
+                for ended in self._early_stops.ended(node_id, message.parts):
+                    await self._queue.put(replace(self._finished(node_id, ended), ends_early=True))
             case Rollout():
-                arrived = _arrived(node_id, message, self._partials.finish(node_id, message))
-                await self._queue.put(self._stop_strings.arrived(arrived))
+                await self._queue.put(self._finished(node_id, message))
             case LeaseReturned():
                 self._partials.given_back(node_id, message.lease_id, message.indices)
                 await self._queue.put(
@@ -191,6 +202,10 @@ class ConnectedNodes:
                 raise LocalProtocolError("No open session passes on such a message.", got=message.type)
             case _:
                 assert_never(message)
+
+    def _finished(self, node_id: str, rollout: Rollout) -> RolloutArrived:
+        arrived = _arrived(node_id, rollout, self._partials.finish(node_id, rollout))
+        return self._bounds.of(rollout.group_id).stop_strings.arrived(arrived)
 
     async def _status(self, node_id: str, said: NodeStatus) -> None:
         tokens_per_s = min(said.tokens_per_s, SHOWN_TOKENS_PER_S)
@@ -229,7 +244,7 @@ def _arrived(node_id: str, rollout: Rollout, finished: FinishedPartial) -> Rollo
         index=rollout.index,
         policy_version_start=rollout.policy_version_start,
         policy_version_end=rollout.policy_version_end,
-        payload=RolloutPayload.of(rollout, finished.spans),
+        payload=replace(RolloutPayload.of(rollout, finished.spans), routes=own_routes(rollout, rollout.num_given)),
         problem=finished.problem,
         is_unattributed=finished.is_unattributed,
     )
@@ -237,7 +252,7 @@ def _arrived(node_id: str, rollout: Rollout, finished: FinishedPartial) -> Rollo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcoming:
-    """Makes the answer to a node that joins or reconnects."""
+    """Makes the message (Welcome) that answers a node that joins or reconnects."""
 
     run_id: str
     run_name: str
@@ -256,6 +271,7 @@ class Welcoming:
             run_name=self.run_name,
             node_id=node.node_id,
             base=self.distributor.offer(0, node),
+            gguf=self.distributor.gguf_offer(node),
             policy=None if version == 0 else self.distributor.offer(version, node),
             policy_version=version,
             tracker_path=f"/announce/{passkey}",

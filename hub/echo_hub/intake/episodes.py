@@ -16,11 +16,16 @@ from numpy.typing import NDArray
 
 from echo_hub.core.accounting.effects import DrawnTurn
 from echo_hub.core.accounting.groups import turn_seed
+from echo_hub.core.answer_groups import is_answer
 from echo_hub.core.evaluating import evaluation_seed
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.learner.settings import TrainingGroup, TrainingRollout
+from echo_hub.run.base_model import PromptCodec
+from echo_hub.run.plain_prompts import plain_prompts
+from echo_hub.scoring.asked import AskedGroup, AskedGroups
 from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.scorer import ScoringJob
+from echo_hub.sessions.turns import PlayedTurn
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.drawing import StoredDraw, read_draws
 from echo_hub.store.reading import (
@@ -35,6 +40,7 @@ from echo_hub.store.reading import (
 )
 from echo_hub.verify.drawn import DrawnRollout
 from echo_shared.wire.messages import FinishReason
+from echo_shared.wire.routes import joined_routes
 
 PROMPTS: Final = 256
 """Number of problems whose prompts are used to measure how much engines differ by rounding."""
@@ -59,23 +65,36 @@ class ScoringJobs:
 class DrawnRollouts:
     """Reads committed rollouts for the verifier and for nodes that check other nodes."""
 
-    def __init__(self, store: AsyncStore, problems: Problems, *, run_seed: int) -> None:
+    def __init__(
+        self, store: AsyncStore, problems: Problems, asked: AskedGroups, *, run_seed: int, codec: PromptCodec
+    ) -> None:
+        self._codec = codec
         self._store = store
         self._problems = problems
+        self._asked = asked
         self._run_seed = run_seed
 
     async def load(self, rollout_ids: Sequence[str]) -> dict[str, DrawnRollout | str]:
         """Return each rollout, or the reason why it cannot be checked. Rollouts whose tokens were deleted are left
         out."""
         found = await self._store.read(read_draws, rollout_ids)
+        asked = await self._asked.load([draw.stored.group_id for draw in found if is_answer(draw.stored.group_id)])
         # Use a thread: a problem that is not in the cache is sampled again.
-        return await asyncio.to_thread(self._drawn, found)
+        return await asyncio.to_thread(self._drawn, found, asked)
 
-    def _drawn(self, found: Sequence[StoredDraw]) -> dict[str, DrawnRollout | str]:
-        return {draw.stored.rollout_id: drawn_rollout(draw, self._problems, run_seed=self._run_seed) for draw in found}
+    def _drawn(self, found: Sequence[StoredDraw], asked: Mapping[int, AskedGroup]) -> dict[str, DrawnRollout | str]:
+        return {
+            draw.stored.rollout_id: answered_rollout(draw, asked.get(draw.stored.group_id))
+            if is_answer(draw.stored.group_id)
+            else drawn_rollout(draw, self._problems, run_seed=self._run_seed)
+            for draw in found
+        }
 
     def prompts(self) -> list[NDArray[np.int32]]:
-        """Return the prompts of the run's first `PROMPTS` problems. Blocks the thread."""
+        """Return the prompts of the run's first `PROMPTS` problems; plain ones for a run without a task. Blocks the
+        thread."""
+        if not self._problems.tasks:
+            return plain_prompts(self._codec)
         return [self._problems.prompt_ids(number) for number in range(PROMPTS)]
 
 
@@ -93,6 +112,23 @@ def drawn_rollout(draw: StoredDraw, problems: Problems, *, run_seed: int) -> Dra
         seed=turn_seed(group_seed, draw.turn, draw.scorer_failures),
         index=draw.index,
         is_greedy=about is not None and about.greedy,
+    )
+
+
+def answered_rollout(draw: StoredDraw, asked: AskedGroup | None) -> DrawnRollout | str:
+    """Return a committed rollout of a tenant's request for the verifier, or why it cannot be checked."""
+    if asked is None:
+        return "The request that it answers is not kept any more."
+    stored = draw.stored
+    return DrawnRollout(
+        rollout_id=stored.rollout_id,
+        prompt_ids=asked.prompt_ids,
+        **stored.payload.content(),
+        spans=stored.payload.spans,
+        seed=turn_seed(asked.seed, draw.turn, draw.scorer_failures),
+        index=draw.index,
+        is_greedy=asked.sampling.is_greedy,
+        temperature=asked.sampling.temperature,
     )
 
 
@@ -130,6 +166,15 @@ def scoring_job(stored: StoredPayload) -> ScoringJob:
         group_id=stored.group_id,
         earlier_turns=tuple(turn.completion_ids for turn in stored.earlier_turns),
         observed_tokens=sum(len(turn.observation_ids) for turn in stored.earlier_turns),
+        played=tuple(
+            PlayedTurn(
+                completion_ids=turn.completion_ids,
+                finish_reason=turn.finish_reason.value,
+                logprobs=turn.behavior_logprobs,
+                observation_ids=turn.observation_ids,
+            )
+            for turn in stored.earlier_turns
+        ),
         payload=stored.payload,
     )
 
@@ -158,6 +203,7 @@ def training_rollout(episode: BatchEpisode) -> TrainingRollout:
             "behavior_logprobs": np.concatenate(logprobs),
             "finish_reason": FinishReason.LENGTH if FinishReason.LENGTH in reasons else FinishReason.STOP,
             "sampling_s": sum(turn.sampling_s for turn in turns),
+            "routes": joined_routes([(turn, len(turn.observation_ids)) for turn in turns]),
         }
     return TrainingRollout(
         **content,

@@ -1,8 +1,8 @@
 """Send leases and revocations to nodes, in the order in which the coordinator made them.
 
 A lease message contains more than the coordinator's action: the prompt's ids or the conversation so far, the sampling
-parameters, earlier tokens of unfinished rollouts, and the offer of a version that the node may lack. In co-located mode
-the hub's own leases go to its learner.
+parameters of the run or of a tenant's request, earlier tokens of unfinished rollouts, and the offer of a version that
+the node may lack. In co-located mode the hub's own leases go to its learner.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ from collections.abc import Mapping, Sequence
 
 from echo_hub.config.task_sections import SamplingConfig
 from echo_hub.core.accounting.effects import RevokeLease, SendLease
+from echo_hub.core.answer_groups import is_answer
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.evaluation.by_nodes import GREEDY_TEMPERATURE
 from echo_hub.intake.episodes import conversation
 from echo_hub.net.distributor import Distributor
 from echo_hub.net.live_nodes import NodeSender
+from echo_hub.scoring.asked import AskedGroups
+from echo_hub.scoring.checks import SamplingBounds
 from echo_hub.scoring.problems import Problems
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.reading import AnsweredTurn, read_turns
@@ -28,24 +31,27 @@ from echo_shared.wire.messages import Lease, LeasedPrefix, LeaseRevoked
 
 
 class HandingOut:
-    """Sends leases. `nodes` are the connected nodes, `stop_ids` the stop tokens."""
+    """Sends leases. `nodes` are the connected nodes."""
 
     def __init__(
         self,
         settings: SamplingConfig,
         *,
-        stop_ids: tuple[int, ...],
+        bounds: SamplingBounds,
         store: AsyncStore,
         problems: Problems,
+        asked: AskedGroups,
         nodes: Mapping[str, LiveNode],
         offers: Distributor,
         connections: NodeSender,
         own_device: Trainer,
     ) -> None:
         self._settings = settings
-        self._stop_ids = stop_ids
+        self._stop_ids = tuple(sorted(bounds.stop_ids))
+        self._returns_routes = bounds.experts is not None
         self._store = store
         self._problems = problems
+        self._asked = asked
         self._nodes = nodes
         self._offers = offers
         self._connections = connections
@@ -75,19 +81,21 @@ class HandingOut:
                     self._connections.send(action.node_id, LeaseRevoked(lease_id=action.lease_id, reason=action.reason))
 
     def _lease(self, action: SendLease, turns: Sequence[AnsweredTurn], prefixes: Sequence[LeasedPrefix]) -> None:
-        """Send one lease. `turns`: the earlier turns of its episode; missing turns mean a dropped group, and no lease
-        is sent."""
-        if len(turns) < action.turn:
+        """Send one lease. `turns` holds the earlier turns of the lease's episode. If turns are missing, the group was
+        dropped, and no lease is sent. Nor is a lease sent for a tenant's group that is closed."""
+        if len(turns) < action.turn or (is_answer(action.group_id) and self._asked.of(action.group_id) is None):
             return
         if action.node_id == HUB_NODE_ID:
             self._own_device.sample(self._request(action, turns))
             return
         about, node = EvaluationGroup.of(action.group_id), self._nodes.get(action.node_id)
-        if node is None or (about is not None and not self._offers.has(action.policy_version)):
+        is_exact = about is not None or is_answer(action.group_id)
+        """True if the node must sample with exactly the lease's version, however old it is."""
+        if node is None or (is_exact and not self._offers.has(action.policy_version)):
             return  # The node has left, or the version is no longer published. The lease expires at its deadline.
         request = self._request(action, turns)
-        offered = about is not None and about.policy_version > 0
-        if about is None and 0 < action.policy_version < (node.policy_version or 0):
+        offered = is_exact and action.policy_version > 0
+        if not is_exact and 0 < action.policy_version < (node.policy_version or 0):
             # The lease names an older version than the node has, because it resumes another node's tokens. The node may
             # never have fetched that version, so offer it.
             offered = self._offers.has(action.policy_version)
@@ -106,18 +114,24 @@ class HandingOut:
             offer=self._offers.lend(action.policy_version, action.node_id) if offered else None,
             prefixes=tuple(prefixes),
             on_new_version="interrupt" if action.may_move_on else "finish",
+            returns_routes=request.returns_routes,
+            keep_keys=self._problems.multi_turn or is_answer(action.group_id),
+            tenant=action.tenant,
         )
         self._connections.send(action.node_id, lease)
 
     def _request(self, action: SendLease, turns: Sequence[AnsweredTurn]) -> GroupRequest:
+        asked, sampling = self._asked.of(action.group_id), action.sampling
+        first_ids = self._problems.prompt_ids(action.group_id) if asked is None else asked.prompt_ids
         return GroupRequest(
             lease_id=action.lease_id,
             group_id=action.group_id,
             indices=action.indices,
-            prompt_ids=conversation(self._problems.prompt_ids(action.group_id), turns),
+            prompt_ids=conversation(first_ids, turns),
             seed=action.seed,
             policy_version=action.policy_version,
-            temperature=self._settings.temperature,
-            max_tokens=self._settings.max_tokens,
-            stop_ids=self._stop_ids,
+            temperature=self._settings.temperature if sampling is None else sampling.temperature,
+            max_tokens=self._settings.max_tokens if sampling is None else sampling.max_tokens,
+            stop_ids=self._stop_ids if sampling is None else sampling.stop_ids,
+            returns_routes=self._returns_routes and sampling is None,
         )

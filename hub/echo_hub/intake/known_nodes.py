@@ -32,7 +32,8 @@ class KnownNodes:
         self._read_at = float("-inf")
         self._reading = asyncio.Lock()
         self._first: dict[str, CountedName] = {}
-        """First node with each skeleton of a name (`looks_of`). Names with a common skeleton look alike."""
+        """The oldest node for each skeleton of a name (`looks_of`). Two names look alike if they have the same
+        skeleton."""
 
     async def check_name(self, node: NodeInfo) -> None:
         """Raise RefusedError if the node's name looks like that of an older node."""

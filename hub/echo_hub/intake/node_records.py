@@ -65,9 +65,8 @@ class NodeRecords:
         return await change_own_team(self._store.store, node_id, wanted)
 
     async def fleet(self, node_id: str, wanted: FleetWanted) -> Fleet:
-        """Pass the owner's command on, and return the owner's nodes. Raises RefusedError unless the asking node proves
-        that it is the owner's, and has joined as such.
-        """
+        """Pass the owner's command on, and return the owner's nodes. Raises RefusedError unless the asking node has
+        joined as a node of this owner and proves that it belongs to the owner."""
         owner = wanted.owner
         check_claim(owner, node_id=node_id, hub_key=self._resources.me.public_key)
         owner_key = owner.owner_key.hex()

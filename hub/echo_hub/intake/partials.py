@@ -31,8 +31,11 @@ import numpy as np
 
 from echo_hub.core.accounting.effects import SendLease
 from echo_hub.core.accounting.snapshot import UnfinishedRollout
+from echo_hub.core.answer_groups import StreamedTokens, is_answer
 from echo_hub.core.evaluation_groups import EvaluationGroup
-from echo_hub.scoring.checks import LOGPROB_SLACK, SamplingBounds
+from echo_hub.intake.partial_rollout import Drawers, Origin, PartialRollout
+from echo_hub.scoring.asked import GroupBounds
+from echo_hub.scoring.checks import LOGPROB_SLACK, SamplingBounds, stop_table
 from echo_shared.records.rollout import DrawnSpan
 from echo_shared.sampling.version_spans import Spans, between, grown, num_tokens, problem
 from echo_shared.wire.messages import (
@@ -47,23 +50,7 @@ from echo_shared.wire.messages import (
 
 BUDGET_BYTES: Final = 128 * 2**20
 """Memory for all unfinished rollouts, in bytes: sixteen million tokens."""
-ROLLOUT_BYTES: Final = 512
-"""Estimated memory of a rollout and its share of the lease, without tokens, in bytes."""
-SPAN_BYTES: Final = 256
-"""Estimated memory of each policy version after the first in a rollout, in bytes."""
-
-_Drawers = tuple[tuple[str, int], ...]
-"""The nodes that drew a rollout, each with its number of tokens, in token order."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Origin:
-    lease_id: int
-    """The earlier lease whose tokens a rollout resumes."""
-    drawn_by: _Drawers
-
-
-_NEW: Final[Mapping[int, _Origin]] = MappingProxyType({})
+_NEW: Final[Mapping[int, Origin]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +66,7 @@ class FinishedPartial:
 
 
 class PartRefusal(StrEnum):
-    """Reason why a part is refused."""
+    """Reason why the hub refuses a part, that is a node's new tokens of an unfinished rollout."""
 
     NOT_LEASED = "not_leased"
     """The node does not hold this rollout, or the hub dropped its lease to keep the memory budget."""
@@ -98,80 +85,14 @@ class PartRefusal(StrEnum):
 
 
 @dataclass(slots=True)
-class _Partial:
-    """Known tokens of one rollout. Ids and log-probabilities are little-endian bytes, which grow in place."""
-
-    ids: bytearray
-    logprobs: bytearray
-    versions: Spans = ()
-    given: tuple[int, ...] | None = ()
-    """Lengths of the prefixes sent with the lease, 0 = no prefix; several if the lease was sent again. None if the hub
-    does not know them."""
-    origin: _Origin | None = None
-    """Lease and nodes from which the first given prefix came."""
-    others_held: bool = False
-    """True if the hub does not know the given prefix and another node may have drawn it."""
-    is_open: bool = True
-    """True while the node that holds the rollout may send more tokens."""
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.ids) // 4
-
-    @property
-    def num_bytes(self) -> int:
-        return ROLLOUT_BYTES + 8 * self.num_tokens + SPAN_BYTES * max(0, len(self.versions) - 1)
-
-    def drawers(self, node_id: str, num_tokens: int, *, num_given: int) -> _Drawers:
-        """Return the nodes that drew the first `num_tokens` tokens, if `node_id` drew all tokens after the first
-        `num_given`."""
-        before = self.origin.drawn_by if self.origin is not None and num_given else ()
-        own = num_tokens - sum(count for _, count in before)
-        if own == 0:
-            return before
-        if before and before[-1][0] == node_id:
-            return (*before[:-1], (node_id, before[-1][1] + own))
-        return (*before, (node_id, own))
-
-    def problem(self, rollout: Rollout, versions: Spans, oldest: int) -> str:
-        """Return what contradicts the hub's knowledge in the finished rollout; "" if nothing does. `oldest`: oldest
-        version that the node may have used for its own tokens."""
-        if self.given is None:
-            return ""
-        count = rollout.num_given
-        if count not in self.given:
-            return f"{count} given tokens instead of {' or '.join(map(str, self.given))}"
-        if (count or self.ids) and (wrong := self._beginning_problem(rollout, versions)):
-            return wrong
-        own = between(versions, count, len(rollout.completion_ids))
-        if own and own[0].policy_version < oldest:
-            return f"drawn by version {own[0].policy_version}, leased by {oldest}"
-        return ""
-
-    def _beginning_problem(self, rollout: Rollout, versions: Spans) -> str:
-        """Compare the finished rollout with the given prefix and with the parts received before. Return the
-        contradiction; "" if there is none."""
-        count = rollout.num_given
-        if rollout.completion_ids[:count].astype("<i4").tobytes() != self.ids[: 4 * count]:
-            return "other tokens than were given"
-        if rollout.behavior_logprobs[:count].astype("<f4").tobytes() != self.logprobs[: 4 * count]:
-            return "other log-probabilities than were given"
-        if between(versions, 0, count) != between(self.versions, 0, count):
-            return "other versions than were given"
-        if rollout.completion_ids[: self.num_tokens].astype("<i4").tobytes() != self.ids:
-            return "other tokens than were streamed"
-        if rollout.behavior_logprobs[: self.num_tokens].astype("<f4").tobytes() != self.logprobs:
-            return "other log-probabilities than were streamed"
-        return ""
-
-
-@dataclass(slots=True)
 class _Lease:
     node_id: str
+    group_id: int
+    bounds: SamplingBounds
     policy_version: int
     may_move_on: bool
     """True if the node may use newer versions for later tokens."""
-    rollouts: dict[int, _Partial]
+    rollouts: dict[int, PartialRollout]
 
     @property
     def num_bytes(self) -> int:
@@ -184,7 +105,7 @@ class Partials:
 
     def __init__(
         self,
-        bounds: SamplingBounds,
+        bounds: GroupBounds,
         *,
         published_version: int = 0,
         budget_bytes: int = BUDGET_BYTES,
@@ -195,19 +116,17 @@ class Partials:
         self._first_known = published_version
         self._announced: set[int] = set()
         """Versions announced since the hub's start. A version up to `_first_known` may have been announced before."""
-        self._goes_on = np.ones(bounds.vocabulary_size, np.bool_)
-        """By token id: True if a completion may continue after this token."""
-        self._goes_on[[stop for stop in bounds.stop_ids if stop < bounds.vocabulary_size]] = False
         self._budget_bytes = budget_bytes
         self._leases: dict[int, _Lease] = {}
         """Leases by id, least recently changed first."""
         self.num_bytes = 0
         self.refused: Counter[PartRefusal] = Counter()
         self.num_gone_on = 0
-        """Number of finished rollouts that resumed a prefix: of another node, or of the same node before it
-        restarted."""
+        """Number of finished rollouts that continued a prefix. The prefix came from another node, or from the same node
+        before that node restarted.
+        """
         self.tokens_saved = 0
-        """Number of tokens in the given prefixes of these rollouts."""
+        """Number of tokens in the prefixes that resumed rollouts were given."""
 
     def begin(self, lease: SendLease) -> tuple[LeasedPrefix, ...]:
         """Add the rollouts of a new lease. Return the prefixes to send with it: the longest first, as many as the
@@ -227,6 +146,7 @@ class Partials:
             lease.lease_id,
             lease.indices,
             prefixes,
+            group_id=lease.group_id,
             policy_version=lease.policy_version,
             may_move_on=lease.may_move_on,
             origins=origins,
@@ -241,9 +161,10 @@ class Partials:
         indices: Iterable[int],
         prefixes: Sequence[LeasedPrefix] = (),
         *,
+        group_id: int = 0,
         policy_version: int,
         may_move_on: bool = False,
-        origins: Mapping[int, _Origin] = _NEW,
+        origins: Mapping[int, Origin] = _NEW,
         again: bool = False,
         others_held: Collection[int] = (),
     ) -> None:
@@ -255,7 +176,7 @@ class Partials:
         rollouts = known.rollouts if known is not None and known.node_id == node_id else {}
         self._drop(lease_id)
         for index in indices:
-            new = _Partial(
+            new = PartialRollout(
                 bytearray(), bytearray(), given=None if again else (), others_held=again and index in others_held
             )
             partial = rollouts.setdefault(index, new)
@@ -268,7 +189,8 @@ class Partials:
             count = len(given[index].ids) if index in given else 0
             if partial.given is not None and count not in partial.given:
                 partial.given = (*partial.given, count)
-        self._leases[lease_id] = _Lease(node_id, policy_version, may_move_on, rollouts)
+        bounds = self._bounds.of(group_id)
+        self._leases[lease_id] = _Lease(node_id, group_id, bounds, policy_version, may_move_on, rollouts)
         self.num_bytes += self._leases[lease_id].num_bytes
         self._make_room()
 
@@ -304,6 +226,21 @@ class Partials:
         logprobs = np.frombuffer(bytes(partial.logprobs), "<f4")
         return LeasedPrefix(index=index, ids=ids, logprobs=logprobs, versions=partial.versions)
 
+    def streamed(self, node_id: str, lease_id: int, index: int) -> tuple[int, PartialRollout] | None:
+        """Return the group and the known tokens of a rollout that this node draws; None if it holds no such rollout."""
+        lease = self._leases.get(lease_id)
+        partial = None if lease is None or lease.node_id != node_id else lease.rollouts.get(index)
+        return None if lease is None or partial is None else (lease.group_id, partial)
+
+    def answers_under_way(self) -> Iterator[StreamedTokens]:
+        """Yield the known tokens of each unfinished sample of a tenant's request that has any."""
+        for lease in [lease for lease in self._leases.values() if is_answer(lease.group_id)]:
+            for index, partial in lease.rollouts.items():
+                if partial.ids and partial.is_whole:
+                    ids = np.frombuffer(bytes(partial.ids), "<i4").astype(np.int32)
+                    logprobs = np.frombuffer(bytes(partial.logprobs), "<f4").astype(np.float32)
+                    yield StreamedTokens(lease.node_id, lease.group_id, index, ids, logprobs)
+
     def finish(self, node_id: str, rollout: Rollout) -> FinishedPartial:
         """Return what the hub knows of a finished rollout, and drop its tokens. Also drop the unfinished rollouts that
         it resumed, except those whose nodes still draw and may finish first."""
@@ -311,8 +248,9 @@ class Partials:
         partial = None if lease is None or lease.node_id != node_id else lease.rollouts.get(rollout.index)
         count = len(rollout.completion_ids)
         versions = rollout.versions or grown((), rollout.policy_version_start, count)
-        drawers: _Drawers = ((node_id, count),)
-        wrong = self._length_problem(count) or _version_problem(rollout, versions)
+        drawers: Drawers = ((node_id, count),)
+        bounds = self._bounds.of(rollout.group_id) if lease is None else lease.bounds
+        wrong = _length_problem(count, bounds) or _version_problem(rollout, versions)
         if lease is not None and partial is not None:
             wrong = wrong or partial.problem(rollout, versions, lease.policy_version)
             wrong = wrong or self._unpublished(versions, lease)
@@ -329,12 +267,6 @@ class Partials:
         spans = tuple(_spans(drawers, versions))
         as_leased = lease is not None and partial is not None and _are(spans, node_id, lease.policy_version)
         return FinishedPartial(spans=() if as_leased else spans)
-
-    def _length_problem(self, count: int) -> str:
-        """Return the fault of the completion's length; "" if the length is possible. An impossible length must not
-        count in a node's measured speed."""
-        most = self._bounds.max_tokens
-        return "" if 1 <= count <= most else f"{count} tokens, of 1 to {most} that a completion has"
 
     def _unpublished(self, versions: Spans, lease: _Lease) -> str:
         """Return an error text for the first version that the node cannot have; "" if it may have all."""
@@ -370,13 +302,15 @@ class Partials:
             if not lease.rollouts:
                 del self._leases[lease_id]
 
-    def _origin(self, lease_id: int, index: int) -> _Origin:
-        """Return the origin of a prefix that is made of all tokens known of this rollout."""
+    def _origin(self, lease_id: int, index: int) -> Origin:
+        """Return the origin (lease and nodes) to record for a prefix that consists of all known tokens of this
+        rollout.
+        """
         lease = self._leases[lease_id]
         partial = lease.rollouts[index]
-        return _Origin(lease_id, partial.drawers(lease.node_id, partial.num_tokens, num_given=partial.num_tokens))
+        return Origin(lease_id, partial.drawers(lease.node_id, partial.num_tokens, num_given=partial.num_tokens))
 
-    def _forget_origins(self, partial: _Partial, index: int) -> None:
+    def _forget_origins(self, partial: PartialRollout, index: int) -> None:
         seen: set[int] = set()
         origin = partial.origin
         while origin is not None and origin.lease_id not in seen:
@@ -403,11 +337,11 @@ class Partials:
         self._leases[part.lease_id] = self._leases.pop(part.lease_id)
         return None
 
-    def _judge(self, part: RolloutPart, partial: _Partial, lease: _Lease) -> PartRefusal | None:
+    def _judge(self, part: RolloutPart, partial: PartialRollout, lease: _Lease) -> PartRefusal | None:
         ids, stop = part.ids, part.start + len(part.ids)
         if len(part.logprobs) != len(ids):
             return PartRefusal.UNEQUAL_LENGTHS
-        if stop >= self._bounds.max_tokens:
+        if stop >= lease.bounds.max_tokens:
             return PartRefusal.TOO_LONG
         if part.start > partial.num_tokens:
             return PartRefusal.GAP
@@ -420,7 +354,8 @@ class Partials:
             return PartRefusal.DIFFERENT
         if not len(ids):
             return None
-        if ids.min() < 0 or ids.max() >= len(self._goes_on) or not self._goes_on[ids].all():
+        stops = stop_table(lease.bounds.stop_ids, lease.bounds.vocabulary_size)
+        if ids.min() < 0 or ids.max() >= len(stops) or stops[ids].any():
             return PartRefusal.BAD_TOKEN
         if part.logprobs.max() > LOGPROB_SLACK:
             return PartRefusal.BAD_LOGPROB
@@ -428,7 +363,7 @@ class Partials:
             return PartRefusal.BAD_VERSION
         return None
 
-    def _may_draw(self, version: int, partial: _Partial, lease: _Lease) -> bool:
+    def _may_draw(self, version: int, partial: PartialRollout, lease: _Lease) -> bool:
         """Return True if the node may have drawn further tokens with this version."""
         there = partial.versions[-1].policy_version if partial.versions else 0
         # The hub does not know the given prefix: its tokens are older than the lease and may have any older version.
@@ -448,6 +383,13 @@ class Partials:
             self.num_bytes -= lease.num_bytes
 
 
+def _length_problem(count: int, bounds: SamplingBounds) -> str:
+    """Return what is wrong with the completion's length; "" if nothing is. A rollout of an impossible length must not
+    count in its node's measured speed."""
+    most = bounds.max_tokens
+    return "" if 1 <= count <= most else f"{count} tokens, of 1 to {most} that a completion has"
+
+
 def _version_problem(rollout: Rollout, versions: Spans) -> str:
     ends = (rollout.policy_version_start, rollout.policy_version_end)
     if not rollout.versions:
@@ -458,7 +400,7 @@ def _version_problem(rollout: Rollout, versions: Spans) -> str:
     return f"tokens by versions {told[0]} to {told[1]}, said to be {ends[0]} to {ends[1]}" if told != ends else ""
 
 
-def _spans(drawers: _Drawers, versions: Spans) -> Iterator[DrawnSpan]:
+def _spans(drawers: Drawers, versions: Spans) -> Iterator[DrawnSpan]:
     begin = 0
     for node_id, count in drawers:
         for span in between(versions, begin, begin + count):
@@ -471,7 +413,7 @@ def _are(spans: Sequence[DrawnSpan], node_id: str, policy_version: int) -> bool:
 
 
 def partials_of(
-    bounds: SamplingBounds,
+    bounds: GroupBounds,
     rollouts: Iterable[UnfinishedRollout],
     *,
     interrupts: bool = False,
@@ -490,8 +432,9 @@ def partials_of(
             first.node_id,
             lease_id,
             [row.index for row in rows],
+            group_id=first.group_id,
             policy_version=first.policy_version,
-            may_move_on=interrupts and EvaluationGroup.of(first.group_id) is None,
+            may_move_on=interrupts and EvaluationGroup.of(first.group_id) is None and not is_answer(first.group_id),
             again=True,
             others_held=[row.index for row in rows if row.others_held],
         )

@@ -4,19 +4,23 @@ of trained batches."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
 from echo_hub.core.accounting import effects
 from echo_hub.core.accounting.effects import LookUpReceipt, SendTrained
+from echo_hub.net.gateway import NodeInfo
 from echo_hub.net.live_nodes import NodeSender
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.reading import read_receipts
-from echo_shared.wire.messages import MAX_BATCHED, Receipts, ReceiptState
+from echo_shared.wire.messages import MAX_BATCHED, Checked, DropReason, Receipts, ReceiptState
 from echo_shared.wire.messages import Receipt as ReceiptMessage
+
+log = logging.getLogger(__name__)
 
 LOOK_UPS_WAITING: Final = 4_096
 WAIT_S: Final = 2.0
@@ -25,8 +29,8 @@ GATHER_S: Final = 0.05
 ONE_IN: Final = 20
 """Divisor: a round sends waiting receipts to 1/20 of their nodes, and to at least `AT_LEAST` nodes."""
 AT_LEAST: Final = 16
-_CAN_WAIT: Final = frozenset({ReceiptState.SCORED, ReceiptState.TRAINED, ReceiptState.EVALUATED})
-"""States that change nothing in a node's work: receipts of these states may wait."""
+_CAN_WAIT: Final = frozenset({ReceiptState.SCORED, ReceiptState.TRAINED, ReceiptState.EVALUATED, ReceiptState.ANSWERED})
+"""States whose receipts may be sent later: a node's work does not depend on these receipts."""
 TOLD_AT_ONCE: Final = 512
 """Number of receipts of a trained batch that are queued before other tasks run."""
 
@@ -36,17 +40,19 @@ class _Waiting:
     """Receipts that wait to be sent to one node."""
 
     since: float
-    """Time of the first receipt, by the monotonic clock."""
+    """Time at which the first of the receipts began to wait, by the monotonic clock."""
     receipts: list[effects.RolloutReceipt] = field(default_factory=list)
 
 
 class ReceiptsOut:
-    """Sends receipts. Those of received and dropped rollouts are sent at once. Those of scored, trained and evaluated
-    rollouts wait at least `WAIT_S`, until a round serves their node, unless an urgent receipt of the node takes them
-    along. That saves two messages for most rollouts."""
+    """Sends receipts. Those of received and dropped rollouts are sent at once. Those of scored, trained, evaluated and
+    answered rollouts wait at least `WAIT_S`, until a round serves their node, unless an urgent receipt of the node
+    takes them along. That saves two messages for most rollouts."""
 
-    def __init__(self, connections: NodeSender) -> None:
+    def __init__(self, connections: NodeSender, nodes: Mapping[str, NodeInfo] | None = None) -> None:
+        """`nodes`: the connected nodes, by id. None means that every node knows all receipt states."""
         self._connections = connections
+        self._nodes = nodes
         self._waiting: dict[str, _Waiting] = {}
         """Receipts by node, the longest waiting first."""
         self._there_are = asyncio.Event()
@@ -67,7 +73,15 @@ class ReceiptsOut:
 
     def flush(self, node_id: str) -> None:
         if waiting := self._waiting.pop(node_id, None):
-            self._connections.send(node_id, as_message(waiting.receipts))
+            self._connections.send(node_id, self.for_node(node_id, as_message(waiting.receipts)))
+
+    def for_node(self, node_id: str, message: Receipts) -> Receipts:
+        """Return the receipts with only those states and drop reasons that the node's release knows. For older
+        releases, EVALUATED replaces ANSWERED, and EXPIRED replaces SESSION_LOST."""
+        node = None if self._nodes is None else self._nodes.get(node_id)
+        if node is None or (node.knows_answered and node.knows_session_lost):
+            return message
+        return Receipts.model_construct(receipts=tuple(_in_known_words(one, node) for one in message.receipts))
 
     def flush_all(self) -> None:
         for node_id in tuple(self._waiting):
@@ -106,13 +120,24 @@ class ReceiptLookUps:
     async def run(self) -> None:
         while True:
             asked = await self._waiting.get()
-            await self.answer(asked.node_id, (asked.rollout_id,))
+            receipts = await self.answer(asked.node_id, (asked.rollout_id,))
+            if asked.is_verdict:
+                for receipt in receipts:
+                    warn_if_delivered(asked.node_id, receipt)
 
-    async def answer(self, node_id: str, rollout_ids: Sequence[str]) -> None:
-        """Send the node the receipts of these rollouts, in one message."""
+    async def answer(self, node_id: str, rollout_ids: Sequence[str]) -> tuple[ReceiptMessage, ...]:
+        """Send the node the receipts of these rollouts in one message, and return the receipts."""
         receipts = await self._store.read_counted(read_receipts, node_id, rollout_ids)
         self._receipts.flush(node_id)
-        self._connections.send(node_id, Receipts(receipts=tuple(receipts)))
+        self._connections.send(node_id, self._receipts.for_node(node_id, Receipts(receipts=tuple(receipts))))
+        return tuple(receipts)
+
+
+def warn_if_delivered(node_id: str, receipt: ReceiptMessage) -> None:
+    """Log a warning if a sample proved forged after it was delivered: its tenant cannot be told to forget it."""
+    if receipt.state is ReceiptState.ANSWERED and receipt.checked is Checked.FAILED:
+        extra = {"event": "forged_answer", "subject": node_id, "data": {"rollout": receipt.rollout_id}}
+        log.warning("a tenant has a forged sample of node %s: rollout %s", node_id, receipt.rollout_id, extra=extra)
 
 
 class TrainedReceipts:
@@ -137,6 +162,14 @@ class TrainedReceipts:
                 for node_id, receipts in of_nodes.items():
                     self._receipts.tell(node_id, receipts)
                 await asyncio.sleep(0)
+
+
+def _in_known_words(receipt: ReceiptMessage, node: NodeInfo) -> ReceiptMessage:
+    if receipt.state is ReceiptState.ANSWERED and not node.knows_answered:
+        return receipt.model_copy(update={"state": ReceiptState.EVALUATED})
+    if receipt.drop_reason is DropReason.SESSION_LOST and not node.knows_session_lost:
+        return receipt.model_copy(update={"drop_reason": DropReason.EXPIRED})
+    return receipt
 
 
 def as_message(receipts: Sequence[effects.RolloutReceipt]) -> Receipts:

@@ -7,6 +7,8 @@ from typing import assert_never
 
 from echo_hub.core.accounting.effects import (
     AnnounceVersion,
+    CloseSession,
+    DeliverAnswer,
     IntakeAction,
     LookUpReceipt,
     PrepareGroup,
@@ -18,11 +20,14 @@ from echo_hub.core.accounting.effects import (
     SendTrained,
     TellStandby,
 )
+from echo_hub.core.accounting.events import SlotsChanged
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.distribution.service import DistributionService
 from echo_hub.driving.shared import Shared
 from echo_hub.intake.command_relay import CommandRelay
 from echo_hub.intake.connected import ConnectedNodes, Welcoming
+from echo_hub.intake.deliveries import Deliveries
+from echo_hub.intake.early_stops import EarlyStops
 from echo_hub.intake.episodes import DrawnRollouts, ScoringJobs
 from echo_hub.intake.handing_out import HandingOut
 from echo_hub.intake.known_nodes import KnownNodes
@@ -31,8 +36,12 @@ from echo_hub.intake.receipts import ReceiptLookUps, ReceiptsOut, TrainedReceipt
 from echo_hub.intake.totals import TotalsNews
 from echo_hub.scoring.preparing import GroupPreparation
 from echo_hub.scoring.scorer import Scorer
+from echo_hub.scoring.session_scorer import SessionScorer
+from echo_hub.sessions.host import SessionHost
+from echo_hub.sessions.turns import SessionKey
 from echo_hub.training.service import TrainingService
 from echo_hub.verify.by_nodes import NodeChecks
+from echo_hub.verify.scores_by_nodes import NodeScores
 from echo_shared.wire.messages import RefusalCode
 
 
@@ -50,11 +59,15 @@ class IntakeService:
         resources, connections = shared.resources, shared.connections
         config, store = resources.config, resources.store
         self.partials = partials
-        self.drawn = DrawnRollouts(store, resources.problems, run_seed=config.run.seed)
+        bounds = resources.group_bounds
+        self.drawn = DrawnRollouts(
+            store, resources.problems, resources.asked, run_seed=config.run.seed, codec=resources.codec
+        )
+        self.deliveries = Deliveries()
         self._driver = shared.driver
         self._live = shared.live
         self._connections = connections
-        self._receipts = ReceiptsOut(connections)
+        self._receipts = ReceiptsOut(connections, distribution.distributor.nodes)
         self._look_ups = ReceiptLookUps(store=store, connections=connections, receipts=self._receipts)
         self._trained_receipts = TrainedReceipts(self._receipts)
         self._checks = NodeChecks(
@@ -63,47 +76,31 @@ class IntakeService:
             queue=shared.queue,
             temperature=config.sampling.temperature,
         )
+        self.scores = NodeScores(
+            pairs=resources.coordinator.scorers, connections=connections, temperature=config.sampling.temperature
+        )
         self.relay = CommandRelay(connections)
         self.nodes = ConnectedNodes(
             queue=shared.queue,
             live=shared.live,
             register=KnownNodes(store),
-            welcoming=Welcoming(
-                run_id=resources.run_id,
-                run_name=config.run.name,
-                heartbeat_s=config.server.heartbeat_s,
-                tracker=resources.tracker,
-                distributor=distribution.distributor,
-                coordinator=resources.coordinator,
-                punching=config.dissemination.punching,
-            ),
+            welcoming=_welcoming_of(shared, distribution),
             distributor=distribution.distributor,
             look_ups=self._look_ups,
             checks=self._checks,
+            scores=self.scores,
             relay=self.relay,
             partials=partials,
-            stop_strings=resources.bounds.stop_strings,
+            bounds=bounds,
+            early_stops=EarlyStops(partials, bounds, resources.asked),
             invitations=resources.invitations,
             electricity_per_kwh=config.cost.electricity_per_kwh,
         )
-        self._preparation = GroupPreparation(resources.problems, shared.queue)
-        self._scorer = Scorer(
-            pool=resources.scoring,
-            bounds=resources.bounds,
-            committed=ScoringJobs(store),
-            queue=shared.queue,
-            backlog=shared.backlog,
-        )
-        self._handing_out = HandingOut(
-            config.sampling,
-            stop_ids=resources.stop_ids,
-            store=store,
-            problems=resources.problems,
-            nodes=shared.live,
-            offers=distribution.distributor,
-            connections=connections,
-            own_device=training.trainer,
-        )
+        self._preparation = GroupPreparation(resources.problems, shared.queue, resources.sessions)
+        self._queue = shared.queue
+        self._sessions = resources.sessions
+        self._scorer = _scorer_of(shared)
+        self._handing_out = _handing_out_of(shared, distribution, training)
         self._totals = TotalsNews(store=store, nodes=distribution.distributor.nodes, connections=connections)
 
     def handle(self, action: IntakeAction) -> None:
@@ -124,11 +121,16 @@ class IntakeService:
             case LookUpReceipt():
                 self._look_ups.submit(action)
             case ScoreRollout():
-                self._scorer.submit(action.rollout_id, action.first_turn)
+                self._scorer.submit(action.rollout_id, action.first_turn, attempt=action.attempt)
+            case CloseSession():
+                if self._sessions is not None:
+                    self._sessions.close(SessionKey(action.group_id, action.index, action.attempt))
             case SendCheck():
                 self._checks.submit(action)
             case AnnounceVersion():
                 self.partials.announced(action.policy_version)
+            case DeliverAnswer():
+                self.deliveries.deliver(action)
             case TellStandby():
                 told = self._live.told(action.node_id, action.reason, action.detail)
                 self._connections.send(action.node_id, told)
@@ -149,8 +151,61 @@ class IntakeService:
                 self._totals.run(),
             ):
                 tasks.create_task(work)
+            if self._sessions is not None:
+                tasks.create_task(self._tell_slots(self._sessions))
+
+    async def _tell_slots(self, sessions: SessionHost) -> None:
+        """Tell the coordinator the number of sessions that may be open, now and at each change."""
+        slots = sessions.slots
+        while True:
+            await self._queue.put(SlotsChanged(slots=slots))
+            slots = await sessions.slots_changed(slots)
 
     async def close(self, code: RefusalCode, text: str) -> None:
         """Send the waiting receipts, and close all connections with this code and text."""
         self._receipts.flush_all()
         await self._connections.close(code, text)
+
+
+def _welcoming_of(shared: Shared, distribution: DistributionService) -> Welcoming:
+    resources = shared.resources
+    config = resources.config
+    return Welcoming(
+        run_id=resources.run_id,
+        run_name=config.run.name,
+        heartbeat_s=config.server.heartbeat_s,
+        tracker=resources.tracker,
+        distributor=distribution.distributor,
+        coordinator=resources.coordinator,
+        punching=config.dissemination.punching,
+    )
+
+
+def _handing_out_of(shared: Shared, distribution: DistributionService, training: TrainingService) -> HandingOut:
+    resources = shared.resources
+    return HandingOut(
+        resources.config.sampling,
+        bounds=resources.bounds,
+        store=resources.store,
+        problems=resources.problems,
+        asked=resources.asked,
+        nodes=shared.live,
+        offers=distribution.distributor,
+        connections=shared.connections,
+        own_device=training.trainer,
+    )
+
+
+def _scorer_of(shared: Shared) -> Scorer:
+    resources = shared.resources
+    sessions = None
+    if resources.sessions:
+        sessions = SessionScorer(resources.sessions, resources.problems, resources.scoring)
+    return Scorer(
+        pool=resources.scoring,
+        bounds=resources.group_bounds,
+        committed=ScoringJobs(resources.store),
+        queue=shared.queue,
+        backlog=shared.backlog,
+        sessions=sessions,
+    )

@@ -15,7 +15,8 @@ from echo_hub.store.credits import Credit, read_credits
 from echo_shared.wire.messages import DroppedCount, Totals
 
 FIRST_S: Final = 2.0
-"""Seconds between rounds in which newly joined nodes get their totals, all of them together."""
+"""Shortest time between two rounds of sending, in seconds. Most rounds go only to nodes that have joined since the last
+round."""
 EVERY_S: Final = 15.0
 """Shortest time between two rounds to all nodes, in seconds. Unchanged totals are not sent."""
 REST: Final = 19.0
@@ -30,7 +31,7 @@ class TotalsNews:
         self._nodes = nodes
         self._connections = connections
         self._told: dict[str, tuple[NodeInfo, Totals]] = {}
-        """Last totals sent on each connection."""
+        """Last totals sent to each node, with the connection on which they were sent."""
 
     async def run(self) -> None:
         clock = asyncio.get_running_loop().time
@@ -77,6 +78,8 @@ def as_message(node_id: str, credit: Credit) -> Totals:
         trained_rollouts=credit.trained,
         trained_tokens=credit.trained_tokens,
         evaluated_rollouts=credit.evaluated,
+        answered_rollouts=credit.answered,
+        answered_tokens=credit.answered_tokens,
         dropped=tuple(DroppedCount(reason=reason, rollouts=count) for reason, count in credit.dropped.items()),
         others_checked=credit.others_checked,
         share=credit.share,

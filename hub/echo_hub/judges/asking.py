@@ -30,13 +30,13 @@ _RULES: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """The texts about one completion for a judge."""
+    """The texts that a judge gets about one completion."""
 
     prompt: str
     completion: str
     """The completion; for an episode with several turns, the text of all the model's turns."""
     answer: str = ""
-    """The reference answer; "" if there is none."""
+    """The reference answer; "" if the problem has none."""
 
 
 def messages(template: str, asked: Asked, mark: str) -> list[dict[str, str]]:
@@ -62,6 +62,6 @@ def verdict(said: str, *, lowest: float, highest: float) -> float:
     number = float(found[-1]) if _NUMBER.fullmatch(found[-1]) else None
     if number is None or not lowest <= number <= highest:
         raise ScorerError(
-            f"The judge's verdict is no number from {lowest:g} to {highest:g}.", got=reprlib.repr(found[-1])
+            f"The judge's verdict is not a number from {lowest:g} to {highest:g}.", got=reprlib.repr(found[-1])
         )
     return (number - lowest) / (highest - lowest)

@@ -25,7 +25,7 @@ class Counts:
     unanswered: int = 0
     """Requests that got no answer."""
     without_verdict: int = 0
-    """Answers in which no verdict was found."""
+    """Answers of the judge in which no verdict was found."""
     tokens_read: int = 0
     """Number of tokens that the judge has read, as the judge reports."""
     tokens_written: int = 0
@@ -40,15 +40,15 @@ class Judge(Protocol):
     absence: Absence
 
     async def value(self, asked: Asked) -> float:
-        """Return the component for a completion. While the judge does not answer, wait.
+        """Return the judge's component for a completion. If the judge does not answer, wait for it.
 
-        Raises ScorerError if the judge finds no value for this completion. If `is_patient` is False, the judge raises
-        ScorerError instead of waiting.
+        Raises ScorerError if the judge's answer has no value. If `is_patient` is False, also raises ScorerError instead
+        of waiting.
         """
 
 
 class Absence:
-    """The current outage of a judge, if there is one. Logs each outage once."""
+    """The current outage of a judge, if there is one: why it does not answer. Logs each outage once."""
 
     def __init__(self, name: str) -> None:
         self._name = name

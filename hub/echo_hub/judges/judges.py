@@ -1,8 +1,8 @@
-"""All judges of a run, opened and asked together.
+"""All judges of a run. They are opened together, and all score each completion.
 
-A completion gets its judges' components after its task has scored it. Only received rollouts wait here, and the number
-of leases limits them, so the queue needs no limit. A scored completion is stored with its components, so no judge gets
-it a second time.
+A task scores a completion first; then the judges add their components. Only received rollouts wait here. The number of
+leases limits them, so the queue needs no limit. A scored completion is stored with its components, so no judge gets it
+a second time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Judges:
     ) -> AsyncIterator[Judges]:
         """Open all judges. At the end of the block, their connections and processes are closed.
 
-        If `is_patient`, judges that do not answer are waited for. Raises ConfigError if a judge's key is not in the
+        If `is_patient`, calls wait for judges that do not answer. Raises ConfigError if a judge's key is not in the
         environment.
         """
         async with contextlib.AsyncExitStack() as stack:
@@ -53,7 +53,8 @@ class Judges:
             yield cls(judges)
 
     async def values(self, asked: Asked) -> dict[str, float]:
-        """Return the components of all judges by name. Raises ScorerError if a judge has no value."""
+        """Return the components that all judges give to a completion, by judge. Raises ScorerError if a judge gives no
+        value."""
         found = await asyncio.gather(*(judge.value(asked) for judge in self._judges), return_exceptions=True)
         values = {}
         for judge, value in zip(self._judges, found, strict=True):
@@ -64,7 +65,7 @@ class Judges:
 
     @property
     def absent(self) -> dict[str, str]:
-        """Why judges do not answer, by the judge's name; empty if all answer."""
+        """Return why judges do not answer, by the judge's name. Empty if all judges answer."""
         return {judge.name: judge.absence.reason for judge in self._judges if judge.absence.reason}
 
     @property

@@ -29,7 +29,7 @@ from echo_shared.process.backoff import backoff_s
 MOST_BYTES: Final = 4 * 2**20
 """Maximum number of bytes of an answer."""
 IMPATIENT_ATTEMPTS: Final = 3
-"""Number of attempts if the caller does not want to wait for an unresponsive judge."""
+"""Number of attempts after which an unanswered request is an error, if `is_patient` is False."""
 _OF_THE_QUESTION: Final = frozenset({400, 413, 422})
 _PATH: Final = "/chat/completions"
 
@@ -54,7 +54,8 @@ def key_of(name: str, settings: LlmJudgeConfig) -> str:
 
 
 class LlmJudge:
-    """The judge at one endpoint; it uses `session`. If `is_patient`, it waits while the endpoint does not answer."""
+    """A judge behind one endpoint. It sends its requests with `session`. If `is_patient`, it waits while the endpoint
+    does not answer."""
 
     def __init__(
         self,
@@ -137,13 +138,13 @@ class LlmJudge:
 
     def _content(self, body: bytes) -> str:
         """Return the text of a chat completion. If the answer was cut off, return a text without a verdict. Raises
-        _AwayError if the body is no chat completion."""
+        _AwayError if the body is not a chat completion."""
         try:
             read = json.loads(body)
             choice = read["choices"][0]
             said, usage = choice["message"]["content"], read.get("usage")
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise _AwayError(f"an answer that is no chat completion: {_excerpt(body)}") from error
+            raise _AwayError(f"an answer that is not a chat completion: {_excerpt(body)}") from error
         if isinstance(usage, dict):
             self.counts.tokens_read += _count(usage.get("prompt_tokens"))
             self.counts.tokens_written += _count(usage.get("completion_tokens"))

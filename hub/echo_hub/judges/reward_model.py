@@ -1,8 +1,8 @@
 """Supervise the process of a reward model, and send it completions. Loads no torch.
 
 All waiting completions are sent together, up to `TOGETHER`. If the process dies, its unanswered completions are sent to
-the next process one by one. So a completion that kills several processes is found, and it fails. If a process cannot
-start or load its model, it is started again without limit, with growing delays, and completions wait.
+the next process one by one. So the completion that kills several processes is found. That completion then fails. If a
+process cannot start or load its model, it is started again without limit, with growing delays, and completions wait.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class RewardModel:
         self._in_hand: dict[int, _Job] = {}
         self._child: SupervisedChild | None = None
         self._failures = 0
-        """Number of failures since the last answer."""
+        """Number of failures in a row, since the last answer."""
 
     @property
     def pid(self) -> int | None:
@@ -141,8 +141,8 @@ class RewardModel:
         self._some.clear()
 
     def _taken(self) -> list[_Job]:
-        """If a dead process has left completions without an answer, return one of them. Otherwise return all waiting
-        completions, up to TOGETHER."""
+        """Return the completions to send next. If dead processes left completions unanswered, return a single such
+        completion. Otherwise return up to TOGETHER waiting completions."""
         while self._again:
             job = self._again.popleft()
             if not job.value.done():
@@ -169,8 +169,8 @@ class RewardModel:
         return child
 
     async def _rest(self, error: EchoError) -> None:
-        """After a failure, stop the process, put its unanswered completions back into the queue (or let them fail), and
-        pause before the next start."""
+        """After a failure, stop the process and pause before the next start. Put the completions that it has not
+        answered back into the queue; completions that have killed too many processes fail."""
         had_begun = self._child is not None
         await self._stop()
         self.counts.unanswered += len(self._in_hand)

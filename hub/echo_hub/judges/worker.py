@@ -1,7 +1,7 @@
 """Process of a reward model: `python -m echo_hub.judges.worker`, started by `echo_hub.judges.reward_model`.
 
 A prompt and its completion form one sequence: a conversation if the tokenizer has a chat template, else a pair of
-texts. Sequences of similar length are scored together, within a token budget.
+texts. Sequences of similar length form a batch, whose size a token budget limits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from echo_hub.config.judge_section import RewardModelConfig
-from echo_hub.run.base_model import resolve_base
+from echo_hub.run.base_files import resolve_base
 from echo_shared.errors import ConfigError, ScorerError
 from echo_shared.process.answering import serve
 from echo_shared.process.child import Frame, ParentPipe
@@ -55,7 +55,7 @@ class Classifier:
             tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
         except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
             raise ScorerError(
-                "This is no reward model that transformers loads.", got=f"{settings.model}: {error!r}"[:2000]
+                "This is not a reward model that transformers loads.", got=f"{settings.model}: {error!r}"[:2000]
             ) from error
         if model.config.num_labels != 1:
             raise ScorerError(
@@ -70,7 +70,7 @@ class Classifier:
         return cls(model.to(device).eval(), tokenizer, settings)
 
     def score(self, asked: Sequence[tuple[str, str]]) -> Iterator[Frame]:
-        """Yield one answer with its index for each (prompt, completion). Short sequences come first."""
+        """Yield one answer for each (prompt, completion), with its index. Short sequences come first."""
         encoded = {}
         for at, (prompt, completion) in enumerate(asked):
             try:

@@ -27,16 +27,17 @@ class _Bucket:
 
 
 class AddressRate:
-    """Token buckets for one kind of event: one for all addresses together (`in_all`) and one for each (`of_one`), both
-    in events per second. `now` is a monotonic clock in seconds; all calls must use the same clock. A `place` is an
-    address as `place_of` returns it."""
+    """Token buckets for one kind of event: one for all addresses together and one for each address. `in_all` and
+    `of_one` are their rates, in events per second. `now` is a monotonic clock in seconds; all calls must use the same
+    clock. A `place` is an address as `place_of` returns it.
+    """
 
     def __init__(self, *, in_all: float, of_one: float, now: float) -> None:
         self._in_all = in_all
         self._of_one = of_one
         self._all = _Bucket(in_all * BURST_S, now)
         self._places: OrderedDict[str, _Bucket] = OrderedDict()
-        """Buckets by address, the last used one last."""
+        """Token buckets by address; the address that was used last comes last."""
 
     def take(self, place: str, *, now: float) -> bool:
         """Take one token for this address and return True, or return False if its bucket or the common one is empty.

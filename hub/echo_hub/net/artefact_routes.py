@@ -22,14 +22,14 @@ from echo_shared.errors import RefusedError, RemoteProtocolError
 
 
 class Vouches(Protocol):
-    """Assigns a request's connection to an authenticated node. Implemented by `Vouching`."""
+    """Counts a request's connection for the node that the request's passkey names. Implemented by `Vouching`."""
 
     def vouch(self, request: web.Request, node_id: str) -> None:
         """Count the request's connection for this node. Raises RefusedError if the node has too many connections."""
 
 
 class KnownToHub(Protocol):
-    """Knows which nodes have done useful work. Implemented by `echo_hub.intake.connected`."""
+    """Tells which nodes have done useful work for the run. Implemented by `echo_hub.intake.connected`."""
 
     def knows(self, node_id: str) -> bool: ...
 

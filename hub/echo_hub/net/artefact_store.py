@@ -1,11 +1,12 @@
 """The artefact files on disk. RUN/artefacts contains:
 
-  NAME/       plain files of a policy version, for nodes on this machine and as the parent of later deltas
-  CARRIER/    the sealed (encrypted) files that nodes fetch; CARRIER is `Manifest.carrier_name`
-  CARRIER.torrent, CARRIER.manifest.json
+    NAME/       plain files of a policy version, for nodes on this machine and as the parent of later deltas
+    CARRIER/    the sealed (encrypted) files that nodes fetch; CARRIER is `Manifest.carrier_name`
+    CARRIER.torrent, CARRIER.manifest.json
 
-The sealed copy of a base model takes the model's size on disk a second time. The manifest is written last: a carrier
-without a manifest was never published and is deleted. All functions block the calling thread.
+A base model takes its size on disk twice: its own files and the sealed copy. So does an offered GGUF file. The manifest
+is written last: a carrier without a manifest was never published and is deleted. All functions block the calling
+thread.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from pydantic import ValidationError
 
+from echo_hub.run.offered_gguf import OfferedGguf
 from echo_shared import delta
 from echo_shared.artefacts.hashed_files import describe_file, describe_files, verify_files
-from echo_shared.artefacts.manifest import PAYLOAD_NAME, SEALED_SUFFIX, Manifest, artefact_name
+from echo_shared.artefacts.manifest import PAYLOAD_NAME, SEALED_SUFFIX, Manifest, ManifestFile, artefact_name
 from echo_shared.artefacts.sealing import seal
 from echo_shared.errors import CodecError, ConfigError, SwarmError
 from echo_shared.files.atomic import disk_errors, sync, write_private
@@ -110,19 +112,37 @@ class ArtefactStore:
         incomplete, or StorageError."""
         sources = _base_files(model_dir)
         name = artefact_name("base", self._run_id, 0)
-        with self._making(name):
-            draft = Manifest(
-                kind="base",
-                run_id=self._run_id,
-                name=name,
-                policy_version=0,
-                carrier="files",
-                key_id=key.key_id,
-                info_hash=_NO_HASH,
-                files=tuple(describe_file(path, name=name) for name, path in sources.items()),
-                source=source,
-            )
-            return self._seal(draft, {name + SEALED_SUFFIX: path for name, path in sources.items()}, key)
+        with self._disk_errors(name):
+            files = tuple(describe_file(path, name=file) for file, path in sources.items())
+        return self._make_base(name, "files", sources, files, key, source=source)
+
+    def make_gguf(self, offered: OfferedGguf, key: RunKey) -> Carrier:
+        """Seal the base model as a GGUF file. Raises StorageError."""
+        return self._make_base(artefact_name("base", self._run_id, 0), "gguf", offered.files, offered.described, key)
+
+    def _make_base(
+        self,
+        name: str,
+        carrier: Literal["files", "gguf"],
+        sources: Mapping[str, Path],
+        files: tuple[ManifestFile, ...],
+        key: RunKey,
+        *,
+        source: str | None = None,
+    ) -> Carrier:
+        draft = Manifest(
+            kind="base",
+            run_id=self._run_id,
+            name=name,
+            policy_version=0,
+            carrier=carrier,
+            key_id=key.key_id,
+            info_hash=_NO_HASH,
+            files=files,
+            source=source,
+        )
+        with self._making(draft.carrier_name):
+            return self._seal(draft, {file + SEALED_SUFFIX: path for file, path in sources.items()}, key)
 
     def make_policy(self, version: int, adapter_dir: Path, key: RunKey, *, parent: Manifest | None) -> Carrier:
         """Seal the version in `adapter_dir` as a keyframe (complete), or as a delta against `parent` if that is clearly
@@ -260,8 +280,9 @@ class ArtefactStore:
 
     @contextmanager
     def _making(self, name: str) -> Iterator[None]:
-        """Wrap the creation of an artefact: first delete leftovers of an earlier attempt, and delete all its files if
-        the block fails."""
+        """Wrap the creation of an artefact in a `with` block: first delete leftovers of an earlier attempt, and delete
+        all files of the artefact if the block fails.
+        """
         with self._disk_errors(name):
             for path in self._all_of(name):
                 _delete(path)

@@ -30,8 +30,9 @@ each other; at most 16 MiB."""
 
 
 PUSHED_VERSIONS: Final = 2
-"""Number of versions pushed at the same time: the newest version, and its predecessor, of which nodes may lack only a
-few pieces."""
+"""Number of versions pushed at the same time: the newest version and its predecessor, whose last pieces some nodes may
+still lack.
+"""
 
 
 class Sender(Protocol):
@@ -62,7 +63,7 @@ class _PlannedPiece:
     """Wakes `Broadcaster.run`. Set if the piece cannot be read, because that ends the push."""
 
     def build(self) -> Piece | None:
-        """Read the piece; return None if the node no longer needs it, or if it cannot be read."""
+        """Read the piece. Return None if the node no longer needs the piece, or if reading fails."""
         push = self.push
         left = push.plan.left_of(self.send)
         if left is None:

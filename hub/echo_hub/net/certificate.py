@@ -17,7 +17,7 @@ from echo_shared.errors import ConfigError
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 5.0
-"""Interval between checks of the files, in seconds."""
+"""Interval, in seconds, at which the certificate and key files are checked for changes."""
 
 
 class Certificate:
@@ -45,7 +45,7 @@ class Certificate:
             await asyncio.to_thread(self.renew)
 
     def renew(self) -> None:
-        """Reload the files if they have changed and match."""
+        """Reload the certificate and key files if they have changed and match."""
         state = self._state()
         if state == self._seen:
             return

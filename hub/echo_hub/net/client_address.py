@@ -68,7 +68,7 @@ def hub_host(request: web.Request) -> str:
     try:
         host = request.url.raw_host or ""
     except ValueError as error:
-        raise RemoteProtocolError("The request's Host is no address.", got=repr(request.host)) from error
+        raise RemoteProtocolError("The request's Host is not an address.", got=repr(request.host)) from error
     if not _HOST.fullmatch(host):
-        raise RemoteProtocolError("The request's Host is no address.", got=repr(host))
+        raise RemoteProtocolError("The request's Host is not an address.", got=repr(host))
     return host

@@ -124,7 +124,7 @@ class Connection(asyncio.BufferedProtocol):
         self._early = b""
         """Bytes that arrived with the last handshake packet, before the hub knew that the handshake was over."""
         self._num_read = 0
-        """Bytes read since the last request."""
+        """Number of bytes read since the connection's last complete request."""
         self._is_paused = False
         self._gate: FrameGate | None = None
         self._flooded: Callable[[], None] = lambda: None
@@ -194,7 +194,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def _may_send_more(self) -> bool:
-        """True if more than a request head is expected: from nodes, and while a request body is incomplete.
+        """True if the client may send more than a request head: a node, or a client whose request body is incomplete.
 
         aiohttp reads a body only as its handler consumes it.
         """
@@ -219,7 +219,7 @@ class Connection(asyncio.BufferedProtocol):
         self._gate, self._flooded = FrameGate(now=self._keeper.now()), flooded
 
     def answered(self, now: float) -> None:
-        """Note that the request's handler is done; the response may still be in the write buffer."""
+        """Record that the handler has answered the request. The response may still be in the write buffer."""
         self.stage, self._request = Stage.BETWEEN, None
         self._since, self._seen = now, None
 
@@ -233,7 +233,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._request is not None and not self._request.content.is_eof():
             return CloseReason.BODY_TOO_LATE if now - self._since > BODY_S else None
         if self.stage is Stage.ANSWERING and self.account is not None and self.account.node_id:
-            return None  # A websocket: the gateway has deadlines of its own for it.
+            return None  # A node's websocket: the gateway enforces the deadlines of nodes.
         seen, self._seen = self._seen, progress(self.transport)
         if self._seen != seen:
             self._since = now
@@ -253,8 +253,9 @@ class Connection(asyncio.BufferedProtocol):
             self._inner.connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Report the bytes that wait in the write buffer to the keeper of all connections, which limits them. They may
-        be many, because aiohttp puts a whole response into the buffer, whatever its size."""
+        """Report the number of bytes in the write buffer to the keeper of all connections, which limits these bytes. A
+        buffer may grow large, because aiohttp puts a whole response into it.
+        """
         self._keeper.holds(self, self.transport.get_write_buffer_size())
         if self._inner is not None:
             self._inner.pause_writing()

@@ -23,6 +23,7 @@ from echo_hub.net.live_nodes import LiveNodes, NodeConnections
 from echo_hub.net.node_mesh import NodeMesh
 from echo_hub.net.publisher import Publisher
 from echo_hub.net.rendezvous import Rendezvous
+from echo_hub.run.offered_gguf import OfferedGguf
 from echo_hub.spread.holdings import Arrival, Dissemination, DistributionStatus, Release
 from echo_hub.spread.way_choice import ASSUMED_UPLINK_BYTES_S, PUSHED, Circumstances, choose_way
 from echo_shared.errors import RefusedError, StorageError, SwarmError
@@ -44,6 +45,7 @@ from echo_shared.wire.messages import (
     Unwanted,
     Way,
 )
+from echo_shared.wire.messages.fields import FIRST_TENANT_VERSION
 
 log = logging.getLogger(__name__)
 
@@ -64,8 +66,8 @@ RETIRED_REMEMBERED: Final = 64
 """Number of retired versions (no longer published) that nodes are still asked to delete."""
 
 KEYFRAMES_WAITING: Final = 1_024
-"""Maximum number of waiting keyframe requests. A request above this limit is dropped; its node then uses an earlier
-offer."""
+"""Maximum number of waiting requests by nodes for a keyframe (a whole adapter, where most files are differences between
+two versions). The hub drops requests above this limit; such a node then fetches a version that was offered earlier."""
 
 _BANNED: Final = "This hub's operator has banned this node."
 
@@ -113,14 +115,14 @@ class Distributor:
         """Nodes that reported having the base model. Other nodes accept no pieces of versions yet."""
         self._told_unwanted: dict[str, frozenset[int]] = {}
         self._hashes: dict[int, tuple[bytes, ...]] = {}
-        """Info-hashes of the carriers (encrypted artefacts) of each published version."""
+        """Info-hashes of each published version: one for each of its carriers (encrypted artefacts)."""
         self._retired: dict[int, tuple[bytes, ...]] = {}
         self._newest = 0
         self._announced = 0
         self._evaluated = 0
-        """The version that nodes are evaluating; 0 if none."""
+        """The version that nodes are evaluating now; 0 if none."""
         self._lent: dict[int, set[str]] = {}
-        """Published versions named in leases, each with the connected nodes that have had such a lease."""
+        """The connected nodes that got a lease of a published version, by version."""
         self._handed_on = 0
         """Bytes of the last announced version that nodes have forwarded to each other."""
         self._node_uplink: float | None = None
@@ -137,9 +139,13 @@ class Distributor:
         await self._publisher.reopen()
         self._note_published()
 
-    async def publish_base(self, model_dir: Path, *, source: str | None = None) -> None:
-        """Publish the base model. `source`: its id on a model hub, if nodes try to fetch it there first."""
+    async def publish_base(
+        self, model_dir: Path, *, source: str | None = None, gguf: OfferedGguf | None = None
+    ) -> None:
+        """Publish the base model. `source`: its id on a model hub, if nodes try to fetch it there first. `gguf`: the
+        base model as a GGUF file, for nodes that run llama.cpp."""
         await self._publisher.publish_base(model_dir, source=source)
+        await self._publisher.publish_gguf(gguf)
 
     async def publish(self, version: int, adapter_dir: Path) -> None:
         """Publish a version. Nodes that join later get its offer at once; connected nodes get the offer from
@@ -155,11 +161,29 @@ class Distributor:
         self._evaluated = version
         await self._publish(version, adapter_dir)
 
+    async def publish_for_tenant(self, version: int, adapter_dir: Path) -> None:
+        """Publish a tenant's adapter. Only nodes with a lease of this version get its offer."""
+        await self._publisher.publish_policy(version, adapter_dir, in_use=self._in_use)
+        self._note_published()
+
+    async def withdraw_for_tenant(self, version: int) -> None:
+        """Withdraw a tenant's adapter, and let nodes delete it."""
+        await self._publisher.withdraw_policy(version)
+        self._note_published()
+
+    def hold_for_tenants(self, versions: Iterable[int]) -> None:
+        """Keep these versions of tenants published, however old they are, until the next call."""
+        self._publisher.hold(versions)
+
     async def _publish(self, version: int, adapter_dir: Path) -> None:
         parent = self._spread.delta_parent(version, self._publisher.published())
-        in_use = self._spread.wanted() | self._lent.keys()
-        await self._publisher.publish_policy(version, adapter_dir, delta_parent=parent, in_use=in_use)
+        await self._publisher.publish_policy(version, adapter_dir, delta_parent=parent, in_use=self._in_use)
         self._note_published()
+
+    @property
+    def _in_use(self) -> frozenset[int]:
+        """Return the versions that nodes are fetching, or that their leases name."""
+        return self._spread.wanted() | self._lent.keys()
 
     def _note_published(self) -> None:
         for version in [version for version in self._hashes if not self._publisher.has(version)]:
@@ -220,12 +244,26 @@ class Distributor:
         return way if any(offer.shared_memory is None for offer in offers.values()) else None
 
     def offer(self, version: int, node: NodeInfo, *, keyframe: bool = False) -> ArtefactOffer:
-        """Return the offer with which a node fetches a version (0: the base model) by itself, without pushed pieces:
-        from the swarm, or from the hub's web seed if dissemination.way is "web_seed"."""
+        """Return the offer of a version (0: the base model), with which a node fetches the version without pushed
+        pieces: from the swarm, or from the hub's web seed if dissemination.way is "web_seed".
+        """
+        return self._offer(version, node, keyframe=keyframe)
+
+    def _offer(self, version: int, node: NodeInfo, *, keyframe: bool = False, gguf: bool = False) -> ArtefactOffer:
         way = Way.WEB_SEED if self._settings.way == "web_seed" else Way.SWARM
         return self._publisher.offer_for(
-            version, node_id=node.node_id, node_ip=node.host, hub_host=node.hub_host, way=way, keyframe=keyframe
+            version,
+            node_id=node.node_id,
+            node_ip=node.host,
+            hub_host=node.hub_host,
+            way=way,
+            keyframe=keyframe,
+            gguf=gguf,
         )
+
+    def gguf_offer(self, node: NodeInfo) -> ArtefactOffer | None:
+        """Return the offer of the base model's GGUF file, or None without one."""
+        return self._offer(0, node, gguf=True) if self._publisher.has_gguf else None
 
     def lend(self, version: int, node_id: str) -> ArtefactOffer:
         """Return the offer of a version that a lease of this connected node names, and remember that the node uses the
@@ -256,8 +294,9 @@ class Distributor:
         return self._broadcaster.uplink_bytes_s
 
     def node_joined(self, node: NodeInfo) -> None:
-        """Register a node whose session is about to open. The caller must offer it the newest version before its next
-        await, so that no announcement is missed."""
+        """Register a node whose session is about to open. Before its next await, the caller must offer the node the
+        newest version: otherwise the node could miss a version that is announced in between.
+        """
         self.nodes[node.node_id] = node
         self._mesh.join(node)
         self._told_unwanted[node.node_id] = frozenset()
@@ -303,6 +342,8 @@ class Distributor:
             return
         if version is None:
             self._with_base.add(node_id)
+        if version is not None and version >= FIRST_TENANT_VERSION:
+            return  # The run's figures count only the run's own versions.
         seconds = None if version is None else self._spread.fetched(node_id, version, time.monotonic())
         if seconds is not None and version == self._announced:
             self._handed_on += message.mesh_bytes
@@ -316,8 +357,8 @@ class Distributor:
         """Estimate a lower bound of a node's uplink: bytes that nodes forwarded, per node and second of a whole
         broadcast.
 
-        The true uplinks may be faster, because something else may have been the bottleneck. The estimated duration of
-        an equal broadcast is still right.
+        The true uplinks may be faster, if the bottleneck was elsewhere. The estimated duration of an equal broadcast is
+        still right.
         """
         progress = self._spread.progress(time.monotonic())
         if progress is None or progress.under_way or progress.release.way is not Way.BROADCAST or not progress.since_s:
@@ -372,7 +413,7 @@ class Distributor:
             self._connections.send(node_id, news)
 
     def run_keys(self) -> tuple[RunKey, ...]:
-        """Return the keys of everything that is published."""
+        """Return the run keys with which the published files are encrypted."""
         return self._publisher.run_keys()
 
     def introduce(self, info_hash: bytes, peer: tuple[str, int], node_ids: tuple[str, ...]) -> None:
@@ -439,7 +480,8 @@ class Distributor:
 
     def _tell_unwanted(self) -> None:
         lent = {version for version, borrowers in self._lent.items() if borrowers}
-        unwanted = self._hashes.keys() - self._spread.wanted() - self._current() - lent
+        of_tenants = {version for version in self._hashes if version >= FIRST_TENANT_VERSION}
+        unwanted = self._hashes.keys() - self._spread.wanted() - self._current() - lent - of_tenants
         hashes = [one for version in sorted(unwanted) for one in self._hashes[version]]
         hashes += [one for of_version in self._retired.values() for one in of_version]
         versions = frozenset(unwanted | self._retired.keys())

@@ -73,7 +73,9 @@ class TurnedAway(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guest:
-    """An authenticated node that may join. `session` is ready to send Welcome."""
+    """An authenticated node that may join. `session` is the state of its connection; the next message to the node is
+    Welcome.
+    """
 
     session: HubSession
     invite_id: int | None
@@ -81,11 +83,13 @@ class Guest:
 
 
 class GuestList(Protocol):
-    """Answers questions about nodes by their ids: permission to join, useful work in the past, invite."""
+    """Answers questions about a node: its permission to join, its useful work so far, and its invite."""
 
     async def about(self, node_id: str, token: str | None, nonce: bytes) -> GuestList:
-        """Return the list to ask about this node: this list itself, or at a gateway the hub's answer. `nonce`: nonce
-        with which the node authenticated. Raises RefusedError if the hub refuses or does not answer."""
+        """Return the guest list to ask about this node. On the hub's own port, the result is this object; at a gateway,
+        the result is the hub's answer about the node. `nonce`: nonce with which the node authenticated. Raises
+        RefusedError if the hub refuses or does not answer.
+        """
 
     def admit(self, node_id: str) -> None:
         """Raise RefusedError for a node that may not join."""
@@ -113,7 +117,7 @@ class Door:
     ) -> None:
         """`nonces`: shared with other gateway processes; None: this process has its own."""
         self.refusals: Counter[str] = Counter()
-        """Refused requests, by reason."""
+        """Number of refused requests, by reason."""
         self._log = PeerLog(log)
         self._me = me
         self._settings = settings
@@ -169,7 +173,7 @@ class Door:
         headers = dict(_NO_STORE)
         if status == 426:
             headers |= _UPGRADE
-        elif status == 429:  # A full queue is empty after this time if no further node comes.
+        elif status == 429:  # After this time, a queue that is full now is empty, if no further node comes.
             headers[hdrs.RETRY_AFTER] = str(math.ceil(MOST_WAITING / self._settings.joins_per_s))
         return web.Response(status=status, body=encode(said), content_type=REFUSED_TYPE, headers=headers)
 

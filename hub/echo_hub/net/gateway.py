@@ -68,7 +68,7 @@ class NodeInfo:
     backend: str
     device: str
     host: str
-    """The node's address as the hub sees it."""
+    """The IP address from which the hub sees the node connect."""
     hub_host: str
     """The host name or address under which the node reached the hub."""
     swarm_port: int
@@ -82,6 +82,14 @@ class NodeInfo:
     """Id of the personal invite that the node joined with; None if it used none."""
     hears_totals: bool = False
     """True if the node understands Totals messages."""
+    knows_answered: bool = False
+    """True if the node understands the receipt state ANSWERED."""
+    knows_session_lost: bool = False
+    """True if the node understands the drop reason SESSION_LOST."""
+    answers: bool = True
+    """False if the node does no work for tenants."""
+    refuses: tuple[str, ...] = ()
+    """Names of tenants for which the node does not work."""
     owner_key: bytes = b""
     """Public key of the node's owner, proven by `owner_claim`; empty = the node belongs to no fleet."""
     owner_claim: bytes = b""
@@ -98,7 +106,9 @@ class Inbox(GuestList, Protocol):
         """
 
     async def node_said(self, node_id: str, message: FromNode, frame: bytes) -> None:
-        """Handle a message of an open session, which came in this frame; called in order."""
+        """Handle a message that arrived in an open session. `frame` holds its bytes. Calls come in the order of
+        arrival.
+        """
 
     async def node_left(self, node_id: str) -> None:
         """Handle the end of the node's connection, for whatever reason."""
@@ -109,6 +119,28 @@ class Elsewhere(Protocol):
 
     def displace(self, node_id: str) -> bool:
         """Close the node's connection; return True if there was one. The inbox is not notified."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Deferred:
+    """A push whose message is built when the send queue reaches it."""
+
+    session: HubSession
+    message: DeferredMessage
+
+    def frame(self) -> bytes | None:
+        built = self.message.build() if self.session.state is SessionState.OPEN else None
+        return None if built is None else self.session.send(built)
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """A push whose frame another process has encoded already."""
+
+    encoded: bytes
+
+    def frame(self) -> bytes:
+        return self.encoded
 
 
 class Gateway:
@@ -123,7 +155,7 @@ class Gateway:
         nonces: Nonces | None = None,
         elsewhere: Elsewhere | None = None,
     ) -> None:
-        """`Door` explains `nonces`."""
+        """`nonces`: shared with other gateway processes; None: this process has its own."""
         self.faults: Counter[Fault] = Counter()
         """Number of faults of nodes on open connections, by kind."""
         self._elsewhere = elsewhere
@@ -173,20 +205,14 @@ class Gateway:
         connection = self._open.get(node_id)
         if connection is None or connection.session.state is not SessionState.OPEN:
             return False
-
-        def frame() -> bytes | None:
-            is_open = connection.session.state is SessionState.OPEN
-            built = message.build() if is_open else None
-            return None if built is None else connection.session.send(built)
-
-        return connection.queue.push(frame, rank) or self._give_up(connection, node_id)
+        return connection.queue.push(_Deferred(connection.session, message), rank) or self._give_up(connection, node_id)
 
     def relay(self, node_id: str, frame: bytes, rank: Rank | None = None) -> bool:
         """Queue a frame that another process has encoded: like `send`, or like `push` if it has a `rank`."""
         connection = self._open.get(node_id)
         if connection is None or connection.session.state is not SessionState.OPEN:
             return False
-        is_taken = connection.send(frame) if rank is None else connection.queue.push(lambda: frame, rank)
+        is_taken = connection.send(frame) if rank is None else connection.queue.push(_Encoded(frame), rank)
         return is_taken or self._give_up(connection, node_id)
 
     def _give_up(self, connection: NodeConnection, node_id: str) -> Literal[False]:
@@ -223,7 +249,7 @@ class Gateway:
             refusal.force_close()  # Without the close, the bytes that follow would be counted as websocket frames.
             raise
         except ValueError as error:  # aiohttp's own error response fails if headers contain non-text bytes.
-            bad_request = web.HTTPBadRequest(text="This is no websocket handshake.\n")
+            bad_request = web.HTTPBadRequest(text="This is not a websocket handshake.\n")
             bad_request.force_close()
             raise bad_request from error
         assert stream is not None, "a websocket's response has a stream"
@@ -273,7 +299,7 @@ class Gateway:
         try:
             async with Silence(HEARTBEATS_MISSED * self._settings.heartbeat_s) as silence:
                 while (frame := await self._next_frame(connection, node, silence)) is not None:
-                    if session.is_closed:  # The hub sent a refusal; the node has not read the refusal yet.
+                    if session.is_closed:  # The hub has refused the node, which still sends.
                         return
                     message = session.receive(frame)
                     if isinstance(message, Goodbye):
@@ -314,6 +340,10 @@ class Gateway:
             power_watts=proof.power_watts,
             invite_id=guest.invite_id,
             hears_totals=proof.hears_totals,
+            knows_answered=proof.knows_answered,
+            knows_session_lost=proof.knows_session_lost,
+            answers=proof.answers,
+            refuses=proof.refuses,
             owner_key=b"" if proof.owner is None else proof.owner.owner_key,
             owner_claim=b"" if proof.owner is None else proof.owner.signature,
             punches=proof.punches,
@@ -342,7 +372,7 @@ class Gateway:
         farewell.add_done_callback(self._farewells.discard)
 
     async def _next_frame(self, connection: NodeConnection, node: NodeInfo, silence: Silence) -> bytes | None:
-        """Return the next binary frame; None once the connection is closed."""
+        """Return the next binary frame of the node; None once the connection is closed."""
         silence.listens()  # The timeout of aiohttp's `receive` would restart with every pong.
         while (received := await connection.socket.receive()).type in _PINGS:
             if received.type is WSMsgType.PING:

@@ -13,6 +13,7 @@ from typing import Final
 from echo_shared.artefacts.manifest import Manifest
 from echo_shared.swarm.shared_memory import AVAILABLE, MemorySegment
 from echo_shared.wire.messages import SharedMemory
+from echo_shared.wire.messages.fields import FIRST_TENANT_VERSION
 
 log = logging.getLogger(__name__)
 
@@ -22,8 +23,9 @@ reading can finish after its version is released."""
 
 
 class HostMemory:
-    """Holds versions in shared memory, once a node on this machine has asked for an `address`; uses no memory before.
-    Call `close` at the end."""
+    """Copies versions into shared memory, for nodes on this machine. It uses no memory before such a node asks for an
+    `address`. Call `close` at the end.
+    """
 
     def __init__(self, *, enabled: bool) -> None:
         self._enabled = enabled and AVAILABLE
@@ -31,8 +33,9 @@ class HostMemory:
         self._segments: dict[int, MemorySegment] = {}
 
     async def hold(self, manifest: Manifest, directory: Path) -> None:
-        """Copy this version from `directory` into shared memory, if a node on this machine has asked for an address."""
-        if not self._has_readers:
+        """Copy this version from `directory` into shared memory, if a node on this machine has asked for an address.
+        Tenants' versions are not copied: they would take the place of the run's."""
+        if not self._has_readers or manifest.policy_version >= FIRST_TENANT_VERSION:
             return
         version = manifest.policy_version
         try:
@@ -43,8 +46,9 @@ class HostMemory:
             self._segments.pop(old).close()
 
     def address(self, version: int, *, node_ip: str) -> SharedMemory | None:
-        """Return where a node at `node_ip` finds this version in shared memory. Return None for a remote node, or a
-        version outside shared memory."""
+        """Return where a node at `node_ip` finds this version in shared memory. Return None if the node runs on another
+        machine, or if the version is not in shared memory.
+        """
         if not self._enabled or not _is_own_address(node_ip):
             return None
         self._has_readers = True

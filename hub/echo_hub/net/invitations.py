@@ -77,7 +77,7 @@ class Invitations:
         return None if before is None else before.invite_id
 
     def take(self, node_id: str, invite_id: int) -> None:
-        """Record that this key joined with the invite.
+        """Record that the node with this key joined with the invite.
 
         Raises InviteEndedError if the invite was revoked or has been used up meanwhile.
         """

@@ -46,10 +46,16 @@ begin per second, so a new one aborts none that is younger than a second."""
 SWEEP_S: Final = 5.0
 MOST_OF_NODE: Final = 32
 """Maximum number of connections of one node: its websocket and its downloads."""
+MOST_OF_TENANT: Final = 2_048
+"""Maximum number of connections of one tenant: its client opens one for each request that waits."""
 MOST_HELD_BYTES: Final = 24 * 2**20
-"""Maximum number of bytes of responses buffered in memory for all strangers together."""
+"""Maximum number of bytes of responses buffered in memory for all strangers (clients that have not authenticated)
+together.
+"""
 UNKNOWN_SHARE: Final = 0.75
-"""Share of all connections that nodes may hold before unknown nodes (without useful work so far) are refused."""
+"""Share of all connections (0 to 1). While nodes hold more than this, unknown nodes (without useful work so far) are
+refused.
+"""
 
 _LATER: Final = {hdrs.RETRY_AFTER: "1"}
 
@@ -78,17 +84,22 @@ class ConnectionLimits:
         self._most = settings.max_connections
         self._all: dict[Connection, None] = {}
         self._waiting: dict[Connection, None] = {}
-        """Connections of strangers that wait for their next request, the longest waiting first."""
+        """Connections of strangers (clients that have not authenticated) that wait for the client's next request, or on
+        which the client still reads the last response; the longest waiting first.
+        """
         self._under_way: dict[Connection, None] = {}
         """Running TLS handshakes, oldest first."""
         self._strangers_of: Counter[str] = Counter()
-        """Strangers' connections by address. `_nodes_of` counts nodes' connections by address, `_of_node` by node."""
+        """Number of connections of strangers (clients that have not authenticated) by address. `_nodes_of` counts
+        nodes' connections by address, `_of_node` by node.
+        """
         self._nodes_of: Counter[str] = Counter()
         self._of_node: Counter[str] = Counter()
         self._num_strangers = self._num_nodes = 0
         self._held: dict[Connection, int] = {}
-        """Response bytes buffered per stranger's connection, least recently reported first. `_num_held` is their
-        sum."""
+        """Response bytes buffered for each connection of a stranger (a client that has not authenticated), least
+        recently reported first. `_num_held` is their sum.
+        """
         self._num_held = 0
 
     def now(self) -> float:
@@ -116,14 +127,14 @@ class ConnectionLimits:
         return Connection(self, server, context)
 
     def admits(self, host: str) -> bool:
-        """Take a token for a new connection from `host`. Return False if the connection rate is exceeded."""
+        """Count a new connection from `host` against the rate limits. Return False if it exceeds one of them."""
         if host in self._proxies or self._connections.take(place_of(host), now=self.now()):
             return True
         self.cuts[CloseReason.TOO_FAST] += 1
         return False
 
     def opened(self, connection: Connection) -> bool:
-        """Count a new connection. Return False if a limit is reached and no other connection can be closed instead."""
+        """Count a new connection. Return False if a limit is reached and closing another connection is not possible."""
         peer = connection.transport.get_extra_info("peername")
         host = str(peer[0]) if peer else ""
         connection.is_proxy = host in self._proxies
@@ -136,7 +147,7 @@ class ConnectionLimits:
         return True
 
     def closed(self, connection: Connection) -> None:
-        """Remove a connection that is closed or about to close from all counts."""
+        """Remove a closed or closing connection from all counts."""
         if connection in self._all:
             del self._all[connection]
             self._waiting.pop(connection, None)
@@ -145,8 +156,9 @@ class ConnectionLimits:
             self._count(connection, None)
 
     def holds(self, connection: Connection, num_bytes: int) -> None:
-        """Record how many response bytes wait for a stranger to read them. Above the limit for all strangers,
-        disconnect the one reported least recently."""
+        """Record how many response bytes wait for a stranger (a client that has not authenticated) to read them. Above
+        the common limit for strangers, disconnect the stranger that was reported least recently.
+        """
         self._num_held -= self._held.pop(connection, 0)
         if num_bytes and connection in self._all and not (connection.account and connection.account.node_id):
             self._held[connection] = num_bytes
@@ -168,7 +180,8 @@ class ConnectionLimits:
         )
 
     def _make_room(self, reason: CloseReason, place: str | None = None) -> bool:
-        """Close a stranger's connection, of this address or of any; return False if there is none to close.
+        """Close one connection of a stranger (unauthenticated client) from this address, or from any address if None;
+        return False if there is none to close.
 
         Prefers the oldest one that waits for a request. Otherwise takes the oldest one that is still reading its last
         response.
@@ -226,7 +239,8 @@ class ConnectionLimits:
                 self.cuts[CloseReason.TOO_FAST_REQUESTS] += 1
                 refusal = web.HTTPTooManyRequests(text="Too many requests. Try again soon.\n", headers=_LATER)
                 if not connection.is_proxy:
-                    refusal.force_close()  # Else each request queued behind this one would cost a response.
+                    # Close the connection: each request queued behind this one would cost another response.
+                    refusal.force_close()
                 raise refusal
             return await handler(request)
         finally:
@@ -257,8 +271,16 @@ class ConnectionLimits:
             raise web.HTTPTooManyRequests(text="Too many requests at once. Try again soon.\n", headers=_LATER)
         return Account(place)
 
-    def vouch(self, request: web.Request, node_id: str, *, is_known: bool = False) -> None:
-        """Count the request's connection for this node and no longer for a stranger.
+    def vouch_tenant(self, request: web.Request, tenant_id: str) -> None:
+        """Count the request's connection for this tenant and no longer for a stranger.
+
+        Raises RefusedError if the tenant or its address has too many connections.
+        """
+        self.vouch(request, f"tenant {tenant_id}", is_known=True, most=MOST_OF_TENANT)
+
+    def vouch(self, request: web.Request, node_id: str, *, is_known: bool = False, most: int = MOST_OF_NODE) -> None:
+        """Count the request's connection for this node and no longer for a stranger. The node may have `most`
+        connections.
 
         Raises RefusedError if the node or its address has too many connections, or if the node is unknown and nodes
         hold UNKNOWN_SHARE of all connections.
@@ -267,7 +289,7 @@ class ConnectionLimits:
         if connection is None or connection not in self._all or connection.account is None:
             return
         place, reason = connection.account.place, None
-        if self._of_node[node_id] >= MOST_OF_NODE:
+        if self._of_node[node_id] >= most:
             reason = CloseReason.TOO_MANY_OF_NODE
         elif self._nodes_of[place] >= self._settings.max_nodes_per_address:
             reason = CloseReason.TOO_MANY_OF_ADDRESS

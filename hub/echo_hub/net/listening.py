@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 ACCEPTED_AT_ONCE: Final = 32
 """Maximum number of connections accepted per turn of the event loop, so that open connections are served in between."""
@@ -19,16 +18,20 @@ WAITING_IN_SYSTEM: Final = 1_024
 """Length of the kernel's accept queue, as far as the system allows. A client that finds it full retries after a second.
 """
 
-Admits = Callable[[str], bool]
-"""Takes an IP address; returns True if the rates allow one more connection from it."""
+
+class ConnectionRates(Protocol):
+    """Limits how often addresses connect. Implemented by `limits.ConnectionLimits`."""
+
+    def admits(self, host: str) -> bool:
+        """Return True if the rates allow one more connection from this IP address."""
 
 
 class ListeningSocket(socket.socket):
     """A socket made by `listen`. The event loop calls `accept` when the socket is readable."""
 
-    def __init__(self, bound: socket.socket, admits: Admits) -> None:
+    def __init__(self, bound: socket.socket, rates: ConnectionRates) -> None:
         super().__init__(bound.family, bound.type, bound.proto, fileno=bound.detach())
-        self._admits = admits
+        self._rates = rates
 
     def listen(self, _backlog: int = 0) -> None:
         """Listen with the hub's own queue length. asyncio's `_backlog` is ignored: asyncio uses that number both for
@@ -43,13 +46,13 @@ class ListeningSocket(socket.socket):
         """
         for _ in range(TURNED_AWAY_AT_ONCE):
             connection, address = super().accept()
-            if self._admits(str(address[0])):
+            if self._rates.admits(str(address[0])):
                 return connection, address
             connection.close()
         raise BlockingIOError(errno.EAGAIN, "too many connections were refused in this turn of the loop")
 
 
-async def listen(host: str, port: int, admits: Admits, *, shared: bool = False) -> list[ListeningSocket]:
+async def listen(host: str, port: int, rates: ConnectionRates, *, shared: bool = False) -> list[ListeningSocket]:
     """Open one socket for each address of `host`; "" stands for all addresses of this machine.
 
     `shared`: share the port with this user's other processes (SO_REUSEPORT); the system distributes connections among
@@ -67,7 +70,7 @@ async def listen(host: str, port: int, admits: Admits, *, shared: bool = False) 
                 if error.errno != errno.EAFNOSUPPORT or len(found) == 1:
                     raise
             else:
-                opened.append(ListeningSocket(bound, admits))
+                opened.append(ListeningSocket(bound, rates))
     except OSError:
         for one in opened:
             one.close()

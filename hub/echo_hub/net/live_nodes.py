@@ -18,8 +18,9 @@ class NodeSender(Protocol):
 
 
 class NodeConnections(NodeSender, Protocol):
-    """Holds connections of nodes. Implemented by `net.gateway.Gateway` (one port), `gateways.sessions.GatewaySessions`
-    (gateway processes) and `gateways.connections.Connections` (both). No method waits."""
+    """The connections of nodes. Implemented by `net.gateway.Gateway` (one port), `gateways.sessions.GatewaySessions`
+    (gateway processes) and `gateways.connections.Connections` (both). All methods return at once.
+    """
 
     def push(self, node_id: str, message: DeferredMessage, rank: Rank) -> bool:
         """Queue a low-priority message. Return False if the node is not connected."""
@@ -32,8 +33,9 @@ class LiveNodes(dict[str, LiveNode]):
     """Connected nodes by id. `echo_hub.intake.connected` adds and removes them; other parts of the hub read them."""
 
     def told(self, node_id: str, reason: StandbyReason | None, detail: str) -> Standby:
-        """Return the message that puts the node on standby for this reason, or ends its standby (None). Keep the reason
-        for the pages."""
+        """Return the message that puts the node on standby for this reason; with None, the message that ends its
+        standby. Keep the reason for the pages.
+        """
         live = self.get(node_id)
         if live is not None:
             standby = "" if reason is None else f"{reason.value.replace('_', ' ')}. {detail}".strip()
@@ -41,12 +43,13 @@ class LiveNodes(dict[str, LiveNode]):
         return Standby(reason=reason, detail=detail)
 
     def linked(self, node_id: str, links: Links) -> None:
-        """Keep the number of the node's links for the pages."""
+        """Store the number of the node's links with other nodes, for the pages."""
         if (live := self.get(node_id)) is not None:
             self[node_id] = replace(live, num_links=len(links.node_ids), num_punched=len(links.punched))
 
     def stands_by(self, node_id: str) -> bool:
-        """Return True if the node is connected and on standby: the hub's last word to the node was a reason for having
-        no work."""
+        """Return True if the node is connected and on standby: the hub's newest message to it gave a reason for having
+        no work.
+        """
         live = self.get(node_id)
         return live is not None and bool(live.standby)

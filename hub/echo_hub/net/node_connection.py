@@ -31,8 +31,7 @@ class Together:
     """Collects the frames that one turn of the event loop produces for each node, and writes each node's frames
     together.
 
-    Otherwise an acknowledgement and the following lease would take two system calls, and each costs as much as one call
-    for both.
+    An acknowledgement and the lease after it then take one system call instead of two equally expensive ones.
     """
 
     def __init__(self) -> None:
@@ -44,7 +43,7 @@ class Together:
         self._waiting.append(connection)
 
     def _soon(self) -> None:
-        # Wait one more turn of the loop: the task that assembles leases is woken in this one, and its frames belong to
+        # Wait one more turn of the loop: the task that assembles leases is woken in this turn, and its frames belong to
         # the batch.
         asyncio.get_running_loop().call_soon(self._send)
 

@@ -22,7 +22,9 @@ class NodeMesh:
     def __init__(
         self, *, degree: int, connections: NodeSender, broadcaster: Broadcaster, rendezvous: Rendezvous | None
     ) -> None:
-        """`broadcaster` numbers the nodes. `rendezvous` None: nodes behind routers do not link with each other."""
+        """`broadcaster` gives each node the number by which relay instructions name it. `rendezvous` None: nodes behind
+        routers do not link with each other.
+        """
         self._connections = connections
         self._broadcaster = broadcaster
         self._rendezvous = rendezvous
@@ -30,21 +32,21 @@ class NodeMesh:
         """Connected nodes that may link with each other, by id."""
         self._neighbours = Neighbours(degree=degree, draw=random.randrange)
         self._links: dict[str, Links] = {}
-        """Each node's newest report of its links."""
+        """Each node's newest report of the nodes that it is linked with."""
         self._told: dict[str, tuple[MeshPeer, ...]] = {}
 
     def join(self, node: NodeInfo) -> None:
-        """Add a node whose Welcome names its peers."""
+        """Add a node that is joining: its Welcome names its peers."""
         self.admit(node)
         self._told[node.node_id] = self.peers_of(node)
 
     def admit(self, node: NodeInfo) -> None:
-        """Let a connected node link with others."""
+        """Let a connected node link with other nodes."""
         self.linkable[node.node_id] = node
         self._neighbours.join(node.node_id, listens=node.mesh_port > 0)
 
     def exclude(self, node_id: str) -> None:
-        """Unlink a connected node: it needs no other nodes."""
+        """Remove all links of a connected node, because it fetches no pieces from other nodes."""
         self.linkable.pop(node_id, None)
         self._neighbours.leave(node_id)
 
@@ -59,8 +61,8 @@ class NodeMesh:
         self._links[node_id] = links
 
     def ends_among(self, node_ids: Iterable[str]) -> list[tuple[str, str]]:
-        """Return the ends of all links among these nodes, each link twice. A link counts if both of its nodes report
-        it.
+        """Return both ends of every link among these nodes, so each link occurs twice. A link counts if both of its
+        nodes report it.
         """
         linked = {node_id: frozenset(self._links[node_id].node_ids) for node_id in node_ids if node_id in self._links}
         return [(one, other) for one, others in linked.items() for other in others if one in linked.get(other, ())]
@@ -79,7 +81,7 @@ class NodeMesh:
         )
 
     def tell(self, nodes: Mapping[str, NodeInfo]) -> None:
-        """Tell each node whose peers have changed."""
+        """Send each node whose peers have changed the new list of its peers."""
         for node_id, node in nodes.items():
             peers = self.peers_of(node)
             if peers != self._told[node_id] and self._connections.send(node_id, Mesh(peers=peers)):
@@ -99,5 +101,5 @@ class NodeMesh:
 
 @lru_cache(1_024)
 def _mesh_peer(node_id: str, host: str, port: int, number: int) -> MeshPeer:
-    """Return the peer as other nodes are told of it. Cached, because many nodes are told of the same peer."""
+    """Return the description of a peer for other nodes. Cached, because many nodes get the same one."""
     return MeshPeer(node_id=node_id, host=host, port=port, number=number)

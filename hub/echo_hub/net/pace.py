@@ -11,8 +11,9 @@ from typing import Final
 MESSAGES_PER_S: Final = 1_000.0
 BYTES_PER_S: Final = 8.0 * 2**20
 BURST_S: Final = 10.0
-"""Capacity of the buckets, in seconds of the allowed rate, so that a node can send at once what it stored while
-offline."""
+"""Capacity of the buckets, in seconds of the allowed rate. It lets a node that was offline send all stored messages at
+once.
+"""
 _LONGEST_S: Final = 2.0
 """Longest pause after one message, in seconds, whatever the size of the message."""
 

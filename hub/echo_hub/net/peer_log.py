@@ -17,7 +17,7 @@ BURST: Final = 20
 EVERY_S: Final = 5.0
 """Once a kind of line has used up its BURST, one more line is written per this many seconds."""
 MOST_CHARACTERS: Final = 300
-"""Length limit of one peer-supplied value."""
+"""Largest number of characters of one peer's value that are written to the log."""
 
 
 class PeerLog(logging.LoggerAdapter[logging.Logger]):
@@ -30,7 +30,9 @@ class PeerLog(logging.LoggerAdapter[logging.Logger]):
         super().__init__(logger, {})
         self._theirs = theirs
         self._kinds: dict[str, tuple[float, float, int]] = {}
-        """By kind: (lines still allowed, time of that count, lines suppressed since the last written one)."""
+        """For each kind of line: number of lines still allowed, time of this count, and number of lines suppressed
+        since the last written line.
+        """
 
     def log(self, level: int, msg: object, *args: object, **options: Any) -> None:
         error = options.get("exc_info")
@@ -47,7 +49,7 @@ class PeerLog(logging.LoggerAdapter[logging.Logger]):
         super().log(level, msg, *map(_safe, args), **options)
 
     def process(self, msg: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Return both unchanged: this adapter adds no context."""
+        """Return message and arguments unchanged: this adapter adds no context to log lines."""
         return msg, kwargs
 
     def _left_out(self, kind: str) -> int | None:

@@ -30,7 +30,7 @@ MOST_TRUSTED: Final = 16_384
 
 
 class Fault(StrEnum):
-    """A fault of a node on an open connection. Except for those in `HARMLESS`, honest nodes cause none."""
+    """A fault of a node on an open connection. Honest nodes commit only the faults in `HARMLESS`."""
 
     TOO_LARGE = "too_large"
     BAD_WEBSOCKET = "bad_websocket"
@@ -53,7 +53,7 @@ HARMLESS: Final = frozenset({Fault.TOO_FAST, Fault.SILENT, Fault.NOT_READING})
 class _Record:
     faults: int
     until: float
-    """Time before which no connection is accepted."""
+    """Time before which no connection of the node or address is accepted."""
     forgotten_at: float
 
 
@@ -85,7 +85,7 @@ class Penalties:
             _note(self._places, place, LONGEST_OF_ADDRESS_S, now)
 
     def check(self, place: str, node_id: str, *, now: float) -> None:
-        """Raise RefusedError if this node must still wait before it connects."""
+        """Raise RefusedError if this node, or its address, must still wait before it connects."""
         of_place = 0.0 if node_id in self._trusted else _left(self._places, place, now)
         wait_s = max(_left(self._nodes, node_id, now), of_place)
         if wait_s > 0:

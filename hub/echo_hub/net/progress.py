@@ -13,10 +13,14 @@ _ACKED_AT: Final = 120
 _UNSENT: Final = struct.Struct("=I")
 _UNSENT_AT: Final = 144
 _INFO_BYTES: Final = 148
-"""Size of the part of Linux's `struct tcp_info` (include/uapi/linux/tcp.h) that contains both fields."""
+"""Size of the first part of Linux's `struct tcp_info` (include/uapi/linux/tcp.h), up to the end of the field at
+`_UNSENT_AT`.
+"""
 
 Progress = tuple[int, int]
-"""(bytes in the write buffer, bytes acknowledged by the peer). If either value changes, data has moved."""
+"""(bytes in the write buffer, bytes acknowledged by the peer). If one of the values changes between two calls, data has
+moved.
+"""
 
 
 def progress(transport: asyncio.Transport) -> Progress | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -21,11 +21,13 @@ from echo_hub.net.host_memory import HostMemory
 from echo_hub.net.tracker import Tracker
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.keys import RunKeys
+from echo_hub.run.offered_gguf import OfferedGguf
 from echo_shared.artefacts.manifest import sign_offer
 from echo_shared.errors import SwarmError
 from echo_shared.signing.identity import Identity
 from echo_shared.swarm import Swarm
 from echo_shared.wire.messages import ArtefactOffer, RunKey, Way
+from echo_shared.wire.messages.fields import FIRST_TENANT_VERSION
 
 WEB_SEED_PATH: Final = "/artefacts/"
 """URL prefix of the web seed (`echo_hub.net.artefact_routes`); passkey, carrier name and file path follow."""
@@ -35,11 +37,14 @@ WEB_SEED_PATH: Final = "/artefacts/"
 class _Published:
     carrier: Carrier
     offer: ArtefactOffer
-    """The offer without the fields that differ between nodes."""
+    """The offer that all nodes get, without the fields that differ between nodes."""
 
 
 class Publisher:
-    """All published artefacts of this run. Version 0 is the base model. Call `reopen` first."""
+    """All published artefacts of this run. Call `reopen` first.
+
+    Version 0 is the base model, which may also be published as a GGUF file.
+    """
 
     _keys: RunKeys
 
@@ -53,6 +58,8 @@ class Publisher:
         self._tracker = tracker
         self._memory = memory
         self._kept = 0
+        self._held: frozenset[int] = frozenset()
+        """Versions that tenants' unfinished requests name."""
         self._publishing = asyncio.Lock()
         self._published: dict[int, list[_Published]] = {}
         """Carriers by version, in order of publication. A version's delta comes before its keyframe."""
@@ -73,11 +80,30 @@ class Publisher:
         safetensors weights, StorageError if the artefact cannot be written.
         """
         async with self._publishing:
-            if 0 not in self._published:
+            if (base := self._base("files")) is None:
                 await self._publish(lambda key: self._store.make_base(model_dir, key, source=source))
-            elif (base := self.carrier(0)).manifest.source != source:
-                base = await asyncio.to_thread(self._store.say_source, base, source)
-                self._published[0] = [self._signed(base)]
+            elif base.manifest.source != source:
+                told = await asyncio.to_thread(self._store.say_source, base, source)
+                others = [one for one in self._published[0] if one.carrier is not base]
+                self._published[0] = [self._signed(told), *others]
+
+    async def publish_gguf(self, offered: OfferedGguf | None) -> None:
+        """Seal, sign and seed the base model as a GGUF file, unless it is published already. Withdraw another GGUF file
+        that was published before; with None, only withdraw. Raises StorageError if the artefact cannot be written.
+        """
+        async with self._publishing:
+            before = self._base("gguf")
+            if before is not None and (offered is None or before.manifest.files != offered.described):
+                self._published[0] = [one for one in self._published[0] if one.carrier is not before]
+                await self._withdraw([before])
+                before = None
+            if offered is not None and before is None:
+                await self._publish(lambda key: self._store.make_gguf(offered, key))
+
+    def _base(self, form: str) -> Carrier | None:
+        """Return the published base model in this form (`Manifest.carrier`), or None."""
+        found = (one.carrier for one in self._published.get(0, ()))
+        return next((carrier for carrier in found if carrier.manifest.carrier == form), None)
 
     async def publish_policy(
         self, version: int, adapter_dir: Path, *, delta_parent: int | None = None, in_use: Collection[int] = ()
@@ -112,6 +138,16 @@ class Publisher:
                 adapter_dir = self._directory.adapter(version)
                 await self._publish(lambda key: self._store.make_keyframe(manifest, adapter_dir, key))
 
+    async def withdraw_policy(self, version: int) -> None:
+        """Withdraw a version; do nothing if it is not published."""
+        async with self._publishing:
+            await self._withdraw([published.carrier for published in self._published.pop(version, ())])
+            self._keys.keep(self._keys_in_use())
+
+    def hold(self, versions: Iterable[int]) -> None:
+        """Keep these versions published for tenants, however old the versions are, until the next call."""
+        self._held = frozenset(versions)
+
     def keep(self, version: int) -> None:
         """Keep this version published, however old it is, until the next call names another one."""
         self._kept = version
@@ -122,6 +158,11 @@ class Publisher:
     def has(self, version: int) -> bool:
         return version in self._published
 
+    @property
+    def has_gguf(self) -> bool:
+        """True if the base model is also published as a GGUF file."""
+        return self._base("gguf") is not None
+
     def info_hashes(self, version: int) -> tuple[bytes, ...]:
         """Return the info-hashes of all carriers (encrypted artefacts) of this version; empty if not published."""
         return tuple(published.carrier.info_hash for published in self._published.get(version, ()))
@@ -131,21 +172,29 @@ class Publisher:
         None stands for the base."""
         return policy_version != 0 and info_hash in self.info_hashes(policy_version or 0)
 
-    def carrier(self, version: int, *, keyframe: bool = False) -> Carrier:
-        """Return the first published carrier (encrypted artefact) of this version, or with `keyframe` its keyframe.
-        Raises SwarmError if there is none.
+    def carrier(self, version: int, *, keyframe: bool = False, gguf: bool = False) -> Carrier:
+        """Return the first published carrier (encrypted artefact) of this version. With `keyframe`, return its
+        keyframe; with `gguf`, return the base model's GGUF file. Raises SwarmError if there is none.
         """
-        return self._find(version, keyframe=keyframe).carrier
+        return self._find(version, keyframe=keyframe, gguf=gguf).carrier
 
     def offer_for(
-        self, version: int, *, node_id: str, node_ip: str, hub_host: str, way: Way, keyframe: bool = False
+        self,
+        version: int,
+        *,
+        node_id: str,
+        node_ip: str,
+        hub_host: str,
+        way: Way,
+        keyframe: bool = False,
+        gguf: bool = False,
     ) -> ArtefactOffer:
-        """Return the signed offer of a version for one node.
+        """Return the signed offer of a version for one node. For `keyframe` and `gguf` see `carrier`.
 
         The offer lists the peers to which a node at `node_ip` can connect. `hub_host`: host under which the node
         reached the hub. For a node on the hub's own machine it also contains the version's place in shared memory.
         """
-        published = self._find(version, keyframe=keyframe)
+        published = self._find(version, keyframe=keyframe, gguf=gguf)
         peers = self._tracker.peers(
             published.carrier.info_hash, node_ip=node_ip, hub_host=hub_host, now=time.monotonic()
         )
@@ -200,12 +249,14 @@ class Publisher:
     def _keys_in_use(self) -> set[int]:
         return {one.carrier.manifest.key_id for of_version in self._published.values() for one in of_version}
 
-    def _find(self, version: int, *, keyframe: bool) -> _Published:
+    def _find(self, version: int, *, keyframe: bool, gguf: bool) -> _Published:
         for published in self._published.get(version, ()):
-            if not (keyframe and published.carrier.manifest.carrier == "delta"):
+            form = published.carrier.manifest.carrier
+            if gguf == (form == "gguf") and not (keyframe and form == "delta"):
                 return published
+        wanted = " as a keyframe" if keyframe else " as a GGUF file" if gguf else ""
         raise SwarmError(
-            f"Policy version {version} is not published{' as a keyframe' if keyframe else ''}.",
+            f"Policy version {version} is not published{wanted}.",
             got=f"published: {', '.join(map(str, sorted(self._published)))}",
         )
 
@@ -218,14 +269,18 @@ class Publisher:
         return _Published(carrier=carrier, offer=offer)
 
     async def _retire(self, in_use: Collection[int] = ()) -> None:
-        """Withdraw old versions. Kept are the newest KEPT_VERSIONS, the version named to `keep`, and of the newest 2 *
-        KEPT_VERSIONS those `in_use`."""
-        policies = [version for version in self.published() if version != self._kept]
+        """Withdraw old versions of the run. Kept are the newest KEPT_VERSIONS, the versions named to `keep` and `hold`,
+        and of the newest 2 * KEPT_VERSIONS those `in_use`. Tenants' versions stay until `withdraw_policy`."""
+        of_run = [version for version in self.published() if version < FIRST_TENANT_VERSION]
+        policies = [version for version in of_run if version != self._kept and version not in self._held]
         old, recent = policies[:-KEPT_VERSIONS], policies[-2 * KEPT_VERSIONS :]
         for version in [version for version in old if version not in in_use or version not in recent]:
-            carriers = [published.carrier for published in self._published.pop(version)]
-            for carrier in carriers:
-                self._tracker.forget(carrier.info_hash)
-                await self._swarm.remove(carrier.info_hash)
-            await asyncio.to_thread(self._store.delete, carriers)
+            await self._withdraw([published.carrier for published in self._published.pop(version)])
         self._keys.keep(self._keys_in_use())
+
+    async def _withdraw(self, carriers: Collection[Carrier]) -> None:
+        """Stop seeding these carriers, and delete their files."""
+        for carrier in carriers:
+            self._tracker.forget(carrier.info_hash)
+            await self._swarm.remove(carrier.info_hash)
+        await asyncio.to_thread(self._store.delete, carriers)

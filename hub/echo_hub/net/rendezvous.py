@@ -30,13 +30,15 @@ from echo_shared.errors import RemoteProtocolError
 from echo_shared.wire.messages import FIRST_UNPRIVILEGED_PORT, MAX_ADDRESSES, Meet, MeetWanted
 
 WANTED_PER_S: Final = 1_000.0
-"""Meets of all nodes each second."""
+"""Maximum number of Meets per second that all nodes together may request. A Meet tells a node to connect to another
+node."""
 WANTED_PER_S_OF_NODE: Final = 16.0
-"""Meets of one node each second. A new node requests Meets with all of its peers together."""
+"""Maximum number of Meets per second that one node may request. A new node requests Meets with all of its peers at
+once."""
 PAIR_AGAIN_S: Final = 3.0
-"""Least seconds between two requests of a node for Meets with the same peer."""
+"""Minimum seconds between two requests of a node for Meets with the same peer."""
 ANSWER_S: Final = 10.0
-"""Seconds within which a node may answer a Meet, once."""
+"""Seconds within which a node may answer a Meet. A Meet can be answered only once."""
 
 
 class Rendezvous:
@@ -60,7 +62,7 @@ class Rendezvous:
         self._unanswered.pop(node_id, None)
 
     def meet(self, node: NodeInfo, wanted: MeetWanted, peer: NodeInfo, *, now: float) -> Meet | None:
-        """Return the Meet to send to `peer`, with which `node` wants to link; None if there is none to send.
+        """Return the Meet (an instruction to connect to `node`) to send to `peer`; None if there is none to send.
 
         The caller must have named the two nodes to each other.
         """
@@ -92,19 +94,22 @@ class Rendezvous:
                 host, port = self._sightings.read(node.node_id, sighting, now=now)
             except RemoteProtocolError:
                 continue
-            port = wanted.port if port == UNKNOWN_PORT else port  # Most routers keep the port.
+            # A connection through a proxy does not show the router's port. Most routers keep the node's own port.
+            port = wanted.port if port == UNKNOWN_PORT else port
             if port >= FIRST_UNPRIVILEGED_PORT and _is_of_one_host(host) and reaches(peer.host, host):
                 yield host, port
         if node.host == peer.host and self._is_of_router(node.host):
             yield from ((host, wanted.port) for host in wanted.local_hosts if _is_local(host))
 
     def _is_of_router(self, host: str) -> bool:
-        """Return False if the common address of two nodes says nothing about their networks: a proxy's address."""
+        """Return True if two nodes with this address are probably behind one router. Return False for a proxy's
+        address, which says nothing about their networks."""
         return _is_of_one_host(host) and (ipaddress.ip_address(host).is_global or not self._public)
 
 
 def _note(times: dict[str, dict[str, float]], node_id: str, peer_id: str, now: float) -> None:
-    """Set the time of a pair, and drop the node's times that no longer matter."""
+    """Set the time of a pair to `now`. Drop the node's times that are older than `ANSWER_S`, because they no longer
+    matter."""
     kept = {other: at for other, at in times.get(node_id, {}).items() if abs(now - at) < ANSWER_S}
     times[node_id] = {**kept, peer_id: now}
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Final, Protocol
 
@@ -19,9 +18,6 @@ MOST_MESSAGES: Final = 2_048
 MOST_PUSHES: Final = 4_096
 MOST_BYTES: Final = 32 * 2**20
 """Maximum number of bytes of queued messages. A node that leaves more than this unread is taken as stuck."""
-
-MakePush = Callable[[], bytes | None]
-"""Builds the frame of a push; returns None if the push is no longer useful."""
 
 Rank = tuple[int, bool]
 """Order of pushes: lower ranks go first, and among equal ranks the older push."""
@@ -34,13 +30,20 @@ class DeferredMessage(Protocol):
         """Return the message; None if it is no longer needed."""
 
 
+class Push(Protocol):
+    """A low-priority frame that is built when a queue reaches it."""
+
+    def frame(self) -> bytes | None:
+        """Return the frame; None if it is no longer useful."""
+
+
 class SendQueue:
     """A queue with one consumer task and any number of producers, all in one event loop."""
 
     def __init__(self) -> None:
         self._messages: deque[bytes] = deque()
         self._num_bytes = 0
-        self._pushes: list[tuple[Rank, int, MakePush]] = []
+        self._pushes: list[tuple[Rank, int, Push]] = []
         self._numbers = itertools.count()
         self._has_ended = False
         self._more = asyncio.Event()
@@ -60,11 +63,11 @@ class SendQueue:
         self._more.set()
         return True
 
-    def push(self, make: MakePush, rank: Rank) -> bool:
+    def push(self, push: Push, rank: Rank) -> bool:
         """Queue a push; return False if the queue is full."""
         if len(self._pushes) >= MOST_PUSHES:
             return False
-        heappush(self._pushes, (rank, next(self._numbers), make))
+        heappush(self._pushes, (rank, next(self._numbers), push))
         self._more.set()
         return True
 
@@ -81,8 +84,8 @@ class SendQueue:
                 self._num_bytes -= len(message)
                 return message
             if self._pushes:
-                _, _, make = heappop(self._pushes)
-                if (frame := make()) is not None:
+                _, _, push = heappop(self._pushes)
+                if (frame := push.frame()) is not None:
                     return frame
             else:
                 self._more.clear()

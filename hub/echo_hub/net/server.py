@@ -64,7 +64,7 @@ class Server:
             application,
             self.limits,
             access_log=None,
-            # aiohttp logs malformed HTTP from strangers with a traceback; PeerLog shortens that to one line.
+            # aiohttp logs malformed HTTP requests with a traceback; PeerLog shortens that to one line.
             logger=PeerLog(logging.getLogger("aiohttp.server"), theirs=(HttpProcessingError,)),
             shutdown_timeout=SHUTDOWN_S,
         )
@@ -74,9 +74,7 @@ class Server:
         # packet on.
         self._runner.speak_tls(context)
         try:
-            for one in await listen(
-                self._settings.host, self._settings.port, self.limits.admits, shared=self._is_shared
-            ):
+            for one in await listen(self._settings.host, self._settings.port, self.limits, shared=self._is_shared):
                 await web.SockSite(self._runner, one, backlog=ACCEPTED_AT_ONCE).start()
         except OSError as error:
             await self._runner.cleanup()

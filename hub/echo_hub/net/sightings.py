@@ -31,9 +31,10 @@ VALID_S: Final = 60
 UNKNOWN_PORT: Final = 0
 """Port of a connection through a proxy, which names only the client's address."""
 PER_S: Final = 2_000.0
-"""Sightings of all nodes each second."""
+"""Maximum number of sightings per second that the hub makes for all nodes together."""
 PER_S_OF_NODE: Final = 32.0
-"""Sightings of one node each second: two address families for each of its Meets."""
+"""Maximum number of sightings per second that the hub makes for one node: two address families for each of its
+Meets."""
 _MAC_BYTES: Final = 16
 
 
@@ -54,7 +55,7 @@ class Sightings:
         """
         said, _, mac = sighting.rpartition(" ")
         if not hmac.compare_digest(mac.encode(errors="replace"), self._mac(node_id, said).encode()):
-            raise RemoteProtocolError("This is no sighting of this node by this hub.", got=repr(sighting))
+            raise RemoteProtocolError("This is not a sighting of this node by this hub.", got=repr(sighting))
         host, port, until = said.split(" ")
         if now > int(until):
             raise RemoteProtocolError("A node's sighting is too old.", got=f"{now - int(until):.0f} s too old")
@@ -68,8 +69,8 @@ class Sightings:
 def routes(
     sightings: Sightings, tracker: Tracker, vouches: Vouches | None = None, *, trusted_proxies: Collection[str] = ()
 ) -> list[web.AbstractRouteDef]:
-    """Return the route `GET /sighting/{passkey}`, for nodes that have joined. `client_ip` explains
-    `trusted_proxies`. The limits of requests do not count nodes' requests, so the route has a limit of its own.
+    """Return the route `GET /sighting/{passkey}`, for nodes that have joined. `client_ip` explains `trusted_proxies`.
+    The general request limits skip nodes' requests, so the route has a separate limit.
     """
     rate = AddressRate(in_all=PER_S, of_one=PER_S_OF_NODE, now=time.monotonic())
 

@@ -33,7 +33,7 @@ class Silence:
         await self._limit.__aexit__(kind, error, at)
 
     def listens(self) -> None:
-        """Start the countdown: the task waits for a message."""
+        """Start the countdown: the task now waits for a message."""
         self._since = asyncio.get_running_loop().time()
 
     def heard(self) -> None:

@@ -62,8 +62,9 @@ class TrackerAnswer:
     num_seeds: int
     num_fetching: int
     introduce_to: tuple[str, ...] = ()
-    """Those of the peers that do not know this new peer yet. The hub tells them at once: if routers stand between two
-    peers, a connection takes attempts from both sides."""
+    """Node ids of those `peers` that do not know this new peer yet. The hub announces the new peer to them at once,
+    because behind routers both peers must try to connect.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from echo_shared.errors import RefusedError
 from echo_shared.wire.messages import RefusalCode
 
 STRANGERS_TURN: Final = 4
-"""One turn out of this number goes to an unknown node, if one waits."""
+"""One in this number of turns goes to an unknown node, if one waits."""
 
 T = TypeVar("T")
 
@@ -68,7 +68,7 @@ class Turnstile:
         self._known: FairQueue[asyncio.Future[None]] = FairQueue()
         self._strangers: FairQueue[asyncio.Future[None]] = FairQueue()
         self._turns_of_known = 0
-        """Consecutive turns given to known nodes."""
+        """Number of consecutive turns that were given to known nodes."""
         self._timer: asyncio.TimerHandle | None = None
         """Timer of the next turn; None if the last turn is long enough ago for the next request to go at once."""
 

@@ -14,7 +14,7 @@ from echo_hub.operation.problems import Change
 
 HOUR_S: Final = 3_600.0
 PER_HOUR: Final = 20
-"""Maximum number of alerts per hour, because people can act on no more. The next alert that is sent tells how many were
+"""Maximum number of alerts per hour; people could not act on more. The next alert that is sent tells how many were
 suppressed."""
 VERSION: Final = 1
 """Version of the JSON format. A later release may add fields to a version, but removes no field."""
@@ -25,16 +25,16 @@ AlertState = Literal["began", "ended", "finished", "test"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
     alert_id: str
-    """The same in all delivery attempts, so that receivers can recognise repetitions."""
+    """Id of the alert. All delivery attempts have the same id, so receivers can recognise repetitions."""
     kind: str
-    """A `ProblemKind`, `finished` or `test`."""
+    """Kind of the alert: a `ProblemKind`, `finished` (the run is over) or `test`."""
     state: AlertState
     text: str
     at: float
     since: float
     """Time when the problem began."""
     held_back: int = 0
-    """Number of alerts that the hourly limit suppressed since the previous alert."""
+    """Number of alerts that were not sent since the previous alert, because of the hourly limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,22 +55,22 @@ def alert_of(change: Change, alert_id: str) -> Alert:
 class AlertGate:
     """Decides which alerts are sent: only wanted kinds, no duplicates, at most `PER_HOUR` per hour.
 
-    A problem's end is sent only after its beginning. If a problem recurs, it is sent again at the earliest an hour
-    after its last beginning.
+    A problem's end is sent only after its beginning. Problems that recur within an hour of their last beginning cause
+    no further alert.
     """
 
     def __init__(self, *, kinds: Collection[str]) -> None:
         self._kinds = frozenset(kinds)
         self._began: dict[str, float] = {}
-        """Time when the beginning of a problem was last sent, by kind of problem."""
+        """Time at which the last alert about the beginning of a problem was sent, by kind of problem."""
         self._open: set[str] = set()
-        """Kinds of problems whose beginning was sent, and whose end was not sent yet."""
+        """Kinds of problems whose beginning was sent, while the end was not sent yet."""
         self._sent: deque[float] = deque()
         self.held_back = 0
         """Number of alerts that the hourly limit suppressed since the last sent one."""
 
     def admits(self, kind: str, state: AlertState, now: float) -> bool:
-        """Return True if this alert is to be sent; it then counts as sent."""
+        """Return True if this alert must be sent. The gate then counts the alert as sent."""
         if kind not in self._kinds or not self._is_news(kind, state, now):
             return False
         while self._sent and self._sent[0] <= now - HOUR_S:

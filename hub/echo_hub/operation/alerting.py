@@ -71,7 +71,7 @@ class Alerts:
         try:
             await webhook.send(alert, self._about.about())
         except EchoError as error:
-            # Warn only at the first of several failures in a row, because page and log also show the problems.
+            # Warn only at the first of several failures in a row. The page and the log also show the problems.
             level = logging.INFO if self._fails else logging.WARNING
             extra = {"event": "alert_failed", "data": {"alert": alert.kind}}
             log.log(level, "an alert was not delivered: %s", error.brief, extra=extra)

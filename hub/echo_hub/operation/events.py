@@ -26,7 +26,7 @@ MOST_DATA: Final = 16
 """Maximum number of items of `data` that are kept."""
 _WARNING: Final = 30
 _ERROR: Final = 40
-"""Levels of the standard library's logging module."""
+"""Levels as in the standard library's module `logging`."""
 
 
 class EventKind(StrEnum):
@@ -45,6 +45,7 @@ class EventKind(StrEnum):
     NODE_PARDONED = "node_pardoned"
     NODE_TRUSTED = "node_trusted"
     NODE_DISTRUSTED = "node_distrusted"
+    FORGED_ANSWER = "forged_answer"
     LEARNER_DIED = "learner_died"
     SCORER_DIED = "scorer_died"
     VERIFIER_DIED = "verifier_died"
@@ -61,7 +62,7 @@ class EventKind(StrEnum):
     ALERT_FAILED = "alert_failed"
     LOGIN_REFUSED = "login_refused"
     ACTION = "action"
-    """An operator's action."""
+    """An operator has carried out an action."""
 
 
 _DECIDED: Final[Mapping[Decision, tuple[EventKind, int, str]]] = {
@@ -87,7 +88,7 @@ def event_of(*, at: float, level: int, text: str, extra: Mapping[str, Any]) -> R
 
 
 def decision_line(decided: TrustDecided) -> tuple[int, str, tuple[str, str], dict[str, Any]]:
-    """Return what to log about a decision on a node's trust: level, format, arguments and `extra`."""
+    """Return the log line for a decision on a node's trust: level, format, arguments and `extra`."""
     kind, level, text = _DECIDED[decided.decision]
     data = {"rollout_id": decided.rollout_id} if decided.rollout_id else {}
     reason = decided.reason or "no reason given"

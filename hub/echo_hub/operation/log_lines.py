@@ -71,8 +71,8 @@ class JsonLines(logging.Formatter):
 def logged_to_file(settings: LogConfig, run_dir: Path, *, secrets: Collection[str]) -> Iterator[LogFile]:
     """Inside the block, copy everything that this program logs to the run's log file, at the configured level.
 
-    While the disk is full or the directory is read-only, lines are lost, and nothing else happens. The other handlers
-    report this once. When writing works again, the log says how many lines are missing.
+    While the disk is full or the directory is read-only, lines are lost, but the program continues. The other log
+    handlers report the failure once. When writing works again, the log says how many lines are missing.
     """
     path = path_of(run_dir)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -96,10 +96,10 @@ def logged_to_file(settings: LogConfig, run_dir: Path, *, secrets: Collection[st
 
 
 class Notes(Protocol):
-    """Takes events and stores them. Implemented by `echo_hub.driving.driver`."""
+    """Stores run events. Implemented by the driver (`echo_hub.driving.driver`)."""
 
     def note_threadsafe(self, event: RunEvent) -> None:
-        """Take an event. May be called from any thread."""
+        """Store an event. May be called from any thread."""
 
 
 class EventLog(logging.Handler):

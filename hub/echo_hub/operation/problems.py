@@ -16,11 +16,11 @@ from echo_hub.operation.reward_trend import RewardTrend
 
 END_S: Final = 60.0
 BETTER: Final = 0.8
-"""Margin for the end of a problem. Idleness and attacks end below this share of their limit; low disk space ends above
-limit / BETTER."""
+"""Margin that a measured value must reach before its problem ends. Idleness and attacks end below this share of their
+limit; low disk space ends above limit / BETTER."""
 IDLE_SHARE: Final = 0.8
-"""Share of waiting time from which the learner counts as idle. At this share it could train on five times as many
-rollouts."""
+"""Share of time that the learner spends waiting, from which on it counts as idle. With 0.8, it could train on five
+times as many rollouts."""
 NO_NODES_S: Final = 300.0
 """Seconds without any connected node that count as a problem. A restart of the hub or of a router takes less."""
 TURNED_AWAY_PER_S: Final = 50.0
@@ -44,6 +44,10 @@ class ProblemKind(StrEnum):
     """Rollouts wait because a judge (a model that scores) does not answer."""
     SCORERS_AWAY = "scorers_away"
     """Rollouts wait because no scoring process answers."""
+    ENVIRONMENT_AWAY = "environment_away"
+    """Sessions wait because their environment does not answer."""
+    SLOTS_SHORT = "slots_short"
+    """Turns wait because all session slots are in use."""
     VERIFIER_AWAY = "verifier_away"
     """Checks of rollouts wait because the verifier does not answer."""
     EVALUATOR_AWAY = "evaluator_away"
@@ -65,7 +69,7 @@ class RunObservation:
     broken: Mapping[ProblemKind, str] = field(default_factory=dict)
     """Texts of failures of the hub itself, by kind."""
     is_over: bool = False
-    """True when the last version is published: from then on, nothing is leased for training."""
+    """True if the last version is published. From then on, nothing is leased for training."""
     lacks_nodes: bool = False
     """True if the run needs nodes and none is connected."""
     nodes_connected: int = 0
@@ -88,13 +92,13 @@ class RunObservation:
 class RunProblem:
     kind: ProblemKind
     text: str
-    """What the problem is, and what to do about it."""
+    """Description of the problem, and the action that the operator can take."""
     since: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """The beginning or end of a problem. `problem.text` is its newest text."""
+    """The beginning or the end of a problem. `problem.text` is the newest text about it."""
 
     problem: RunProblem
     began: bool
@@ -114,9 +118,9 @@ class RunProblems:
         self._waits_since: float | None = None
         self._alone_since: float | None = None
         self._fed_since: float | None = None
-        """Time since which at least one node has always been connected; at first, the time of the first observation."""
+        """Start of the current period with connected nodes; None before the first observation."""
         self._quarantined: deque[tuple[float, int]] = deque()
-        """Pairs of (time, number of quarantined nodes), of the last hour."""
+        """Times at which nodes were quarantined in the last hour, as pairs (time, number of nodes)."""
         self._turned_away: deque[tuple[float, int]] = deque()
 
     @property
@@ -141,7 +145,7 @@ class RunProblems:
         return changes
 
     def _note(self, seen: RunObservation, now: float) -> None:
-        """Record since when each lasting condition holds. Some conditions become a problem only if they last."""
+        """Record the time since which each condition holds. Some conditions are a problem only if they last."""
         waits = seen.learner_waits and not seen.is_over
         alone = seen.lacks_nodes and not seen.is_over
         self._waits_since = _since(self._waits_since, waits, now)

@@ -2,7 +2,7 @@
 
 A fall is measured relative to the gain, because rewards have no absolute scale. Means over `WINDOW` consecutive steps
 are compared: the gain is the best mean minus the lowest mean before it. A fall must also exceed `SIGNIFICANT` standard
-errors of the difference of two means. That threshold is high because the best of many means is high by chance; three
+errors of the difference of two means. `SIGNIFICANT` is large because the best of many means is high by chance; three
 standard errors would cause too many false alarms. The variance of a step's reward is estimated from the differences of
 all consecutive steps (von Neumann), which learning hardly inflates. The variance within one window of 16 steps would
 often be too low.
@@ -22,7 +22,8 @@ LOST: Final = 0.5
 the lowest mean before it."""
 SIGNIFICANT: Final = 6.0
 RECOVERED: Final = 0.5
-"""A fallen reward has recovered when the fall is below this share of either limit (gain, standard errors)."""
+"""A fallen reward counts as recovered when the fall is below this share of one of the two limits: `LOST` of the gain,
+or `SIGNIFICANT` standard errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +71,9 @@ class RewardTrend:
             self._best, self._lowest = now, self._lowest_so_far
 
     def fall(self, *, has_fallen: bool) -> Fall | None:
-        """Return the fall from the best window; None for a fall below LOST of the gain, or one that chance explains.
+        """Return the fall from the best window. Return None for a fall below LOST of the gain, or within chance.
 
-        With `has_fallen`, the reward had fallen before; then half of both limits is enough for a fall.
+        If `has_fallen`, the reward had already fallen before this step. Then half of both limits is enough for a fall.
         """
         best, now = self._best, self._now
         if best is None or now is None:

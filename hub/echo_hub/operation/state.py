@@ -18,7 +18,7 @@ def health_of(
     """Return the hub's health. `broken` holds texts of failures that stop training. `watched` holds the current
     problems.
 
-    A hub without nodes is live and never degraded, however long it has none, because only volunteers can change that.
+    A hub without nodes is live, not degraded, because only volunteers can bring nodes back.
     """
     if is_finished:
         disk = tuple(problem.text for problem in watched if problem.kind is ProblemKind.DISK)

@@ -1,6 +1,6 @@
-"""Check the run every few seconds; log and report each problem that begins or ends.
+"""Check the run every few seconds. Log and report each problem that begins or ends.
 
-The check reads the same source as the pages, so page, event and alert agree.
+The check reads the same data as the pages. So page, event and alert agree.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class WatchedRun(Protocol):
     """The run to watch. Implemented by `echo_hub.oversight.operating`."""
 
     async def observe(self) -> RunObservation:
-        """Return the state of the run, even while the database cannot be read."""
+        """Return the state of the run. Works even while the database cannot be read."""
 
     async def steps(self, since: int) -> Sequence[StepRecord]:
         """Return trained steps after step `since`, in order; empty if there are none yet. Raises StorageError."""
@@ -45,7 +45,7 @@ def free_bytes(directory: Path) -> int | None:
 
 
 class Watching:
-    """Watches the run. `problems` holds the current problems; only this object changes them."""
+    """Watches the run. `problems` holds the current problems; nothing else changes them."""
 
     def __init__(self, problems: RunProblems, *, run: WatchedRun, told: Alerts) -> None:
         self._problems = problems

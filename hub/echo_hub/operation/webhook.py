@@ -74,7 +74,8 @@ class Webhook:
 
     @property
     def _host(self) -> str:
-        """Host of the webhook's URL. Logs may contain only this part of the URL; the rest may be secret."""
+        """Return the host of the webhook's URL. Logs contain only this part of the URL, because the rest may be
+        secret."""
         return urlsplit(self._settings.webhook_url).hostname or ""
 
 

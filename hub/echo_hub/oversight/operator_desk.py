@@ -75,8 +75,9 @@ is pending."""
 
 
 class Desk:
-    """Takes the operator's actions. Actions for the coordinator go to `queue`, evaluations to `due`. `changes` is
-    notified of results."""
+    """Carries out the operator's actions. Actions for the coordinator go to `queue`, evaluations to `due`. `changes` is
+    notified of results.
+    """
 
     def __init__(
         self,
@@ -106,7 +107,7 @@ class Desk:
     async def run(self) -> None:
         """Carry out the actions that `echo-hub` commands stored, and reload changed tokens, until cancelled."""
         while True:
-            await self._renew_tokens()
+            await self.renew_tokens()
             async with self._taking:
                 for record in await self._store.read(read_wanted_actions):
                     if record.number not in self._taken:
@@ -131,7 +132,7 @@ class Desk:
                 self._settled[record.number] = settled
                 is_soon = await self._begin(record)
         if request.IN_BOOKS:
-            await self._renew_tokens()
+            await self.renew_tokens()
         elif is_soon:
             record = await self._outcome(record.number, settled)
         self._tell(record)
@@ -172,7 +173,8 @@ class Desk:
         return found
 
     async def _begin(self, record: ActionRecord) -> bool:
-        """Begin the action. Return False if its result takes long, as for an evaluation."""
+        """Begin the action. Return True if its result is stored, or will be soon; False if the result takes long, as
+        for an evaluation."""
         self._taken.add(record.number)
         try:
             request = request_of(record.action, record.request)
@@ -222,7 +224,8 @@ class Desk:
         await self._store.write(settle_action, settled, time.time())
         self.settled(settled.number)
 
-    async def _renew_tokens(self) -> None:
+    async def renew_tokens(self) -> None:
+        """Load the API tokens from the database if they have changed."""
         known = await self._store.read(read_num_api_tokens)
         if known != self._known_tokens:
             self._guard.tokens.renew(await self._store.read(read_api_tokens))

@@ -36,6 +36,7 @@ from echo_hub.oversight.operating import Description, Operation, RunObserver
 from echo_hub.oversight.operator_desk import Desk
 from echo_hub.run.directory import RunDirectory
 from echo_hub.sinks.chosen import chosen_sinks
+from echo_hub.sinks.following import Following
 from echo_hub.training.service import TrainingService
 from echo_hub.verify.verifier import Verifier, program, verifier_settings
 from echo_hub.verify.verifying import Verifying
@@ -62,15 +63,7 @@ class OversightService:
         config, directory, store = resources.config, resources.directory, resources.store
         self._server = server
         self._verifying = verifying_of(shared, intake.drawn)
-        self._sinks = chosen_sinks(
-            config,
-            directory.root,
-            resources.run_id,
-            store,
-            shared.changes,
-            codec=resources.codec,
-            problems=resources.problems,
-        )
+        self._sinks = _sinks_of(shared)
         self._siblings = SiblingRuns(
             directory, store, run_id=resources.run_id, hub_key=resources.me.public_key, changes=shared.changes
         )
@@ -109,19 +102,13 @@ class OversightService:
             run_keys=distribution.distributor,
             changes=shared.changes,
         )
-        self._housekeeping = Housekeeping(
-            config.learner,
+        self._housekeeping = _housekeeping_of(shared, intake, training, distribution)
+        self._retention = Retention(
+            config.keeping.steps,
             store=store,
-            directory=directory,
             coordinator=resources.coordinator,
-            queue=shared.queue,
-            live=shared.live,
-            evaluating=training.due.waiting,
-            bans=distribution.distributor,
-            invitations=resources.invitations,
-            nodes=intake.nodes,
+            answered_days=config.keeping.answered_days,
         )
-        self._retention = Retention(config.keeping.steps, store=store, coordinator=resources.coordinator)
 
     def handle(self, action: OversightAction) -> None:
         match action:
@@ -152,6 +139,37 @@ class OversightService:
                 *(sink.run() for sink in self._sinks),
             ):
                 tasks.create_task(work)
+
+
+def _sinks_of(shared: Shared) -> list[Following]:
+    resources = shared.resources
+    return chosen_sinks(
+        resources.config,
+        resources.directory.root,
+        resources.run_id,
+        resources.store,
+        shared.changes,
+        codec=resources.codec,
+        problems=resources.problems,
+    )
+
+
+def _housekeeping_of(
+    shared: Shared, intake: IntakeService, training: TrainingService, distribution: DistributionService
+) -> Housekeeping:
+    resources = shared.resources
+    return Housekeeping(
+        resources.config.learner,
+        store=resources.store,
+        directory=resources.directory,
+        coordinator=resources.coordinator,
+        queue=shared.queue,
+        live=shared.live,
+        evaluating=training.due.waiting,
+        bans=distribution.distributor,
+        invitations=resources.invitations,
+        nodes=intake.nodes,
+    )
 
 
 def _pages_of(shared: Shared, moments: Moments, siblings: SiblingRuns) -> HubPages:
@@ -198,6 +216,7 @@ def verifying_of(shared: Shared, drawn: DrawnRollouts) -> Verifying:
         kept=kept,
         patience=max(1, kept_steps(config.learner) // config.training.publish_every - 1),
         rollouts=drawn,
+        gguf=None if resources.gguf is None else (resources.gguf_precision, str(resources.gguf.parts[0].absolute())),
     )
     return Verifying(verifier, shared.queue)
 

@@ -1,13 +1,13 @@
 """Back up a run to one file while a hub serves it, and restore it elsewhere.
 
-The file is a tar archive of the run's settings, keys, SQLite database, checkpoints and adapters, followed by
-`manifest.json` with the SHA-256 of each file. From these, the next start recreates the published files (RUN/artefacts),
-and the content of metric sinks from the database.
+The file is a tar archive of the settings, keys, SQLite database, checkpoints, adapters and weights of tenants, then
+`manifest.json` with the SHA-256 of each file. From these files, the next start recreates the published files
+(RUN/artefacts); from the database, it recreates the content of metric sinks.
 
 Checkpoints and adapters get their names when they are complete and never change, and a hard link survives the deletion
 of the original. So they are linked twice: before and after SQLite's online backup copies the database. Then links to
-steps that the database copy does not list as trained are dropped, so that the copy covers every checkpoint. The copy
-also has the batches of all steps after the newest checkpoint, which the learner repeats bit for bit.
+steps that the database copy does not list as trained are dropped. So the database copy covers every checkpoint in the
+backup. The copy also has the batches of all steps after the newest checkpoint, which the learner repeats bit for bit.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ MANIFEST: Final = "manifest.json"
 DATABASE: Final = "echo.db"
 SECRET: Final = ("hub.key", "run_keys.json", "operator.token", "operator.password")
 _SINGLE: Final = ("config.toml", *SECRET, "wandb/position.json", "start/start.json")
-_FOLDERS: Final = ("checkpoints/step-*", "adapters/v*", "start/adapter", "start/checkpoint")
+_OF_RUN: Final = ("checkpoints/step-*", "adapters/v*", "start/adapter", "start/checkpoint")
+_OF_TENANTS: Final = ("tenants/weights/*", "tenants/versions/v*", "tenants/models/*/after-*")
+_FOLDERS: Final = (*_OF_RUN, *_OF_TENANTS)
 _BLOCK: Final = 2**20
 _MOST_MANIFEST: Final = 2**26
 _CANNOT_WRITE: Final = "The backup cannot be written."
@@ -51,7 +53,7 @@ class Backup:
 
 
 def write_backup(directory: RunDirectory, database: Path, target: Path) -> Backup:
-    """Write a new file `target` that only its owner may read. The file appears when it is complete.
+    """Write a new file `target` that only its owner may read. The file gets the name `target` only when it is complete.
 
     `database` is the run's SQLite file. Raises ConfigError if `target` exists, StorageError.
     """
@@ -99,7 +101,7 @@ def read_backup(file: Path, root: Path) -> Backup:
 
 @contextmanager
 def _staging(root: Path) -> Iterator[Path]:
-    """Create a temporary directory inside the run's directory: hard links to the run's files need the same disk."""
+    """Create a temporary directory inside the run's directory. Hard links to the run's files need the same disk."""
     with tempfile.TemporaryDirectory(dir=root, prefix=".backup-") as stage:
         yield Path(stage)
 
@@ -121,7 +123,8 @@ def _new_file(target: Path) -> Iterator[Any]:
 
 
 def _link(root: Path, stage: Path) -> None:
-    """Link files that are not linked yet. If a file may change, copy it instead, and replace its earlier copy."""
+    """Link the run's files that are not linked in `stage` yet. A file that may still change is copied instead, and
+    replaces its earlier copy."""
     for name in _SINGLE:
         with suppress(FileNotFoundError):
             (stage / name).parent.mkdir(exist_ok=True)
@@ -182,15 +185,15 @@ def _trained_step(copy: Path) -> int:
 
 
 def _leave_out_newer(stage: Path, trained_step: int) -> None:
-    for pattern in _FOLDERS:
+    for pattern in _OF_RUN:
         for folder in stage.glob(pattern):
             if _number(folder) > trained_step:
                 shutil.rmtree(folder)
 
 
 def _check_goes_on(stage: Path, copy: Path, trained_step: int) -> None:
-    """Raise StorageError unless the copy has the batches of all trained steps after the newest checkpoint. The learner
-    needs them to repeat these steps.
+    """Raise StorageError unless the database copy has the batches of all trained steps after the newest checkpoint.
+    With them, the learner can repeat these steps after a restore.
     """
     newest = max(map(_number, stage.glob("checkpoints/step-*")), default=0)
     with closing(sqlite3.connect(copy)) as database:
@@ -264,13 +267,14 @@ def _is_ours(name: str) -> bool:
     if name in (*_SINGLE, DATABASE, MANIFEST):
         return True
     path = PurePosixPath(name)
-    inside = len(path.parts) == 3 and ".." not in path.parts and path.as_posix() == name
-    return inside and any(path.parent.match(pattern) for pattern in _FOLDERS)
+    inside = ".." not in path.parts and path.as_posix() == name
+    depth = len(path.parts) - 2
+    return inside and any(pattern.count("/") == depth and path.parent.match(pattern) for pattern in _FOLDERS)
 
 
 def _write(content: Any, path: Path) -> str:
-    for folder in (path.parent.parent, path.parent):  # mkdir's `parents` would ignore the mode.
-        folder.mkdir(mode=0o700, exist_ok=True)
+    for folder in reversed([each for each in path.parents if not each.exists()]):
+        folder.mkdir(mode=0o700)  # mkdir's argument `parents` would ignore the mode.
     digest = hashlib.sha256()
     with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
         while block := content.read(_BLOCK):

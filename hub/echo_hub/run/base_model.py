@@ -5,12 +5,10 @@ Only the hub tokenises. Nodes receive token ids and return token ids.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,101 +17,24 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from echo_hub.config.sections import HubConfig
+from echo_hub.run.base_files import context_tokens_of, load_tokenizer, stop_ids_of, vocabulary_size
 from echo_hub.run.chat_template import ChatTemplate, Message
 from echo_hub.run.control_tokens import ControlTokens
-from echo_hub.run.gguf_base import SUFFIX, gguf_in, unpacked
-from echo_hub.run.template_files import DEFAULT, TEMPLATES_FOLDER, TOOL_USE, read_map, read_templates
+from echo_hub.run.template_files import DEFAULT, TOOL_USE, read_map, read_templates
 from echo_hub.run.thinking import CLOSE, OPEN, ends_in_thought, without_thinking
 from echo_shared.errors import ConfigError
 from echo_shared.wire.messages.fields import MAX_TOKENS
 
-BUILTIN: Final = {"builtin:tiny": "tiny_base", "builtin:small": "small_base"}
-"""Base models included in Echo, mapped to the name of the model's directory in `echo_hub/assets`."""
-
-MODEL_FILES: Final = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja")
 _SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "pad_token")
 _NO_CHARACTER: Final = "\ufffd"
 MOST_A_CHARACTER: Final = 8
-"""Largest number of tokens shown as one character: twice the bytes of a UTF-8 character. Tokens that form no valid
-character by then are shown unchanged.
-"""
+"""Largest number of tokens that are joined to show one character: twice the bytes of a UTF-8 character. If this many
+tokens form no valid character, they are shown unchanged."""
 
 _ASKED: Final = "what is it"
 _FIRST_CHARACTERS: Final = 8
-"""To test whether a prompt is too long, first encode this many characters for each allowed token: twice the usual
-length of a token.
-"""
-
-
-def resolve_base(reference: str) -> Path:
-    """Return the directory of the base model that `reference` names. Download the model if necessary.
-
-    `reference` is a key of `BUILTIN`, a directory in Hugging Face layout, a GGUF file, or an id on the model hub:
-    `owner/name` or `owner/name@revision`. Raises ConfigError if there is no usable model.
-    """
-    if reference in BUILTIN:
-        return Path(str(resources.files("echo_hub"))) / "assets" / BUILTIN[reference]
-    directory = Path(reference).expanduser()
-    if file := gguf_in(directory):
-        return _checked(unpacked(file))
-    if directory.is_dir():
-        return _checked(directory)
-    if reference.startswith(("builtin:", ".", "~")) or directory.is_absolute() or reference.endswith(SUFFIX):
-        raise ConfigError(
-            "The base model does not exist.",
-            got=f"model.base = {reference!r}",
-            do=f"Use {', '.join(BUILTIN)}, an existing directory or GGUF file, or an id on the model hub such as "
-            "owner/name.",
-        )
-    return _checked(_download(reference))
-
-
-def model_hub_source(reference: str, directory: Path) -> str:
-    """Return `id@commit` of the model that `resolve_base(reference)` put into `directory`.
-
-    Raises ConfigError if the model is not from the model hub.
-    """
-    # A snapshot directory is named after its commit, inside a folder that is named after the id (huggingface_hub,
-    # "Understand caching").
-    repo_id = reference.partition("@")[0]
-    folder = f"models--{repo_id.replace('/', '--')}"
-    if directory.parts[-3:-1] != (folder, "snapshots") or not re.fullmatch(r"[0-9a-f]{40}", directory.name):
-        raise ConfigError(
-            "Nodes cannot download this base model from a model hub.",
-            got=f"model.base = {reference!r}, in {directory}",
-            do='Set model.base to an id on the model hub, or dissemination.base to "swarm".',
-        )
-    return f"{repo_id}@{directory.name}"
-
-
-def _download(reference: str) -> Path:
-    from huggingface_hub import snapshot_download
-
-    repo_id, _, revision = reference.partition("@")
-    try:
-        directory = snapshot_download(
-            repo_id, revision=revision or None, allow_patterns=list(MODEL_FILES), ignore_patterns=["*/*"]
-        )
-        # Download the folder of templates from the same commit: the patterns above exclude all folders.
-        snapshot_download(repo_id, revision=Path(directory).name, allow_patterns=[f"{TEMPLATES_FOLDER}/*.jinja"])
-        return Path(directory)
-    except (OSError, ValueError) as error:  # Base classes of huggingface_hub's errors for ids, access and connections.
-        raise ConfigError(
-            "The base model cannot be downloaded from the model hub.",
-            got=f"model.base = {reference!r}: {error}",
-            do="Check the id, the connection and, for a gated model, your access token; or name a directory.",
-        ) from error
-
-
-def _checked(directory: Path) -> Path:
-    if not (directory / "config.json").is_file() or not any(directory.glob("*.safetensors")):
-        raise ConfigError(
-            "This directory contains no model in Hugging Face layout.",
-            got=str(directory),
-            do="It needs config.json and the weights as .safetensors, or one GGUF file; pickled weights are never "
-            "loaded.",
-        )
-    return directory
+"""To test whether a prompt is too long, this number of characters for each allowed token is encoded first. It is twice
+the usual length of a token."""
 
 
 class PromptCodec:
@@ -129,12 +50,13 @@ class PromptCodec:
         prompt_suffix: str = "",
         strip_thinking: bool = False,
         context_tokens: int = MAX_TOKENS,
+        bos_id: int | None = None,
         eos_id: int | None = None,
         vocabulary_size: int | None = None,
     ) -> None:
-        """If `strip_thinking`, `<think>...</think>` is removed from replies before scoring. `eos_id` is the tokenizer's
-        end of sequence. `vocabulary_size` is the model's number of token ids; larger ids are refused; None turns the
-        check off.
+        """If `strip_thinking`, `<think>...</think>` is removed from replies before scoring. `bos_id` and `eos_id` are
+        the tokenizer's begin and end of sequence. `vocabulary_size` is the model's number of token ids; larger ids are
+        refused; None turns the check off.
         """
         self._tokenizer = tokenizer
         self._chat = chat
@@ -142,10 +64,13 @@ class PromptCodec:
         self._prompt_suffix = prompt_suffix
         self._strip_thinking = strip_thinking
         self._eos_id = eos_id
+        self.bos_id = bos_id
         self._vocabulary_size = vocabulary_size
         self._control = ControlTokens(tokenizer, () if chat is None else (chat.source, chat.tool_source))
         self._begins_with = _begins_with(tokenizer) if chat is None else []
         self.stop_ids = stop_ids
+        self.longest_token = max(map(len, tokenizer.get_vocab()), default=1)
+        """Largest number of characters of a token."""
         self.context_tokens = context_tokens
         """Largest number of tokens that a prompt and its completion may have together."""
 
@@ -178,10 +103,10 @@ class PromptCodec:
         Raises ConfigError if the model's tokenizer cannot be used, or if the model has no chat template for
         `template_options`.
         """
-        tokenizer = _load_tokenizer(directory / "tokenizer.json")
+        tokenizer = load_tokenizer(directory / "tokenizer.json")
         config = read_map(directory / "tokenizer_config.json")
         special_tokens = {name: _text(config[name]) for name in _SPECIAL_TOKENS if config.get(name) is not None}
-        eos_id = tokenizer.token_to_id(special_tokens.get("eos_token", ""))
+        bos_id, eos_id = (tokenizer.token_to_id(special_tokens.get(f"{name}_token", "")) for name in ("bos", "eos"))
         templates, options = read_templates(directory), dict(template_options or {})
         if not templates and options:
             raise ConfigError(
@@ -191,7 +116,8 @@ class PromptCodec:
             )
         return cls(
             tokenizer,
-            stop_ids=_stop_ids(directory, eos_id),
+            stop_ids=stop_ids_of(directory, eos_id),
+            bos_id=bos_id,
             eos_id=eos_id,
             vocabulary_size=vocabulary_size(directory),
             chat=None
@@ -205,13 +131,13 @@ class PromptCodec:
             system_prompt=system_prompt,
             prompt_suffix=prompt_suffix,
             strip_thinking=strip_thinking,
-            context_tokens=_context_tokens(directory),
+            context_tokens=context_tokens_of(directory),
         )
 
     def with_tools(self, tools: Sequence[Mapping[str, Any]]) -> PromptCodec:
         """Return a copy of this codec in which every prompt begins with these tool definitions.
 
-        Raises ConfigError if the chat template does not show tools, or cannot render a tool's message.
+        Raises ConfigError if the chat template does not show tools, or cannot show a tool's message.
         """
         if not tools:
             return self
@@ -220,10 +146,16 @@ class PromptCodec:
                 "The task has tools, but the base model has no chat template to show them.",
                 do="Use a chat model whose template supports tools.",
             )
-        codec = copy(self)
-        codec._chat = self._chat.with_tools(tools)
+        codec = self._with_chat(self._chat.with_tools(tools))
         codec.check()
-        codec.encode_answer([{"role": "tool", "content": "", "name": "tool", "tool_call_id": "000000000"}], after=-1)
+        assert codec._chat is not None, "just set"
+        return codec._with_chat(codec._chat.showing_answers(self._messages(""), stops=self._stop_texts))
+
+    def _with_chat(self, chat: ChatTemplate | None) -> PromptCodec:
+        codec = copy(self)
+        codec._chat = chat
+        for name in ("_begins_in_thought", "_ends_reply"):  # Cached for the template without tools.
+            codec.__dict__.pop(name, None)
         return codec
 
     def check(self) -> None:
@@ -271,6 +203,18 @@ class PromptCodec:
         """
         return self._encode_conversation(self._with_words(messages))
 
+    @property
+    def is_chat(self) -> bool:
+        """Return True if the model has a chat template."""
+        return self._chat is not None
+
+    def render_opening(self, messages: Sequence[Message], *, is_for_reply: bool = True) -> str:
+        """Return the text whose tokens `encode_opening` returns. Without `is_for_reply`, a chat ends with its last
+        message.
+        """
+        said = self._with_words(messages)
+        return self._render(said) if self._chat is None else self._chat.render(said, is_for_reply=is_for_reply)
+
     def render_prompt(self, prompt: str) -> str:
         """Return the text whose tokens `encode_prompt` returns."""
         return self._render(self._messages(prompt))
@@ -278,7 +222,7 @@ class PromptCodec:
     def has_room(self, prompt: str, *, tokens: int) -> bool:
         """Return True if the prompt has at most this many tokens.
 
-        If a prompt is far longer, only its beginning is encoded, because 10 MB of text would take seconds.
+        Of a far longer prompt, only the beginning is encoded, because 10 MB of text would take seconds.
         """
         shown = _FIRST_CHARACTERS * max(tokens, 1)
         while len(prompt) > shown:
@@ -294,8 +238,49 @@ class PromptCodec:
         chat = replace(self._chat, tools=quoting.quoted(self._chat.tools))
         return self._known(quoting.ids(chat.render(quoting.quoted(messages))))
 
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> NDArray[np.int32]:
+        """Encode a conversation that another program has composed, up to its next reply. The run's system prompt,
+        prompt suffix and template options are not used.
+
+        `options` are variables of the chat template. Raises ConfigError if the template cannot render the conversation
+        or does not show tools.
+        """
+        if self._chat is None:
+            if tools:
+                raise ConfigError("This model has no chat template, so it cannot use tools.")
+            return self._encode_conversation(messages)
+        chat = replace(self._chat, options={}, tools=())
+        if tools:
+            chat = chat.with_tools(tools)
+            chat.check()
+        quoting = self._control.quoting(messages, tools, options)
+        chat = replace(chat, tools=quoting.quoted(chat.tools), options=quoting.quoted(options or {}))
+        return self._known(quoting.ids(chat.render(quoting.quoted(messages))))
+
+    def encode_raw(self, text: str) -> NDArray[np.int32]:
+        """Return the ids of a whole prompt that another program wrote as text. Control tokens in the text count as
+        control tokens. The tokenizer's begin tokens come first, once.
+        """
+        begins, ids = _begins_with(self._tokenizer), self.ids_of_plain(text)
+        return self._known(ids if begins and ids[: len(begins)] == begins else [*begins, *ids])
+
+    def has_ids(self, ids: Sequence[int]) -> bool:
+        """Return True if the model has all these token ids."""
+        return min(ids, default=0) >= 0 and max(ids, default=0) < self.num_model_ids
+
+    @property
+    def num_model_ids(self) -> int:
+        """Number of the model's token ids."""
+        return self._tokenizer.get_vocab_size() if self._vocabulary_size is None else self._vocabulary_size
+
     def _known(self, ids: list[int]) -> NDArray[np.int32]:
-        """Return the token ids as an array. Raises ConfigError if the model lacks one of them."""
+        """Return the token ids as an array. Raises ConfigError if the model lacks one of these ids."""
         if self._vocabulary_size is not None and max(ids, default=0) >= self._vocabulary_size:
             strange = next(token_id for token_id in ids if token_id >= self._vocabulary_size)
             raise ConfigError(
@@ -321,7 +306,7 @@ class PromptCodec:
             text = text.removeprefix(OPEN).removeprefix("\n")
         ids = self._tokenizer.encode(text, add_special_tokens=False).ids
         if not ids or ids[-1] not in self.stop_ids:
-            ids = [*ids, self._end_of_reply]
+            ids = [*ids, *(self._ends_reply or [self._last_resort])]
         if not set(self.stop_ids).isdisjoint(ids[:-1]):
             raise ConfigError("A reply contains a stop token before its end.")
         return self._known(ids)
@@ -330,19 +315,23 @@ class PromptCodec:
         """Return the ids [T] int32 between a completion, whose last id is `after`, and the next completion.
 
         The ids end the assistant's turn, unless `after` already ends it, and continue with `messages` in the chat
-        template up to the next reply. The completion itself is never tokenised again: the template writes identical
-        text after any reply. Without a chat template, the ids are those of the concatenated message texts.
+        template up to the next reply. `after` may be the last of several ids that end a turn. The completion itself
+        need not be tokenised again, because the template writes identical text after any reply. Without a chat
+        template, the ids are those of the concatenated message texts.
         """
         if self._chat is None:
             return self._known(self._control.ids_of_text("".join(message["content"] for message in messages)))
         before = self._messages("")
         quoting = self._control.quoting(before, messages, self._chat.tools)
         chat = replace(self._chat, tools=quoting.quoted(self._chat.tools))
-        ids = quoting.ids(chat.behind_reply(quoting.quoted(before), quoting.quoted(messages)))
-        return self._known(ids[1:] if ids[:1] == [after] else ids)
+        behind = chat.behind_reply(quoting.quoted(before), quoting.quoted(messages), stops=self._stop_texts)
+        ids = quoting.ids(behind)
+        end = self._ends_reply
+        ended = end if ids[: len(end)] == end else ids[:1]
+        return self._known(ids[len(ended) :] if ended[-1:] == [after] else ids)
 
     def reply(self, ids: Iterable[int] | NDArray[np.integer[Any]]) -> str:
-        """Return the text of a completion for scoring. If the run removes reasoning, the text is without it."""
+        """Return the text of a completion for scoring. If `strip_thinking` is set, reasoning is removed."""
         if not self._strip_thinking:
             return self.decode(ids)
         if not self._special & {OPEN, CLOSE}:
@@ -362,15 +351,65 @@ class PromptCodec:
         return self._chat is not None and ends_in_thought(self._chat.begins_reply_with(self._messages("")))
 
     @cached_property
-    def _end_of_reply(self) -> int:
-        """Return the stop token that the chat template writes after a reply. If it writes none, return the tokenizer's
-        end of sequence.
+    def _stop_texts(self) -> list[str]:
+        texts = (self._tokenizer.id_to_token(stop) for stop in self.stop_ids)
+        return [text for text in texts if text]
+
+    @cached_property
+    def _ends_reply(self) -> list[int]:
+        """Return the ids that the chat template writes between a reply and the next user's turn, up to the first stop
+        token. Empty if it writes no stop token there.
+
+        A template may write further tokens before the stop token, such as a line break. A model's own replies end with
+        the same ids.
         """
-        if self._chat is not None:
-            behind = self._tokenizer.encode(self._chat.behind_reply(self._messages(""), ()), add_special_tokens=False)
-            if behind.ids and behind.ids[0] in self.stop_ids:
-                return int(behind.ids[0])
-        return self._eos_id if self._eos_id in self.stop_ids else self.stop_ids[0]
+        if self._chat is None:
+            return []
+        try:
+            behind = self._chat.behind_reply(self._messages(""), [{"role": "user", "content": _ASKED}])
+        except ConfigError:  # A template for a single turn.
+            behind = self._chat.behind_reply(self._messages(""), ())
+        ids: list[int] = self._tokenizer.encode(behind.partition(_ASKED)[0], add_special_tokens=False).ids
+        return next((ids[: place + 1] for place, token_id in enumerate(ids) if token_id in self.stop_ids), [])
+
+    @property
+    def _last_resort(self) -> int:
+        """Return the stop token for a reply if the chat template writes none: the tokenizer's end of sequence."""
+        return self._eos_id if self._eos_id is not None and self._eos_id in self.stop_ids else self.stop_ids[0]
+
+    @property
+    def end_of_reply(self) -> int:
+        """Return the stop token that the chat template writes after a reply, else the tokenizer's end of sequence."""
+        return (self._ends_reply or [self._last_resort])[-1]
+
+    @property
+    def end_of_text(self) -> int:
+        """Return the tokenizer's end of sequence. If it has none, return the stop token of a reply."""
+        return self.end_of_reply if self._eos_id is None else self._eos_id
+
+    @cached_property
+    def begins_with_bos(self) -> bool:
+        """Return True if every prompt begins with the tokenizer's begin of sequence. Return False if the chat template
+        begins each message with this token."""
+        if self.bos_id is None or self.encode_prompt(_ASKED)[:1].tolist() != [self.bos_id]:
+            return False
+        return self._chat is None or "bos_token" in self._chat.source or self.bos_id in _begins_with(self._tokenizer)
+
+    def id_of(self, token: str) -> int | None:
+        """Return the id of a token by its text; None if there is no such token."""
+        found: int | None = self._tokenizer.token_to_id(token)
+        return found
+
+    def ids_of_plain(self, text: str) -> list[int]:
+        """Return the ids with which the tokenizer encodes a text. Unlike in prompts, control tokens in the text are
+        encoded as control tokens."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def normalized(self, text: str) -> str:
+        """Return the text after the tokenizer's normalisation, such as Unicode's NFC."""
+        normalizer = self._tokenizer.normalizer
+        return text if normalizer is None else str(normalizer.normalize_str(text))
 
     @property
     def num_ids(self) -> int:
@@ -408,14 +447,14 @@ class PromptCodec:
         return found
 
     def text(self, ids: Iterable[int] | NDArray[np.integer[Any]]) -> str:
-        """Return the texts of all `pieces` as one text. This is faster than `pieces`."""
+        """Return the text of all `pieces` joined, with special tokens written out. This is faster than `pieces`."""
         every = _plain(ids)
         if every and (min(every) < 0 or max(every) >= self._tokenizer.get_vocab_size()):
             return "".join(text for text, _ in self.pieces(every))
         return str(self._tokenizer.decode(every, skip_special_tokens=False))
 
     def _behind(self, ids: Sequence[int], place: int) -> str:
-        """Return the text that the ids from index `place` on add to the text of the earlier ids."""
+        """Return the text that the ids from index `place` on add to the text of the ids before them."""
         before, whole = (self._tokenizer.decode(part, skip_special_tokens=False) for part in (ids[:place], ids))
         return str(whole[len(before) :])
 
@@ -431,22 +470,6 @@ class PromptCodec:
         if self._system_prompt and not any(message["role"] == "system" for message in found):
             found.insert(0, {"role": "system", "content": self._system_prompt})
         return found
-
-
-def _load_tokenizer(path: Path) -> Tokenizer:
-    if not path.is_file():
-        raise ConfigError(
-            "The base model has no fast tokenizer.",
-            got=f"{path} is missing",
-            do="Save it with AutoTokenizer.from_pretrained(...).save_pretrained(...), which writes tokenizer.json.",
-        )
-    try:
-        tokenizer: Tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # The library raises plain Exception for an unreadable file.
-        raise ConfigError("The base model's tokenizer cannot be read.", got=f"{path}: {error}") from error
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    return tokenizer
 
 
 def _begins_with(tokenizer: Tokenizer) -> list[int]:
@@ -467,55 +490,6 @@ def _begins_with(tokenizer: Tokenizer) -> list[int]:
 def _text(token: str | Mapping[str, Any]) -> str:
     """Return a special token's text. In tokenizer_config.json it is a text, or a map with `content`."""
     return token if isinstance(token, str) else str(token["content"])
-
-
-def vocabulary_size(directory: Path) -> int:
-    """Return the vocabulary size from the model's config, or from the config's part for text. Raises ConfigError if
-    there is none."""
-    config = read_map(directory / "config.json")
-    found = config.get("vocab_size", _text_config(config).get("vocab_size"))
-    if type(found) is not int or found < 1:
-        raise ConfigError(
-            "The base model's config has no valid vocabulary size.",
-            got=f"vocab_size = {found!r} in {directory / 'config.json'}",
-            do="Use a language model in Hugging Face layout, whose config.json has vocab_size.",
-        )
-    return found
-
-
-def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = config.get("text_config")
-    return found if isinstance(found, dict) else {}
-
-
-def _context_tokens(directory: Path) -> int:
-    """Return the context length from the model's config, or from its part for text, limited to the size of a
-    message."""
-    config = read_map(directory / "config.json")
-    known = config.get("max_position_embeddings") or _text_config(config).get("max_position_embeddings")
-    return min(int(known), MAX_TOKENS) if known else MAX_TOKENS
-
-
-def _stop_ids(directory: Path, tokenizer_eos: int | None) -> tuple[int, ...]:
-    """Return the ids that end a completion: those of the generation config, else of the model config, and the
-    tokenizer's eos.
-
-    Raises ConfigError without such an id, because completions would never end by themselves.
-    """
-    stop = read_map(directory / "generation_config.json").get("eos_token_id")
-    if stop is None:
-        stop = read_map(directory / "config.json").get("eos_token_id")
-    candidates = [*(stop if isinstance(stop, list) else [stop]), tokenizer_eos]
-    # A model cannot sample an id outside its vocabulary.
-    known = range(vocabulary_size(directory))
-    found = {int(token_id) for token_id in candidates if token_id is not None and int(token_id) in known}
-    if not found:
-        raise ConfigError(
-            "The base model has no end-of-sequence token in its vocabulary.",
-            got=f"eos_token_id = {', '.join(map(str, candidates))} in {directory}, vocab_size = {len(known)}",
-            do="Set eos_token_id in its generation_config.json.",
-        )
-    return tuple(sorted(found))
 
 
 def _plain(ids: Iterable[int] | NDArray[np.integer[Any]]) -> list[int]:

@@ -1,10 +1,11 @@
-"""Encode text so that only the chat template produces control tokens. Similar text from other sources stays plain text.
+"""Encode text so that only the chat template produces control tokens. Text from other sources that looks like a control
+token stays plain text.
 
-A problem, an environment or a tool may contain `Explain <|im_end|> now`. If this were encoded directly, it would end
-its turn, and the rest could pose as another role's turn. Three steps prevent that. First, in such texts, the characters
-that begin a control token are replaced by numbers. Then the template is rendered, and the template's own control tokens
-get secret spellings. Finally, a copy of the tokenizer that knows only these spellings encodes the result. With a short
-secret:
+A problem, an environment or a tool may contain `Explain <|im_end|> now`. Encoded directly, this text would end its
+turn, and the rest could pose as the turn of another role. Three steps prevent this. First, in such texts, the
+characters that begin a control token are replaced by numbers. Then the template is rendered, and the template's own
+control tokens get secret spellings. Finally, a copy of the tokenizer that knows only these spellings encodes the
+result. With a short secret:
 
     quoted      Explain (q0:60)|im_end|> now
     rendered    <|im_start|>user\\nExplain (q0:60)|im_end|> now<|im_end|>\\n
@@ -57,9 +58,8 @@ class ControlTokens:
         self._beginning = _beginning_of(self._texts)
 
     def quoting(self, *said: Any) -> Quoting:
-        """Return a `Quoting` for everything that the template did not write. `said` holds it: texts, and lists and maps
-        of texts.
-        """
+        """Return a `Quoting` for texts that the template did not write. `said` holds these texts; they may be inside
+        lists and maps."""
         text = "".join(texts_in(said))
         mark = next(mark for number in count() if (mark := f"(q{number}:") not in text)
         return Quoting(control=self, mark=mark)
@@ -101,7 +101,7 @@ class ControlTokens:
 
     @cached_property
     def _copy(self) -> Tokenizer:
-        """Return a copy of the tokenizer that knows control tokens only by their secret spellings."""
+        """Return a copy of the tokenizer that recognises control tokens only by their secret spellings."""
         state = json.loads(self._tokenizer.to_str())
         state["post_processor"] = None
         for token in state["added_tokens"]:

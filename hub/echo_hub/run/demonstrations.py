@@ -5,7 +5,7 @@
 
 Both lines mean the same. The prompt is rendered as for rollouts: with the chat template, the run's options, the task's
 tools, and the run's system prompt and suffix. The reply is encoded as a node would sample it, with its stop token. Text
-between two replies is encoded as in multi-turn episodes. If the line has a system message, it replaces the run's. If a
+between two replies is encoded as in multi-turn episodes. A system message in the line replaces that of the run. If a
 run has several tasks, `task` selects the task whose prompts the line uses.
 
 If no node could sample a line, the line is skipped and counted. It is never truncated, because a truncated
@@ -50,16 +50,17 @@ class Demonstrations:
     examples: tuple[Demonstration, ...]
     """Demonstrations in the order of the file, without skipped lines."""
     long_replies: tuple[int, ...]
-    """Numbers, counted from 1, of the skipped lines with a reply above the completion limit."""
+    """Line numbers, from 1, of skipped lines whose reply has more tokens than a completion may have."""
     long_conversations: tuple[int, ...]
-    """Numbers, counted from 1, of the skipped lines that exceed the base model's context."""
+    """Line numbers, from 1, of skipped lines whose conversation exceeds the base model's context."""
 
 
 def read_demonstrations(path: Path, codecs: Mapping[str, PromptCodec], *, max_tokens: int) -> Demonstrations:
     """Read a whole file.
 
-    `codecs` are keyed by task. `max_tokens` is the limit of a reply, including the stop token. Raises ConfigError if
-    the file cannot be read, if lines are malformed (all of them are listed), or if no line is usable.
+    `codecs` maps each task's key to the codec that encodes its prompts. `max_tokens` is the limit of a reply, including
+    the stop token. Raises ConfigError if the file cannot be read, if lines are malformed (all of them are listed), or
+    if no line is usable.
     """
     try:
         lines = path.read_bytes().splitlines()
@@ -148,7 +149,7 @@ def _checked(messages: Any) -> list[Message]:
 
 
 def _encode(messages: Sequence[Message], codec: PromptCodec) -> tuple[Demonstration, int]:
-    """Return the conversation's ids, and the number of tokens of its longest reply."""
+    """Encode a conversation. Return the demonstration, and the number of tokens of its longest reply."""
     turns = [list(turn) for _, turn in groupby(messages, key=lambda message: message["role"] == "assistant")]
     ids: list[NDArray[np.int32]] = []
     drawn: list[NDArray[np.bool_]] = []

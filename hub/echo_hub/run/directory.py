@@ -14,6 +14,7 @@ from typing import Final
 from filelock import FileLock, Timeout
 
 from echo_shared.errors import ConfigError, StorageError
+from echo_shared.wire.messages.fields import FIRST_TENANT_VERSION
 
 log = logging.getLogger(__name__)
 
@@ -45,13 +46,18 @@ class RunDirectory:
 
     @property
     def operator_password(self) -> Path:
-        """Return the path of the file with the password's hash. If there is no password, there is no file."""
+        """Return the path of the file with the password's hash. The file is missing if there is no password."""
         return self.root / "operator.password"
 
     @property
     def artefacts(self) -> Path:
         """Return the directory of published files, which `echo_hub.net.artefact_store` manages."""
         return self.root / "artefacts"
+
+    @property
+    def gguf(self) -> Path:
+        """Return the path of the description of the offered GGUF file (`echo_hub.run.offered_gguf`)."""
+        return self.root / "gguf.json"
 
     @property
     def database_url(self) -> str:
@@ -68,11 +74,15 @@ class RunDirectory:
         return self.root / "start"
 
     def checkpoint(self, step: int) -> Path:
-        """Return the checkpoint from which the learner resumes after this step: `echo_hub.learner.checkpoint`."""
+        """Return the path of the checkpoint from which the learner resumes after this step:
+        `echo_hub.learner.checkpoint`."""
         return self.root / "checkpoints" / f"step-{step:06d}"
 
     def adapter(self, policy_version: int) -> Path:
-        """Return the directory of a published version in PEFT layout, as the learner wrote it."""
+        """Return the directory of a published version, of the run or of a tenant, in the PEFT layout that the learner
+        wrote."""
+        if policy_version >= FIRST_TENANT_VERSION:
+            return self.root / "tenants" / "versions" / f"v{policy_version}"
         return self.root / "adapters" / f"v{policy_version:06d}"
 
     def adapter_versions(self) -> list[int]:
@@ -96,8 +106,8 @@ class RunDirectory:
 
         Keeps the newest `kept` adapters. If these exceed `max_bytes` in total (0 = no limit), keeps fewer, but at least
         `LEAST_KEPT`. Never deletes `published_version`, newer versions, or versions that must still be evaluated. An
-        adapter is renamed first, so that it disappears atomically. If the system refuses a deletion, this is logged,
-        and the next call tries again.
+        adapter is renamed first, so that it disappears atomically. If the system refuses a deletion, the failure is
+        logged, and the next call tries again.
         """
         versions = self.adapter_versions()
         spare = versions[: -min(kept, self._fitting(versions, max_bytes))]

@@ -3,8 +3,9 @@
     python -m echo_hub.run.gguf_base FILE DIRECTORY
 
 Weights are converted to bfloat16, but a file with only float32 weights keeps float32. The result is stored in the hub's
-cache directory under the file's name, size and modification time. Learner and nodes use it like any other model.
-transformers loads PyTorch, so the conversion runs in a separate process.
+cache directory under the file's name, size and modification time. Learner and nodes use it like any other model; nodes
+that run llama.cpp get the file itself (`echo_hub.run.offered_gguf`). transformers loads PyTorch, so the conversion runs
+in a separate process. transformers reads only whole files, so the parts of a split model are joined for it first.
 """
 
 from __future__ import annotations
@@ -17,34 +18,47 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import platformdirs
 
 from echo_shared.errors import ConfigError
 from echo_shared.files.atomic import atomic_directory
+from echo_shared.gguf.file_names import SUFFIX, models_in, part_names
+
+if TYPE_CHECKING:
+    from echo_shared.gguf.opened_model import OpenedModel
 
 log = logging.getLogger(__name__)
 
-SUFFIX: Final = ".gguf"
 _CACHE: Final = "echo-hub"
+_FORMAT: Final = "2"
+"""Part of the name under which a converted model is stored. A change of the conversion raises it, so that old results
+are not used."""
+_DIGITS_APART: Final = ("starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b")
+"""Values of `tokenizer.ggml.pre` with which llama.cpp first splits text at each digit. transformers 5.23 has no
+equivalent.
+"""
 _SHOWN_CHARACTERS: Final = 500
+_OF_ONE_FILE: Final = ("GGUF.", "split.", "general.alignment", "general.architecture")
+"""Beginnings of the names of metadata that describe one file, not the model. The writer sets them itself."""
 
 
 def gguf_in(path: Path) -> Path | None:
-    """Return the GGUF file that `path` names: `path` itself, or the only GGUF file in a directory that contains no
-    other model. Return None if there is no such file.
+    """Return the GGUF file that `path` names: `path` itself, or the only GGUF model in the directory `path`. A split
+    model is named by one of its parts. Return None if a GGUF file is missing, or if weights in another format exist
+    next to it.
     """
     if path.is_file() and path.suffix.lower() == SUFFIX:
         return path
     if not path.is_dir() or (path / "config.json").is_file() or any(path.glob("*.safetensors")):
         return None
-    found = [file for file in path.iterdir() if file.suffix.lower() == SUFFIX and file.is_file()]
+    found = models_in(path)
     if len(found) > 1:
         raise ConfigError(
             "This directory contains several GGUF files.",
-            got=f"{', '.join(sorted(file.name for file in found))} in {path}",
-            do="Set model.base to one of them. Join the parts of one model first: llama-gguf-split --merge.",
+            got=f"{', '.join(file.name for file in found)} in {path}",
+            do="Name one of these files.",
         )
     return found[0] if found else None
 
@@ -55,9 +69,9 @@ def unpacked(file: Path) -> Path:
 
     Raises ConfigError if transformers cannot read the file, StorageError if the disk refuses.
     """
-    file = file.resolve()
-    state = file.stat()
-    key = hashlib.sha256(f"{file}\0{state.st_size}\0{state.st_mtime_ns}".encode()).hexdigest()[:16]
+    # Keep the file's own name: a link in the model hub's cache points to a file that is named by its hash.
+    file = file.absolute()
+    key = hashlib.sha256("\0".join([_FORMAT, *map(_state, _parts(file))]).encode()).hexdigest()[:16]
     directory = platformdirs.user_cache_path(_CACHE, appauthor=False) / "gguf" / f"{file.stem}-{key}"
     if directory.is_dir():
         return directory
@@ -80,13 +94,65 @@ def unpacked(file: Path) -> Path:
     return directory
 
 
+def _parts(file: Path) -> list[Path]:
+    """Return the paths of all parts of the model. Raises ConfigError if one is missing."""
+    parts = [file.with_name(name) for name in part_names(file.name)]
+    missing = [part.name for part in parts if not part.is_file()]
+    if missing:
+        raise ConfigError(
+            "This GGUF model is incomplete.",
+            got=f"{file.parent} has no {', '.join(missing)}",
+            do="Put all parts of the model into one directory.",
+        )
+    return parts
+
+
+def _state(part: Path) -> str:
+    part = part.resolve()
+    state = part.stat()
+    return f"{part}\0{state.st_size}\0{state.st_mtime_ns}"
+
+
 def unpack(file: Path, directory: Path) -> None:
-    """Write the model in `file` to `directory`. Raises whatever transformers raises."""
-    from gguf import GGMLQuantizationType, GGUFReader
+    """Convert the model in `file`, and write it to `directory`. Raises any error that transformers raises."""
+    from echo_shared.gguf.opened_model import OpenedModel
 
-    exact = all(tensor.tensor_type == GGMLQuantizationType.F32 for tensor in GGUFReader(file).tensors)
+    model_file = OpenedModel(file)
+    exact = model_file.weights == "f32"
+    if len(model_file.parts) > 1:
+        joined = directory / f"joined{SUFFIX}"
+        join(model_file, joined)
+        try:
+            _unpack_whole(joined, directory, exact=exact)
+        finally:
+            joined.unlink()
+    else:
+        _unpack_whole(file, directory, exact=exact)
 
-    # Import here, after the file was read: the import is slow, and a damaged file is refused at once.
+
+def join(model_file: OpenedModel, path: Path) -> None:
+    """Write all parts of a split model to one file."""
+    from gguf import GGUFValueType, GGUFWriter
+
+    writer = GGUFWriter(path, model_file.architecture)
+    for name, field in model_file.fields.items():
+        if not name.startswith(_OF_ONE_FILE):
+            kind = field.types[0]
+            writer.add_key_value(name, field.contents(), kind, field.types[-1] if kind == GGUFValueType.ARRAY else None)
+    for name, tensor in model_file.tensors.items():
+        writer.add_tensor_info(name, tensor.data.shape, tensor.data.dtype, tensor.data.nbytes, tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for tensor in model_file.tensors.values():
+        writer.write_tensor_data(tensor.data)
+    writer.close()
+
+
+def _unpack_whole(file: Path, directory: Path, *, exact: bool) -> None:
+    # Import here, after the file was read: the import is slow, and damaged files are refused earlier.
+    from gguf import GGUFReader
+    from tokenizers import pre_tokenizers
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     model: Any = AutoModelForCausalLM.from_pretrained(
@@ -97,7 +163,12 @@ def unpack(file: Path, directory: Path) -> None:
         local_files_only=True,
     )
     model.save_pretrained(directory)
-    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True).save_pretrained(directory)
+    tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, local_files_only=True)
+    split = GGUFReader(file).fields.get("tokenizer.ggml.pre")
+    if split is not None and split.contents() in _DIGITS_APART:
+        digits, rest = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, rest])
+    tokenizer.save_pretrained(directory)
 
 
 def _end_with_parent() -> None:

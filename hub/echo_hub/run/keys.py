@@ -1,8 +1,8 @@
 """The run's keys. `echo_shared.artefacts.sealing` encrypts published files with them, so that only the run's members
 can read the files.
 
-Keys are numbered consecutively, and new files are encrypted with the newest key. If a node is barred, a new key is
-made, so that the node cannot read later publications. It could read the earlier ones anyway.
+Keys are numbered consecutively, and new files are encrypted with the newest key. If a node is barred from the run, a
+new key is made, so that the node cannot read later publications. It can still read earlier ones.
 
 RUN/run_keys.json is readable only by its owner, and is replaced atomically. The file also lists the nodes that were
 barred when the newest key was made. So if a node is barred while the hub is down, the next start notices it.
@@ -69,12 +69,12 @@ class RunKeys:
         return frozenset(self._state.keys)
 
     def named(self, key_ids: Collection[int]) -> tuple[RunKey, ...]:
-        """Return the keys with these numbers, in order."""
+        """Return the keys with the numbers `key_ids`, in order."""
         return tuple(RunKey(key_id=key_id, key=bytes.fromhex(self._state.keys[key_id])) for key_id in sorted(key_ids))
 
     def bar(self, node_ids: Collection[str]) -> bool:
-        """Set the barred nodes, which must not read later publications, to exactly these nodes. If any of them is newly
-        barred, make a new key and return True.
+        """Replace the list of barred nodes, which must not read later publications, by `node_ids`. If a node in it is
+        newly barred, make a new key and return True.
 
         Raises StorageError if the file cannot be written.
         """
@@ -94,7 +94,8 @@ class RunKeys:
         self._write(_State(keys=keys, barred=self._state.barred))
 
     def keep(self, key_ids: Collection[int]) -> None:
-        """Delete all keys except these and the newest. Raises StorageError if the file cannot be written."""
+        """Delete all keys except those with the numbers `key_ids` and the newest key. Raises StorageError if the file
+        cannot be written."""
         newest = self.current.key_id
         kept = {key_id: key for key_id, key in self._state.keys.items() if key_id in key_ids or key_id == newest}
         if kept != self._state.keys:

@@ -40,7 +40,8 @@ def make_run(
 
 
 def port_beside(beside: RunDirectory) -> int:
-    """Return the first port above those of this hub's runs. Return 0 (any free port) if one of the runs has 0.
+    """Return a port for a new run: one above the highest port among all runs of `beside`'s hub. Return 0 (any free
+    port) if one of these runs has port 0.
 
     Raises ConfigError if `beside` is not a run.
     """

@@ -8,7 +8,7 @@ from echo_shared.signing import key_file
 
 
 def siblings_of(directory: RunDirectory) -> list[RunDirectory]:
-    """Return the hub's other runs, sorted by name. Directories that cannot be read are skipped."""
+    """Return the other runs of this run's hub, sorted by name. Directories that cannot be read are skipped."""
     own = key_file.load(directory.key).public_key
     here = directory.root.resolve()
     try:

@@ -32,9 +32,10 @@ from echo_hub.config.sections import HubConfig
 from echo_hub.run.directory import RunDirectory
 from echo_shared.delta.adapter import (
     CONFIG_FILE,
-    PROJECTIONS,
     WEIGHTS_FILE,
     Adapter,
+    is_adaptable,
+    is_of_experts,
     load_adapter,
     lora_scaling,
     plain_name,
@@ -50,9 +51,10 @@ FINETUNED: Final = "sft.json"
 """File next to an adapter trained by `echo-hub sft`: its origin and figures."""
 
 Weights = Mapping[str, NDArray[np.float32]]
-"""Adapter weights A [R, I] and B [O, R], by their names in PEFT's files."""
+"""Adapter weights by their names in PEFT's files. A has the shape [R, I], B has [O, R] (R: rank, I: inputs, O: outputs
+of a layer)."""
 
-_LAYER: Final = re.compile(r"(?:model\.)?(layers\.\d+\.(?:[A-Za-z0-9_]+\.)*([a-z]+_proj))\.weight")
+_LAYER: Final = re.compile(r"(?:model\.)?(layers\.\d+\.(?:[A-Za-z0-9_]+\.)*[A-Za-z0-9_]+)\.weight")
 
 
 class Ancestor(BaseModel):
@@ -75,7 +77,7 @@ class AdapterOrigin(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     source: str = ""
-    """The adapter or model that was trained on the demonstrations, in the form of `Start.source`."""
+    """The adapter or model trained on the demonstrations, in the form of `Start.source`."""
     ancestors: tuple[Ancestor, ...] = ()
     """The runs from which the adapter descends, the nearest first."""
     demonstrations: str = ""
@@ -83,15 +85,16 @@ class AdapterOrigin(BaseModel):
 
 
 class Start(BaseModel):
-    """Content of RUN/start/start.json: the origin of a run's first version."""
+    """The content of RUN/start/start.json: the origin of a run's first version."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     kind: Literal["adapter", "fork"]
     policy_version: Annotated[int, Field(ge=1)]
-    """The number that the initial adapter has as a version of this run."""
+    """Version number of the initial adapter in this run."""
     source: str
-    """Name, without path, of the adapter, or of the model trained on demonstrations; "" for the base model."""
+    """Name of the adapter without its path; or, after fine-tuning, name of the model that was fine-tuned. "" for the
+    base model."""
     sha256: str
     """SHA-256 of the weights file that nodes get."""
     has_optimizer: bool = False
@@ -101,26 +104,27 @@ class Start(BaseModel):
     ancestors: tuple[Ancestor, ...] = ()
     """Parent run, the parent's parent, and so on."""
     demonstrations: str = ""
-    """Name of the file of demonstrations on which `echo-hub sft` trained the adapter after that; "" if there is
-    none."""
+    """Name of the file of demonstrations with which `echo-hub sft` fine-tuned the initial adapter; "" without
+    fine-tuning.
+    """
 
     @property
     def lineage(self) -> tuple[str, ...]:
-        """Return the origins of the run's first version in words, nearest first."""
+        """Origins of the run's first version in words, the nearest first."""
         alone = f"the adapter {self.source}" if self.source else "the base"
         nearest, *others = map(str, self.ancestors or (alone,))
         return (f"{nearest}, fine-tuned on {self.demonstrations}" if self.demonstrations else nearest, *others)
 
     @property
     def steps_before(self) -> int:
-        """Return the number of steps before the run that its learning-rate schedule does not count. For a fork this is
-        0, because a fork continues its parent's schedule.
-        """
+        """Number of earlier steps that count in the version number but not in the learning-rate schedule. For a fork
+        this is 0, because a fork continues its parent's schedule."""
         return self.policy_version if self.kind == "adapter" else 0
 
 
 def read_start(directory: RunDirectory) -> Start | None:
-    """Return what the run starts with; None means the bare base. Raises StorageError if the record cannot be read."""
+    """Return the record of the adapter with which the run starts. Return None for the bare base model. Raises
+    StorageError if the record cannot be read."""
     path = directory.start / RECORD
     try:
         return Start.model_validate_json(path.read_bytes())
@@ -201,7 +205,7 @@ def adapter_files(weights: Weights, config: HubConfig, *, rounded: bool = False)
 
 
 def published_files(weights: Weights, config: HubConfig) -> dict[str, bytes]:
-    """Return `adapter_files` in the precision in which nodes get them."""
+    """Return the adapter's files in PEFT's layout, in the precision in which nodes get them."""
     precision = config.dissemination.precision
     rounded = precision == "bfloat16" or (precision == "auto" and is_bfloat16(weights))
     return adapter_files(weights, config, rounded=rounded)
@@ -221,7 +225,8 @@ def write_start(directory: RunDirectory, config: HubConfig, weights: Weights, st
 
 
 def write_checkpoint(folder: Path, files: Mapping[str, bytes], *, step: int) -> None:
-    """Write a checkpoint (`echo_hub.learner.checkpoint`) that holds only an adapter. So the optimizer starts fresh."""
+    """Write a checkpoint (`echo_hub.learner.checkpoint`) that holds only an adapter. Without its state, the optimizer
+    starts fresh."""
     folder.mkdir()
     contents = {**files, "optimizer.safetensors": save({})}
     for name, content in contents.items():
@@ -265,7 +270,8 @@ def _check_fits(adapter: Adapter, adapter_dir: Path, config: HubConfig, base_dir
             got=f"{', '.join(more)} in {adapter_dir}, training.lora_targets = {config.training.lora_targets}",
             do=f"Set training.lora_targets to {','.join(sorted(adapted))}, or use another adapter.",
         )
-    base = {path: shape for path, shape in _base_shapes(base_dir).items() if path.rpartition(".")[2] in layers}
+    shapes, of_experts = _base_layers(base_dir)
+    base = {path: shape for path, shape in shapes.items() if _name(path) in layers}
     of_adapter = {module.path.removeprefix("model."): (len(module.b), module.a.shape[1]) for module in adapter.modules}
     wrong = [path for path, shape in of_adapter.items() if path in base and base[path] != shape]
     strange = [path for path in of_adapter if base and path.startswith("layers.") and path not in base]
@@ -276,8 +282,8 @@ def _check_fits(adapter: Adapter, adapter_dir: Path, config: HubConfig, base_dir
             got=f"{path}: {of_adapter[path]} in {adapter_dir}, {base.get(path, 'no such layer')} in the base",
             do="Set model.base to the model that it was trained on.",
         )
-    if missing := sorted(base.keys() - of_adapter.keys()):
-        names = sorted({path.rpartition(".")[2] for path in missing})
+    if missing := sorted(path for path in base.keys() - of_adapter.keys() if _name(path) not in of_experts):
+        names = sorted(set(map(_name, missing)))
         raise ConfigError(
             "The adapter lacks layers that the run trains.",
             got=f"{adapter_dir} lacks {', '.join(names)} ({len(missing)} layers, such as {missing[0]})",
@@ -285,21 +291,33 @@ def _check_fits(adapter: Adapter, adapter_dir: Path, config: HubConfig, base_dir
         )
 
 
-def _base_shapes(base_dir: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shape [O, I] of each layer that can have an adapter, by the layer's path below `model`. Empty if the
-    files use other names.
+def _name(path: str) -> str:
+    return path.rpartition(".")[2]
+
+
+def _base_layers(base_dir: Path) -> tuple[dict[str, tuple[int, ...]], set[str]]:
+    """Return the shape [O, I] of each layer that can have an adapter, by the layer's path below `model`, and the names
+    of the layers of experts. Both are empty if the files use other names.
+
+    A layer outside experts may have the same name as a layer of experts. Such a layer need not have an adapter, because
+    PEFT cannot adapt it in some model families.
     """
     found: dict[str, tuple[int, ...]] = {}
+    of_experts: set[str] = set()
     for path in sorted(base_dir.glob("*.safetensors")):
         try:
             with safe_open(path, framework="numpy") as file:
                 for name in file.keys():  # noqa: SIM118  # This is not a mapping.
                     match = _LAYER.fullmatch(name)
-                    if match is not None and match[2] in PROJECTIONS and ".experts." not in name:
+                    if match is None:
+                        continue
+                    if is_adaptable(match[1]):
                         found[match[1]] = tuple(file.get_slice(name).get_shape())
+                    elif is_of_experts(match[1]):
+                        of_experts.add(_name(match[1]))
         except (OSError, SafetensorError) as error:
             raise ConfigError("The base model cannot be read.", got=f"{path}: {error}") from error
-    return found
+    return found, of_experts
 
 
 def _config_of(adapter_dir: Path) -> dict[str, Any]:
@@ -315,9 +333,8 @@ def _scaling_of(adapter_dir: Path) -> float | None:
 
 
 def _unscaled(adapter_dir: Path) -> Weights:
-    """Return the weights as they are stored, without the adapter's scaling. To apply the scaling and remove it again
-    could introduce rounding errors.
-    """
+    """Return the adapter's weights as they are stored, without its scaling factor: to apply and remove the factor could
+    add rounding errors."""
     return {plain_name(name): np.array(tensor) for name, tensor in TensorFile(adapter_dir / WEIGHTS_FILE).items()}
 
 

@@ -1,4 +1,5 @@
-"""Find a model's chat templates in all Hugging Face layouts. If several layouts are present, the newest counts.
+"""Find a model's chat templates in all Hugging Face layouts. If the directory has several layouts, the newest one
+counts.
 
     chat_template.jinja                     the template
     additional_chat_templates/NAME.jinja    named templates

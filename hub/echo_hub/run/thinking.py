@@ -9,10 +9,10 @@ CLOSE: Final = "</think>"
 
 
 def without_thinking(text: str, *, is_open: bool = False) -> str:
-    """Return the text without its reasoning. Return "" if a reasoning block is not closed, because then no answer
-    follows.
+    """Return the text without its reasoning. Return "" if a reasoning block is not closed: the text then contains no
+    answer.
 
-    If `is_open`, the block was opened before the text begins, as some chat templates do. Runs in linear time.
+    If `is_open`, the block began before the text: some chat templates open it. Runs in linear time.
     """
     kept: list[str] = []
     place = 0

@@ -26,30 +26,47 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from echo_hub.core.accounting.parameters import SamplingParameters
+from echo_hub.run.experts import Experts
 from echo_hub.scoring.stop_strings import NO_STRINGS, StopStrings
 from echo_shared.errors import RemoteProtocolError
 from echo_shared.records.rollout import RolloutPayload
-from echo_shared.wire.messages import FinishReason
+from echo_shared.wire.messages import NO_ROUTE, FinishReason
+from echo_shared.wire.routes import bytes_per_token, fit
 
 LOGPROB_SLACK: Final = 1e-3
 """Largest log-probability that is accepted, in nats. By rounding, a backend's value may exceed 0 by this much."""
 FALSE_REJECTION: Final = 1e-9
-"""Upper limit of the probability that a fair completion is refused for its log-probabilities."""
+"""Largest allowed probability that a fair completion is refused because of its log-probabilities."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingBounds:
-    """Limits that every completion of this run must keep."""
+    """Limits that every completion of a group must keep: those of the run, or of a tenant's request."""
 
     vocabulary_size: int
     max_tokens: int
     stop_ids: frozenset[int]
     stop_strings: StopStrings = NO_STRINGS
     """Stop strings; a completion is cut after the first one that occurs."""
+    experts: Experts | None = None
+    """The experts of the base model, if completions may report their routes (which experts each token used)."""
+
+    def of_request(self, sampling: SamplingParameters | None) -> SamplingBounds:
+        """Return the limits of a tenant's request. If `sampling` is None, return the run's own limits. A tenant's
+        request never asks for routes."""
+        if sampling is None:
+            return self
+        return SamplingBounds(
+            vocabulary_size=self.vocabulary_size,
+            max_tokens=sampling.max_tokens,
+            stop_ids=frozenset(sampling.stop_ids),
+            stop_strings=self.stop_strings.of_request(sampling.stop_strings),
+        )
 
 
 def check_payload(payload: RolloutPayload, bounds: SamplingBounds) -> None:
-    """Raise RemoteProtocolError with the reason if the completion cannot have been drawn as leased."""
+    """Raise RemoteProtocolError, with the reason, if no honest node can have drawn the completion within the bounds."""
     ids, logprobs = payload.completion_ids, payload.behavior_logprobs
     if not 1 <= len(ids) <= bounds.max_tokens:
         raise RemoteProtocolError("A completion has a wrong length.", got=f"{len(ids)} tokens of {bounds.max_tokens}")
@@ -61,7 +78,7 @@ def check_payload(payload: RolloutPayload, bounds: SamplingBounds) -> None:
         raise RemoteProtocolError("A token is not in the vocabulary.", got=f"ids {int(ids.min())} to {int(ids.max())}")
     lowest_logprob, highest = float(np.minimum.reduce(logprobs)), float(np.maximum.reduce(logprobs))
     if not (isfinite(lowest_logprob) and isfinite(highest)):
-        raise RemoteProtocolError("A log-probability is no number.", got=str(logprobs[~np.isfinite(logprobs)][0]))
+        raise RemoteProtocolError("A log-probability is not a number.", got=str(logprobs[~np.isfinite(logprobs)][0]))
     if highest > LOGPROB_SLACK:
         raise RemoteProtocolError("A log-probability is above zero.", got=f"{highest:.4f}")
     may_be_rare = -lowest_logprob > log(bounds.vocabulary_size)
@@ -71,7 +88,9 @@ def check_payload(payload: RolloutPayload, bounds: SamplingBounds) -> None:
             "No fair draw gives tokens that are as improbable as these log-probabilities say.",
             got=f"{len(ids)} tokens, the lowest: {lowest}",
         )
-    stops = _stops(bounds.stop_ids, bounds.vocabulary_size)[ids]
+    if payload.routes:
+        _check_routes(payload, bounds.experts)
+    stops = stop_table(bounds.stop_ids, bounds.vocabulary_size)[ids]
     if stops[:-1].any():
         raise RemoteProtocolError("A completion goes on after its stop token.", got=f"{int(stops.sum())} stop tokens")
     at_string = bounds.stop_strings.end(ids) == len(ids)
@@ -81,8 +100,25 @@ def check_payload(payload: RolloutPayload, bounds: SamplingBounds) -> None:
         raise RemoteProtocolError("A completion claims to be cut at its length.", got=f"{len(ids)} tokens")
 
 
-@lru_cache(maxsize=4)
-def _stops(stop_ids: frozenset[int], vocabulary_size: int) -> NDArray[np.bool_]:
+def _check_routes(payload: RolloutPayload, experts: Experts | None) -> None:
+    """Raise RemoteProtocolError unless the completion's routes (the experts that computed each token) are possible for
+    a model with these experts."""
+    if experts is None:
+        raise RemoteProtocolError("A completion has routes, which its lease does not ask for.")
+    tokens, size = len(payload.completion_ids), len(payload.routes)
+    if not fit(payload) or bytes_per_token(payload) > experts.most_route_bytes:
+        raise RemoteProtocolError(
+            "A completion's routes have a wrong size.",
+            got=f"{size} bytes for {tokens} tokens, at most {experts.most_route_bytes} for each",
+        )
+    ids = np.frombuffer(payload.routes, np.uint8)
+    highest = int(ids[ids != NO_ROUTE].max(initial=0))
+    if highest >= experts.count:
+        raise RemoteProtocolError("A route names an expert that the model does not have.", got=str(highest))
+
+
+@lru_cache(maxsize=32)
+def stop_table(stop_ids: frozenset[int], vocabulary_size: int) -> NDArray[np.bool_]:
     """Return a boolean table with one entry per token of the vocabulary, True for stop tokens."""
     table = np.zeros(vocabulary_size, np.bool_)
     table[[stop for stop in stop_ids if stop < vocabulary_size]] = True
@@ -90,8 +126,8 @@ def _stops(stop_ids: frozenset[int], vocabulary_size: int) -> NDArray[np.bool_]:
 
 
 def log_chance(logprobs: NDArray[np.float32], vocabulary_size: int) -> float:
-    """Return the logarithm of an upper bound on the probability that a fair draw gives log-probabilities as low as
-    these. `logprobs` has one value for each token, in nats."""
+    """Return the logarithm of an upper bound on the probability that a fair draw gives log-probabilities this low.
+    `logprobs` has one value for each token, in nats."""
     excess = np.maximum(-logprobs.astype(np.float64) - log(vocabulary_size), 0)
     if not excess.any():
         return 0.0

@@ -10,8 +10,8 @@ maps, arrays.
 When a process ends, the processes that its scorers started end too. On Linux these are all descendants
 (`echo_hub.scoring.warden`), on macOS processes of the same session. On Windows they keep running.
 
-`echo_hub.scoring.processes` decides where processes run. If a process is lost with its machine, no call counts as the
-cause: its calls go to another process, or wait for one.
+`echo_hub.scoring.processes` decides where processes run. If a machine is lost with its process, no call counts as the
+cause: the calls go to another process, or wait for one.
 """
 
 from __future__ import annotations
@@ -23,10 +23,13 @@ import random
 import signal
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from echo_hub.cluster.link import ChildLost, ClusterUnusable, RayLink
 from echo_hub.config.sections import HubConfig
@@ -47,18 +50,17 @@ fewer, the scorer must limit itself with a semaphore.
 PART_CALLS: Final = 64
 """Maximum number of calls in one message to a process."""
 MOST_SENT: Final = 8
-"""Maximum number of messages in a process's queue: how many are sent before the first is answered completely."""
+"""Maximum number of messages that wait in a process's queue, including the message that the process works on."""
 DEATHS_AT_START: Final = 3
-"""Number of consecutive processes that may die before readiness; then the pool gives up."""
+"""Number of consecutive processes that may die before they are ready. After that the pool gives up."""
 RESTART_S: Final = 0.5
 """Delay in seconds before a process that died at its start is started again. The delay doubles with each further death
 in a row."""
 LOSSES_OF_ONE: Final = 8
-"""A call fails after this many processes were lost with their machines while it was open, because the call itself may
-crash machines."""
+"""Number of processes that may be lost with their machines while they work on a part's first open call. Then the call
+fails: perhaps it crashes machines."""
 LOST_S: Final = 30.0
-"""Longest delay in seconds before a process that was lost with its machine is replaced; the first delay is
-RESTART_S."""
+"""Longest delay in seconds before a process whose machine was lost is replaced. The first delay is RESTART_S."""
 _CPP_MEMORY_ERROR: Final = "std::bad_alloc"
 """Text in a process's last log line if one of its C++ libraries ran out of memory."""
 
@@ -72,9 +74,10 @@ class _Part:
     results: dict[int, Any] = field(default_factory=dict)
     """Results by index of the call."""
     width: int = PART_CALLS
-    """Number of calls that are sent in one message. If a process dies while it runs several calls, this is halved."""
+    """Number of calls that are sent in one message. If a process dies while it runs several calls, this number is
+    halved."""
     losses: int = 0
-    """Number of processes lost with their machines since the part's last result."""
+    """Number of processes that were lost with their machines since the part's last result."""
     done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     @property
@@ -94,7 +97,7 @@ class _Part:
 
 
 class _Sent:
-    """One message with calls of a part, as sent to a process. `open` holds the indices of the calls without an
+    """Calls of one part (`_Part`) in one message to a process. `open` holds the indices of the calls without an
     answer."""
 
     def __init__(self, part: _Part, places: list[int]) -> None:
@@ -104,8 +107,8 @@ class _Sent:
 
 
 class ScoringPool:
-    """Pool of scoring processes; create it with `open`. Its queue has no limit of its own, because callers wait for the
-    results of what they submit."""
+    """Pool of scoring processes; create it with `open`. The queue has no limit: callers wait for the results of their
+    own calls."""
 
     def __init__(
         self, config: HubConfig, problems: Problems, *, processes: Processes, judges: Judges, is_patient: bool
@@ -142,19 +145,21 @@ class ScoringPool:
         processes = processes_of(config, base_dir=base_dir, logs=logs, width=width, cluster=cluster)
         async with Judges.open(config.reward.judges, logs=logs, is_patient=is_patient) as judges:
             pool = cls(config, problems, processes=processes, judges=judges, is_patient=is_patient)
-            workers = [asyncio.create_task(pool._work(number)) for number in range(config.task.scorer_processes)]
+            num_processes = config.task.scorer_processes if problems.tasks else 0
+            workers = [asyncio.create_task(pool._work(number)) for number in range(num_processes)]
             try:
                 yield pool
             finally:
                 for worker in workers:
                     worker.cancel()
-                await asyncio.wait(workers)
+                if workers:
+                    await asyncio.wait(workers)
                 for child in pool._children.values():  # A worker cancelled during cleanup leaves its child.
                     await child.stop()
 
     @property
     def absence(self) -> str:
-        """Return why the pool waits for processes; "" if it does not wait."""
+        """Return why the pool waits for processes; "" if it has them."""
         return self._processes.absence
 
     @property
@@ -186,29 +191,43 @@ class ScoringPool:
         """
         is_training = method != "heldout_respond"
         weighing = self._problems.weighing if is_training else self._problems.heldout_weighing
-        asked = self._problems.asked if is_training else self._problems.heldout_asked
-        given = await self.judged(asked, arguments, await self.call(method, arguments))
+        given = await self.judged(method, arguments, await self.call(method, arguments))
         return [
             weighing(asked[0]).total(one) if isinstance(one, Mapping) else one
             for asked, one in zip(arguments, given, strict=True)
         ]
 
-    async def judged(
-        self, asked: Callable[..., Asked], arguments: Sequence[Sequence[Any]], given: Sequence[Any]
-    ) -> list[Any]:
-        """Return `given` (the results for `arguments`), with the judges' components added to each result that has
-        components.
+    async def weighed(
+        self, group_id: int, completions: Sequence[NDArray[np.int32]], given: float | Mapping[str, float]
+    ) -> float | ScorerError:
+        """Return the weighted reward of an ended episode, including the components of judges. `given` is the episode's
+        score, or its components. Waits for judges."""
+        (found,) = await self.judged("respond", [(group_id, completions)], [given])
+        return found if isinstance(found, ScorerError) else self._problems.weighing(group_id).total(found)
 
-        If a judge gives no value, the result becomes a ScorerError. `asked` builds the texts for the judges.
+    async def judged(self, method: str, arguments: Sequence[Sequence[Any]], given: Sequence[Any]) -> list[Any]:
+        """Return `given`, the results of `method` for `arguments`. If a result has components, the judges' components
+        are added to it.
+
+        If a judge gives no value, the result becomes a ScorerError.
         """
         if not self.has_judges:
             return list(given)
         places = [place for place, one in enumerate(given) if isinstance(one, Mapping)]
-        texts = await asyncio.to_thread(lambda: [asked(*arguments[place]) for place in places])
+        texts = await asyncio.to_thread(self._texts, method, [arguments[place] for place in places])
         found = list(given)
         for place, values in zip(places, await asyncio.gather(*map(self._judged, texts)), strict=True):
             found[place] = values if isinstance(values, ScorerError) else {**given[place], **values}
         return found
+
+    def _texts(self, method: str, arguments: Sequence[Sequence[Any]]) -> list[Asked]:
+        """Return the texts that the judges get about the episodes that `method` answered."""
+        problems = self._problems
+        if method == "trial_respond":
+            return [problems.trial_asked(*one) for one in arguments]
+        if method == "heldout_respond":
+            return [problems.heldout_asked(*one) for one in arguments]
+        return [problems.asked(*one) for one in arguments]
 
     async def _judged(self, asked: Asked) -> dict[str, float] | ScorerError:
         try:
@@ -278,10 +297,10 @@ class ScoringPool:
             del self._children[number]
 
     async def _feed(self, child: ScoringProcess, part: _Part | None) -> _Part | None:
-        """Send parts to a process, starting with `part`, until the process dies.
+        """Send parts (calls that belong together) to a process, starting with `part`, until the process dies.
 
-        Return the part with which the next process must start, if a call of this part ran out of memory, perhaps
-        because earlier calls had used the memory. Otherwise return None.
+        Return a part if one of its calls ran out of memory and earlier calls may have used the memory: the next process
+        must start with this part. Otherwise return None.
         """
         under_way: deque[_Sent] = deque()
         is_new = is_open = True
@@ -321,8 +340,8 @@ class ScoringPool:
                 part = first.part if first.part.left else None
 
     def _take_back(self, parts: Sequence[_Part], error: ChildLost) -> None:
-        """Put the parts of a lost process back into the queue. If LOSSES_OF_ONE processes were lost with a call, the
-        call fails."""
+        """Put the parts of a lost process back into the queue. If LOSSES_OF_ONE processes were lost while they worked
+        on the first part, fail its first open call."""
         first = parts[0]
         if not isinstance(error, ClusterUnusable):
             first.losses += 1
@@ -334,15 +353,15 @@ class ScoringPool:
                 self._waiting.put_nowait(part)
 
     def _may_send_ahead(self, num_sent: int) -> bool:
-        """Return True if a busy process may get further calls already. This needs enough waiting parts to occupy all
-        processes."""
+        """Return True if a process that is still busy may get another message. Enough parts must wait to keep all
+        processes busy."""
         enough = self._waiting.qsize() >= self._config.task.scorer_processes
         return self._width == 1 and num_sent < MOST_SENT and enough
 
     def _blame(self, part: _Part, sent: Sequence[int], death: ScorerDeath) -> None:
-        """Record a process's death as the result of the call that caused it. If calls run one at a time, this is the
-        first unanswered call. If several calls ran at once, the cause is unknown, so half as many are sent next
-        time."""
+        """Record a process's death as the result of the call that caused it. If calls run one at a time, the first
+        unanswered call is the cause. If several ran at once, the cause is unknown; then half as many calls are sent
+        next time."""
         if self._width == 1 or len(sent) == 1:
             part.answer(sent[0], death)
         else:
@@ -398,5 +417,5 @@ class ScorerDeath(ScorerError):
 
 
 class _OutOfMemory(ScorerDeath):
-    """The process ran out of memory. Only the first call of a new process gets this error as its result. Any other call
-    is repeated in a new process."""
+    """The process ran out of memory. A call gets this error as its result only if it was the first call of a new
+    process. Any other call is repeated in a new process."""

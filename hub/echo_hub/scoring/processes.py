@@ -19,8 +19,8 @@ from echo_shared.process.child import Frame
 from echo_shared.process.supervised import NO_HEARTBEAT, Command, SupervisedChild
 
 GRACE_S: Final = 5.0
-"""Seconds after a call's time limit at which its process is killed from outside. Normally the process ends itself at
-the limit."""
+"""Seconds after a call's time limit at which the hub kills the call's process. Normally the process ends itself at the
+limit."""
 _LIMITS: Final = replace(NO_HEARTBEAT, ending_s=GRACE_S)
 _ENVIRONMENT: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 _NEEDED: Final = ("run", "model", "task", "reward", "sampling", "evaluation")
@@ -31,7 +31,7 @@ _OF_TOKENIZERS: Final = ("*.json", "*.jinja")
 
 
 class ScoringProcess(Protocol):
-    """A process of the pool: a `SupervisedChild` or a `RayChild`."""
+    """A process of the pool: `SupervisedChild` on this machine, `RayChild` in the cluster."""
 
     ready: Frame
 
@@ -47,8 +47,8 @@ class Processes(Protocol):
 
     @property
     def opening(self) -> Mapping[str, object]:
-        """Frame that opens each process: the settings, and the base model's directory on the machine where the process
-        runs."""
+        """Return the first message that each process gets: the settings, and the base model's path on the process's
+        machine."""
 
     @property
     def absence(self) -> str:
@@ -64,7 +64,7 @@ def answer_s(config: HubConfig, *, width: int) -> float:
 
 
 def processes_of(config: HubConfig, *, base_dir: Path, logs: Path, width: int, cluster: RayLink | None) -> Processes:
-    """Return the object that starts processes where `scoring.engine` says."""
+    """Return the object that starts processes on the machines that `scoring.engine` selects."""
     if config.scoring.engine == "local":
         return LocalProcesses(config, base_dir=base_dir, logs=logs)
     assert cluster is not None
@@ -76,8 +76,8 @@ class LocalProcesses:
     """Starts processes on the hub's machine."""
 
     _GUARDED: Final = sys.platform == "linux"
-    """True if each process runs under a warden, which ends all processes that it started. Then the hub ends the warden
-    by SIGTERM, because after SIGKILL the warden could not end them."""
+    """True if each process runs under a warden, which kills all processes that the scorer started. The hub ends a
+    warden by SIGTERM: after SIGKILL the warden could not kill these processes."""
 
     def __init__(self, config: HubConfig, *, base_dir: Path, logs: Path) -> None:
         self.opening: Mapping[str, object] = {"config": config.model_dump(mode="json"), "base_dir": str(base_dir)}
@@ -115,7 +115,8 @@ class RayProcesses:
 
 
 def _command(logs: Path, number: int, *, parent: str) -> Command:
-    """Return the command. `parent` is the id of the starting process if the process runs under a warden, else ""."""
+    """Return the command that starts a process. `parent` is the id of the process that runs the command, if a warden is
+    used; else ""."""
     return Command(
         module="echo_hub.scoring.warden" if parent else "echo_hub.scoring.worker",
         arguments=(parent,) if parent else (),
@@ -163,7 +164,7 @@ def _module(name: str) -> dict[str, Path]:
 
 
 def where(config: HubConfig) -> str:
-    """Return a text that tells users where scoring runs."""
+    """Return for users, in words, on which machines scoring runs."""
     count = config.task.scorer_processes
     if config.scoring.engine == "local":
         return f"{count} {'process' if count == 1 else 'processes'} beside the hub"

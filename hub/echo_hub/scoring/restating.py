@@ -21,9 +21,8 @@ _AROUND: Final = " \t\r\n.:;,!*$`\"'"
 
 
 def restated(completion: str) -> list[str]:
-    """Return the answers that a completion may mean, each as plain text and in `<answer>` tags. The completion itself
-    is left out.
-    """
+    """Return the answers that a completion may contain, each as plain text and in `<answer>` tags. A text that equals
+    the completion is left out."""
     tagged = tagged_answer(completion)
     text = (completion if tagged is None else tagged)[-MOST_CHARACTERS:]
     lines = [line for line in text.splitlines() if line.strip()]

@@ -21,8 +21,12 @@ from echo_hub.run.base_model import PromptCodec
 from echo_shared.records.rollout import DrawnSpan, RolloutPayload
 from echo_shared.sampling.interface import FinishedRollout
 from echo_shared.wire.messages import FinishReason
+from echo_shared.wire.routes import routes_of
 
 Ids = NDArray[np.int32]
+_MARGIN: Final = 8
+"""Number of extra tokens that are decoded before the longest possible stop string, because tokenizers treat the first
+tokens of a text specially."""
 
 
 class StopStrings:
@@ -35,6 +39,10 @@ class StopStrings:
     @classmethod
     def of_run(cls, config: HubConfig, codec: PromptCodec) -> StopStrings:
         return cls(config.sampling.stop, codec)
+
+    def of_request(self, strings: Sequence[str]) -> StopStrings:
+        """Return the stop strings of a tenant's request. They use the same tokenizer."""
+        return StopStrings(strings, self._codec)
 
     def end(self, ids: Ids) -> int | None:
         """Return the number of tokens up to and including the first token that completes a stop string; None if no stop
@@ -52,6 +60,13 @@ class StopStrings:
             else:
                 low = middle + 1
         return high
+
+    def may_end(self, ids: Ids, since: int) -> bool:
+        """Return False if no token from position `since` on can complete a stop string. To find out, decode also as
+        many earlier tokens as the longest stop string can have."""
+        if not self._strings:
+            return False
+        return self._holds(ids[max(0, since - max(len(string.encode()) for string in self._strings) - _MARGIN) :])
 
     def arrived(self, event: RolloutArrived) -> RolloutArrived:
         """Return the event with its completion cut after the first stop string. A malformed payload is left unchanged,
@@ -72,6 +87,7 @@ class StopStrings:
             completion_ids=rollout.completion_ids[:count],
             behavior_logprobs=rollout.behavior_logprobs[:count],
             finish_reason=FinishReason.STOP,
+            routes=routes_of(rollout, count),
         )
 
     def _holds(self, ids: Ids) -> bool:
@@ -95,5 +111,6 @@ def _cut(payload: RolloutPayload, count: int) -> RolloutPayload:
         completion_ids=payload.completion_ids[:count],
         behavior_logprobs=payload.behavior_logprobs[:count],
         finish_reason=FinishReason.STOP,
+        routes=routes_of(payload, count),
         spans=tuple(spans),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -16,14 +17,15 @@ from numpy.typing import NDArray
 
 from echo_hub.config.reward_section import RewardConfig
 from echo_hub.config.sections import HubConfig
-from echo_hub.core.policy.permutation import permuted
 from echo_hub.judges.asking import Asked
 from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.weighing import Weighing
+from echo_hub.sessions.kinds import SessionPlace, make_any_task
+from echo_hub.sessions.turn_codec import TurnCodec
+from echo_hub.sessions.turns import NextTurn, TurnAnswer
 from echo_hub.tasks.awaited import awaited, is_async
 from echo_hub.tasks.base import FileTask, Problem, ReadTask, Task
-from echo_hub.tasks.environments.base import Ending, Environment, ToolTask
-from echo_hub.tasks.registry import make_task
+from echo_hub.tasks.environments.base import AnyEnvironment, Ending, Environment, ReplayedEnvironment, ToolTask
 from echo_hub.tasks.rewards import RewardBounds
 from echo_hub.tasks.stream import HeldOutProblems, ProblemStream
 from echo_shared.errors import ConfigError
@@ -34,19 +36,19 @@ CACHED_PROBLEMS: Final = 16_384
 
 
 class EnvironmentReply(NamedTuple):
-    """An environment's answer to a turn."""
+    """An environment's answer to a turn, after which the episode continues."""
 
     observation_ids: NDArray[np.int32]
-    """Token ids between this turn and the next: the environment's answer in the chat template."""
+    """Token ids between this turn and the next: the environment's answer in the form of the chat template."""
     turn_reward: float
 
 
 Response = float | dict[str, float] | EnvironmentReply
-"""One of three: a score, the components of a reward, or an environment's answer to a turn."""
+"""The result of a turn: a score, the components of a reward, or (if the episode continues) an environment's answer."""
 
 
 class _Fitting:
-    """Checks that prompts leave room for a completion in the model's context. Logs the prompts that the model's
+    """Checks that prompts leave space for a completion in the model's context. Logs the prompts that the model's
     tokenizer cannot encode."""
 
     def __init__(self, codec: PromptCodec, key: str, *, tokens: int) -> None:
@@ -62,19 +64,19 @@ class _Fitting:
             return self._codec.has_room(prompt, tokens=self._tokens)
         except ConfigError as error:
             self._failures += 1
-            if self._failures.bit_count() == 1:  # Powers of two: keep the log small.
+            if self._failures.bit_count() == 1:  # Log only the 1st, 2nd, 4th, 8th ... failure.
                 of = f" of {self._key}" if self._key else ""
                 log.warning("problems%s passed over, %d so far, the last: %s", of, self._failures, error.brief)
             raise
 
 
 class TaskProblems:
-    """Problems of one task. Thread-safe, because only caches change. Training problems are numbered within the task."""
+    """Problems of one task. Thread-safe: only its caches change. Training problems are numbered within the task."""
 
     def __init__(
         self,
         *,
-        task: Task | Environment,
+        task: Task | AnyEnvironment,
         stream: ProblemStream,
         codec: PromptCodec,
         max_tokens: int,
@@ -82,20 +84,23 @@ class TaskProblems:
         is_async: bool = False,
         cached: int = CACHED_PROBLEMS,
     ) -> None:
-        """`max_tokens` is the maximum number of tokens of a completion; if the context has no room for another
-        completion, an episode ends. `cached` is the number of training and of held-out problems that are kept in
-        memory. `is_async` is True if the task can answer many calls at the same time. Raises ConfigError if the task's
-        reward bounds or weights are invalid."""
+        """`max_tokens` is the maximum number of tokens of a completion; an episode ends when the context has no space
+        for another completion. `cached` is the number of training and of held-out problems that are kept in memory.
+        `is_async` is True if the task can answer many calls at the same time. Raises ConfigError if the task's reward
+        bounds or weights are invalid."""
         self.weighing = Weighing.of(task, reward)
         self.is_async = is_async
         self.stream = stream
         self._task = task
         # Keep the results of the checks: isinstance() with a protocol takes as long as many scores.
-        self._environment: Environment | None = task if isinstance(task, Environment) else None
-        self._scored: Task | None = None if isinstance(task, Environment) else task
+        self._environment: ReplayedEnvironment | None = task if isinstance(task, ReplayedEnvironment) else None
+        self.stateful: Environment | None = task if isinstance(task, Environment) else None
+        """The task if it is an environment with state, else None. A session host answers its turns; `respond`
+        does not."""
+        self._scored: Task | None = None if isinstance(task, ReplayedEnvironment | Environment) else task
         self.codec = codec
         """Tokenizer of the base model, with the task's prompt texts and tools."""
-        self._max_tokens = max_tokens
+        self.turn_codec = TurnCodec(codec, max_tokens=max_tokens)
         self.train = lru_cache(cached)(stream.train)
         self.heldout = lru_cache(cached)(stream.heldout)
 
@@ -108,11 +113,12 @@ class TaskProblems:
         *,
         cached: int,
         heldout: HeldOutProblems | None,
+        place: SessionPlace,
     ) -> TaskProblems:
         """Create the problems of the run's task `key`. `codec` is the base model's. `heldout` holds problems that were
-        drawn before."""
+        drawn before. `place` tells environments with state about the run."""
         wanted = config.task.members[key]
-        task = make_task(wanted.name, wanted.options)
+        task = make_any_task(wanted.name, wanted.options, replace(place, key=key))
         own = codec.with_words(system_prompt=wanted.system_prompt or "", prompt_suffix=wanted.prompt_suffix or "")
         own = own.with_tools(task.tools if isinstance(task, ToolTask) else ())
         many = is_async(task)
@@ -124,7 +130,7 @@ class TaskProblems:
             heldout_problems=max((one.problems for one in config.evaluation_sets if one.task == key), default=0),
             fitting=_Fitting(own, key, tokens=codec.context_tokens - config.sampling.max_tokens),
             heldout=heldout,
-            epochs=permuted if config.task.draws == "epochs" else None,
+            in_epochs=config.task.draws == "epochs",
         )
         return cls(
             task=task,
@@ -142,7 +148,7 @@ class TaskProblems:
 
     @property
     def multi_turn(self) -> bool:
-        return self._environment is not None
+        return self._environment is not None or self.stateful is not None
 
     @property
     def content_hash(self) -> str:
@@ -152,26 +158,43 @@ class TaskProblems:
     def prompt_ids(self, prompt: str) -> NDArray[np.int32]:
         return self.codec.encode_prompt(prompt)
 
-    def respond(self, problem: Problem, completions: Sequence[NDArray[np.int32]], observed_tokens: int = 0) -> Response:
-        """Return the score, or the reward components, or the environment's answer after the last turn so far.
+    def problem_ids(self, problem: Problem) -> NDArray[np.int32]:
+        """Return the token ids of the problem's prompt."""
+        return self.turn_codec.prompt_ids(problem)
 
-        `weighing` sums the components. `observed_tokens` is the number of token ids that the environment has added
-        between the turns. Raises the task's own errors, and ScorerError for an invalid reward.
+    def respond(self, problem: Problem, completions: Sequence[NDArray[np.int32]], observed_tokens: int = 0) -> Response:
+        """Return the score, the reward components, or the environment's answer after the last turn so far.
+
+        The components are not summed yet: `weighing` does that. `observed_tokens` is the number of token ids that the
+        environment has added between the turns. Raises the task's own errors, and ScorerError for an invalid reward.
         """
         replies = [self.codec.reply(ids) for ids in completions]
         if self._scored is not None:
             return self.weighing.scored(self._scored, problem, replies[-1], len(completions[-1]))
-        assert self._environment is not None, "it is one or the other"
+        assert self._environment is not None, "the session host answers the turns of an environment with state"
         response = self._environment.respond(problem, replies)
         if isinstance(response, Ending):
             return self.weighing.ended(response, replies, len(completions[-1]))
-        messages = [message.fields for message in (response, *response.more)]
-        observation_ids = self.codec.encode_answer(messages, after=int(completions[-1][-1]))
-        said = len(self.codec.encode_prompt(problem.prompt)) + sum(map(len, completions)) + observed_tokens
-        has_room = said + len(observation_ids) + self._max_tokens <= self.codec.context_tokens
-        if has_room:
+        observation_ids = self.turn_codec.observation_ids(response, after=int(completions[-1][-1]))
+        lengths = [*map(len, completions), observed_tokens, len(observation_ids)]
+        if self.turn_codec.has_room(problem, lengths):
             return EnvironmentReply(observation_ids, self.rewards.read_turn(response.turn_reward))
         return self.weighing.cut(response.reward_if_cut, replies, len(completions[-1]))
+
+    def settled(self, answer: TurnAnswer, completions: Sequence[NDArray[np.int32]]) -> Response:
+        """Convert a session's answer to the form that `respond` returns. Raises ScorerError for an invalid reward."""
+        if isinstance(answer, NextTurn):
+            return EnvironmentReply(answer.observation_ids, self.rewards.read_turn(answer.turn_reward))
+        if answer.ending is None:
+            return self.lost(completions)
+        replies = [self.codec.reply(completions[-1])]
+        return self.weighing.ended(answer.ending, replies, len(completions[-1]))
+
+    def lost(self, completions: Sequence[NDArray[np.int32]]) -> Response:
+        """Return the reward of an episode whose session was lost too often: the reward that the environment declares
+        for this case, or the lowest score. Raises ScorerError if the declared reward is invalid."""
+        reward = getattr(self.stateful, "reward_if_lost", self.weighing.of_score.lowest)
+        return self.weighing.cut(reward, [self.codec.reply(completions[-1])], len(completions[-1]))
 
     def score(self, problem: Problem, text: str) -> float:
         """Return the task's own score of `text`, without other components. The task must be a single-turn task. Raises
@@ -180,12 +203,12 @@ class TaskProblems:
         return self.weighing.of_score.read(self._scored.score(problem, text))
 
     def asked(self, problem: Problem, completions: Sequence[NDArray[np.int32]]) -> Asked:
-        """Return the texts of an ended episode for the judges."""
+        """Return the texts that the judges get about an ended episode."""
         return self._asked(problem, [self.codec.reply(ids) for ids in completions])
 
     def trial_asked(self, seed: int, replies: Sequence[str]) -> Asked:
-        """Return the texts for the judges, outside of any run: of `replies` (texts) to the problem that the task
-        samples from `seed`."""
+        """Return the texts that the judges get about `replies` (texts) to the problem that the task samples from
+        `seed`. No run is needed."""
         return self._asked(self._task.sample(seed), replies)
 
     def _asked(self, problem: Problem, replies: Sequence[str]) -> Asked:
@@ -194,9 +217,8 @@ class TaskProblems:
         return Asked(prompt=problem.prompt, completion="\n\n".join(replies), answer=said)
 
     def trial_problem(self, seed: int) -> dict[str, Any]:
-        """Return the problem that the task samples from `seed`, outside of any run: `prompt`, `answer` (from the
-        metadata, or None) and `reading` (the type as which the task parses the answer). Raises the task's own
-        errors."""
+        """Return the problem that the task samples from `seed`, without a run: `prompt`, `answer` (from the metadata,
+        or None) and `reading` (the type as which the task parses the answer). Raises the task's own errors."""
         problem = self._task.sample(seed)
         answer = problem.metadata.get("answer")
         reading = self._task.reading(problem) if isinstance(self._task, ReadTask) else ""
@@ -207,8 +229,8 @@ class TaskProblems:
         return self._task.notes() if isinstance(self._task, ReadTask) else ()
 
     def trial_respond(self, seed: int, replies: Sequence[str]) -> dict[str, Any]:
-        """Return the result after the last of `replies` (texts), outside of any run: a `reward` like that of `respond`,
-        or an `observation`. Raises the errors of `respond`."""
+        """Return the result after the last of `replies` (texts), without a run: a `reward` like that of `respond`, or
+        an `observation`. Raises the errors of `respond`."""
         problem = self._task.sample(seed)
         if self._environment is not None:
             response = self._environment.respond(problem, replies)

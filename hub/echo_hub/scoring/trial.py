@@ -1,15 +1,15 @@
-"""Trial of a task: score several answers to each of a few problems. Most of these answers deserve no reward.
+"""Trial of a task: score several answers to each of a few problems. A sound task rewards few of these answers.
 
 Problems are sampled in this process, as in a hub, and scored in scoring processes with the run's limits. Each problem
 gets these answers:
 
     empty      no text
     copied     the prompt
-      line       one of the prompt's lines, without its list mark, if the prompt has several
+    line       one of the prompt's lines, without its list mark, if the prompt has several
     random     the reference answer with every letter and digit replaced, or a few random words
     another    the reference answer of the next problem
     reference  the reference answer: `answer` in a problem's metadata
-    tagged     the same as <answer>...</answer>
+    tagged     the reference answer inside <answer>...</answer>
 
 An environment gets the same answer in every turn, until it ends the episode.
 """
@@ -35,7 +35,7 @@ from echo_shared.sampling.draws import derive_seed
 
 AnswerKind = Literal["empty", "copied", "line", "random", "another", "reference", "tagged"]
 FREE: Final[tuple[AnswerKind, ...]] = ("empty", "copied", "line", "random")
-"""Answers that take no work and should earn no reward."""
+"""Kinds of answers that need no work and should earn no reward."""
 MOST_TURNS: Final = 64
 """Number of turns after which an episode counts as endless."""
 _RANDOM_WORDS: Final = 4
@@ -47,11 +47,11 @@ class TriedAnswer:
     kind: AnswerKind
     text: str
     reward: float | None = None
-    """Reward of the answer; None if `error` prevented it."""
+    """Reward of the answer; None if there is none because of `error`."""
     error: str = ""
     turns: int = 1
     verdict: str = ""
-    """What the task says about the answer; "" if it says nothing."""
+    """The task's verdict on the answer, in words; "" if the task gives none."""
     components: Mapping[str, float] | None = None
     """Components of the reward before weighing; None if the reward is only the task's score."""
 
@@ -66,7 +66,7 @@ class TriedProblem:
     prompt_tokens: int
     reference: str | None
     reading: str
-    """The type as which the task parses the reference answer; "" if the task does not tell."""
+    """The type as which the task parses the reference answer; "" if the task does not tell the type."""
     answers: tuple[TriedAnswer, ...]
 
 
@@ -83,11 +83,11 @@ class Trial:
 
 
 class _Observed:
-    """Marks the result of a turn after which the episode continues."""
+    """Result of a turn that does not end the episode."""
 
 
 def _ended(answer: Any) -> Any:
-    """Return the result of an episode if the answer ends it, else `_Observed`."""
+    """Return the reward or the error if the answer ends the episode, else an `_Observed`."""
     if not isinstance(answer, Mapping):
         return answer
     return _Observed() if "observation" in answer else answer["reward"]
@@ -95,7 +95,7 @@ def _ended(answer: Any) -> Any:
 
 @dataclass(slots=True)
 class _Episode:
-    """One answer that is tried, turn by turn. `said` takes the result of a turn and updates `is_over`."""
+    """One trial episode. Every turn gives the same answer. `said` takes the result of a turn and sets `is_over`."""
 
     seed: int
     answer: TriedAnswer
@@ -120,7 +120,8 @@ class _Episode:
 async def try_task(
     config: HubConfig, problems: Problems, codec: PromptCodec, *, pool: ScoringPool, count: int
 ) -> Trial:
-    """Try `count` problems of a run's only task. `problems` are the pool's, without held-out problems.
+    """Try `count` problems of a run's only task. `problems` are those with which `pool` was opened, without held-out
+    problems.
 
     Raises ScorerError if a problem cannot be sampled, or if no scoring process can be started.
     """
@@ -134,12 +135,12 @@ async def try_task(
     episodes = [
         _Episode(seed, TriedAnswer(kind=kind, text=text))
         for number, (seed, found) in enumerate(zip(seeds, here, strict=True))
-        for kind, text in _answers(seed, found["prompt"], references, number).items()
+        for kind, text in tried_answers(seed, found["prompt"], references, number).items()
     ]
     while waiting := [episode for episode in episodes if not episode.is_over]:
         turns = [(episode.seed, [episode.answer.text] * episode.answer.turns) for episode in waiting]
         given = await pool.call("trial_respond", turns)
-        answers = await pool.judged(problems.trial_asked, turns, [_ended(answer) for answer in given])
+        answers = await pool.judged("trial_respond", turns, [_ended(answer) for answer in given])
         for episode, said, answer in zip(waiting, given, answers, strict=True):
             episode.said(answer, problems.tasks[""].weighing)
             verdict = said.get("verdict", "") if isinstance(said, Mapping) else ""
@@ -158,9 +159,9 @@ async def try_task(
     )
     is_repeatable = here == there
     bounds = problems.tasks[""].rewards
-    warnings = _warnings(config, bounds, codec, tried, is_repeatable=is_repeatable)
-    warnings += problems.notes()
-    return Trial(task=config.task.name, base=config.model.base, bounds=bounds, problems=tried, warnings=tuple(warnings))
+    warnings = warnings_of(config, bounds, codec, tried, is_repeatable=is_repeatable)
+    warnings += tuple(problems.notes())
+    return Trial(task=config.task.name, base=config.model.base, bounds=bounds, problems=tried, warnings=warnings)
 
 
 def _sample(problems: Problems, seed: int) -> Mapping[str, Any]:
@@ -169,11 +170,13 @@ def _sample(problems: Problems, seed: int) -> Mapping[str, Any]:
     except Exception as error:
         # A task is a plug-in, so show its author any exception.
         raise ScorerError(
-            "The task cannot sample a problem.", got=f"seed {seed}: {error!r}", do="Mend its sample method."
+            "The task cannot sample a problem.", got=f"seed {seed}: {error!r}", do="Fix its sample method."
         ) from error
 
 
-def _answers(seed: int, prompt: str, references: Sequence[str | None], number: int) -> dict[AnswerKind, str]:
+def tried_answers(seed: int, prompt: str, references: Sequence[str | None], number: int) -> dict[AnswerKind, str]:
+    """Return the answers that are tried on problem `number`, by kind. `references` are the reference answers of all
+    problems."""
     reference, another = references[number], references[(number + 1) % len(references)]
     found = free_answers(seed, prompt, reference)
     if another is not None and another != reference:
@@ -184,7 +187,7 @@ def _answers(seed: int, prompt: str, references: Sequence[str | None], number: i
 
 
 def free_answers(seed: int, prompt: str, reference: str | None) -> dict[AnswerKind, str]:
-    """Return those answers to a problem that take no work."""
+    """Return the answers that need no work: empty, the copied prompt, a line of the prompt, and random text."""
     found: dict[AnswerKind, str] = {"empty": "", "copied": prompt}
     if lines := prompt_lines(prompt):
         found["line"] = random.Random(derive_seed(seed, "line")).choice(lines)
@@ -213,14 +216,16 @@ def _another(character: str, rng: random.Random) -> str:
     return character
 
 
-def _warnings(
+def warnings_of(
     config: HubConfig,
     bounds: RewardBounds,
     codec: PromptCodec,
     tried: Sequence[TriedProblem],
     *,
-    is_repeatable: bool,
-) -> list[str]:
+    is_repeatable: bool | None,
+) -> tuple[str, ...]:
+    """Return sentences about likely faults of the task. `is_repeatable` is None for environments with hidden state,
+    because different problems of such environments may have equal prompts."""
     found = []
     of_all = f"of {len(tried)} problems"
     nothing = max(bounds.lowest, 0.0) if bounds.highest > 0 else bounds.lowest
@@ -241,9 +246,9 @@ def _warnings(
     failed = [answer for problem in tried for answer in problem.answers if answer.error]
     if failed:
         found.append(f"{len(failed)} answers have no reward, the {failed[0].kind} one among them: {failed[0].error}")
-    if not is_repeatable:
+    if is_repeatable is False:
         found.append("The same seed gives another problem in another process: sample must depend on the seed alone.")
-    if len(tried) > 1 and len({problem.prompt for problem in tried}) == 1:
+    if is_repeatable is not None and len(tried) > 1 and len({problem.prompt for problem in tried}) == 1:
         found.append("All problems are the same: sample does not heed its seed, or there is only one.")
     room = codec.context_tokens - config.sampling.max_tokens
     too_long = sum(problem.prompt_tokens > room for problem in tried)
@@ -255,7 +260,7 @@ def _warnings(
     unreadable = sum(not _reads(codec, problem) for problem in tried)
     if unreadable:
         found.append(f"{config.model.base} has no tokens for some characters in {unreadable} {of_all}.")
-    return found
+    return tuple(found)
 
 
 def _of_kind(tried: Sequence[TriedProblem], kind: AnswerKind) -> list[TriedAnswer]:

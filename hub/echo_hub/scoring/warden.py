@@ -54,7 +54,7 @@ def _watch(worker: int) -> int | None:
 
 
 def _end_all() -> None:
-    """Kill all descendants, including processes started or adopted meanwhile."""
+    """Kill all descendants, including processes that start or are adopted while this function runs."""
     with contextlib.suppress(ChildProcessError):  # No child is left.
         while True:
             for process in psutil.Process().children(recursive=True):

@@ -21,7 +21,7 @@ from typing import Any, Final
 from echo_hub.config.reward_section import FORMAT, LENGTH, TAGGED, RewardConfig
 from echo_hub.tasks.base import ExplainedTask, MeasuredTask, Problem, Task, WeighedTask
 from echo_hub.tasks.components import Format, Length, Tagged, TextComponent
-from echo_hub.tasks.environments.base import Ending, Environment
+from echo_hub.tasks.environments.base import AnyEnvironment, Ending
 from echo_hub.tasks.rewards import COMPONENT_NAME, MAX_REWARD, SCORE, RewardBounds
 from echo_shared.errors import ConfigError, ScorerError
 from echo_shared.records.rewards import Reward
@@ -42,7 +42,7 @@ class Weighing:
     bounds: Mapping[str, RewardBounds]
     """Bounds of all components that are known before scoring, by name."""
     beside: Mapping[str, TextComponent]
-    """Components from the settings that the hub computes from a completion's text."""
+    """Components that the settings add to the task's own, by name. The hub computes them from a completion's text."""
     judged: frozenset[str]
     """Names of the reward components that judges (models or services that rate a completion) compute, after all other
     components.
@@ -53,7 +53,7 @@ class Weighing:
     """Returns the task's own components; None if it has none."""
 
     @classmethod
-    def of(cls, task: Task | Environment, config: RewardConfig) -> Weighing:
+    def of(cls, task: Task | AnyEnvironment, config: RewardConfig) -> Weighing:
         """Combine a task with the settings. Raises ConfigError for invalid bounds, and for a weight of an unknown
         component."""
         of_score = RewardBounds.of(task)
@@ -71,11 +71,11 @@ class Weighing:
                 do=f"Give it another name than {SCORE} and those of the settings under [reward].",
             )
         known = {SCORE: of_score, **own, **dict.fromkeys(beside, RewardBounds()), **judged}
-        tells = isinstance(task, ExplainedTask | Environment)
+        tells = isinstance(task, ExplainedTask | AnyEnvironment)
         unknown = weights.keys() - known.keys()
         if unknown and (isinstance(task, MeasuredTask) or not tells):
             raise ConfigError(
-                "A component that has a weight is none of the task's.",
+                "A weight in the settings is for a component that the task does not have.",
                 got=f"reward.weights = {dict(weights)}; {task.name} has {', '.join(known)}",
                 do="Name one of these, or take it out.",
             )
@@ -102,12 +102,12 @@ class Weighing:
         return self._checked(score, more, completion, num_tokens)
 
     def ended(self, ending: Ending, replies: Sequence[str], num_tokens: int) -> float | dict[str, float]:
-        """Like `scored`, but for an episode that has ended. Form and length are those of its last turn."""
+        """Like `scored`, but for an episode that has ended. The components for form and length judge its last turn."""
         return self._checked(ending.reward, ending.components, replies[-1], num_tokens)
 
     def cut(self, reward: float, replies: Sequence[str], num_tokens: int) -> float | dict[str, float]:
-        """Like `scored`, but for an episode that was cut because the context has no room for another turn. The task's
-        own components get their lowest values."""
+        """Like `scored`, but for an episode that ended because the context lacks space for another turn. The task's own
+        components get their lowest values."""
         lowest = {name: self.bounds.get(name, RewardBounds()).lowest for name in self.weights}
         others = {SCORE, *self.beside, *self.judged}
         own = {name: value for name, value in lowest.items() if name not in others}
@@ -151,20 +151,20 @@ class Weighing:
             raise ScorerError(f"The component {name}: {error.what}") from error
 
 
-def _weights(task: Task | Environment, config: RewardConfig) -> dict[str, float]:
+def _weights(task: Task | AnyEnvironment, config: RewardConfig) -> dict[str, float]:
     own = dict(task.component_weights) if isinstance(task, WeighedTask) else {SCORE: 1.0}
     try:
         chosen = RewardConfig.model_validate({**config.model_dump(), "weights": {**own, **config.weights}}).weights
     except ValueError as error:
         raise ConfigError(
-            "The weights of the task's components are none.",
+            "The weights of the task's reward components are not valid.",
             got=f"component_weights = {reprlib.repr(own)} of {task.name}",
             do="Give a number from -1000 to 1000 to each name.",
         ) from error
     return {name: weight for name, weight in chosen.items() if weight}
 
 
-def _own_bounds(task: Task | Environment) -> dict[str, RewardBounds]:
+def _own_bounds(task: Task | AnyEnvironment) -> dict[str, RewardBounds]:
     declared: object = task.component_bounds if isinstance(task, MeasuredTask) else {}
     found = {}
     for name, bounds in declared.items() if isinstance(declared, Mapping) else [(None, declared)]:
@@ -174,7 +174,7 @@ def _own_bounds(task: Task | Environment) -> dict[str, RewardBounds]:
                     found[name] = RewardBounds(lowest=float(low), highest=float(high))
                     continue
         raise ConfigError(
-            "The task does not say between which bounds its components are.",
+            "The bounds of the task's reward components are not valid.",
             got=f"component_bounds = {reprlib.repr(declared)} of {task.name}",
             do='Map each name, letters and digits, to its lowest and highest value: {"language": (0.0, 1.0)}.',
         )
@@ -198,7 +198,7 @@ def _total_bounds(weights: Mapping[str, float], bounds: Mapping[str, RewardBound
     lowest, highest = math.fsum(low for low, _ in ends), math.fsum(high for _, high in ends)
     if not -MAX_REWARD <= lowest < highest <= MAX_REWARD:
         raise ConfigError(
-            "The components of the reward have no weights that make one.",
+            "These weights make all rewards equal, or too large.",
             got=f"reward.weights = {dict(weights)}: rewards from {lowest:g} to {highest:g}",
             do=f"Give one of them a weight that is not 0, and all such that rewards are at most {MAX_REWARD:,.0f}.",
         )

@@ -46,10 +46,12 @@ def _open(frame: Frame) -> Problems:
     config = HubConfig.model_validate(frame["config"])
     codec = PromptCodec.of_run(config, Path(frame["base_dir"]))
     held_out = {
-        key: HeldOutProblems(prompts=tuple(drawn["prompts"]), lines=tuple(drawn["lines"]))
+        key: HeldOutProblems(**{name: tuple(numbers) for name, numbers in drawn.items()})
         for key, drawn in frame["held_out"].items()
     }
-    problems = Problems.of_run(config, codec, cached=_CACHED_PROBLEMS, held_out=held_out)
+    problems = Problems.of_run(
+        config, codec, cached=_CACHED_PROBLEMS, held_out=held_out, base_dir=Path(frame["base_dir"])
+    )
     if problems.content_hash != frame["content_hash"]:
         raise ConfigError(
             "The files of the task's problems have changed while the hub runs.",
@@ -63,8 +65,8 @@ def _open(frame: Frame) -> Problems:
 
 
 def _limit_memory(megabytes: int) -> None:
-    """Limit the memory that this process may allocate from now on, where the system supports it. Allocations above the
-    limit fail."""
+    """Limit the memory that this process may allocate from now on, where the system supports it. Further allocations
+    then fail with MemoryError."""
     if sys.platform == "linux":
         import resource
 
@@ -101,7 +103,7 @@ def _called(problems: Problems, method: str, arguments: Sequence[Any], failures:
         *_, (raised_in, line) = traceback.walk_tb(error.__traceback__)
         kind = (type(error).__name__, raised_in.f_code.co_filename, line)
         failures[kind] += 1
-        if failures[kind].bit_count() == 1:  # Powers of two: keep the log small.
+        if failures[kind].bit_count() == 1:  # Log only the 1st, 2nd, 4th, 8th ... failure.
             log.exception("%s%r failed, for the %d. time like this", method, tuple(arguments), failures[kind])
         return {"failed": repr(error)[:DETAIL_CHARACTERS]}
 

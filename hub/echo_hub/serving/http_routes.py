@@ -18,11 +18,17 @@ from echo_hub.net.own_books import OwnBooks
 from echo_hub.net.sightings import Sightings
 from echo_hub.net.sightings import routes as sighting_routes
 from echo_hub.net.tracker import routes as tracker_routes
+from echo_hub.openai.api import OpenAiApi
+from echo_hub.openai.base_files import fingerprint_of
 from echo_hub.serving.services import HubServices
+from echo_hub.serving.tenant_pages import TenantPages
+from echo_hub.talking.trying import Trials
+from echo_hub.tinker.routes import routes as tinker_routes
+from echo_hub.tinker.wire import TinkerWire
 from echo_hub.views.board import HubBoard
 
 
-def http_routes(shared: Shared, services: HubServices) -> Iterator[web.AbstractRouteDef]:
+def http_routes(shared: Shared, services: HubServices, trials: Trials) -> Iterator[web.AbstractRouteDef]:
     resources, connections = shared.resources, shared.connections
     config, store = resources.config, resources.store.store
     proxies = config.server.trusted_proxies
@@ -45,6 +51,21 @@ def http_routes(shared: Shared, services: HubServices) -> Iterator[web.AbstractR
         oversight.desk,
         board=HubBoard(store),
         about=AboutView(**config.about.model_dump(), needs_token=config.server.join == "invite"),
-        rollouts=HubRollouts(reader),
+        rollouts=HubRollouts(reader, resources.sessions),
+        trials=trials,
+        tenants=TenantPages(store, tokens_per_day=config.tenants.tokens_per_day) if config.serves_tenants else None,
         node_series=config.metrics.node_series,
     )
+    if config.tinker.enabled and services.tenants is not None and services.access is not None:
+        yield from tinker_routes(
+            TinkerWire(service=services.tenants, access=services.access, address=oversight.guard.visits.address)
+        )
+    if config.openai.enabled and services.tenants is not None and services.access is not None:
+        api = OpenAiApi(
+            services.tenants,
+            services.access,
+            resources.codec,
+            vocabulary_size=resources.bounds.vocabulary_size,
+            fingerprint=fingerprint_of(resources.learner.base_dir),
+        )
+        yield from api.routes

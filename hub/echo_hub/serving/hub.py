@@ -1,4 +1,4 @@
-"""One hub: its port, the driver of the coordinator, and four services.
+"""One hub: its port, the driver of the coordinator, and five services.
 
 The way of a rollout: websocket (`net.gateway`) → `intake.connected` → event queue → `driving.driver` → coordinator,
 whose records the driver commits → `intake` scores it → event queue → `training` sends its group to the learner →
@@ -28,6 +28,8 @@ from echo_hub.oversight.operating import Operation
 from echo_hub.run.directory import RunDirectory
 from echo_hub.serving.http_routes import http_routes
 from echo_hub.serving.services import HubServices
+from echo_hub.talking.trying import Trials
+from echo_hub.tenants.service import TenantService
 from echo_hub.views.pages_source import HubPages
 
 
@@ -43,11 +45,13 @@ class Hub:
         self._shared = Shared.of(resources, self.connections)
         self._services = HubServices(self._shared, partials=partials, server=self.server)
         self._resources = resources
+        self.trials = Trials(resources.config, resources.directory, resources.codec, resources.learner.base_dir)
 
     async def open(self) -> None:
         """Open the port. Raises ConfigError if the port or the gateways' broker cannot be used."""
+        await self._services.open()
         await self.connections.fleet.open()
-        routes = http_routes(self._shared, self._services)
+        routes = http_routes(self._shared, self._services, self.trials)
         await self.server.open(routes, guards=[books_away, self.guard.middleware], dress=add_security_headers)
 
     async def serve(self) -> None:
@@ -67,6 +71,15 @@ class Hub:
             self._resources.store.give_up()
             await self._services.intake.close(*self.progress.farewell())
             await self.operation.ended()
+
+    async def close(self) -> None:
+        """Stop the child processes that outlive `serve`."""
+        await self._services.close()
+
+    @property
+    def tenants(self) -> TenantService | None:
+        """The tenants' service; None if the hub serves none."""
+        return self._services.tenants
 
     @property
     def config(self) -> HubConfig:
@@ -133,3 +146,9 @@ class Hub:
     @property
     def join_command(self) -> str:
         return join_command(self.config, self.server)
+
+    @property
+    def tenant_urls(self) -> str:
+        """Base URLs of the tenants' interfaces that are on, separated by commas."""
+        on = {"/tinker": self.config.tinker.enabled, "/v1": self.config.openai.enabled}
+        return ", ".join(f"{self.url}{path}" for path, enabled in on.items() if enabled)

@@ -11,26 +11,19 @@ import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from sqlalchemy import make_url
 
-from echo_hub.config.objective_change import ObjectiveRules, as_text
 from echo_hub.config.sections import HubConfig
 from echo_hub.config.serving_sections import ServerConfig
-from echo_hub.config.training_sections import TrainingConfig
 from echo_hub.core.accounting.snapshot import CoordinatorSnapshot
-from echo_hub.core.activation.settings import ActivationSettings
 from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.operating import restored
-from echo_hub.core.policy.curriculum import CurriculumSettings
-from echo_hub.core.policy.mixture import Mixture, TrainedTask
-from echo_hub.core.settings import CoordinatorSettings
-from echo_hub.core.trust.settings import TrustSettings
 from echo_hub.driving.resources import Resources
-from echo_hub.intake.partials import partials_of
+from echo_hub.intake.partials import Partials, partials_of
 from echo_hub.judges.judges import secrets_of as keys_of_judges
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.lifecycle.cluster_of_run import open_cluster
@@ -40,14 +33,20 @@ from echo_hub.net.invitations import Invitations
 from echo_hub.net.publisher import Publisher
 from echo_hub.net.tracker import Tracker
 from echo_hub.operation.log_lines import logged_to_file
-from echo_hub.run.base_model import PromptCodec, model_hub_source, resolve_base, vocabulary_size
+from echo_hub.run.base_files import model_hub_source, resolve_base, vocabulary_size
+from echo_hub.run.base_model import PromptCodec
 from echo_hub.run.directory import RunDirectory
-from echo_hub.run.start import read_start
+from echo_hub.run.experts import experts_in
+from echo_hub.run.offered_gguf import OfferedGguf, offered_gguf
+from echo_hub.run.start import Start, read_start
+from echo_hub.scoring.asked import AskedGroup
 from echo_hub.scoring.checks import SamplingBounds
 from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.stop_strings import StopStrings
+from echo_hub.serving.core_settings import coordinator_settings, rules_by_task, session_rules, trained_tasks
 from echo_hub.serving.hub import Hub
+from echo_hub.sessions.host import SessionHost
 from echo_hub.store.actions import begin_settings
 from echo_hub.store.async_store import AsyncStore
 from echo_hub.store.database import holds_run, read_meta, write_meta
@@ -97,91 +96,175 @@ async def open_hub(
         secrets_of_run = (*secrets_of(config), *keys_of_judges(config.reward.judges))
         stack.enter_context(logged_to_file(config.log, directory.root, secrets=secrets_of_run))
         me = key_file.load(directory.key)
-        base_dir, codec, problems = await abandonable(_opened_task, config)
+        base_dir, codec, problems, absence = await abandonable(_opened_task, config, directory.root)
+        stack.callback(problems.close)
+        gguf = await abandonable(_offered_gguf, config, base_dir, directory)
         room = Room(tell=_say_full)
         server = Room(code=DATABASE_AWAY, tell=_say_away)
         store = AsyncStore(await _opened_store(config, directory), room, server)
         stack.push_async_callback(store.close)
         start = await begin(store, directory, config, base_dir)
         await check_unchanged(store, config, problems.content_hash)
-        swarm = await _opened_swarm(config.server)
-        stack.push_async_callback(swarm.close)
-        tracker = Tracker(me, public=bool(config.server.public_url))
-        run_id = await _run_id(store, me)
-        memory = HostMemory(enabled=config.server.shared_memory)
-        stack.callback(memory.close)
-        publisher = Publisher(directory.root, run_id, me, swarm=swarm, tracker=tracker, memory=memory)
-        snapshot = apart(await store.read(read_snapshot))
-        stored = await _stored_settings(store, config)
-        logs = directory.root / "logs"
-        cluster = await stack.enter_async_context(open_cluster(config, base_dir, logs=logs, owner=run_id))
-        scoring = await stack.enter_async_context(
-            ScoringPool.open(config, problems, base_dir=base_dir, logs=logs, cluster=cluster)
-        )
-        bounds = _bounds(config, base_dir, codec)
-        resources = Resources(
+        run = _OpenedRun(
             config=config,
             directory=directory,
             me=me,
-            run_id=run_id,
-            store=store,
-            publisher=publisher,
-            tracker=tracker,
-            problems=problems,
+            base_dir=base_dir,
             codec=codec,
-            scoring=scoring,
-            cluster=cluster,
-            bounds=bounds,
-            learner=LearnerSettings.of_run(
-                config, base_dir=base_dir, stop_ids=codec.stop_ids, multi_turn=problems.multi_turn
-            ),
-            coordinator=_coordinator(config, problems, me, stored, snapshot),
-            invitations=Invitations(await store.read(read_invites), await store.read(read_came_by)),
-            started_at=await _started_at(store),
-            evaluated=frozenset(await store.read(read_evaluated_versions)),
-            spawned=spawned,
+            problems=problems,
+            absence=absence,
+            gguf=gguf,
+            store=store,
             start=start,
+            snapshot=apart(await store.read(read_snapshot)),
         )
-        partials = partials_of(
-            bounds,
-            snapshot.rollouts,
-            interrupts=config.training.on_new_version == "interrupt",
-            published_version=snapshot.published_version,
-        )
-        hub = Hub(resources, partials)
-        from_model_hub = config.dissemination.base == "model_hub"
-        await hub.publishing.reopen(
-            base_dir,
-            base_source=model_hub_source(config.model.base, base_dir) if from_model_hub else None,
-            published_version=snapshot.published_version,
-            banned=await store.read(read_banned_nodes),
-        )
+        resources = await _opened_resources(stack, run, spawned)
+        hub = Hub(resources, _partials_of(resources, run.snapshot))
+        await _reopen_publishing(hub, run)
         logging.getLogger("echo_hub").addHandler(hub.operation.event_log)
         stack.callback(logging.getLogger("echo_hub").removeHandler, hub.operation.event_log)
         stack.push_async_callback(hub.connections.fleet.close)
+        stack.push_async_callback(hub.trials.close)
+        stack.push_async_callback(hub.close)
         await hub.open()
         stack.push_async_callback(hub.server.close)
         yield hub
 
 
-def _opened_task(config: HubConfig) -> tuple[Path, PromptCodec, Problems]:
-    """Return the base model's directory, the tokenizer and the prepared problems. Raises ConfigError."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OpenedRun:
+    """What is read or made first when a hub opens: the run, its task and its database."""
+
+    config: HubConfig
+    directory: RunDirectory
+    me: Identity
+    base_dir: Path
+    codec: PromptCodec
+    problems: Problems
+    absence: str
+    """The reason why no problems can be drawn yet; "" if problems are drawn."""
+    gguf: OfferedGguf | None
+    """The base model's GGUF file for nodes with llama.cpp; None without one."""
+    store: AsyncStore
+    start: Start | None
+    """The adapter or version that the run starts with; None means the base model alone."""
+    snapshot: CoordinatorSnapshot
+
+
+async def _opened_resources(stack: AsyncExitStack, run: _OpenedRun, spawned: SupervisedChild | None) -> Resources:
+    """Open everything that the hub's services share. `stack` closes it."""
+    config, directory, me, store = run.config, run.directory, run.me, run.store
+    problems, codec, base_dir, gguf = run.problems, run.codec, run.base_dir, run.gguf
+    swarm = await _opened_swarm(config.server)
+    stack.push_async_callback(swarm.close)
+    tracker = Tracker(me, public=bool(config.server.public_url))
+    run_id = await _run_id(store, me)
+    memory = HostMemory(enabled=config.server.shared_memory)
+    stack.callback(memory.close)
+    stored = await _stored_settings(store, config)
+    logs = directory.root / "logs"
+    cluster = await stack.enter_async_context(open_cluster(config, base_dir, logs=logs, owner=run_id))
+    scoring = await stack.enter_async_context(
+        ScoringPool.open(config, problems, base_dir=base_dir, logs=logs, cluster=cluster)
+    )
+    sessions = None
+    if problems.session_tasks:
+        sessions = await stack.enter_async_context(SessionHost.open(problems.session_tasks, config.sessions))
+        sessions.drawing_waits(run.absence)
+    return Resources(
+        config=config,
+        directory=directory,
+        me=me,
+        run_id=run_id,
+        store=store,
+        publisher=Publisher(directory.root, run_id, me, swarm=swarm, tracker=tracker, memory=memory),
+        tracker=tracker,
+        problems=problems,
+        codec=codec,
+        scoring=scoring,
+        sessions=sessions,
+        cluster=cluster,
+        bounds=_bounds(config, base_dir, codec),
+        learner=LearnerSettings.of_run(
+            config, base_dir=base_dir, stop_ids=codec.stop_ids, multi_turn=problems.multi_turn
+        ),
+        coordinator=_coordinator(
+            config, problems, me, stored, run.snapshot, gguf_precision=gguf.precision(run_id) if gguf else ""
+        ),
+        gguf=gguf,
+        invitations=Invitations(await store.read(read_invites), await store.read(read_came_by)),
+        started_at=await _started_at(store),
+        evaluated=frozenset(await store.read(read_evaluated_versions)),
+        spawned=spawned,
+        start=run.start,
+        answers=run.snapshot.answers,
+        answered=run.snapshot.answered,
+    )
+
+
+def _partials_of(resources: Resources, snapshot: CoordinatorSnapshot) -> Partials:
+    """Return the unfinished rollouts from before the hub's start."""
+    for group in snapshot.answers:
+        asked = AskedGroup(prompt_ids=group.prompt_ids, seed=group.seed, sampling=group.sampling)
+        resources.asked.add(group.group_id, asked)
+    return partials_of(
+        resources.group_bounds,
+        snapshot.rollouts,
+        interrupts=resources.config.training.on_new_version == "interrupt",
+        published_version=snapshot.published_version,
+    )
+
+
+async def _reopen_publishing(hub: Hub, run: _OpenedRun) -> None:
+    model = run.config.model.base
+    from_model_hub = run.config.dissemination.base == "model_hub"
+    await hub.publishing.reopen(
+        run.base_dir,
+        base_source=model_hub_source(model, run.base_dir) if from_model_hub else None,
+        base_gguf=run.gguf,
+        published_version=run.snapshot.published_version,
+        banned=await run.store.read(read_banned_nodes),
+    )
+
+
+def _opened_task(config: HubConfig, run_dir: Path) -> tuple[Path, PromptCodec, Problems, str]:
+    """Return the base model's directory, the tokenizer, the problems, and why they cannot be drawn yet ("" if they are
+    drawn). Raises ConfigError."""
     base_dir = resolve_base(config.model.base)
     codec = PromptCodec.of_run(config, base_dir)
-    problems = Problems.of_run(config, codec)
-    problems.prepare()
-    for note in (warning_of(config.task.name), *problems.notes()):
+    problems = Problems.of_run(config, codec, base_dir=base_dir, run_dir=run_dir)
+    if absence := problems.prepare_at_start():
+        log.warning("the environment is away; the hub draws its problems later: %s", absence)
+    for note in (warning_of(config.task.name), _unchecked(config, problems), *problems.notes()):
         if note:
             log.warning("%s", note)
-    return base_dir, codec, problems
+    return base_dir, codec, problems, absence
+
+
+def _offered_gguf(config: HubConfig, base_dir: Path, directory: RunDirectory) -> OfferedGguf | None:
+    offered = offered_gguf(config.model, base_dir, known=directory.gguf)
+    if offered is not None:
+        log.info("nodes with llama.cpp get %s (%s)", offered.parts[0].name, offered.weights)
+    return offered
 
 
 def _coordinator(
-    config: HubConfig, problems: Problems, me: Identity, stored: Mapping[str, Any], snapshot: CoordinatorSnapshot
+    config: HubConfig,
+    problems: Problems,
+    me: Identity,
+    stored: Mapping[str, Any],
+    snapshot: CoordinatorSnapshot,
+    *,
+    gguf_precision: str,
 ) -> Coordinator:
     """Return the coordinator, with the settings of config.toml and the operator's changes (`stored`)."""
     settings = coordinator_settings(
-        config, multi_turn=problems.multi_turn, secret=_secret(me), tasks=trained_tasks(problems)
+        config,
+        multi_turn=problems.multi_turn,
+        secret=_secret(me),
+        tasks=trained_tasks(problems),
+        gguf_precision=gguf_precision,
+        session_rules=session_rules(config, problems),
     )
     return Coordinator(restored(settings, stored), snapshot)
 
@@ -270,14 +353,16 @@ async def check_unchanged(store: AsyncStore, config: HubConfig, content_hash: st
         "training.lora_targets": config.training.lora_targets,
         "training.rslora": config.training.rslora,
         "sampling.temperature": config.sampling.temperature,
-        "sampling.max_tokens": config.sampling.max_tokens,  # A prompt too long for it is skipped.
+        # Prompts that leave no space for this many tokens are skipped, so this setting decides which problems are
+        # drawn.
+        "sampling.max_tokens": config.sampling.max_tokens,
     }
     began_with = json.loads((await store.read(read_meta)).get("fixed_settings", "{}"))
     if began_with:
-        # Runs of older versions have not recorded these settings. The values here are those that they use.
+        # A run begun by an older release has not recorded these settings. It uses the values given here.
         began_with = {"model.start_from": "", "training.lora_targets": "all", "training.rslora": False, **began_with}
     if began_with and content_hash:
-        # Runs of older versions have not recorded this setting. They draw problems with replacement.
+        # A run begun by an older release has not recorded this setting. It draws problems with replacement.
         began_with.setdefault("task.draws", "replacement")
     changed = [
         f"{name} = {value!r}, was {began_with[name]!r}"
@@ -340,6 +425,7 @@ def _bounds(config: HubConfig, base_dir: Path, codec: PromptCodec) -> SamplingBo
         max_tokens=config.sampling.max_tokens,
         stop_ids=frozenset(codec.stop_ids),
         stop_strings=StopStrings.of_run(config, codec),
+        experts=experts_in(base_dir) if config.sampling.replay_routes else None,
     )
 
 
@@ -349,66 +435,13 @@ def _secret(me: Identity) -> bytes:
     return hashlib.blake2b(me.sign(b"echo: which rollouts are checked"), digest_size=32).digest()
 
 
-def trained_tasks(problems: Problems) -> tuple[TrainedTask, ...]:
-    """Return the run's training tasks for the coordinator, in the order of the settings."""
-    return tuple(
-        TrainedTask(key=key, solved_at=task.rewards.solved_at, lowest=task.rewards.lowest)
-        for key, task in problems.tasks.items()
-    )
-
-
-def _curriculum(training: TrainingConfig) -> CurriculumSettings | None:
-    if training.curriculum == "off":
-        return None
-    return CurriculumSettings(rule=training.curriculum, by=training.curriculum_by)
-
-
-def coordinator_settings(
-    config: HubConfig, *, multi_turn: bool, secret: bytes = b"", tasks: tuple[TrainedTask, ...] = ()
-) -> CoordinatorSettings:
-    """Return the coordinator's settings. `secret` selects the rollouts to check. `tasks` are the run's tasks, in the
-    order of the settings."""
-    sets, members = config.evaluation_sets, config.task.members
-    weights = [task.weight for task in members.values()]
-    return CoordinatorSettings(
-        mode=config.run.mode,
-        steps=config.training.steps,
-        groups_per_step=config.training.groups_per_step,
-        group_size=config.training.group_size,
-        deadline_s=config.leases.deadline_s,
-        first_window=config.leases.first_window,
-        max_staleness=config.training.max_staleness,
-        publish_every=config.training.publish_every,
-        learning_rate=config.training.learning_rate,
-        objective=as_text(config.objective),
-        change_objective=ObjectiveRules(config),
-        interrupts=config.training.on_new_version == "interrupt",
-        multi_turn=multi_turn,
-        dynamic_sampling=config.training.dynamic_sampling,
-        curriculum=_curriculum(config.training),
-        discount=config.training.discount if config.training.credit == "turn" else None,
-        tokens_per_step=config.training.tokens_per_step,
-        run_seed=config.run.seed,
-        evaluation_problems=sets[-1].numbers.stop if config.evaluation.by == "nodes" else 0,
-        evaluation_samples=sets[0].samples,
-        evaluation_ends=tuple((one.numbers.stop, one.samples) for one in sets) if len(sets) > 1 else (),
-        mixture=Mixture.of(config.run.seed, weights) if len(members) > 1 else None,
-        tasks=tasks,
-        activation=ActivationSettings(
-            spend_cap_per_hour=config.cost.spend_cap_per_hour,
-            margin=config.cost.margin,
-            dwell_s=config.cost.dwell_s,
-        ),
-        trust=TrustSettings(
-            enabled=config.trust.verifier != "off",
-            by_nodes=config.trust.verifier == "nodes",
-            check_deadline_s=config.leases.deadline_s,
-            secret=secret,
-            least_checked=config.trust.least_checked,
-            first_checked=config.trust.first_checked,
-            temperature=config.sampling.temperature,
-        ),
-    )
+def _unchecked(config: HubConfig, problems: Problems) -> str:
+    """Return a warning if an environment wants only checked turns, but the run checks none; else ""."""
+    wanting = [key or config.task.name for key, rules in rules_by_task(config, problems).items() if rules.verify_first]
+    if not wanting or config.trust.verifier != "off":
+        return ""
+    names = ", ".join(wanting)
+    return f"{names} gets turns that are not checked, although it asks for checks, because trust.verifier is off"
 
 
 async def _opened_swarm(settings: ServerConfig) -> Swarm:

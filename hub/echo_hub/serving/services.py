@@ -1,4 +1,4 @@
-"""The hub's four services, and which of them carries out which action."""
+"""The hub's five services, and which of them carries out which action."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from echo_hub.core.accounting.effects import (
     AnnounceVersion,
     BeginStep,
     CheckRollout,
+    CloseSession,
+    DeliverAnswer,
     EvaluationDone,
     FinishRun,
     HandOver,
@@ -28,19 +30,25 @@ from echo_hub.core.accounting.effects import (
     TellStandby,
     TrainStep,
 )
+from echo_hub.dashboard.access.attempts import Attempts
 from echo_hub.distribution.service import DistributionService
 from echo_hub.driving.shared import Shared
 from echo_hub.intake.partials import Partials
 from echo_hub.intake.service import IntakeService
 from echo_hub.net.server import Server
 from echo_hub.oversight.service import OversightService
+from echo_hub.serving.tenant_visits import TenantVisits
+from echo_hub.serving.tenants import limits_of, node_drawer, tenant_service
+from echo_hub.tenants.access import TenantAccess
+from echo_hub.tenants.own_limits import OwnLimitsWatch
+from echo_hub.tenants.service import TenantService
 from echo_hub.training.own_sampler import OwnSampler
 from echo_hub.training.service import TrainingService
 
 
 class HubServices:
-    """The services intake, training, distribution and oversight. Each service gets, at its creation, the other services
-    that it uses."""
+    """The services intake, training, distribution, oversight and, if the hub serves tenants, tenants. Each service
+    gets, at its creation, the other services that it uses."""
 
     def __init__(self, shared: Shared, *, partials: Partials, server: Server) -> None:
         config = shared.resources.config
@@ -51,6 +59,17 @@ class HubServices:
         self.oversight = OversightService(
             shared, server, intake=self.intake, training=self.training, distribution=self.distribution
         )
+        self.drawer = node_drawer(shared, self.intake, self.distribution)
+        self.tenants: TenantService | None = None
+        self.access: TenantAccess | None = None
+        """Admits tenants' requests; None if the hub serves no tenants."""
+        if config.serves_tenants:
+            self.tenants = tenant_service(shared, scorer=self.intake.scores, nodes=self.drawer)
+            guard = self.oversight.guard
+            self.access = TenantAccess(guard.tokens, Attempts(), TenantVisits(guard.visits, server.limits))
+            self._own_limits = OwnLimitsWatch(
+                shared.resources.store, limits_of(config.tenants), access=self.access, samples=self.tenants
+            )
 
     def handle(self, action: Action) -> None:
         """Pass an action to the service that carries it out. Some actions concern two services."""
@@ -73,15 +92,36 @@ class HubServices:
                 | SendTrained()
                 | LookUpReceipt()
                 | ScoreRollout()
+                | CloseSession()
                 | SendCheck()
+                | DeliverAnswer()
                 | TellStandby()
             ):
                 self.intake.handle(action)
             case _:
                 assert_never(action)
 
+    async def open(self) -> None:
+        """Resume tenants' unfinished work. Call this before the port is open: until tokens and limits are loaded, the
+        hub would refuse or admit tenants by mistake.
+        """
+        if self.tenants is not None:
+            await self.oversight.desk.renew_tokens()
+            await self._own_limits.look()
+            await self.tenants.open()
+
+    async def close(self) -> None:
+        """Stop the process of tenants' models. Call this after `run` has ended."""
+        if self.tenants is not None:
+            await self.tenants.close()
+
     async def run(self) -> None:
         """Run all services until cancelled. If one of them raises an error, all end."""
         async with asyncio.TaskGroup() as tasks:
             for work in (self.intake.run(), self.training.run(), self.distribution.run(), self.oversight.run()):
                 tasks.create_task(work)
+            if self.drawer is not None:
+                tasks.create_task(self.drawer.run())
+            if self.tenants is not None:
+                tasks.create_task(self.tenants.run())
+                tasks.create_task(self._own_limits.run())

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 
-from echo_hub.core.accounting.effects import RolloutReceived, RolloutsDropped, RolloutsLeased, StepPlanned, StepTrained
+from echo_hub.core.accounting.effects import (
+    RolloutReceived,
+    RolloutsAnswered,
+    RolloutsDropped,
+    RolloutsLeased,
+    StepPlanned,
+    StepTrained,
+)
 from echo_hub.simulator.node import SimulatedNode
 from echo_shared.wire.messages import DropReason
 
@@ -27,6 +34,7 @@ class Accounts:
         versions)."""
         self.leased = 0
         self.trained = 0
+        self.answered = 0
         self.dropped: Counter[DropReason] = Counter()
         self.lease_sizes: Counter[int] = Counter()
         self.leased_late = 0
@@ -34,21 +42,21 @@ class Accounts:
         self.leased_to_liars = 0
         """Number of `leased_late` rollouts that were leased to liars (nodes that return nothing)."""
         self.planned = 0
-        """Rollouts in the batches of steps after the warm-up."""
+        """Number of rollouts in the batches of steps after the warm-up."""
         self.planned_staleness = 0
         """Sum of the staleness of the `planned` rollouts, each as stale as its group."""
         self.tokens = 0
-        """Tokens of `planned` rollouts."""
+        """Number of tokens in the `planned` rollouts."""
         self.token_staleness = 0
-        """Sum of the staleness of all `tokens`; each token is as old as the version that sampled it."""
+        """Sum of the staleness of all `tokens`; a token's staleness follows from the version that sampled it."""
         self.mixed = 0
         """Number of `planned` rollouts that were sampled with more than one version."""
         self.batch: dict[int, int] = {}
         """Number of rollouts per step, for planned steps not trained yet."""
         self.leased_of: Counter[int] = Counter()
-        """Leased rollouts by node number."""
+        """Number of leased rollouts, by node number."""
         self.trained_of: Counter[int] = Counter()
-        """Trained rollouts by number of the node that they were leased to."""
+        """Number of trained rollouts, by number of the node with the lease."""
 
     def lease(self, record: RolloutsLeased, node: SimulatedNode, now: float) -> None:
         count = len(record.indices)
@@ -72,6 +80,11 @@ class Accounts:
 
     def drop(self, record: RolloutsDropped) -> None:
         self.dropped[record.reason] += len(record.rollout_ids)
+        for rollout_id in record.rollout_ids:
+            self._versions.pop(rollout_id, None)
+
+    def answer(self, record: RolloutsAnswered) -> None:
+        self.answered += len(record.rollout_ids)
         for rollout_id in record.rollout_ids:
             self._versions.pop(rollout_id, None)
 

@@ -18,7 +18,7 @@ class Agenda:
 
     @property
     def next_at(self) -> float:
-        """Time of the next entry; inf if there is none."""
+        """Virtual time of the next entry; inf if there is none."""
         return self._entries[0][0] if self._entries else inf
 
     def at(self, moment: float, do: Callable[[Any], None], subject: Any) -> None:

@@ -84,7 +84,7 @@ class SimulatedFleet:
         ]
         self._liars: dict[str, SimulatedNode] = {}
         self._begun: dict[int, list[Sampling]] = {}
-        """Attempts at rollouts by group, for groups neither planned nor dropped."""
+        """Attempts at rollouts, by group id, while the group is neither planned nor dropped."""
         self.tokens = TokenCounts()
         publication = scenario.publication
         self._spreading = Spreading(
@@ -239,7 +239,9 @@ class SimulatedFleet:
             self._report(node, policy_version)
 
     def _look_at_moves(self, node: SimulatedNode) -> None:
-        """Schedule the next attempt to switch leases to the newest version, if they may not switch yet."""
+        """Schedule the node's next attempt to switch its leases to the newest version, if the leases may not switch
+        yet.
+        """
         if self._agenda.now < node.moves_at < inf:
             self._agenda.at(node.moves_at, self._move_on, (node, node.session))
 
@@ -285,7 +287,7 @@ class SimulatedFleet:
         now, day = self._agenda.now, self._scenario.availability
         left_s = inf
         if day.on_share < 1:
-            # Without rounding, the same day could end twice.
+            # Round the time: with an error in the last digit, the same day could end twice.
             since_on = round((now / day.day_s + node.traits.phase) % 1.0, 9) % 1.0 * day.day_s
             left_s = round(day.on_share, 9) * day.day_s - since_on
             if left_s <= 0:
@@ -411,11 +413,11 @@ class TokenCounts:
     def __init__(self) -> None:
         self.drawn = 0
         self.given = 0
-        """Tokens taken over from earlier attempts instead of sampled."""
+        """Number of tokens that were taken over from earlier attempts instead of being sampled."""
         self.again = 0
-        """Tokens sampled at a position that another lease of the same rollout had already sampled, with any version."""
+        """Tokens sampled at positions that another lease of the same rollout had sampled before, with any version."""
         self.lost = 0
-        """Tokens that vanished with a node before they were sent."""
+        """Number of unsent tokens that vanished together with nodes."""
         self.failures = 0
         """Number of times that a node vanished with unfinished rollouts."""
 

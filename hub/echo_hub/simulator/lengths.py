@@ -43,7 +43,7 @@ class LengthModel:
         return round(self._settings.tokens * exp(2.0 * self._sigma))
 
     def of_group(self, group_id: int) -> list[int]:
-        """Return the tokens of each of the group's rollouts, by index."""
+        """Return the number of tokens of each of the group's rollouts, by index."""
         number, place = divmod(group_id, _BLOCK)
         block = self._blocks.get(number)
         if block is None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from heapq import heappop, heappush
+from typing import Protocol
 
 from echo_hub.simulator.agenda import Agenda
 
-Ask = Callable[[], bool]
-Sent = Callable[[float], None]
+
+class UplinkTransfer(Protocol):
+    """Something to send over a `SimulatedUplink`."""
+
+    def is_wanted(self) -> bool:
+        """Return False if the transfer has become useless. Called when its turn comes."""
+
+    def sent(self, began_at: float) -> None:
+        """Handle the end of the transfer, whose first byte left at `began_at`. The last byte leaves now."""
 
 
 class SimulatedUplink:
@@ -17,32 +24,30 @@ class SimulatedUplink:
     def __init__(self, agenda: Agenda, bytes_s: float) -> None:
         self.bytes_s = bytes_s
         self._agenda = agenda
-        self._waiting: list[tuple[int, int, float, Ask, Sent]] = []
+        self._waiting: list[tuple[int, int, float, UplinkTransfer]] = []
         self._number = 0
         self._is_busy = False
 
-    def send(self, num_bytes: float, *, wanted: Ask, sent: Sent, rank: int = 0) -> None:
-        """Queue a transfer. When its turn comes, `wanted` is called: False skips the transfer. `sent` is called after
-        the last byte, with the time of the first byte.
-        """
+    def send(self, num_bytes: float, transfer: UplinkTransfer, *, rank: int = 0) -> None:
+        """Queue a transfer of this size."""
         self._number += 1
-        heappush(self._waiting, (rank, self._number, num_bytes, wanted, sent))
+        heappush(self._waiting, (rank, self._number, num_bytes, transfer))
         if not self._is_busy:
             self._next(None)
 
     def _next(self, _nothing: None) -> None:
         self._is_busy = False
         while self._waiting:
-            _, _, num_bytes, wanted, sent = heappop(self._waiting)
-            if wanted():
+            _, _, num_bytes, transfer = heappop(self._waiting)
+            if transfer.is_wanted():
                 self._is_busy = True
                 began_at = self._agenda.now
-                self._agenda.at(began_at + num_bytes / self.bytes_s, self._done, (sent, began_at))
+                self._agenda.at(began_at + num_bytes / self.bytes_s, self._done, (transfer, began_at))
                 return
 
-    def _done(self, subject: tuple[Sent, float]) -> None:
-        sent, began_at = subject
-        sent(began_at)
+    def _done(self, subject: tuple[UplinkTransfer, float]) -> None:
+        transfer, began_at = subject
+        transfer.sent(began_at)
         self._next(None)
 
 

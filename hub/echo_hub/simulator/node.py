@@ -35,8 +35,8 @@ class Moves:
 
 
 class Sampling:
-    """One rollout on one node. `given`: the tokens that the hub sent along, as spans. A span is a part sampled by one
-    node, this or another one, with one version."""
+    """One rollout on one node. `given`: the tokens that the hub sent along, as spans. A span is a part of a completion,
+    sampled by one node (this or another one) with one version."""
 
     __slots__ = (
         "before",
@@ -58,7 +58,7 @@ class Sampling:
         self.index = index
         self.tokens = tokens
         self.given = num_tokens(given)
-        """Number of tokens that the hub sent along."""
+        """Number of tokens of earlier attempts that the hub sent with the lease."""
         self.before = given
         """Spans (parts sampled by one node with one version) of the tokens that exist when sampling begins or goes on,
         at `draws_from`."""
@@ -100,7 +100,9 @@ class Sampling:
         self.ends_at = self.draws_from + (self.tokens - self.had) * s_per_token
 
     def move(self, policy_version: int, now: float) -> None:
-        """Sample with this version from now on. A rollout whose tokens all exist samples its last one again."""
+        """Sample with this version from now on. If all tokens of a rollout exist already, its last token is sampled
+        again.
+        """
         count = min(self.drawn(now), self.tokens - 1)
         self.before, self.had, self.policy_version = self.spans(count), count, policy_version
 
@@ -161,21 +163,21 @@ class SimulatedNode:
         self.connected_at = 0.0
         self.connected_s = 0.0
         self.gone_at = inf
-        """Time of disconnection; inf while connected."""
+        """Virtual time at which the node disconnected; inf while it is connected."""
         self.paused = False
         """True while the node's owner uses the machine, so that the node takes no work."""
         self.session = 0
         self.policy_version = 0
         self.fetching: int | None = None
         self.num_begun = 0
-        """Number of rollouts begun so far, and of switches of a running rollout to a newer version."""
+        """Number of rollouts begun so far, plus the number of switches of running rollouts to a newer version."""
         self.free = traits.width
         self.held: dict[int, HeldLease] = {}
         self.queue: deque[Sampling] = deque()
         self.waiting: list[HeldLease] = []
         """Leases whose version has not arrived at the node yet."""
         self.spool: list[Sampling] = []
-        """Rollouts finished while disconnected."""
+        """Rollouts that the node finished while it was disconnected."""
         self.sent_late: set[tuple[int, int]] = set()
         """(lease id, index) of the rollouts that finished while disconnected and were sent at the last reconnection."""
 

@@ -37,7 +37,8 @@ class Traits:
 
     @property
     def tokens_per_s(self) -> float:
-        """Speed that the node claims: that of all slots, which are half of its capacity."""
+        """Return the speed that the node claims, in tokens per second: the speed of all its slots. It has half as many
+        slots as its claimed capacity."""
         return self.capacity / (2 * self.s_per_token)
 
 

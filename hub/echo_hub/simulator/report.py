@@ -16,7 +16,7 @@ from echo_shared.wire.messages import DropReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreFigures:
-    """Cost of the coordinator itself, measured with the run's clock."""
+    """Cost of the coordinator itself in time and memory, measured with the clock of the caller."""
 
     events: int
     events_per_s: float | None
@@ -43,22 +43,25 @@ class SimulationReport:
     utilisation: float
     """Share of time after the warm-up in which a step was trained."""
     idle_s: float
-    """Idle seconds of the learner after the warm-up."""
+    """Seconds that the learner was idle after the warm-up."""
     leased: int
     trained: int
+    answered: int
+    """Number of rollouts delivered to tenants."""
     dropped: dict[str, int]
     """Number of dropped rollouts by reason."""
     in_flight: int
-    """Number of leased rollouts that are neither trained nor dropped at the end."""
+    """Number of leased rollouts that are neither trained, answered nor dropped at the end."""
     drop_shares: dict[str, float]
     """Dropped rollouts by reason, as shares of the leased ones."""
     stale_share: float
-    """Share of leased rollouts that were dropped as stale or revoked."""
+    """Share of leased rollouts that were dropped as stale, or revoked before they were finished."""
     mean_staleness: float
-    """Mean staleness of rollouts when trained, after the warm-up; every rollout counts with its group's oldest
-    version."""
+    """Mean staleness of rollouts when they are trained on, after the warm-up steps. Every rollout counts as stale as
+    the oldest one of its group.
+    """
     token_staleness: float
-    """Mean staleness of the trained tokens; each token is as old as the version that sampled it."""
+    """Mean staleness of the trained tokens. A token's staleness follows from the version that sampled it."""
     mixed_share: float
     """Share of planned rollouts sampled with more than one version."""
     needed_staleness: float | None
@@ -79,7 +82,7 @@ class SimulationReport:
     again_share: float
     """Share of `tokens_drawn` sampled at a position that another lease of the same rollout had sampled before."""
     given_share: float
-    """Tokens continued from earlier attempts instead of sampled, divided by `tokens_drawn`."""
+    """Tokens taken over from earlier attempts at a rollout, divided by `tokens_drawn`."""
     failures: int
     """Number of times that a node vanished and lost unfinished rollouts."""
     tokens_lost_per_failure: float
@@ -91,7 +94,7 @@ class SimulationReport:
 
     @property
     def balanced(self) -> bool:
-        return self.leased == self.trained + sum(self.dropped.values()) + self.in_flight
+        return self.leased == self.trained + self.answered + sum(self.dropped.values()) + self.in_flight
 
 
 def report_of(world: World) -> SimulationReport:
@@ -111,6 +114,7 @@ def report_of(world: World) -> SimulationReport:
         idle_s=idle_s,
         leased=accounts.leased,
         trained=accounts.trained,
+        answered=accounts.answered,
         dropped={str(reason): count for reason, count in sorted(accounts.dropped.items())},
         in_flight=world.core.coordinator.status().in_flight,
         drop_shares={

@@ -52,7 +52,7 @@ def demand_of(scenario: Scenario) -> Workload:
 
 
 def classes_of(scenario: Scenario) -> tuple[NodeClass, ...]:
-    """Return each honest node as a class of its own, for `echo_hub.core.capacity.schedule`."""
+    """Return a class of one node for each honest node, for `echo_hub.core.capacity.schedule`."""
     pool, nodes = pool_of(scenario), draw_nodes(scenario)
     lengths = _lengths(scenario)
     tokens = [count for group in range(_GROUPS_LOOKED_AT) for count in lengths.of_group(group)]

@@ -8,25 +8,27 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from echo_shared.described import Described
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class ScenarioSection(BaseModel):
-    """Base class of all sections."""
+class ScenarioSection(Described):
+    """Base class of all sections of a scenario."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class SimulatedRun(ScenarioSection):
-    """The run."""
+    """Settings of the simulated run."""
 
     mode: Literal["colocated", "sequential", "async"] = "async"
-    """As in a hub's config.toml. colocated: one node, which is the hub's own sampler."""
+    """The run's mode, as in a hub's config.toml. colocated: one node, which is the hub's own sampler."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of all randomness: the same scenario and seed give the same figures."""
 
@@ -39,11 +41,11 @@ class SimulatedTraining(ScenarioSection):
     groups_per_step: Annotated[int, Field(ge=1, le=4096)] = 64
     """Prompts in the batch of one step."""
     group_size: Annotated[int, Field(ge=2, le=1024)] = 8
-    """Completions of one prompt."""
+    """Number of completions for one prompt."""
     max_staleness: Annotated[int, Field(ge=0, le=1000)] = 2
     """Async mode: greatest age in steps of a rollout when it is trained on."""
     publish_every: Annotated[int, Field(ge=1)] = 1
-    """Steps between published versions."""
+    """Number of training steps between published versions."""
     on_new_version: Literal["finish", "interrupt"] = "finish"
     """What a node does with unfinished completions when a newer version arrives. finish: completes them with the
     version that they began with. interrupt (async mode only): prefills the sampled tokens again and continues with the
@@ -67,7 +69,7 @@ class SimulatedLearner(ScenarioSection):
     step_jitter: Annotated[float, Field(ge=0, le=2)] = 0.0
     """Standard deviation of the logarithm of a step's time."""
     handoff_s: NotNegative = 0.0
-    """Seconds between the end of a step and the start of the next one, if the next one is planned already."""
+    """Seconds between the end of a step and the start of the next step, if that step is planned already."""
     score_s: NotNegative = 0.05
     """Seconds from a rollout's arrival to its reward."""
     prepare_s: NotNegative = 0.0
@@ -110,10 +112,10 @@ class SimulatedPublication(ScenarioSection):
 
 
 class SimulatedNodes(ScenarioSection):
-    """The nodes. A node samples `width` rollouts at once and accepts twice as many."""
+    """The simulated nodes. A node samples `width` rollouts at once and accepts twice as many."""
 
     count: Annotated[int, Field(ge=1, le=1_000_000)] = 100
-    """Honest nodes."""
+    """Number of honest nodes."""
     width: Annotated[int, Field(ge=1, le=2048)] = 4
     """Rollouts that a node samples at once."""
     s_per_token: Positive = 0.02
@@ -132,8 +134,8 @@ class SimulatedNodes(ScenarioSection):
     delay_s: NotNegative = 0.05
     """Seconds that a message takes from hub to node, and from node to hub."""
     stream_s: NotNegative = 5.0
-    """Interval in seconds at which a node sends the tokens of unfinished rollouts, as in its own settings; 0 = never. A
-    node that gets such a rollout later continues it."""
+    """Interval in seconds at which a node sends the tokens of unfinished rollouts, as in its own settings; 0 = never.
+    If another node gets the rollout later, it continues these tokens."""
     rented_share: Share = 0.0
     """Share of nodes that cost something."""
     price_per_hour: NotNegative = 0.0
@@ -172,7 +174,7 @@ class SimulatedLengths(ScenarioSection):
     prompts: Annotated[int, Field(ge=1, le=1_000_000)] = 1_000
     """Number of different prompts; the groups go through them in turn."""
     prompt_tokens: Annotated[float, Field(ge=0)] = 100.0
-    """Tokens of every prompt."""
+    """Number of tokens in every prompt."""
 
 
 class SimulatedAvailability(ScenarioSection):
@@ -189,6 +191,20 @@ class SimulatedAvailability(ScenarioSection):
     """How often per hour the owner of a connected node needs the machine, on average."""
     pause_s: Positive = 600.0
     """Duration of a pause in seconds. The node stays connected and takes no work."""
+
+
+class SimulatedSessions(ScenarioSection):
+    """Episodes of several turns, each played by an environment with state (a session)."""
+
+    slots: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Sessions that may be open at once; 0 = every episode is one completion, without a session."""
+    turns: Annotated[int, Field(ge=1, le=1_000)] = 1
+    """Turns of an episode, if there are sessions."""
+    lost_share: Share = 0.0
+    """Probability that a session is lost at a turn. The episode then starts again; its second loss ends it."""
+    diverged_share: Share = 0.0
+    """Probability that a session is rebuilt at a turn and answers an earlier turn otherwise. The turns after that one
+    are dropped."""
 
 
 class SimulatedFailures(ScenarioSection):
@@ -209,9 +225,9 @@ class SimulatedFalseClaims(ScenarioSection):
     count: Annotated[int, Field(ge=0, le=100_000)] = 0
     """Number of nodes with false claims at any moment."""
     capacity: Annotated[int, Field(ge=1)] = 4096
-    """Rollouts that each of these nodes claims to accept."""
+    """Rollouts that each node with false claims says it accepts."""
     fresh_key_s: Positive = 60.0
-    """Interval in seconds at which each of these nodes leaves and returns with a new key."""
+    """Interval in seconds at which each node with false claims leaves and returns with a new key."""
 
 
 class MeasuredSection(ScenarioSection):
@@ -224,7 +240,7 @@ class MeasuredSection(ScenarioSection):
 
 
 class Scenario(BaseSettings):
-    """All sections."""
+    """All settings of a simulation."""
 
     model_config = SettingsConfigDict(
         frozen=True, extra="forbid", env_prefix="ECHO_SIMULATED_", env_nested_delimiter="__"
@@ -239,6 +255,7 @@ class Scenario(BaseSettings):
     prices: SimulatedPrices = SimulatedPrices()
     lengths: SimulatedLengths = SimulatedLengths()
     availability: SimulatedAvailability = SimulatedAvailability()
+    sessions: SimulatedSessions = SimulatedSessions()
     failures: SimulatedFailures = SimulatedFailures()
     false_claims: SimulatedFalseClaims = SimulatedFalseClaims()
     measuring: MeasuredSection = MeasuredSection()

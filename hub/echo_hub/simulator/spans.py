@@ -11,8 +11,8 @@ Spans = tuple[DrawnSpan, ...]
 
 
 def grown(spans: Spans, more: DrawnSpan) -> Spans:
-    """Append the part `more`, which may be empty, to `spans`. It is joined with the last span if both have the same
-    node and version.
+    """Append the part `more`, which may be empty, to `spans`. A part of the same node and version extends the last
+    span.
     """
     if not more.num_tokens:
         return spans

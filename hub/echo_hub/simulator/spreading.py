@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from math import ceil
 from statistics import fmean
 from typing import Final, Protocol
@@ -104,8 +103,8 @@ class Spreading:
         self._delay_s = delay_s
         self._takers = takers
         self._heard_at: dict[str, float] = {}
-        """Time from which a node's silence counts, by node id: that of its last piece or, if the node lacked no piece
-        before, that of the announcement."""
+        """Start of a node's silence, by node id: the time of its last piece or, if the node lacked no piece before, of
+        the announcement."""
         self._uplink = SimulatedUplink(agenda, hub_uplink_bytes_s)
         self._lines: dict[str, _Line] = {}
         self._links: dict[str, frozenset[str]] = {}
@@ -226,15 +225,11 @@ class Spreading:
         for push in reversed(list(self._pushes.values())):
             for send in push.plan.plan(now):
                 size = TOLD_BYTES if send.is_there else push.piece_bytes
-                self._uplink.send(
-                    size + len(send.hand_on),
-                    wanted=partial(_is_wanted, push, send),
-                    sent=partial(self._off, push, send.node_id, send.piece, send, send.hand_on),
-                )
+                self._uplink.send(size + len(send.hand_on), _FromHub(self, push, send))
             if push.plan.done:
                 del self._pushes[push.version]
 
-    def _off(
+    def left_sender(
         self, push: _Push, node_id: str, piece: int, send: SendPiece | None, hand_on: bytes, began_at: float
     ) -> None:
         """Handle a piece, or an instruction, that has left the hub (`send` given) or another node (`send` None)."""
@@ -272,17 +267,15 @@ class Spreading:
                 self._agenda.at(self._agenda.now + APPLY_S, self._applied, (push, self._lines[node_id]))
 
     def _hand_on(self, push: _Push, owner_id: str, piece: int, hand_on: bytes) -> None:
-        """Forward a piece to the nodes that `hand_on` names, if they are linked. A node with longer instructions has a
-        larger subtree to supply, so it comes first.
-        """
+        """Forward a piece to the nodes that `hand_on` names, if they are linked. Nodes with longer instructions come
+        first, because they have more nodes to supply."""
         links = self._links.get(owner_id, frozenset())
         for number, below in split(hand_on):
             peer_id = self._paths.named(number)
             if peer_id in links:
                 self._lines[owner_id].uplink.send(
                     push.piece_bytes + len(below),
-                    wanted=partial(_is_lacking, push, owner_id, peer_id, piece, below),
-                    sent=partial(self._off, push, peer_id, piece, None, below),
+                    _FromNode(self, push, owner_id, peer_id, piece, below),
                     rank=-len(below),
                 )
 
@@ -310,9 +303,36 @@ def piece_bytes_for(total_bytes: int) -> int:
     return piece_bytes
 
 
-def _is_wanted(push: _Push, send: SendPiece) -> bool:
-    return push.plan.left_of(send) is not None
+@dataclass(frozen=True, slots=True)
+class _FromHub:
+    """A transfer from the hub: a piece, or an instruction to forward a piece."""
+
+    spreading: Spreading
+    push: _Push
+    send: SendPiece
+
+    def is_wanted(self) -> bool:
+        return self.push.plan.left_of(self.send) is not None
+
+    def sent(self, began_at: float) -> None:
+        send = self.send
+        self.spreading.left_sender(self.push, send.node_id, send.piece, send, send.hand_on, began_at)
 
 
-def _is_lacking(push: _Push, owner_id: str, peer_id: str, piece: int, below: bytes) -> bool:
-    return owner_id in push.lacks and (bool(below) or piece in push.lacks.get(peer_id, ()))
+@dataclass(frozen=True, slots=True)
+class _FromNode:
+    """Transfer of a piece from the node `owner_id` to `peer_id`, which forwards it as `below` says."""
+
+    spreading: Spreading
+    push: _Push
+    owner_id: str
+    peer_id: str
+    piece: int
+    below: bytes
+
+    def is_wanted(self) -> bool:
+        lacks = self.push.lacks
+        return self.owner_id in lacks and (bool(self.below) or self.piece in lacks.get(self.peer_id, ()))
+
+    def sent(self, began_at: float) -> None:
+        self.spreading.left_sender(self.push, self.peer_id, self.piece, None, self.below, began_at)

@@ -28,7 +28,7 @@ class SimulatedWork(Protocol):
         """Return the group's problem."""
 
     def lease(self, lease: SendLease) -> None:
-        """Note that the hub leases this work to a node."""
+        """Take note that the hub leases this work to a node."""
 
     def lengths(self, lease: SendLease) -> Mapping[int, int] | None:
         """Return the number of tokens of each rollout, by index; None: the scenario's lengths apply."""
@@ -37,16 +37,16 @@ class SimulatedWork(Protocol):
         """Return the payload of a finished rollout; its `sampling_s` is the time that the node took."""
 
     def record(self, record: Record) -> None:
-        """Note a record that the hub's store would keep."""
+        """Take note of a record that the hub's store would keep."""
 
     def score(self, rollout_id: str) -> float:
-        """Return the reward of a received rollout."""
+        """Return the reward of a received rollout, in place of the task's scorer."""
 
     def train(self, step: int) -> Mapping[str, float]:
         """Finish a training step and return its metrics."""
 
     def publish(self, policy_version: int) -> None:
-        """Note that the learner's present weights become this version."""
+        """Publish the learner's present weights as this version."""
 
 
 class MadeUp:

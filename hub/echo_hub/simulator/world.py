@@ -21,12 +21,17 @@ import numpy as np
 from echo_hub.core.accounting.effects import (
     ActionSettled,
     AnnounceVersion,
+    AnswerOpened,
+    AnswerReplaced,
+    AnswersCancelled,
     BeginStep,
     CheckingCredited,
     CheckRecorded,
     CheckRollout,
+    CloseSession,
     CoarseClassesRecorded,
     CostAccrued,
+    DeliverAnswer,
     Effect,
     EvaluationDone,
     FinishRun,
@@ -41,6 +46,7 @@ from echo_hub.core.accounting.effects import (
     PublishVersion,
     RevokeLease,
     RolloutReceived,
+    RolloutsAnswered,
     RolloutsDropped,
     RolloutsEvaluated,
     RolloutsLeased,
@@ -50,6 +56,7 @@ from echo_hub.core.accounting.effects import (
     SendLease,
     SendReceipts,
     SendTrained,
+    SessionNoted,
     SettingRecorded,
     StandingRecorded,
     StepPlanned,
@@ -64,10 +71,12 @@ from echo_hub.core.accounting.events import (
     Event,
     LearnerReady,
     RolloutScored,
+    SlotsChanged,
     StepDone,
     Tick,
     VersionPublished,
 )
+from echo_hub.core.accounting.parameters import SessionRules
 from echo_hub.core.accounting.snapshot import CoordinatorSnapshot
 from echo_hub.core.coordinator import Coordinator
 from echo_hub.core.settings import CoordinatorSettings
@@ -79,6 +88,7 @@ from echo_hub.simulator.fleet import SimulatedFleet
 from echo_hub.simulator.hours import Hours
 from echo_hub.simulator.population import Traits
 from echo_hub.simulator.scenario import Scenario
+from echo_hub.simulator.sessions import SimulatedHost
 from echo_hub.simulator.work import MadeUp, SimulatedWork
 
 LIARS_FROM_S: Final = 60.0
@@ -118,6 +128,7 @@ class World:
             liars_from_s=LIARS_FROM_S,
         )
         self.work = work or MadeUp(scenario)
+        self.sessions = SimulatedHost(scenario) if scenario.sessions.slots else None
         self.costs = Costs()
         self.agenda = Agenda()
         self.hours = Hours()
@@ -138,6 +149,8 @@ class World:
         self._carry_out(core.start(agenda.now))
         self.fleet.begin()
         self.tell(LearnerReady(policy_version=0))
+        if self.sessions is not None:
+            self.tell(SlotsChanged(slots=self.scenario.sessions.slots))
         limit_s = self.scenario.measuring.limit_s
         while not self.finished:
             tick_at = core.tick_at
@@ -181,6 +194,9 @@ class World:
     def _group_dropped(self, record: GroupDropped) -> None:
         self.fleet.ended(record.group_id)
 
+    def _answered(self, record: RolloutsAnswered) -> None:
+        self.accounts.answer(record)
+
     def _trained(self, record: StepTrained) -> None:
         self.accounts.train(record)
 
@@ -194,11 +210,14 @@ class World:
         self.agenda.at(self.agenda.now + self.scenario.learner.prepare_s, self.tell, event)
 
     def _score(self, action: ScoreRollout) -> None:
-        event = RolloutScored(rollout_id=action.rollout_id, reward=self.work.score(action.rollout_id))
+        scored = RolloutScored(rollout_id=action.rollout_id, reward=self.work.score(action.rollout_id))
+        event = scored if self.sessions is None else self.sessions.answer(scored)
         self.agenda.at(self.agenda.now + self.scenario.learner.score_s, self.tell, event)
 
     def _send_lease(self, action: SendLease) -> None:
         self.work.lease(action)
+        if self.sessions is not None:
+            self.sessions.lease(action)
         self.fleet.send_lease(action)
 
     def _revoke(self, action: RevokeLease) -> None:
@@ -253,6 +272,8 @@ def coordinator_settings(scenario: Scenario) -> CoordinatorSettings:
         publish_every=training.publish_every,
         interrupts=training.on_new_version == "interrupt",
         run_seed=scenario.run.seed,
+        multi_turn=scenario.sessions.slots > 0,
+        session_rules=(lambda group_id: SessionRules()) if scenario.sessions.slots else None,
         activation=activation_settings(scenario),
     )
 
@@ -262,6 +283,10 @@ CARRY_OUT: Final[Mapping[type, Callable[[World, Any], None]]] = {
     RolloutsDropped: World._dropped,
     StepPlanned: World._planned,
     StepTrained: World._trained,
+    RolloutsAnswered: World._answered,
+    AnswerOpened: World._ignore,
+    AnswersCancelled: World._ignore,
+    DeliverAnswer: World._ignore,
     TellStandby: World._told,
     PrepareGroup: World._prepare,
     ScoreRollout: World._score,
@@ -282,6 +307,9 @@ CARRY_OUT: Final[Mapping[type, Callable[[World, Any], None]]] = {
     RolloutReceived: World._received,
     RolloutsEvaluated: World._ignore,
     ScoreRecorded: World._scored,
+    AnswerReplaced: World._ignore,
+    SessionNoted: World._ignore,
+    CloseSession: World._ignore,  # A simulated session is no process.
     SendReceipts: World._ignore,
     SendTrained: World._ignore,
     VersionRecorded: World._ignore,

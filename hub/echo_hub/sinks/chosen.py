@@ -1,4 +1,5 @@
-"""The metric sinks that a run's settings request. For each of them, a `Following` feeds a writer."""
+"""Create the metric sinks (writers for other programs, such as TensorBoard) that a run's settings request. A
+`Following` feeds each writer."""
 
 from __future__ import annotations
 

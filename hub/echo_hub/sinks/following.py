@@ -23,12 +23,12 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 WRITE_EVERY_S: Final = 2.0
-"""Shortest time between two calls of `write`, in seconds."""
+"""Shortest time in seconds between two calls of `EntryWriter.write`."""
 SLOW_S: Final = 120.0
 """If a call takes longer than this many seconds, the operator is told that the writer is slow."""
 CLOSE_S: Final = 10.0
 AGAIN_S: Final = 300.0
-"""Seconds from a failure until the writer is opened again."""
+"""Delay in seconds between a writer's failure and its next opening."""
 MOST_CHARACTERS: Final = 300
 """Number of characters of an error text that the operator sees."""
 
@@ -54,7 +54,7 @@ class EntryWriter(Protocol):
 
 
 class Following:
-    """Feeds one writer from the database. `server` waits while the database is unreachable."""
+    """Feeds one writer from the database. It waits while the database server is unreachable."""
 
     def __init__(
         self, writer: EntryWriter, store: Store, server: Room, changes: Changes, *, texts: SampleTexts | None = None
@@ -73,7 +73,7 @@ class Following:
             try:
                 await self._follow()
             except Exception as error:
-                # The writer is other people's software and may raise any error. An error ends only this attempt.
+                # The writer is a foreign library and may raise any error. An error ends only this attempt.
                 log.debug("%s failed", self._writer.name, exc_info=True)
                 self._say(str(error) or repr(error))
             await asyncio.sleep(AGAIN_S)

@@ -9,7 +9,7 @@
     distribution/*  histograms over the step's rollouts: reward, completion_tokens, staleness
     samples         texts of a few rollouts of the step, if the operator has turned that on
 
-The step of an entry is always a policy version. The wall time is the time in the database.
+The step of an entry is always a policy version. Its wall time comes from the database.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ rollouts."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """The figures of one policy version, by tag."""
+    """The metrics of one policy version, by tag."""
 
     policy_version: int
     at: float
@@ -45,7 +45,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """Point in the run. Entries up to this point are written."""
+    """A point in the run. All entries up to this point are written."""
 
     step: int = 0
     evaluated_at: float = 0.0

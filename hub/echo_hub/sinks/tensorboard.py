@@ -31,7 +31,7 @@ _VERSION: Final = "brain.Event:2"
 
 
 class TensorBoard:
-    """The writer. `directory` holds only TensorBoard's files."""
+    """Writes the run's metrics for TensorBoard. `directory` holds only TensorBoard's files."""
 
     name = "TensorBoard"
 

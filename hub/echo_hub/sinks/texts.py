@@ -16,7 +16,7 @@ from echo_hub.store.bulk import key_of
 from echo_hub.store.store import Store
 
 STEPS_APART: Final = 10
-"""Texts are sent for one step in this many. Readers compare texts over the whole run, and each step with texts costs a
+"""Only one step in this many gets texts. Readers compare texts over the whole run, and each step with texts costs a
 database query."""
 MOST_CHARACTERS: Final = 10_000
 """Largest number of characters of a prompt, or of a completion, that is sent."""

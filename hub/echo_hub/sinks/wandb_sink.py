@@ -26,15 +26,17 @@ from echo_shared.installation import how_to_install
 from echo_shared.settings import without_secrets
 
 TOLD_SECTIONS: Final = ("run", "model", "task", "sampling", "training", "objective", "evaluation", "leases", "trust")
-"""Sections of the settings that are sent to W&B. None of them holds a secret, an address or a path of this machine."""
+"""Sections of the settings that are sent to W&B. These sections hold no secrets, addresses or local paths."""
 VERSION: Final = "policy_version"
-"""Name of the horizontal axis in W&B. The step numbers of W&B itself would count calls."""
+"""Name of the horizontal axis in W&B. W&B's own step numbers cannot be used, because they count calls."""
 FINISH_S: Final = 6
-"""Time for the client's service to send the remaining figures when the hub ends, in seconds."""
+"""Seconds that the client's service gets at the hub's end to send the remaining figures."""
 
 
 class WandB:
-    """The writer. `directory` holds only W&B's files. Raises ConfigError if the client is not installed."""
+    """Writes the run's metrics to W&B. `directory` holds only W&B's files. Raises ConfigError if the client is not
+    installed.
+    """
 
     name = "Weights & Biases"
 

@@ -49,11 +49,11 @@ from echo_hub.spread.windows import FIRST_PUSH_BYTES, BroadcastPaths
 from echo_shared.wire import relay_tree
 
 LEAST_PIECES: Final = 2
-"""Minimum number of pieces in flight that any window allows: one under way and the next one."""
+"""Minimum number of pieces in flight that any flow-control window allows: one under way and the next one."""
 
 LEAST_RELAY_BYTES: Final = 128 * 1024
-"""Handing-on work, in bytes, that an owner of unknown speed gets at least: a copy that a node hands on is cheap, while
-each direct copy costs the hub's uplink."""
+"""Least work that a node of unknown speed gets for handing pieces on, in bytes. A copy that a node hands on is cheap,
+while each direct copy costs the hub's uplink."""
 
 SPARE_SLACK_S: Final = 0.17
 """The hub's uplink counts as about to idle if its queue needs less than this many seconds."""
@@ -73,8 +73,8 @@ LEAST_OF_A_TREE: Final = 8
 """Minimum number of nodes lacking a piece for which a deep tree is made. Fewer nodes are served by neighbours or
 directly."""
 MOST_HELPED: Final = 32
-"""The hub helps with a handed-on piece only while at most this number of nodes wait for it: its uplink is too slow for
-more."""
+"""Largest number of waiting nodes at which the hub sends a handed-on piece itself. For more nodes its uplink is too
+slow."""
 
 MOST_TRIED: Final = 16
 """Maximum number of partly distributed pieces for which one call looks for a node to hand them on."""
@@ -94,8 +94,8 @@ STRAGGLER_S: Final = 0.3
 """Seconds after which the last few nodes that wait for a handed-on piece count as stragglers: the node that hands it on
 gets new work without them."""
 LONE_STRAGGLER_S: Final = 0.6
-"""STRAGGLER_S if fewer than FEW nodes should get the piece: there a single straggler exceeds the share that may be
-slow."""
+"""Takes the place of STRAGGLER_S if fewer than FEW nodes should get the piece. Then a single straggler exceeds the
+share of nodes that may be slow."""
 LATE_S: Final = 2.0
 LATE_DELAYS: Final = 4
 """A piece that a node hands on is late after LATE_S seconds, or after LATE_DELAYS times that node's usual delay if that
@@ -119,7 +119,7 @@ class SendPiece:
     hand_on: bytes = b""
     """Packed instructions for handing the piece on (`echo_shared.wire.relay_tree`)."""
     is_there: bool = False
-    """True if the node has the piece already and only needs the instructions for handing it on."""
+    """True if the node holds the piece and only needs instructions for further hops."""
 
 
 class Broadcast(BroadcastStatus):
@@ -176,8 +176,8 @@ class Broadcast(BroadcastStatus):
     # --- sending
 
     def _owned(self, now: float) -> SendPiece | None:
-        """Return an instruction to send the oldest piece that no node hands on to the node that would finish handing it
-        on first. None: there is no such piece, or no such node."""
+        """Return an instruction for the oldest piece without an owner. The hub sends the piece to the node that would
+        finish handing it on first. None: there is no such piece, or no such node."""
         if self._forest.is_deep and not self._forest.has_room(self._copies_to_come):
             return None
         for piece in self._wanting_owner():
@@ -230,8 +230,8 @@ class Broadcast(BroadcastStatus):
         """Return the nodes that may hand on a piece. `uncovered`: bit mask of the nodes that lack the piece and have no
         source.
 
-        Left out are nodes that reach only one of the `uncovered` nodes (counting themselves), or less than half as many
-        as the best candidate.
+        A node reaches itself and all nodes linked with it. A candidate must reach at least two of the `uncovered`
+        nodes, and at least half as many as the best candidate.
         """
         if self._forest.is_deep:
             return self._forest.roots(uncovered & self._owners) if uncovered.bit_count() >= LEAST_OF_A_TREE else []
@@ -259,7 +259,7 @@ class Broadcast(BroadcastStatus):
         return self._send(owner, piece, now, hand_on=tree.packed(asked))
 
     def _settle_rest(self, now: float) -> None:
-        """Queue pieces for direct sending to nodes that no other node would send them to."""
+        """Queue pieces that the hub must send directly, for nodes to which no other node would send them."""
         self._rest_changed = False
         for piece in list(self._rest):
             uncovered = self._missing[piece] & ~self._covered[piece]
@@ -291,8 +291,8 @@ class Broadcast(BroadcastStatus):
                 del self._queued[member.node_id]
 
     def _spare(self, now: float) -> SendPiece | None:
-        """Queue a piece directly for all nodes that lack it and return its first send, if no owner can take a piece and
-        the hub's uplink would idle."""
+        """If no owner can take a piece and the hub's uplink would idle, queue a piece for direct sending to all nodes
+        that lack it, and return its first send."""
         piece, uplink = next(self._wanting_owner(), None), self._paths.uplink
         if piece is None or uplink.bytes_in_flight >= uplink.size(self._least_bytes, SPARE_SLACK_S):
             return None
@@ -325,7 +325,8 @@ class Broadcast(BroadcastStatus):
             each_s = self._piece_bytes / rate if rate else float("inf")
             for place, relay in enumerate(owner.relays.values(), start=1):
                 ahead_s = relay.due_at - now if relay.tree.takes_s else place * each_s
-                left_s = max(ahead_s, now - relay.due_at)  # A late piece may be late by as much again.
+                # Expect a late piece to need as long again as it is late already.
+                left_s = max(ahead_s, now - relay.due_at)
                 if left_s > latest and (member := self._helpable(relay)) is not None:
                     latest, chosen = left_s, (relay, member)
         if chosen is None:
@@ -364,7 +365,7 @@ class Broadcast(BroadcastStatus):
         if now < self._check_at:
             return
         self._check_at = now + CHECK_S
-        self._rest_changed = self._rest_open = True  # The benches of some nodes may be over.
+        self._rest_changed = self._rest_open = True  # Some benched nodes may own pieces again.
         for member in list(self._members.values()):
             if member.flights and now - member.heard_at > GIVE_UP_S:
                 self._bench(member, now)
@@ -455,8 +456,8 @@ class Broadcast(BroadcastStatus):
         return sends
 
     def _left_to_hub(self, piece: int, uncovered: int, now: float) -> int:
-        """Return which of the `uncovered` nodes must get the piece from the hub, as a bit mask: no linked node that has
-        the piece, or will get it, can hand it on."""
+        """Return, as a bit mask, the `uncovered` nodes that must get the piece from the hub. No linked node that has
+        the piece, or will get it, can pass it on to these nodes."""
         left = 0
         coming = (~self._missing[piece] | self._covered[piece]) & self._owners
         for member in self._each(uncovered):

@@ -17,9 +17,11 @@ from echo_hub.spread.way_choice import ASSUMED_UPLINK_BYTES_S
 from echo_hub.spread.windows import RELAY_SLACK_S, BroadcastPaths, Handing
 
 LOOK_S: Final = 0.25
-"""Seconds between updates of which nodes can hand pieces on, and how fast."""
+"""Seconds between updates of the list of nodes that can hand pieces on, and of their speeds."""
 NODES_PER_SHARE: Final = 4_096
-"""Fleet size per additional piece on the same tree: growing a new tree in a large fleet takes time."""
+"""A fleet with this number of additional nodes lets one more piece use the same tree, because growing a new tree takes
+long in a large fleet.
+"""
 ROOTS_TRIED: Final = 8
 """Maximum number of nodes considered as owner of a piece, the node that hands it on."""
 
@@ -52,7 +54,7 @@ class Forest:
         return len(self._members) > MOST_IN_A_STAR
 
     def links_changed(self) -> None:
-        """Note a change of members or links: the next `look` computes the links again."""
+        """Say that members or links have changed: the next `look` computes the links again."""
         self._links_changed = True
         self._last = None
 
@@ -91,7 +93,8 @@ class Forest:
         self._most_copies = max(1.0, copies_s * (RELAY_SLACK_S + log(len(self._members), FAN_OUT) * hop_s))
 
     def has_room(self, num_copies: int) -> bool:
-        """Return True if the nodes' uplinks have capacity beyond the `num_copies` assigned copies.
+        """Return True if the nodes' uplinks can take more than the `num_copies` copies that are assigned and not sent
+        yet.
 
         The limit is the number of copies that keeps all uplinks busy while one piece passes through a tree.
         """

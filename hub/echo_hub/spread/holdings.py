@@ -22,14 +22,15 @@ ASSUMED_DELTA: Final = 0.35
 published."""
 
 OLDER_PARENT: Final = 0.25
-"""Assumed relative growth of a delta for each version that its parent is older."""
+"""Assumed growth of a delta's size for each further version by which its parent is older, relative to a delta on the
+newest possible parent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
     policy_version: int
     adapter_bytes: int
-    """Size of the decoded adapter files."""
+    """Size in bytes of the version's adapter files after decoding."""
     payload_bytes: int
     """Size of the keyframe or delta that a node receives."""
     carrier: Literal["keyframe", "delta"]
@@ -59,7 +60,7 @@ class VersionProgress:
     num_told: int
     """Number of nodes connected at the announcement, minus nodes that left without the version."""
     seconds: tuple[float, ...]
-    """Seconds until arrival at each node that has it, ascending."""
+    """Seconds until arrival at each node that has the version, ascending."""
     share_arrived: float
     """Share of this version's bytes that has arrived at the `num_told` nodes, by their reports; 0..1."""
 
@@ -74,7 +75,7 @@ class DistributionStatus:
 
     newest: VersionProgress | None = None
     newest_complete: int | None = None
-    """Newest version held by every node that was connected since the announcement."""
+    """Newest version that every node which was connected at its announcement holds by now."""
     num_holding: int = 0
     """Connected nodes that hold the newest published version."""
     num_connected: int = 0
@@ -116,7 +117,7 @@ class Dissemination:
         """Size of the newest keyframe and of the newest delta, relative to the decoded adapter."""
 
     def node_joined(self, node_id: str, offered: int) -> None:
-        """Note that a node connected (again) and was offered this version."""
+        """Record that a node connected (for the first time or again) and was offered this version."""
         self.node_left(node_id)
         self._held[node_id] = set()
         self._wanted[node_id] = {offered}
@@ -154,9 +155,10 @@ class Dissemination:
             spread.pieces[node_id] += number
 
     def fetched(self, node_id: str, version: int, now: float) -> float | None:
-        """Note that the node has the version.
+        """Record that the node has the version.
 
-        Return the seconds since the announcement; None for nodes not told then and for repeated reports.
+        Return the seconds since the announcement; Return None for nodes without the announcement, and for repeated
+        reports.
         """
         if node_id not in self._held:
             return None
@@ -175,7 +177,7 @@ class Dissemination:
         return spread.seconds[node_id]
 
     def lacks(self, node_id: str, version: int) -> None:
-        """Note that the node does not hold this version after all."""
+        """Correct a wrong record: the node lacks this version."""
         self._held.get(node_id, set()).discard(version)
 
     def delta_parent(self, version: int, published: Collection[int]) -> int | None:
@@ -200,7 +202,8 @@ class Dissemination:
         return frozenset().union(*self._wanted.values())
 
     def keep(self, published: Collection[int]) -> None:
-        """Note that only these versions can still be fetched."""
+        """Keep only the versions in `published` as versions that nodes want, because nodes can no longer fetch the
+        others."""
         for wanted in self._wanted.values():
             wanted.intersection_update(published)
 

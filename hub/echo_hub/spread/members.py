@@ -30,8 +30,8 @@ class Member:
     """Pieces that a linked node was told to hand on to this node: the linked node, and the
     time when the hub told it."""
     is_slow: bool = False
-    """True if a piece that a linked node was told to hand on did not arrive in time; the hub then sends pieces
-    itself."""
+    """True if this node missed a piece: another node should have sent it and did not in time. The hub then sends it
+    pieces itself."""
     heard_at: float = 0.0
     """Time at which the node last got a new piece, or at which the hub last sent it a piece while no other was under
     way."""
@@ -48,10 +48,10 @@ class PieceRelay:
     due_at: float
     """Planned time of the piece's arrival at the tree's last member; infinite while the owner's speed is unknown."""
     asked: int
-    """Members that the tree should serve, as a bit mask."""
+    """Nodes that get the piece along the tree, as a bit mask."""
     waiting: int
-    """Members of `asked` that lack the piece."""
+    """Nodes of `asked` that still lack the piece, as a bit mask."""
     counts: bool = True
-    """True while the piece counts as work in the owner's window `Path.relay`."""
+    """True while the piece counts as unfinished work in `Path.relay`, the flow-control window of the piece's owner."""
     helped: bool = False
     """True if the hub also sent the piece, so that its arrival proves nothing about the owner."""

@@ -71,7 +71,7 @@ class Neighbours:
             self._link(node_id, others.pop())
 
     def _splice(self, node_id: str) -> None:
-        """Replace a random link by two links through the node, if these are allowed."""
+        """Replace a random link between two nodes by links of both to this node, if these links are allowed."""
         one = self._names[self._draw(len(self._names))]
         if not self._of[one]:
             return

@@ -37,12 +37,13 @@ class BroadcastStatus:
         self._missing = [0] * num_pieces
         """For each piece, the members that lack it, as a bit mask."""
         self._covered = [0] * num_pieces
-        """For each piece, the members that lack it but expect it from a source: the hub's queue, the hub's uplink, an
-        owner or a neighbour."""
+        """For each piece, the members that lack the piece but already have a source for it: the hub's queue, the hub's
+        uplink, an owner or a neighbour.
+        """
         self._next_fresh = 0
-        """First piece that was not sent to any node."""
+        """Lowest number of a piece that no node has got from the hub."""
         self._rest: dict[int, None] = {}
-        """Pieces that some node was already sent, and for which other nodes have no source yet."""
+        """Pieces that the hub has sent to some nodes, while other nodes still lack a source for these pieces."""
         self._rest_changed = False
         self._rest_open = False
         """True if something changed, so that some node may now be told to send its neighbour a piece for which the
@@ -52,7 +53,7 @@ class BroadcastStatus:
         """Pieces for which a source failed: after the copy from a new source, a late copy from the old one may
         arrive."""
         self._copies_to_come = 0
-        """Number of outstanding copies that nodes were told to hand on."""
+        """Number of copies of pieces that nodes were told to hand on and that have not arrived."""
         self._lagging = 0
         self._links_seen = -1
         self._check_at = 0.0
@@ -129,7 +130,7 @@ class BroadcastStatus:
             self._remove(member, now)
 
     def have(self, node_id: str, pieces: Iterable[int], now: float) -> None:
-        """Note that the node has these pieces, from any source."""
+        """Record that the node has these pieces, from any source."""
         member = self._members.get(node_id)
         if member is None:
             return
@@ -156,7 +157,7 @@ class BroadcastStatus:
                 self._passed(relay, member, now)
 
     def _started(self, piece: int, covered: int) -> None:
-        """Note that the members in `covered` now have a source for the piece."""
+        """Record that the members in `covered` now have a source for the piece."""
         self._covered[piece] |= covered
         if piece == self._next_fresh:
             self._next_fresh += 1
@@ -171,8 +172,9 @@ class BroadcastStatus:
         self._paths.news += 1
 
     def _landed(self, member: Member, piece: int, now: float | None) -> None:
-        """Note that a piece sent by the hub arrived `now`; None: it is lost, or its arrival time says nothing about the
-        path."""
+        """Record that a piece sent by the hub arrived at time `now`. None: the piece is lost, or its arrival time says
+        nothing about the path.
+        """
         sent_at = member.flights.pop(piece)
         self._paths.news += 1
         windows = [member.path.push]
@@ -187,7 +189,7 @@ class BroadcastStatus:
                 window.arrived(self._piece_bytes, now - sent_at, now)
 
     def _passed(self, relay: PieceRelay, member: Member, now: float) -> None:
-        """Note that a relayed piece arrived at a member, which now hands it on to its children in the tree."""
+        """Record that a relayed piece arrived at a member, which now hands it on to its children in the tree."""
         tree, number, piece_bytes = relay.tree, member.number, self._piece_bytes
         if relay.waiting & member.bit:
             relay.waiting ^= member.bit

@@ -5,9 +5,9 @@ Example: nodes a, b, c, d linked in a ring, with equal, idle uplinks; a is the r
     a → b, d      both have it when a has sent two copies
     b → c         the node that is free first serves the last one
 
-If a were busy with another piece for as long as four copies take, a tree with root b would give a nothing to send. So
-over all pieces together, each node sends copies in proportion to its speed. Copies that a node sends in parallel count
-as arriving together, because they share its uplink.
+If node a were busy with another piece for as long as four copies take, a tree with root b would let node a send no
+copy. So over all pieces together, each node sends copies in proportion to its speed. Copies that a node sends in
+parallel count as arriving together, because they share its uplink.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ which is smallest at 3. After these copies a node serves more nodes if no other 
 """
 
 MOST_DEPTH: Final = 64
-"""Greatest distance from the root, in hops, up to which nodes are still reached."""
+"""Largest depth of a tree, in hops from its root."""
 
 HOP_S: Final = 0.02
 """Assumed seconds that a piece travels between two nodes at home, without sending time."""
@@ -46,11 +46,11 @@ class Tree:
     children: dict[int, list[int]]
     parents: dict[int, int]
     covers: int
-    """All nodes except the root."""
+    """All nodes that the tree serves, that is all except its root, as a bit mask."""
     takes_s: float = 0.0
     """Planned seconds until all nodes have a piece that the root has; 0 = not planned (a star)."""
     kids: dict[int, int] = field(default_factory=dict)
-    """The children of each node, as in `children`, but as a bit mask."""
+    """Bit mask of each node's children, with the same content as `children`."""
     _packed: bytes | None = None
 
     def below(self, number: int) -> int:

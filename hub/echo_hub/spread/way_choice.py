@@ -56,9 +56,9 @@ class Circumstances:
     num_nodes: int
     """Number of nodes that the hub would push to."""
     num_linked: int
-    """Number of these nodes with at least one link among themselves."""
+    """Number of nodes to push to that are linked with another node to push to."""
     num_links: int
-    """Number of links among these nodes, counted from both ends."""
+    """Number of links among the pushed-to nodes; each link counts twice, once for each end."""
     hub_uplink: float
     node_uplink: float
 

@@ -25,15 +25,16 @@ SAMPLE_S: Final = 0.1
 SAMPLES_KEPT: Final = 20
 """Number of rate samples kept per window."""
 DELAYS_KEPT_S: Final = 60.0
-"""Length of a period in seconds. The least delay is that of the current and the previous period; older delays are
-forgotten, because routes change."""
+"""Length of a period in seconds. The least delay is measured over the current and the previous period; older delays are
+forgotten, because routes change.
+"""
 
 
 class Window:
     """Flow-control window of one link: limit of the bytes that are sent but not confirmed.
 
     `first_bytes`: window before anything was measured. `slack_s`: seconds of queue that the window allows. `bursts`:
-    arrivals come in bursts, so the mean rate is used instead of the maximum.
+    True if arrivals come in bursts, so that the mean rate is used instead of the maximum.
     """
 
     def __init__(self, *, first_bytes: int, slack_s: float, bursts: bool = False) -> None:
@@ -51,10 +52,10 @@ class Window:
         """Least delay, in seconds, in the current period of DELAYS_KEPT_S seconds and in the period before."""
         self._span_began = 0.0
         self._sample_began: float | None = None
-        """Start of the rate sample: the first arrival after a silence. None during a silence."""
+        """When the present measurement of the rate began: at the first data after a silence. None during a silence."""
         self._sample_bytes = 0
         self._is_full = False
-        """True if the last call of `has_room` returned False."""
+        """True if `has_room` last found the window full."""
         self._was_full = False
         """True if the window was full during the whole current sample."""
         self.kept_full = False
@@ -89,7 +90,7 @@ class Window:
         self.bytes_in_flight += num_bytes
 
     def arrived(self, num_bytes: int, delay_s: float, now: float) -> None:
-        """Note the arrival of bytes sent `delay_s` ago."""
+        """Record the arrival of bytes that were sent `delay_s` seconds ago."""
         self.bytes_in_flight -= num_bytes
         if now - self._span_began > DELAYS_KEPT_S:
             self._delays, self._span_began = (delay_s, self._delays[0]), now
@@ -108,7 +109,7 @@ class Window:
             self._begin_sample(now)
 
     def lost(self, num_bytes: int) -> None:
-        """Remove bytes that will not arrive or no longer matter."""
+        """Take bytes out of flight that will not arrive or no longer matter."""
         self.bytes_in_flight -= num_bytes
 
     def _begin_sample(self, now: float) -> None:
@@ -143,7 +144,7 @@ HANDING_SLACK_S: Final = 0.35
 """Seconds of work that a node may have queued as copies to hand on. With more work queued, the hub orders no further
 single copy from the node."""
 LONGEST_SAMPLE_S: Final = 0.5
-"""Longest rate sample of a busy node, in seconds."""
+"""Longest time over which one sample of a busy node's rate is measured, in seconds."""
 NEWEST_SHARE: Final = 0.3
 """Weight of the newest sample in the average rate of `Handing`."""
 
@@ -159,7 +160,7 @@ class Handing:
         self.work_bytes = 0
         """Bytes of all assigned copies, including pieces that have not reached the node yet."""
         self.rate: float | None = None
-        """Bytes per second at which the node hands on copies while there are any; None until measured."""
+        """Bytes per second at which the node hands copies on while it has copies to send; None until measured."""
         self._began_at = 0.0
         self._sample_bytes = 0
 
@@ -168,13 +169,13 @@ class Handing:
         return self.bytes_in_flight < max(2 * copy_bytes, (self.rate or 0.0) * HANDING_SLACK_S)
 
     def sent(self, num_bytes: int, now: float) -> None:
-        """Note additional copies for the node to hand on."""
+        """Record additional copies that the node must hand on."""
         if not self.bytes_in_flight:
             self._began_at, self._sample_bytes = now, 0
         self.bytes_in_flight += num_bytes
 
     def arrived(self, num_bytes: int, now: float) -> None:
-        """Note a copy's arrival at another node."""
+        """Record a copy's arrival at another node."""
         self._sample_bytes += num_bytes
         self.bytes_in_flight = left = max(0, self.bytes_in_flight - num_bytes)
         span_s = now - self._began_at
@@ -187,7 +188,7 @@ class Handing:
             self._began_at, self._sample_bytes = now, 0
 
     def lost(self, num_bytes: int) -> None:
-        """Remove a copy that will not arrive or no longer matters."""
+        """Take a copy out of the node's work that will not arrive or no longer matters."""
         self.bytes_in_flight = max(0, self.bytes_in_flight - num_bytes)
 
 
@@ -233,7 +234,7 @@ class BroadcastPaths:
         self._paths: dict[str, Path] = {}
         self._names: dict[int, str] = {}
         self._free: list[int] = []
-        """Free numbers below the largest one in use."""
+        """Node numbers below the largest one in use that are free."""
 
     def __getitem__(self, node_id: str) -> Path:
         if (path := self._paths.get(node_id)) is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from sqlalchemy import Connection, Row, delete, func, insert, select, update
@@ -17,17 +18,21 @@ from echo_hub.actions.records import ActionOutcome, ActionRecord, Actor, ApiToke
 from echo_hub.actions.requests import (
     AnyRequest,
     Ban,
+    BlockTenant,
     MakeInvite,
     MakeToken,
     Pardon,
     RevokeInvite,
     RevokeToken,
+    SetTenantQuota,
     Unban,
+    UnblockTenant,
 )
 from echo_hub.core.accounting.effects import ActionSettled, SettingRecorded
 from echo_hub.store import invites, standings
 from echo_hub.store.known_nodes import ban_nodes, unban_nodes
 from echo_hub.store.tables import actions, api_tokens, live_settings, nodes, run_meta, trust
+from echo_hub.store.tenant_overview import OwnLimits, has_been_tenant, read_tenant_limits, set_tenant_limits
 from echo_shared.records.run import Invite
 
 DAY_S: Final = 86_400.0
@@ -39,7 +44,7 @@ set, it overrules the changes to all settings of the set.
 
 
 class ActionRefusedError(Exception):
-    """The reason for refusing an action, as text for the operator."""
+    """An action is refused; the text tells the operator why."""
 
 
 def note_action(
@@ -167,6 +172,8 @@ def _done(connection: Connection, number: int, request: AnyRequest, secret_hash:
             return _make_token(connection, number, request, secret_hash, now)
         case RevokeToken(name=name):
             return _revoke_token(connection, number, name, now)
+        case SetTenantQuota() | BlockTenant() | UnblockTenant():
+            return _limit_tenant(connection, number, request, now)
         case _:
             raise ActionRefusedError(f"{request.action} needs the running hub: it changes more than the database.")
 
@@ -237,6 +244,24 @@ def _revoke_token(connection: Connection, number: int, name: str, now: float) ->
     if connection.execute(update(api_tokens).where(*of_name).values(revoked_at=now)).rowcount == 0:
         raise ActionRefusedError("There is no valid token of this name.")
     return ActionSettled(number=number, done=True)
+
+
+def _limit_tenant(
+    connection: Connection, number: int, request: SetTenantQuota | BlockTenant | UnblockTenant, now: float
+) -> ActionSettled:
+    limits = read_tenant_limits(connection).get(request.tenant, OwnLimits())
+    if isinstance(request, SetTenantQuota):
+        if not has_been_tenant(connection, request.tenant):
+            raise ActionRefusedError("There was never a token of this name with the scope use.")
+        set_tenant_limits(connection, request.tenant, replace(limits, tokens_per_day=request.tokens_per_day))
+        return ActionSettled(number=number, done=True, before=limits.tokens_per_day, after=request.tokens_per_day)
+    was, blocks = limits.blocked_at is not None, isinstance(request, BlockTenant)
+    if not was and not has_been_tenant(connection, request.tenant):
+        raise ActionRefusedError("There was never a token of this name with the scope use.")
+    if was == blocks:
+        raise ActionRefusedError("This tenant is already blocked." if was else "This tenant is not blocked.")
+    set_tenant_limits(connection, request.tenant, replace(limits, blocked_at=now if blocks else None))
+    return ActionSettled(number=number, done=True, before=was, after=blocks)
 
 
 def settle(connection: Connection, records: Sequence[ActionSettled], now: float) -> None:

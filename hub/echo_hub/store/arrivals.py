@@ -18,7 +18,7 @@ from echo_hub.store.tables import fetches, versions
 from echo_hub.store.tallies import bytes_by_source, tally_fetches
 
 NODES_A_QUERY: Final = 128
-"""Nodes looked up in one statement. Such a statement takes a few milliseconds."""
+"""Number of nodes looked up in one statement. Such a statement takes a few milliseconds."""
 
 
 def write_news(connection: Connection, news: Sequence[Release | Arrival], now: float, place: FetchMark) -> FetchMark:

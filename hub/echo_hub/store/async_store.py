@@ -5,6 +5,9 @@ is retried until there is space, and all later writes wait behind it. Reads run 
 commit before they began. While a database server is unreachable, reads and writes wait for it. A write is applied
 exactly once, even if the connection breaks before the server confirms the commit.
 
+Each change of threads takes some tenths of a millisecond, and many on a busy machine. So `apply` can read ahead: the
+writing thread runs queries right after its commit, and the next equal `read` gets their results.
+
 Web pages and curves read `store` directly on their own threads, so they never wait for these two threads.
 
 The rollouts of a large trained step are marked as trained in parts, so that other writes can run in between.
@@ -13,10 +16,12 @@ The rollouts of a large trained step are marked as trained in parts, so that oth
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
-from typing import Concatenate, Final, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
 
@@ -33,6 +38,15 @@ part took. Other writes run during the pause."""
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+Query = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAhead:
+    """A query, and its argument: a set or a list of keys."""
+
+    query: Query
+    keys: Collection[Any]
 
 
 class AsyncStore:
@@ -48,9 +62,17 @@ class AsyncStore:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="store-writer")
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="store-reader")
         self._counting: asyncio.Task[None] | None = None
+        self._num_writes = 0
+        self._ahead: dict[Query, tuple[Collection[Any], Any]] = {}
+        """Results of the queries that ran right after the newest commit, with their arguments. Each result is taken
+        once.
+        """
 
     async def read(self, query: Callable[Concatenate[Connection, _P], _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Run `query` on the reading thread. The query sees the state of a single commit."""
+        if query in self._ahead and args == self._ahead[query][:1]:
+            found: _T = self._ahead.pop(query)[1]
+            return found
         read = partial(self.server.until, lambda: self.store.read(query, *args, **kwargs))
         return await asyncio.get_running_loop().run_in_executor(self._reader, read)
 
@@ -70,6 +92,9 @@ class AsyncStore:
         return await self.on_writer(partial(self.store.write, command, *args, **kwargs))
 
     async def on_writer(self, method: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        self._num_writes += 1
+        self._ahead = {}  # The write may change the results that were read ahead.
+
         def write() -> _T:
             with finding_out(self.server):
                 return self.room.until(lambda: self.server.until(lambda: method(*args, **kwargs)))
@@ -94,12 +119,15 @@ class AsyncStore:
             if error.code not in (DISK_FULL, DATABASE_AWAY):
                 raise
         finally:
-            await asyncio.to_thread(self._reader.shutdown)
-            await self.on_writer(self.store.close)
-            self._writer.shutdown()
+            # Tasks may still write. A write after the store was closed would open a connection that nothing closes.
+            for thread in (self._reader, self._writer):
+                await asyncio.to_thread(thread.shutdown)
+            await asyncio.to_thread(self.store.close)
 
     async def counted(self) -> None:
-        """Wait until the rollouts of all steps trained so far are counted. Raises StorageError if counting failed."""
+        """Wait until the totals contain the rollouts of all steps trained so far. Raises StorageError if counting
+        failed.
+        """
         if self._counting is not None:
             await asyncio.shield(self._counting)
 
@@ -110,8 +138,30 @@ class AsyncStore:
             await self.on_writer(self.store.count_trained)
             await asyncio.sleep(OTHERS_SHARE * (loop.time() - began_at))
 
-    async def apply(self, records: Sequence[Record], now: float, events: Sequence[RunEvent] = ()) -> None:
-        await self.on_writer(self.store.apply, records, now, events)
+    def _apply(
+        self, records: Sequence[Record], now: float, events: Sequence[RunEvent], ahead: Sequence[ReadAhead]
+    ) -> dict[Query, tuple[Collection[Any], Any]]:
+        """Commit the records, then run the queries. Runs on the writing thread."""
+        self.store.apply(records, now, events)
+        found = {}
+        with contextlib.suppress(StorageError):  # `read` runs the query again, and then raises the error.
+            for one in ahead:
+                found[one.query] = one.keys, self.store.read(one.query, one.keys)
+        return found
+
+    async def apply(
+        self,
+        records: Sequence[Record],
+        now: float,
+        events: Sequence[RunEvent] = (),
+        *,
+        ahead: Sequence[ReadAhead] = (),
+    ) -> None:
+        """Commit the records. `ahead`: queries that `read` will run next, unless another commit comes before."""
+        number = self._num_writes + 1
+        found = await self.on_writer(self._apply, records, now, events, ahead)
+        if number == self._num_writes:  # Otherwise a later write may have changed the results.
+            self._ahead = found
         if self._counting is not None and self._counting.done():
             counted, self._counting = self._counting, None
             counted.result()

@@ -43,7 +43,7 @@ from echo_hub.store.tables import (
     team_members,
     teams,
 )
-from echo_hub.store.tallies import EVALUATED, TRAINED
+from echo_hub.store.tallies import ANSWERED, EVALUATED, TRAINED, USEFUL
 from echo_shared.records.credit import (
     Board,
     BoardKind,
@@ -62,7 +62,7 @@ DAYS_SHOWN: Final = 366
 PUBLIC_DIGITS: Final = 10
 """Length of the prefix of a node's id that public pages show."""
 OWNER: Final = "/owner/"
-"""Start of the holder of an owner's entry; the owner's key follows."""
+"""Start of the name of a row (holder) on the leaderboard that stands for an owner; the owner's key follows."""
 _LAST_ID: Final = "~"
 """A character that sorts after every character of a node id, for the upper end of a prefix search."""
 
@@ -93,7 +93,9 @@ _COLUMNS: Final = tuple(credit.c)
 _IS_TEAM: Final = literal("/team/").concat(teams.c.team_id) == credit.c.holder
 _HAS_CREDIT: Final = (credit.c.rollouts > 0) | (credit.c.elsewhere_rollouts > 0)
 _STREAK_DAYS: Final = 10_000_000
-"""More than any streak, so that one number orders by the last day, then by the streak up to that day."""
+"""A number above any streak. The last day times this number, plus the streak, orders rows by the last day, then by the
+length of the streak.
+"""
 
 
 def _of_all_nodes(connection: Connection) -> Subquery:
@@ -119,10 +121,11 @@ def _of_nodes() -> Select[Any]:
 
 
 def _of_owners() -> Select[Any]:
-    """Select one entry for each owner who has chosen that: the sum over the owner's nodes with credit.
+    """Select the entries of owners who have chosen one entry for all their nodes: the sum over the owner's nodes with
+    credit.
 
-    Not exact are `recent` and `steps`, which are those of the node with the most: `_standings` computes the exact
-    recent average of the rows that it shows.
+    `recent` and `steps` are approximate: they come from the owner's node with the largest value. `_standings` computes
+    the exact recent average of the rows that it shows.
     """
     place = func.row_number().over(partition_by=nodes.c.owner_key, order_by=(credit.c.rollouts.desc(), nodes.c.node_id))
     owned = (
@@ -341,8 +344,9 @@ def _below_its_owner(board: Subquery, node_id: str, entries: Mapping[str, str]) 
 
 
 def _works(connection: Connection, node_ids: Collection[str]) -> dict[str, WorkKinds]:
-    """Return each node's credit by kind of work: training, evaluation, and checks of other nodes' rollouts."""
-    counted = select(tallies).where(tallies.c.outcome.in_((TRAINED, EVALUATED)))
+    """Return each node's credit by kind of work: training, evaluation, tenants' samples, and checks of other nodes'
+    rollouts."""
+    counted = select(tallies).where(tallies.c.outcome.in_(USEFUL))
     final: dict[tuple[str, str], Any] = {}
     by_others: dict[str, Any] = {}
     for part in in_parts(sorted(node_ids)):
@@ -354,11 +358,14 @@ def _works(connection: Connection, node_ids: Collection[str]) -> dict[str, WorkK
     found = {}
     for node_id in node_ids:
         trained, evaluated = final.get((node_id, TRAINED)), final.get((node_id, EVALUATED))
+        answered = final.get((node_id, ANSWERED))
         checked = by_others.get(node_id)
         found[node_id] = WorkKinds(
             trained_rollouts=trained.rollouts if trained else 0,
             trained_tokens=trained.tokens if trained else 0,
             evaluated_rollouts=evaluated.rollouts if evaluated else 0,
+            answered_rollouts=answered.rollouts if answered else 0,
+            answered_tokens=answered.tokens if answered else 0,
             others_checked=checked.rollouts if checked else 0,
             others_checked_tokens=checked.tokens if checked else 0,
         )

@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 
 from sqlalchemy import ColumnElement, Connection, Select, TextClause, select, tuple_
 
+from echo_hub.core.answer_groups import is_answer
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.store.bulk import among
 from echo_hub.store.payload_rows import NAMES, payload_of
@@ -298,7 +299,11 @@ def _summary(row: Any, step: int | None, node_name: str) -> RolloutSummary:
 
 
 def evaluation_text(group_id: int, sets: Sequence[HeldOutSet] = ()) -> str:
-    """Describe the evaluation to which a group belongs; "" for a training group. `sets` are the run's held-out sets."""
+    """Describe the evaluation to which a group belongs; "" for a training group. `sets` are the run's held-out sets.
+    Tenants' requests are named too.
+    """
+    if is_answer(group_id):
+        return "a tenant's request"
     about = EvaluationGroup.of(group_id)
     if about is None:
         return ""

@@ -78,9 +78,13 @@ class _Many:
     fixed: Mapping[str, Any]
     processors: Mapping[str, Callable[[Any], Any]]
     in_order: Callable[[Mapping[str, Any]], Any] | None
-    """Return a row's values in the driver's positional order; None if the driver takes parameters by name."""
+    """Function that returns a row's values in the driver's positional order; None if the driver takes parameters by
+    name.
+    """
     text_of: Callable[[int], str] | None = None
-    """Return the statement's text for N rows at once; None if the driver gets the rows with `executemany`."""
+    """Function that returns the statement's text for N rows at once; None if the driver gets the rows with
+    `executemany`.
+    """
     first: Sequence[Any] = ()
     """Parameter values that come before the values of the rows, in the driver's order."""
 

@@ -1,10 +1,10 @@
 """Credit for work that counted: of each node, each team and the whole run.
 
-A rollout counts when it is trained on or evaluated; the transaction that records this also adds the credit. The node
-that held the lease gets credit for the rollout. The nodes that sampled its tokens get credit for the tokens: these
-nodes differ if another node resumed the rollout. Work of a team's node is also credited to the team, permanently.
-Nothing else gives credit, and nodes cannot claim any. Only sums are stored, so an update costs the same at the first
-rollout as at the millionth, and no page counts receipts.
+A rollout counts when it is trained on, evaluated or delivered to a tenant; the transaction that records this also adds
+the credit. The node that held the lease gets credit for the rollout. The nodes that sampled its tokens get credit for
+the tokens: these nodes differ if another node resumed the rollout. Work of a team's node is also credited to the team,
+permanently. Nothing else gives credit, and nodes cannot claim any. Only sums are stored, so an update costs the same at
+the first rollout as at the millionth, and no page counts receipts.
 
 A *holder* is the name of a row: a node's id, a team as "/team/12", or the run as "/run".
 """
@@ -28,7 +28,7 @@ Kind = Literal["node", "team", "run"]
 RUN: Final = "/run"
 _TEAM: Final = "/team/"
 KEYS_A_QUERY: Final = 500
-"""Keys looked up in one query. Such a query takes a few milliseconds."""
+"""Number of keys looked up in one query. Such a query takes a few milliseconds."""
 
 
 def team_holder(team_id: int) -> str:
@@ -42,8 +42,8 @@ def kind_of(holder: str) -> Kind:
 def grant(connection: Connection, earned: Mapping[str, Mapping[str, int]], *, at: float, step: int | None) -> None:
     """Add credit that was earned at time `at`.
 
-    `earned` maps node ids to "rollouts" and "tokens". `step` is the step that trained on these rollouts; None for an
-    evaluation.
+    `earned` maps node ids to "rollouts" and "tokens". `step` is the step that trained on the rollouts; None for
+    evaluations and tenants' samples.
     """
     by_holder = _with_teams(connection, {node_id: Counter(part) for node_id, part in earned.items()})
     by_holder = {holder: part for holder, part in by_holder.items() if part["rollouts"] or part["tokens"]}
@@ -102,7 +102,7 @@ def _with_teams(connection: Connection, earned: dict[str, Counter[str]]) -> dict
 
 
 def teams_of(connection: Connection, node_ids: Iterable[str]) -> dict[str, int]:
-    """Return the current team of each node that is in one."""
+    """Return the present team of each node; nodes without a team are left out."""
     of_these = select(team_members.c.node_id, team_members.c.team_id)
     return {
         row.node_id: row.team_id

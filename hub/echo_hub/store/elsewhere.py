@@ -17,9 +17,8 @@ from echo_shared.records.run_credit import NodeCredit, RunCredit
 from echo_shared.signing.signed_document import moment
 
 Taken = Literal["new", "newer", "known"]
-"""Result of an import. "new": the first export of its run. "newer": it replaced an older one. "known": nothing was
-imported, because the stored export has the same age or is newer.
-"""
+"""Result of an import. "new": the first export of its run. "newer": it replaced an older export. "known": the import
+was skipped, because the stored export is at least as new."""
 
 
 def read_run_credit(connection: Connection, *, run_id: str, run_name: str, hub_key: bytes, now: float) -> RunCredit:

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, bindparam, delete, insert, select, tuple_, update
 
+from echo_hub.core.answer_groups import is_answer
 from echo_hub.store.bulk import among, execute_many
 from echo_hub.store.payload_rows import NAMES
 from echo_hub.store.reading import in_parts
@@ -29,12 +30,14 @@ BY_BYTES: Final = "bytes"
 _KEPT: Final = "kept"
 _RETIRED: Final = "retired"
 _ROW_BYTES: Final = 100
-"""Approximate bytes of a row and its index entry, without the arrays."""
+"""Approximate size in bytes of a stored copy's row and index entry, without the arrays of tokens."""
 TRIMMED_AT_ONCE: Final = 5_000
 """Largest number of copies that one transaction deletes. If the operator lowers the byte limit a lot, deletion takes
 several transactions."""
 TRIMMED_A_QUERY: Final = 250
-"""Copies read at a time. Usually only a few must be deleted, but PostgreSQL's driver fetches all rows of a query."""
+"""Number of copies read at a time to decide which are deleted. Usually only a few must be deleted, but PostgreSQL's
+driver fetches all rows of a query.
+"""
 _GOLDEN: Final = 0x9E3779B97F4A7C15
 """2**64 divided by the golden ratio. The multiples of this number modulo 2**64 are evenly spread (Knuth, The Art of
 Computer Programming 3, 6.4), so they choose an even share of consecutive group numbers.
@@ -45,19 +48,22 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keeping:
-    """Limits on the kept copies of tokens."""
+    """Limits on the copies of tokens that are kept for people to read."""
 
     share: float = 1.0
     """Share of all groups whose tokens are kept, 0 to 1."""
     max_bytes: int = 500_000_000
 
     def chooses(self, group_id: int) -> bool:
+        """Return True if copies of this group's tokens are kept. Tenants' samples are never kept."""
+        if is_answer(group_id):
+            return False
         return self.max_bytes > 0 and group_id * _GOLDEN % 2**64 < self.share * 2**64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptTotals:
-    """Numbers of final rollouts (trained on, evaluated or dropped) with and without readable tokens."""
+    """Numbers of final rollouts (trained on, evaluated, answered or dropped) with and without readable tokens."""
 
     rollouts: int = 0
     bytes: int = 0
@@ -182,7 +188,8 @@ _SAY_WHY: Final = (
 
 
 def _copy(row: Any) -> dict[str, Any]:
-    values = {name: getattr(row, name) for name in NAMES}
+    # Only the learner and the verifier use routes, and they take up to a hundred times the bytes of the tokens.
+    values = {name: getattr(row, name) for name in NAMES} | {"routes": None}
     arrays = sum(len(value) for value in values.values() if isinstance(value, bytes))
     size_bytes = arrays + _ROW_BYTES * (1 + len(row.spans or ()))
     return {"lease_id": row.lease_id, "index": row.at, **values, "size_bytes": size_bytes}

@@ -4,7 +4,7 @@
     once the server answers: SELECT value ... FOR UPDATE                             if it is MARK: committed
 
 The row's lock makes the answer final: the SELECT waits until a pending COMMIT has finished. PostgreSQL's pg_xact_status
-cannot answer this: the number of a transaction that left nothing in the log is assigned again after a crash. Only the
+cannot answer this: after a crash, PostgreSQL reuses the number of a transaction that left nothing in the log. Only the
 hub's writer uses this row. SQLite needs none of this: its commits cross no network.
 """
 
@@ -50,8 +50,8 @@ def is_away(error: DBAPIError) -> bool:
 
 @contextmanager
 def finding_out(room: Room) -> Iterator[None]:
-    """Inside the block, treat this thread's writes as the hub's own. If such a write loses its connection during
-    COMMIT, it waits with `room` until the server tells whether the commit took effect.
+    """Inside the `with` block, treat this thread's writes as the hub's own. If such a write loses its connection during
+    COMMIT, it lets `room` wait and retry until the server tells whether the commit took effect.
     """
     token = _WAITS.set(room)
     try:
@@ -61,7 +61,7 @@ def finding_out(room: Room) -> Iterator[None]:
 
 
 def prepare(engine: Engine) -> None:
-    """Insert the `last_write` row if it is missing. Raises the driver's errors."""
+    """Insert the row of `run_meta` that marks the last write, if the row is missing. Raises the driver's errors."""
     if engine.dialect.name != "sqlite":
         with engine.begin() as connection:
             if connection.scalar(select(run_meta.c.value).where(_ROW)) is None:
@@ -70,7 +70,7 @@ def prepare(engine: Engine) -> None:
 
 @contextmanager
 def surely_committed(connection: Connection) -> Iterator[None]:
-    """Run the block in a transaction, and commit at the block's end.
+    """Run the code of the `with` block in a transaction, and commit at the block's end.
 
     Raises the driver's error if nothing was written, and StorageError if it is unknown whether the commit took effect.
     """

@@ -14,7 +14,7 @@ from echo_hub.store.browsing import newest_of_node
 from echo_hub.store.reports import read_leaderboard
 from echo_hub.store.standings import STORED
 from echo_hub.store.tables import checking, nodes, tallies, trust, trust_log
-from echo_hub.store.tallies import EVALUATED, TRAINED
+from echo_hub.store.tallies import ANSWERED, EVALUATED, TRAINED
 from echo_shared.records.contribution import Contribution, moment
 from echo_shared.records.node import CheckEvidence, NodeOutcome, NodeRecord, TokenClass, TrustDecision
 
@@ -24,7 +24,7 @@ ROLLOUTS: Final = 10
 
 
 def read_node_record(connection: Connection, node_id: str) -> NodeRecord | None:
-    """Return a node's record; None for a node that never joined and never held a lease."""
+    """Return a node's record; None if the node neither joined the run nor held a lease."""
     found = read_leaderboard(connection, only=(node_id,))
     if not found:
         return None
@@ -67,7 +67,9 @@ def _decisions(connection: Connection, node_id: str) -> tuple[TrustDecision, ...
 
 
 def _evidence(stored: Mapping[str, Any] | None) -> CheckEvidence | None:
-    """Return the stored evidence; None if the node has none, or if another release stored evidence in another form."""
+    """Return the stored evidence. Return None without stored evidence, or if another release stored the evidence in
+    another form.
+    """
     if not stored or set(stored) != set(STORED):
         return None
     draws, claims = stored["draws"], stored["claims"]
@@ -93,7 +95,7 @@ def read_contribution(
         return None
     rows = connection.execute(select(tallies).where(tallies.c.node_id == node_id)).mappings()
     final: dict[str, Mapping[str, Any]] = {row["outcome"]: dict(row) for row in rows}
-    trained, evaluated = final.get(TRAINED, {}), final.get(EVALUATED, {})
+    trained, evaluated, answered = (final.get(outcome, {}) for outcome in (TRAINED, EVALUATED, ANSWERED))
     judged, checked = _row(connection, trust, node_id), _row(connection, checking, node_id)
     num_failed = judged.get("num_failed", 0)
     return Contribution(
@@ -110,6 +112,8 @@ def read_contribution(
         trained_tokens=trained.get("tokens", 0),
         evaluated_rollouts=evaluated.get("rollouts", 0),
         evaluated_tokens=evaluated.get("tokens", 0),
+        answered_rollouts=answered.get("rollouts", 0),
+        answered_tokens=answered.get("tokens", 0),
         checks_passed=judged.get("num_checked", 0) - num_failed,
         checks_failed=num_failed,
         others_checked_rollouts=checked.get("rollouts", 0),

@@ -23,10 +23,11 @@ from echo_hub.store.tables import fetches, versions
 
 KEPT_VERSIONS: Final = 64
 FORGOTTEN_AT_ONCE: Final = 1_000
-"""Rows deleted by each call, in addition to the `more` that the caller asks for. The hub calls this for each batch of
-releases and arrivals, and when it deletes the tokens of old steps."""
+"""Number of rows deleted by each call of `forget_old_fetches`, in addition to the `more` that the caller asks for. The
+hub calls this for each batch of releases and arrivals, and when it deletes the tokens of old steps.
+"""
 ROWS_A_STATEMENT: Final = 128
-"""Rows in one DELETE. Such a statement takes a few milliseconds."""
+"""Number of rows in one DELETE. Such a statement takes a few milliseconds."""
 
 _OLDEST: Final = (
     select(fetches.c.policy_version)

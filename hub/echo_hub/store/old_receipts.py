@@ -19,7 +19,9 @@ from echo_hub.store.tables import old_receipts
 from echo_hub.store.tallies import dialect_of
 
 LEASES: Final = 64
-"""Leases whose receipts share a row. To unpack, change and repack such a row takes about a millisecond."""
+"""Number of consecutive leases whose receipts share a row. To unpack, change and repack such a row takes about a
+millisecond.
+"""
 _BLOCKS_A_QUERY: Final = 1_000
 
 Key = tuple[int, int]
@@ -56,7 +58,7 @@ _FROM_THE_FIRST: Final = ("lease_id", "group_id", "policy_version", "leased_at")
 
 
 def add(connection: Connection, receipts: Iterable[OldReceipt]) -> None:
-    """Add receipts. A receipt of the same rollout is replaced."""
+    """Add receipts. A new receipt replaces the rollout's older receipt in this table."""
     new: dict[int, dict[Key, OldReceipt]] = {}
     for receipt in receipts:
         new.setdefault(receipt.lease_id // LEASES, {})[receipt.key] = receipt

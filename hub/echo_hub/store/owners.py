@@ -16,7 +16,9 @@ from echo_shared.wire.messages import MAX_FLEET
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnedNode:
-    """One of an owner's nodes. `claim` is the owner's signature; `tokens` are those of its credited `rollouts`."""
+    """One of an owner's nodes. `claim` is the owner's signature; `tokens` counts the tokens of its credited
+    `rollouts`.
+    """
 
     node_id: str
     node_key: bytes
@@ -66,7 +68,7 @@ def read_counts_once(connection: Connection, owner_key: str) -> bool:
 
 
 def set_counts_once(connection: Connection, owner_key: str, *, counts_once: bool) -> None:
-    """Give an owner one leaderboard entry, or each of its nodes its own again."""
+    """Show all nodes of an owner as one leaderboard entry, or again each node separately."""
     if counts_once and not read_counts_once(connection, owner_key):
         connection.execute(insert(owners), {"owner_key": owner_key})
     elif not counts_once:

@@ -65,10 +65,19 @@ def _stored(name: str, hint: Any, *, is_nullable: bool) -> _Stored:
         )
     if kind is FinishReason:
         return _Stored(name=name, type=String(16), write=get, read=FinishReason, is_nullable=is_nullable)
+    if kind is bytes and is_nullable:
+        return _Stored(
+            name=name, type=_SCALARS[kind], write=lambda payload: get(payload) or None, read=bytes, is_nullable=True
+        )
     return _Stored(name=name, type=_SCALARS[kind], write=get, read=kind, is_nullable=is_nullable)
 
 
-_SCALARS: Final[dict[type, TypeEngine[Any]]] = {float: Double(), int: BigInteger(), str: Text()}
+_SCALARS: Final[dict[type, TypeEngine[Any]]] = {
+    float: Double(),
+    int: BigInteger(),
+    str: Text(),
+    bytes: LargeBinary(),
+}
 _HINTS: Final = get_type_hints(RolloutPayload, include_extras=True)
 _STORED: Final = tuple(
     _stored(field.name, _HINTS[field.name], is_nullable=(field.default, field.default_factory) != (MISSING, MISSING))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby, islice
 from typing import Any, Final, TypeVar
 
@@ -37,7 +37,7 @@ _ANSWERED = (ReceiptState.SCORED, ReceiptState.TRAINED, ReceiptState.EVALUATED)
 """States in which the environment has answered a turn and the turn's tokens are still stored."""
 
 _KEYS_A_QUERY: Final = 1_000
-"""Keys in one query, far below either database's limit of parameters."""
+"""Number of keys in one query. This is far below the limit of parameters in both kinds of database."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +48,9 @@ class AnsweredTurn:
 
     completion_ids: NDArray[np.int32]
     observation_ids: NDArray[np.int32]
+    behavior_logprobs: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
+    """Log-probabilities of `completion_ids` under the sampling policy, in nats; empty = unknown."""
+    finish_reason: FinishReason = FinishReason.STOP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +66,11 @@ class StoredPayload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchTurn:
-    """One turn of an episode in a step's batch, which is one rollout."""
+    """One turn of an episode in a step's batch. Each turn is one rollout."""
 
     rollout_id: str
     seed: int
-    """Seed of the rollout's random draws, from its lease."""
+    """Seed from the rollout's lease, which determines the random numbers of the rollout's draws."""
     index: int
     payload: RolloutPayload
     """The tokens, with spans (which node sampled which tokens) that cover all of them."""
@@ -81,7 +84,7 @@ class BatchEpisode:
 
     turns: tuple[BatchTurn, ...]
     reward: float | None
-    """None if the episode is not scored yet."""
+    """Reward of the episode; None if the episode is not scored yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +99,7 @@ class BatchGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluatedEpisode:
-    """One finished episode of an evaluation that nodes sampled."""
+    """One ended episode of an evaluation whose completions nodes sampled."""
 
     about: EvaluationGroup
     num_tokens: int
@@ -168,6 +171,8 @@ def read_turns(
             rollouts.c.state,
             payloads.c.completion_ids,
             payloads.c.observation_ids,
+            payloads.c.behavior_logprobs,
+            payloads.c.finish_reason,
         )
         .join_from(rollouts, payloads, WITH_PAYLOAD)
         .where(payloads.c.observation_ids.is_not(None))
@@ -181,7 +186,10 @@ def read_turns(
             # groups.
             if episode in episodes and row.state in _ANSWERED:
                 turn = AnsweredTurn(
-                    completion_ids=ids_of(row.completion_ids), observation_ids=ids_of(row.observation_ids)
+                    completion_ids=ids_of(row.completion_ids),
+                    observation_ids=ids_of(row.observation_ids),
+                    behavior_logprobs=np.frombuffer(row.behavior_logprobs, "<f4"),
+                    finish_reason=FinishReason(row.finish_reason),
                 )
                 turns[episode] = (*turns.get(episode, ()), turn)
     return turns

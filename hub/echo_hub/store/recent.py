@@ -15,7 +15,7 @@ from echo_hub.store.at_once import rows_at_once
 from echo_hub.store.tables import fetches, nodes, payloads, rollouts, steps, versions
 
 ARRIVALS_READ: Final = 20_000
-"""Largest number of arrivals read for one version. This many are enough to estimate a quantile."""
+"""Largest number of arrivals read for one version: enough to estimate a quantile."""
 
 NODES_A_QUERY: Final = 1_000
 
@@ -33,7 +33,7 @@ class RecentRollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """How one published version spread to the nodes."""
+    """How fast one published version spread to the nodes."""
 
     policy_version: int
     trained_at: float | None

@@ -15,7 +15,7 @@ The stored value is one number that does not change with time,
     L = log2 r(t) + t / h,    and so    r(t) = 2^(L - t / h)
 
 Decay lowers all exponents by the same amount, so the larger L always means the larger average. Therefore, rows ordered
-by L never need an update. Near the year 2100, L is about 7,000, of which a double has 13 digits.
+by L never need an update. Near the year 2100, L is about 7,000, which leaves 13 digits of a double.
 """
 
 from __future__ import annotations

@@ -45,9 +45,11 @@ from echo_hub.store.tables import (
     versions,
 )
 from echo_hub.store.tallies import (
+    ANSWERED,
     EVALUATED,
     TRAINED,
     TRANSPORTS,
+    USEFUL,
     bytes_by_source,
     dropped_of,
     final_so_far,
@@ -66,7 +68,7 @@ from echo_shared.records.run import (
 from echo_shared.records.step_figures import figures_of
 from echo_shared.wire.messages import ReceiptState
 
-_IS_USEFUL: Final = tallies.c.outcome.in_((TRAINED, EVALUATED)) & (tallies.c.rollouts > 0)
+_IS_USEFUL: Final = tallies.c.outcome.in_(USEFUL) & (tallies.c.rollouts > 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,8 @@ _FINAL: Final = _OfNodes.by(
         _sum(tallies.c.rollouts, (TRAINED,)).label("trained"),
         _sum(tallies.c.tokens, (TRAINED,)).label("trained_tokens"),
         _sum(tallies.c.rollouts, (EVALUATED,)).label("evaluated"),
+        _sum(tallies.c.rollouts, (ANSWERED,)).label("answered"),
+        _sum(tallies.c.tokens, (ANSWERED,)).label("answered_tokens"),
     ).group_by(tallies.c.node_id),
 )
 _COSTS: Final = _OfNodes.by(costs.c.node_id, select(costs))
@@ -130,7 +134,7 @@ _FETCHED: Final = select(version_tallies).where(
     version_tallies.c.policy_version.in_(bindparam("wanted", expanding=True))
 )
 KEYS_A_QUERY: Final = 1_000
-"""Keys in one query, far below either database's limit of parameters."""
+"""Number of keys in one query. This is far below the limit of parameters in both kinds of database."""
 
 
 def read_leaderboard(
@@ -140,7 +144,7 @@ def read_leaderboard(
     always: Collection[str] = (),
     only: Collection[str] | None = None,
 ) -> list[NodeTotals]:
-    """Return nodes' totals; the node with the most useful rollouts (trained on or evaluated) comes first.
+    """Return nodes' totals; the node with the most useful rollouts (trained on, evaluated or answered) comes first.
 
     Without arguments, return every node. `most` limits the number, because anyone can make any number of node keys, and
     the database may hold as many nodes. The nodes with the most useful rollouts are chosen first, then those seen last.
@@ -157,7 +161,7 @@ def read_leaderboard(
     checked = {row.node_id: row for row in _rows_of(connection, _CHECKING, chosen)}
     judged = {row.node_id: row for row in _rows_of(connection, _JUDGED, chosen)}
     so_far = final_so_far(connection)
-    total = max(so_far.get(TRAINED, 0) + so_far.get(EVALUATED, 0), 1)
+    total = max(sum(so_far.get(outcome, 0) for outcome in USEFUL), 1)
     at_work = under_way.keys() if chosen is None else under_way.keys() & chosen
     rows = [
         NodeTotals(
@@ -201,11 +205,13 @@ def _said(node: Row[Any]) -> dict[str, Any]:
 
 
 def _did(final: Row[Any], total: int) -> dict[str, Any]:
-    useful = final.trained + final.evaluated
+    useful = final.trained + final.evaluated + final.answered
     return {
         "trained_rollouts": final.trained,
         "trained_tokens": final.trained_tokens,
         "evaluated_rollouts": final.evaluated,
+        "answered_rollouts": final.answered,
+        "answered_tokens": final.answered_tokens,
         "share": useful / total,
         "dropped": final.rollouts - useful,
     }
@@ -266,6 +272,7 @@ def read_accounting(connection: Connection) -> Accounting:
         leased=in_flight + sum(final.values()),
         trained=final.get(TRAINED, 0),
         evaluated=final.get(EVALUATED, 0),
+        answered=final.get(ANSWERED, 0),
         dropped=dropped_of(final),
         in_flight=in_flight,
     )

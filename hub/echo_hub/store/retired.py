@@ -13,6 +13,7 @@ from echo_hub.store.tables import run_meta
 from echo_hub.store.tallies import dialect_of
 
 _RETIRED: Final = "retired"
+_ANSWERS: Final = "retired_answers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,7 @@ class StepSpan:
 
 
 def read_last(connection: Connection) -> StepSpan | None:
-    """Return the range of steps whose rollouts were retired last; None if none ever were.
+    """Return the steps whose rollouts were retired (deleted from the database) last; None if none ever were.
 
     All rollouts of earlier steps are deleted. Rollouts of the returned steps are deleted, or are being deleted.
     """
@@ -56,7 +57,22 @@ def note_last(connection: Connection, span: StepSpan) -> bool:
     last = read_last(connection)
     if last is not None and last.through.step >= span.through.step:
         return False
+    _note(connection, _RETIRED, json.dumps(asdict(span)))
+    return True
+
+
+def read_last_answer(connection: Connection) -> int:
+    """Return the largest id of a group of tenants' samples with deleted rows; 0 if none were deleted."""
+    return int(connection.scalar(select(run_meta.c.value).where(run_meta.c.key == _ANSWERS)) or 0)
+
+
+def note_last_answer(connection: Connection, group_id: int) -> None:
+    """Record that rows of this group of tenants' samples are being deleted."""
+    if group_id > read_last_answer(connection):
+        _note(connection, _ANSWERS, str(group_id))
+
+
+def _note(connection: Connection, key: str, value: str) -> None:
     fresh = dialect_of(connection).insert(run_meta)
     statement = fresh.on_conflict_do_update(index_elements=["key"], set_={"value": fresh.excluded.value})
-    connection.execute(statement, {"key": _RETIRED, "value": json.dumps(asdict(span))})
-    return True
+    connection.execute(statement, {"key": key, "value": value})

@@ -7,17 +7,20 @@ Totals, credit and contributions are running totals and do not depend on the row
 `old_receipts`. The rollouts of steps up to K are: the groups of their batches, groups dropped in that time, and the
 evaluations of versions before K. Retiring a step requires that its tokens are deleted and all groups up to its newest
 group are finished. Then neither a restarted hub nor a check reads the step's rows.
+
+Tenants' samples belong to no step. Their rows are retired by age.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
 from sqlalchemy import Connection, bindparam, delete, func, insert, select
 
 from echo_hub.actions.records import ActionOutcome
+from echo_hub.core.answer_groups import FIRST_ANSWER_ID
 from echo_hub.core.evaluation_groups import FIRST_EVALUATION_ID, evaluation_ids
 from echo_hub.store import old_receipts
 from echo_hub.store.beginnings import read_beginning
@@ -25,7 +28,8 @@ from echo_hub.store.bulk import among, execute_many
 from echo_hub.store.keeping import forget_copies
 from echo_hub.store.old_receipts import FIELDS, Key, OldReceipt
 from echo_hub.store.reading import in_parts
-from echo_hub.store.retired import RetiredMark, StepSpan, note_last
+from echo_hub.store.retired import RetiredMark, StepSpan, note_last, note_last_answer
+from echo_hub.store.sessions import forget_losses
 from echo_hub.store.store import Store
 from echo_hub.store.tables import IS_OPEN, IS_UNFINISHED, WITH_PAYLOAD, actions, groups, payloads, rollouts, steps
 from echo_shared.errors import LocalProtocolError, StorageError
@@ -44,15 +48,15 @@ deadlock timeout, so the server never cancels the hub's transaction instead.
 """
 _HELD_UP: Final = "55P03"
 """PostgreSQL's error code lock_not_available: the wait for a row exceeded the limit."""
-_FINAL: Final = (ReceiptState.TRAINED, ReceiptState.EVALUATED, ReceiptState.DROPPED)
+_FINAL: Final = (ReceiptState.TRAINED, ReceiptState.EVALUATED, ReceiptState.ANSWERED, ReceiptState.DROPPED)
 _GONE: Final = delete(rollouts).where(rollouts.c.lease_id == bindparam("lease"), rollouts.c.index == bindparam("at"))
 FACTS: Final = ("node_id", "state", "drop_reason", "reward", "num_tokens")
-"""Rollout columns that must be equal in database row and archived copy before the row is deleted."""
+"""Columns that must be equal in a rollout's row and in its archived copy before the row is deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ripe:
-    """A step that may be retired, together with all earlier steps."""
+    """A step whose rollouts may be deleted, together with those of all earlier steps."""
 
     mark: RetiredMark
     num_rollouts: int
@@ -94,8 +98,8 @@ def read_trained_at(connection: Connection, step: int) -> float | None:
 
 
 def read_final_keys(connection: Connection, span: StepSpan) -> list[Key]:
-    """Return the rollouts of these steps whose rows can be deleted now, as (lease, index): final ones without a stored
-    payload.
+    """Return the rollouts of these steps whose rows can be deleted now, as (lease, index): rollouts that are final and
+    have no stored payload.
     """
     found = [
         (row.lease_id, row.at)
@@ -193,6 +197,36 @@ def read_groups_of_steps(connection: Connection, span: StepSpan) -> list[int]:
     return sorted({*of_steps, *connection.scalars(dropped), *connection.scalars(measured)})
 
 
+def read_old_answers(connection: Connection, before: float) -> list[tuple[int, Key]]:
+    """Return (group, key) of the oldest samples for tenants, at most `ROWS_AT_ONCE`, that were final before this time.
+
+    Group ids increase with time, so the search ends at the first `ROWS_AT_ONCE` rows without tokens.
+    """
+    oldest = connection.execute(
+        _ANSWERS.order_by(rollouts.c.group_id, rollouts.c.lease_id, rollouts.c.index).limit(ROWS_AT_ONCE)
+    )
+    return [
+        (row.group_id, (row.lease_id, row.at)) for row in oldest if row.final_at is not None and row.final_at < before
+    ]
+
+
+def retire_answers(connection: Connection, found: Sequence[tuple[int, Key]]) -> int:
+    """Delete these rows of samples for tenants; return the number of deleted rows. Their receipts are kept."""
+    if not found:
+        return 0
+    note_last_answer(connection, max(group_id for group_id, _ in found))
+    return len(_move_to_receipts(connection, [key for _, key in found], None))
+
+
+_ANSWERS: Final = (
+    select(rollouts.c.group_id, rollouts.c.lease_id, rollouts.c.index.label("at"), rollouts.c.final_at)
+    .join_from(rollouts, payloads, WITH_PAYLOAD, isouter=True)
+    .where(
+        rollouts.c.group_id >= FIRST_ANSWER_ID,
+        rollouts.c.state.in_((ReceiptState.ANSWERED, ReceiptState.DROPPED)),
+        payloads.c.lease_id.is_(None),
+    )
+)
 _OF_GROUPS: Final = (
     select(rollouts.c.lease_id, rollouts.c.index.label("at"))
     .join_from(rollouts, payloads, WITH_PAYLOAD, isouter=True)
@@ -202,18 +236,27 @@ _COLUMNS: Final = (*(rollouts.c[name] for name in FIELDS), rollouts.c.reward)
 
 
 def _retire(connection: Connection, keys: Sequence[Key], copies: Copies | None) -> int:
+    gone = _move_to_receipts(connection, keys, copies)
+    if gone:
+        forget_copies(connection, gone)
+    return len(gone)
+
+
+def _move_to_receipts(connection: Connection, keys: Sequence[Key], copies: Copies | None) -> Set[Key]:
+    """Delete these rollouts' rows, and keep their receipts. Return the keys of the rows that existed."""
     assert len(keys) <= ROWS_AT_ONCE, "a larger transaction would occupy the writer for too long"
     wanted, lease_ids = set(keys), sorted({lease_id for lease_id, _ in keys})
     of_leases = select(*_COLUMNS).where(among(connection, rollouts.c.lease_id, lease_ids)).with_for_update()
     found = ((OldReceipt(**dict(zip(FIELDS, row, strict=False))), row) for row in connection.execute(of_leases))
     rows = {receipt.key: (receipt, row) for receipt, row in found if receipt.key in wanted}
     if not rows:
-        return 0
+        return set()
     for receipt, row in rows.values():
         _check(receipt, row.reward, copies)
     old_receipts.add(connection, [receipt for receipt, _ in rows.values()])
-    forget_copies(connection, rows.keys())
-    return execute_many(connection, _GONE, [{"lease": lease_id, "at": index} for lease_id, index in rows])
+    forget_losses(connection, {receipt.group_id for receipt, _ in rows.values()})
+    execute_many(connection, _GONE, [{"lease": lease_id, "at": index} for lease_id, index in rows])
+    return rows.keys()
 
 
 def _check(one: OldReceipt, reward: float | None, copies: Copies | None) -> None:

@@ -19,7 +19,9 @@ from echo_hub.store.database import write_meta
 from echo_hub.store.tables import run_meta, trust, trust_log
 
 COARSE_CLASSES: Final = "coarse_classes"
-"""Key in `run_meta` of the coarse numerics classes: kinds of engine whose results deviate more than those of others."""
+"""Key in `run_meta` under which the coarse numerics classes are stored: kinds of engine that nodes have shown to round
+more coarsely than measured or assumed.
+"""
 STORED: Final = ("draws", "claims", "mismatch_kl", "bias")
 """Fields of `Evidence` that the database stores, as JSON."""
 
@@ -109,7 +111,9 @@ def _columns(row: StandingRow) -> dict[str, Any]:
 
 
 def _as_json(evidence: Evidence) -> dict[str, Any]:
-    """Return the evidence as JSON, without its curves, which are large and quickly learned again."""
+    """Return the evidence as JSON, without its curves (log-likelihoods at each rounding scale): they are large, and new
+    checks soon restore them.
+    """
     return {name: list(value) if isinstance(value := getattr(evidence, name), tuple) else value for name in STORED}
 
 

@@ -60,12 +60,13 @@ class Store:
         self.touched = Touched()
         """Nodes whose totals have changed since the hub's start, with the order of the changes."""
         self.is_uncounted = False
-        """True if a trained step has rollouts that are not counted yet."""
+        """True if some rollouts of a trained step are missing from the totals."""
         self._fetched: Mapping[int, reports.FetchSummary] = {}
-        """Cache of the fetches of each version that the last `versions_history` returned. The arrival times of a
-        version are read again only if its number of fetches has changed."""
+        """Fetches of each version, as the last call of `versions_history` found them. The arrival times of a version
+        are read again only if its number of fetches has changed.
+        """
         self._forgotten = FetchMark()
-        """Where the deletion of old fetch rows continues."""
+        """The point at which the next deletion of old fetch rows continues."""
 
     @classmethod
     def open(
@@ -114,9 +115,8 @@ class Store:
             return command(connection, *args, **kwargs)
 
     def apply(self, records: Sequence[Record], now: float, events: Sequence[RunEvent] = ()) -> None:
-        """Commit all records and events of one coordinator pass, or none of them. When this method returns, they are on
-        disk.
-        """
+        """Commit all records and events of one coordinator pass in a single transaction. When this method returns, they
+        are on disk."""
         with open_to_write(self.engine) as connection:
             written = write(connection, records, now)
             forget(connection, written.tokens_gone, self.keeping)

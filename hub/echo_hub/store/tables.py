@@ -9,6 +9,7 @@
     keeping_tallies                      running totals of the copies kept, and of those not kept, by reason
     nodes, versions, fetches, run_meta   one row a node; one a fetch of the newest versions; older versions keep
                                          only how long they took to arrive
+    answers                              tenants' groups of samples: `echo_hub.store.answers`
     evaluations, set_evaluations         results for each version: the run's own, and each of several sets'
     invites ─< nodes                     one row an invite: its name, number of keys and expiry
     tallies, outcome_tallies             running totals of final rollouts, by node and outcome, and by outcome
@@ -23,21 +24,18 @@
                                          of their scripts
     trust, trust_log                     the trust standing of each checked node, and the log of decisions
     events                               events, the newest of each kind
+    tenant_...                           tenants' sessions, models and requests: see `echo_hub.store.tenant_tables`
 
 A rollout's id "LEASE-INDEX" is stored as its two numbers. Times are seconds since the epoch.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 from sqlalchemy import (
     JSON,
     BigInteger,
     Boolean,
     Column,
-    ColumnElement,
-    Dialect,
     Double,
     Index,
     Integer,
@@ -46,33 +44,14 @@ from sqlalchemy import (
     String,
     Table,
     Text,
-    TextClause,
-    TypeDecorator,
     and_,
     text,
 )
 
+from echo_hub.store.column_types import Unsigned64, only_where
 from echo_hub.store.payload_rows import columns
 
 metadata = MetaData()
-
-
-class Unsigned64(TypeDecorator[int]):
-    """0 .. 2**64 - 1 in a signed 64-bit column, by two's complement."""
-
-    impl = BigInteger
-    cache_ok = True
-
-    def process_bind_param(self, value: int | None, dialect: Dialect) -> int | None:
-        return value if value is None or value < 2**63 else value - 2**64
-
-    def process_result_value(self, value: Any | None, dialect: Dialect) -> int | None:
-        return None if value is None else int(value) % 2**64
-
-
-def only_where(condition: ColumnElement[bool] | TextClause) -> dict[str, Any]:
-    """Return the keyword arguments of an index that holds only these rows."""
-    return {"sqlite_where": condition, "postgresql_where": condition}
 
 
 run_meta = Table(
@@ -100,7 +79,7 @@ nodes = Table(
     Column("owner_claim", String(128)),
 )
 Index("ix_nodes_owner", nodes.c.owner_key, **only_where(nodes.c.owner_key.is_not(None)))
-# The hub reads the banned nodes every second.
+# For the hub's query of banned nodes, which it makes every second.
 Index("ix_nodes_banned", nodes.c.banned_at, **only_where(nodes.c.banned_at.is_not(None)))
 
 invites = Table(
@@ -126,13 +105,13 @@ groups = Table(
     Column("prompt", Unsigned64),
     Column("pass_rate", Double),
 )
-# Read when the hub starts, if the run has a curriculum. Without a curriculum, the index is empty.
+# For the query of pass rates when the hub starts with a curriculum. Without a curriculum, the index is empty.
 Index("ix_groups_rated", groups.c.group_id, **only_where(groups.c.pass_rate.is_not(None)))
 IS_OPEN = text("step IS NULL AND drop_reason IS NULL")
 """A text, not an SQLAlchemy expression: SQLite uses a partial index only if the query repeats the index's condition
 word for word, and an expression would add table names.
 """
-# Read when a hub starts. Few groups are open.
+# For the query of open groups when the hub starts. Few groups are open.
 Index("ix_groups_open", groups.c.group_id, **only_where(IS_OPEN))
 
 rollouts = Table(
@@ -164,7 +143,9 @@ rollouts = Table(
     sqlite_with_rowid=False,
 )
 IS_CHECKED = text("checked <> 'no'")
-"""A text, for the same reason as `IS_OPEN`. The constant below is one too."""
+"""A text, because SQLite uses a partial index only if the query repeats the index's condition word for word.
+`IS_UNFINISHED` is a text for the same reason.
+"""
 IS_UNFINISHED = text("state IN ('leased', 'received', 'scored')")
 Index("ix_rollouts_unfinished", rollouts.c.state, rollouts.c.node_id, **only_where(IS_UNFINISHED))
 _NEWEST = (rollouts.c.lease_id, rollouts.c.index)
@@ -225,7 +206,7 @@ steps = Table(
     Column("by_task", JSON(none_as_null=True)),
     Column("pruned", Boolean, nullable=False),
 )
-# Holds only the few steps whose tokens are kept: those that the learner may have to repeat.
+# For the query of steps with kept tokens: the few steps that the learner may have to repeat.
 Index("ix_steps_kept", steps.c.step, **only_where(steps.c.pruned.is_(False)))
 
 uncounted = Table(
@@ -342,7 +323,7 @@ trust = Table(
     Column("since", Double, nullable=False),
     Column("pardon_wanted_at", Double),
 )
-# The hub reads the wanted pardons every second.
+# For the hub's query of wanted pardons, which it makes every second.
 Index("ix_trust_pardons", trust.c.pardon_wanted_at, **only_where(trust.c.pardon_wanted_at.is_not(None)))
 
 trust_log = Table(
@@ -505,7 +486,7 @@ actions = Table(
     Column("after", JSON(none_as_null=True)),
     Column("detail", Text, nullable=False),
 )
-# The hub reads the wanted actions every second.
+# For the hub's query of wanted actions, which it makes every second.
 Index("ix_actions_wanted", actions.c.number, **only_where(text("outcome = 'wanted'")))
 
 live_settings = Table(

@@ -1,7 +1,7 @@
 """Running totals of facts that never change again: rollouts in a final state, and fetches.
 
-The transaction that makes a rollout final (trained on, evaluated or dropped) also updates the totals. So totals always
-agree with receipts, and pages need not count the run's history.
+The transaction that makes a rollout final (trained on, evaluated, answered or dropped) also updates the totals. So
+totals always agree with receipts, and pages need not count the run's history.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ SOURCES: Final[tuple[Source, ...]] = get_args(Source)
 
 TRAINED: Final = ReceiptState.TRAINED.value
 EVALUATED: Final = ReceiptState.EVALUATED.value
-"""TRAINED and EVALUATED are outcomes of a final rollout. All other outcomes are values of DropReason."""
+ANSWERED: Final = ReceiptState.ANSWERED.value
+USEFUL: Final = (TRAINED, EVALUATED, ANSWERED)
+"""Outcomes of final rollouts that were of use, and so earn credit. All other outcomes are values of DropReason."""
 
 _BY_OUTCOME: Final = select(outcome_tallies)
 _COUNTED: Final = ("rollouts", "received", "tokens")
@@ -57,14 +59,14 @@ _COUNT: Final = select(
     func.coalesce(func.sum(rollouts.c.num_tokens), 0),
 ).group_by(rollouts.c.node_id)
 LEASES_A_QUERY: Final = 64
-"""Leases in one query; each lease holds at most a group's rollouts. Such a query takes a few milliseconds."""
+"""Number of leases in one query; each lease holds at most a group's rollouts. Such a query takes a few milliseconds."""
 
 
 def tally(connection: Connection, keys: Collection[tuple[int, int]], outcome: str) -> Mapping[str, Mapping[str, int]]:
     """Add rollouts that have just become final, given as (lease, index), to the totals. Return the added counts by
     node.
 
-    `outcome` is trained, evaluated or a drop reason. A rollout counts for the node that held its lease; its tokens
+    `outcome` is one of `USEFUL` or a drop reason. A rollout counts for the node that held its lease; its tokens
     count for the nodes that sampled them. The payloads must still be stored.
     """
     by_node: dict[str, dict[str, int]] = {}
@@ -157,8 +159,8 @@ def tally_checking(connection: Connection, credited: Iterable[tuple[str, int]]) 
 
 
 def read_useful_nodes(connection: Connection) -> frozenset[str]:
-    """Return the nodes that sampled tokens which were trained on or evaluated."""
-    counted = select(tallies.c.node_id).where(tallies.c.outcome.in_((TRAINED, EVALUATED)), tallies.c.tokens > 0)
+    """Return the nodes that sampled tokens which were trained on, evaluated or delivered to tenants."""
+    counted = select(tallies.c.node_id).where(tallies.c.outcome.in_(USEFUL), tallies.c.tokens > 0)
     return frozenset(connection.scalars(counted))
 
 
@@ -169,7 +171,7 @@ def final_so_far(connection: Connection) -> dict[str, int]:
 
 def dropped_of(final: Mapping[str, int]) -> dict[str, int]:
     """Return the dropped rollouts in the result of `final_so_far`, by reason."""
-    return {DropReason(name).value: number for name, number in final.items() if name not in (TRAINED, EVALUATED)}
+    return {DropReason(name).value: number for name, number in final.items() if name not in USEFUL}
 
 
 def bytes_by_source(fetch: Mapping[str, Any]) -> dict[Source, int]:

@@ -1,5 +1,5 @@
-"""Teams of nodes. A node is in at most one team, and any node may join any team. The node that makes a team is its
-founder.
+"""Teams of nodes. A node belongs to at most one team; every team is open to all nodes. The node that makes a team is
+its founder.
 
 A node's work counts for the team that the node is in at that moment, and stays with the team when the node leaves
 (`echo_hub.store.credit`). If the last node leaves, a team with credit is kept; a team without credit is deleted.

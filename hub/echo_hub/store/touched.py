@@ -37,7 +37,7 @@ class Touched:
                 self._last[node_id] = self._number
 
     def since(self, number: int) -> frozenset[str]:
-        """Return the nodes noted after `number`. A concurrent `note` may add more."""
+        """Return the nodes whose changes have a higher number than `number`. A concurrent `note` may add more nodes."""
         with self._lock:
             return frozenset(self._newer(number))
 

@@ -27,7 +27,9 @@ from echo_shared.wire.messages import ReceiptState
 COUNTED_AT_ONCE: Final = 512
 """Largest number of rollouts whose rows change in one transaction. Such a transaction takes a few milliseconds."""
 CHANGED_A_STATEMENT: Final = 64
-"""Leases in one UPDATE. One lease may have all rollouts of a group, and PostgreSQL updates all indexes for each row."""
+"""Number of leases in one UPDATE. A lease may hold all rollouts of a group, and PostgreSQL updates all indexes for each
+row.
+"""
 
 
 def train(connection: Connection, records: Sequence[StepTrained], now: float) -> Collection[str]:
@@ -70,7 +72,7 @@ def train(connection: Connection, records: Sequence[StepTrained], now: float) ->
 
 
 def uncounted_steps(connection: Connection) -> Sequence[int]:
-    """Return the steps with parts left for `count_trained`, in order."""
+    """Return the trained steps whose rollouts are not all counted yet, in order."""
     return connection.scalars(select(uncounted.c.step).distinct().order_by(uncounted.c.step)).all()
 
 
@@ -87,8 +89,8 @@ def count_trained(connection: Connection) -> Collection[str]:
 
 
 def _parts(record: StepTrained) -> Iterator[list[int]]:
-    """Yield the leases of each part. Leases of one node are adjacent, so that most nodes' totals are updated only once
-    or twice.
+    """Yield the leases of each part of the step. Leases of one node are adjacent, so that most nodes' totals are
+    updated only once or twice.
     """
     sizes = Counter(key_of(rollout_id)[0] for rollout_id in record.rollout_ids)
     node_of = {key_of(each)[0]: node_id for each, node_id in zip(record.rollout_ids, record.node_ids, strict=False)}

@@ -12,9 +12,11 @@ from echo_hub.core.accounting.snapshot import RECENT_STEPS, CoordinatorSnapshot,
 from echo_hub.core.evaluation_groups import FIRST_EVALUATION_ID, EvaluationGroup, evaluation_ids
 from echo_hub.core.policy.curriculum import REMEMBERED, GroupResult
 from echo_hub.store import old_receipts
+from echo_hub.store.answers import read_open_answers
 from echo_hub.store.beginnings import read_beginning
 from echo_hub.store.bulk import among
 from echo_hub.store.reading import in_parts, scorer_failures
+from echo_hub.store.sessions import read_evaluations_losses, read_session_losses
 from echo_hub.store.standings import read_coarse_classes, read_standings
 from echo_hub.store.tables import (
     IS_OPEN,
@@ -54,6 +56,8 @@ def read_snapshot(connection: Connection) -> CoordinatorSnapshot:
     )
     batch_sizes = connection.scalars(select(steps.c.num_groups).order_by(steps.c.step.desc()).limit(RECENT_STEPS)).all()
     newest_group = connection.scalar(select(func.max(groups.c.group_id)))
+    of_open = read_session_losses(connection, [row.group_id for row in open_groups])
+    answer_groups, answered = read_open_answers(connection)
     newest_lease = connection.scalar(select(func.max(rollouts.c.lease_id)))
     return CoordinatorSnapshot(
         next_group_id=beginning.group_id if newest_group is None else newest_group + 1,
@@ -61,6 +65,7 @@ def read_snapshot(connection: Connection) -> CoordinatorSnapshot:
         groups=tuple(GroupRow(group_id=row.group_id, seed=row.seed, prompt=row.prompt) for row in open_groups),
         rollouts=_unfinished(connection),
         scorer_failures=scorer_failures(connection, [row.group_id for row in open_groups]),
+        sessions=of_open + read_evaluations_losses(connection),
         newest_planned_group=newest_planned,
         flat_groups=tuple(flat_groups),
         results=_results(connection, newest_planned),
@@ -73,6 +78,8 @@ def read_snapshot(connection: Connection) -> CoordinatorSnapshot:
         published_version=connection.scalar(select(func.max(versions.c.policy_version))) or 0,
         replayable=frozenset(kept),
         evaluated=_evaluated(connection),
+        answers=answer_groups,
+        answered=answered,
         standings=read_standings(connection),
         coarse_classes=read_coarse_classes(connection),
     )

@@ -1,9 +1,9 @@
 """Write the records of one pass of the coordinator as bulk SQL statements.
 
-Records are applied kind by kind, in the order of a rollout's life: leased, received, scored, evaluated, planned,
-trained or dropped. So one pass may take a rollout through several states. Every UPDATE names the state that it expects.
-If a row is in another state, the whole pass is rolled back, so a final state never changes. Results of checks have a
-separate column, because they may arrive after the rollout is final.
+Records are applied kind by kind, in the order of a rollout's life: leased, received, scored, evaluated, answered,
+planned, trained or dropped. So one pass may take a rollout through several states. Every UPDATE names the state that it
+expects. If a row is in another state, the whole pass is rolled back, so a final state never changes. Results of checks
+have a separate column, because they may arrive after the rollout is final.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from echo_hub.core.accounting.effects import (
     ActionSettled,
+    AnswerOpened,
+    AnswerReplaced,
+    AnswersCancelled,
     CheckingCredited,
     CheckRecorded,
     CoarseClassesRecorded,
@@ -25,10 +28,12 @@ from echo_hub.core.accounting.effects import (
     GroupsRated,
     Record,
     RolloutReceived,
+    RolloutsAnswered,
     RolloutsDropped,
     RolloutsEvaluated,
     RolloutsLeased,
     ScoreRecorded,
+    SessionNoted,
     SettingRecorded,
     StandingRecorded,
     StepPlanned,
@@ -38,9 +43,11 @@ from echo_hub.core.accounting.effects import (
 )
 from echo_hub.store import old_receipts
 from echo_hub.store.actions import note_settings, settle
+from echo_hub.store.answers import write_answered, write_cancelled, write_opened
 from echo_hub.store.bulk import Rows, among, change, check_changed, execute_many, key_of, rows_of
 from echo_hub.store.credit import grant
 from echo_hub.store.payload_rows import bytes_of, row_of
+from echo_hub.store.sessions import write_losses, write_replaced
 from echo_hub.store.standings import write_coarse_classes, write_decisions, write_standings
 from echo_hub.store.tables import groups, payloads, rollouts, steps, versions
 from echo_hub.store.tallies import (
@@ -53,7 +60,7 @@ from echo_hub.store.training import train
 from echo_shared.records.rewards import mean_components
 from echo_shared.wire.messages import DropReason, ReceiptState
 
-_FINAL = (ReceiptState.TRAINED, ReceiptState.EVALUATED, ReceiptState.DROPPED)
+_FINAL = (ReceiptState.TRAINED, ReceiptState.EVALUATED, ReceiptState.ANSWERED, ReceiptState.DROPPED)
 _KEY = (rollouts.c.lease_id == bindparam("lease"), rollouts.c.index == bindparam("at"))
 _NEW_GROUPS, _NEW_ROLLOUTS, _NEW_PAYLOADS = insert(groups), insert(rollouts), insert(payloads)
 _RECEIVE = (
@@ -318,10 +325,15 @@ def _change_settings(connection: Connection, records: Sequence[SettingRecorded],
 WRITERS: Final[Mapping[type, Callable[[Connection, Sequence[Any], float], Collection[str] | None]]] = {
     GroupOpened: _open_groups,
     GroupsRated: _rate_groups,
+    AnswerOpened: write_opened,
+    AnswersCancelled: write_cancelled,
     RolloutsLeased: _lease,
     RolloutReceived: _receive,
     ScoreRecorded: _score,
+    AnswerReplaced: write_replaced,
+    SessionNoted: write_losses,
     RolloutsEvaluated: _evaluate,
+    RolloutsAnswered: write_answered,
     StepPlanned: _plan,
     StepTrained: train,
     RolloutsDropped: _drop,

@@ -20,7 +20,7 @@ _UNSURE: Final = re.compile(
 _WRAPPERS: Final = (("**", "**"), ("*", "*"), ("`", "`"), ("$", "$"), ("\\(", "\\)"), ("\\boxed{", "}"), ('"', '"'))
 _MOST_WRAPPED: Final = 4
 _SENTENCE_CHARACTERS: Final = 300
-"""Number of characters before an announcement such as "the answer is" in which words of doubt are searched."""
+"""Number of characters before an announcement (such as "the answer is") in which words of doubt count."""
 
 
 def tagged_answer(completion: str) -> str | None:
@@ -43,7 +43,8 @@ def tagged_answer(completion: str) -> str | None:
 
 
 def extract_answer(completion: str) -> str:
-    """Return the `tagged_answer`. If there is no tag, return the whole completion, without surrounding blanks."""
+    """Return the content of the last `<answer>` tag. If there is no tag, return the whole completion, without
+    surrounding blanks."""
     answer = tagged_answer(completion)
     return completion.strip() if answer is None else answer
 
@@ -75,8 +76,8 @@ def _doubts(text: str) -> set[str]:
 
 
 def _unwrapped(text: str) -> tuple[str, ...]:
-    """Return the text, then its shorter forms. Each form is the previous one without a final full stop and without one
-    pair of wrappers."""
+    """Return the text, then shorter and shorter forms of it. Each step removes a final full stop and one pair of
+    wrappers, such as quotation marks."""
     forms = dict.fromkeys([text] if text else [])
     for _ in range(_MOST_WRAPPED):
         inner = text.removesuffix(".").strip()

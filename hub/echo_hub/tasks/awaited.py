@@ -3,8 +3,8 @@
     task.score                 async def score(self, problem, completion) -> float
     awaited(task, 10.0).score  (problem, completion) -> float, from any thread
 
-Each call has a deadline. After the deadline the call is cancelled and fails. If the loop is blocked by then, the
-process ends, as after a scorer's timeout.
+Each call has a deadline. After the deadline the call is cancelled and fails. If a scorer blocks the loop, the process
+ends, as after a timeout of an ordinary scorer.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ LOOP_ANSWERS_S: Final = 1.0
 
 
 def is_async(task: object) -> bool:
-    """Return True if any of the task's scoring methods is `async def`."""
+    """Return True if at least one of the task's scoring methods is `async def`."""
     return any(inspect.iscoroutinefunction(getattr(task, name, None)) for name in _METHODS)
 
 
 def awaited(task: object, timeout_s: float) -> Any:
-    """Return the task, with its coroutine functions wrapped as blocking calls that take at most `timeout_s`."""
+    """Return the task with its `async def` methods wrapped as blocking methods. Each call takes at most `timeout_s`
+    seconds."""
     loop = _Loop(timeout_s)
     found = {name: getattr(task, name) for name in dir(task) if not name.startswith("_")}
     waiting = {
@@ -81,7 +82,8 @@ class _Loop:
 
 
 def _end_if_held_up(loop: asyncio.AbstractEventLoop) -> None:
-    """End this process, as the timer of a scorer's timeout would, if a scorer blocks the loop."""
+    """End this process if a scorer blocks the event loop. It gets the signal that the timer of a synchronous scorer's
+    call also sends."""
     answered = threading.Event()
     loop.call_soon_threadsafe(answered.set)
     if not answered.wait(LOOP_ANSWERS_S):

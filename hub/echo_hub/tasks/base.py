@@ -9,10 +9,12 @@ from typing import Any, Protocol, runtime_checkable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One problem. `prompt` is the model's input. `metadata` is for the task and its scorer."""
+    """One problem. `prompt` is the model's input. Only the task and its scorer read `metadata`."""
 
     prompt: str
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    prompt_ids: tuple[int, ...] = ()
+    """Token ids of the prompt, used unchanged; only for environments with state. () = the hub tokenises `prompt`."""
 
 
 class Task(Protocol):
@@ -37,14 +39,14 @@ class BoundedTask(Protocol):
 
     @property
     def reward_bounds(self) -> tuple[float, float]:
-        """Lowest and highest reward. A reward outside them counts as a failure of the scorer."""
+        """Return the lowest and the highest reward. A reward outside these bounds counts as a failure of the scorer."""
 
 
 @runtime_checkable
 class ExplainedTask(Task, Protocol):
     """A task that returns components in addition to its score.
 
-    Components are shown beside the score. The run's settings or the task (`WeighedTask`) may give them weights.
+    Components are shown next to the score. The run's settings or the task (`WeighedTask`) may give them weights.
     """
 
     def components(self, problem: Problem, completion: str) -> Mapping[str, float]:
@@ -72,17 +74,18 @@ class MeasuredTask(Protocol):
 
     @property
     def component_bounds(self) -> Mapping[str, tuple[float, float]]:
-        """Bounds of components by name. A component that is not listed is in 0..1."""
+        """Return the bounds of components by name. A component that is not listed has the bounds 0 and 1."""
 
 
 @runtime_checkable
 class WeighedTask(Protocol):
-    """A task, or an environment, that gives its components default weights. The run's settings override them."""
+    """A task, or an environment, that gives its reward components default weights. The run's settings override these
+    weights."""
 
     @property
     def component_weights(self) -> Mapping[str, float]:
-        """Weights of components by name. Components that are not listed have weight 0, even the task's own score
-        (`score`)."""
+        """Return the weights of components by name; `score` is the task's own score. A component that is not listed has
+        weight 0, even `score`."""
 
 
 @runtime_checkable
@@ -91,12 +94,12 @@ class FileTask(Task, Protocol):
 
     @property
     def num_problems(self) -> int:
-        """Number of problems that `sample` draws from."""
+        """Number of problems from which `sample` draws."""
 
     @property
     def num_heldout(self) -> int:
-        """Number of problems reserved for evaluation. 0 means that held-out problems are drawn from the other
-        problems."""
+        """Number of problems reserved for evaluation. 0 means that no problems are reserved: the hub then takes
+        held-out problems from the training problems."""
 
     @property
     def content_hash(self) -> str:

@@ -20,7 +20,7 @@ class TextComponent(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """1 if the pattern matches the whole completion without surrounding blanks, else 0."""
+    """A component with value 1 if the pattern matches the whole completion without surrounding blanks, else 0."""
 
     pattern: re.Pattern[str]
 
@@ -35,7 +35,8 @@ class Format:
 
 @dataclass(frozen=True, slots=True)
 class Tagged:
-    """1 if the completion contains exactly one `<tag>...</tag>`, and the tag has content, else 0."""
+    """A component with value 1 if the completion contains exactly one `<tag>...</tag>` and the tag has content,
+    else 0."""
 
     tag: str
 
@@ -50,8 +51,8 @@ class Tagged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Length:
-    """1 from `least` to `most` tokens. Below `least`, the value falls linearly to 0 at 0 tokens; above `most`, to 0 at
-    `zero` tokens.
+    """A component with value 1 from `least` to `most` tokens. Below `least`, the value falls linearly to 0 at 0 tokens;
+    above `most`, to 0 at `zero` tokens.
 
     The upper side is DAPO's soft overlong punishment, https://arxiv.org/abs/2503.14476, section 3.4, shifted to 0..1.
     """
@@ -60,7 +61,7 @@ class Length:
     most: int = 0
     """Largest number of tokens with value 1. 0 means no upper limit."""
     zero: int = 0
-    """Number of tokens, above `most`, at which the value reaches 0. 0 means twice `most`."""
+    """Number of tokens, above `most`, at which the value reaches 0. The default 0 stands for twice `most`."""
 
     def value(self, completion: str, num_tokens: int) -> float:
         if num_tokens < self.least:

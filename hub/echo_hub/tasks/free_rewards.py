@@ -1,7 +1,8 @@
 """Rewards that reasoning-gym datasets give to answers without any work, measured by `python -m scripts.free_rewards`.
 
 Four kinds of answers are tried: an empty one, the copied prompt, the best line of the prompt, and a random text in the
-form of an answer. Each figure is the mean reward of the kind that earns most. The datasets have their default options.
+form of an answer. For each dataset, the table shows only the best-paid kind, with its mean reward. The datasets were
+measured with their default options.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ from echo_shared.files.strict_json import read_json
 
 _SHOWN_CHARACTERS: Final = 200
 _READ_LINES: Final = 1_000
-"""Number of lines whose reference answers are parsed before a run. Parsing takes about a millisecond per line."""
+"""Number of lines whose reference answers are parsed before a run, to warn of unreadable ones. Parsing takes about a
+millisecond per line."""
 _NAMED_LINES: Final = 5
 FORM: Final = "answer_form"
 """Optional key of a line, for the form that the line's answer must have."""
@@ -204,8 +205,7 @@ class JsonlTask:
 
 
 def _note(file: JsonlFile) -> str:
-    """Return a sentence that names the first lines whose reference answers cannot be parsed; "" if all can be
-    parsed."""
+    """Return a sentence that names the first lines whose reference answers cannot be parsed; "" if all can."""
     found = [
         number
         for number, problem in file.numbered(_READ_LINES)

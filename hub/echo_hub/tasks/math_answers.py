@@ -1,7 +1,8 @@
 """Judge if two answers are equal as mathematics, and if the answer has the required form.
 
-Both are parsed completely (`math_reader`) or not at all. If the answer cannot be parsed, it must equal the reference
-answer's text, apart from formatting. The work is bounded, so no answer takes longer than a second.
+`math_reader` parses the answer and the reference answer, each completely or not at all. If the answer cannot be parsed,
+it must equal the reference answer's text, apart from formatting. The work is bounded, so no answer takes longer than a
+second.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from echo_hub.tasks.quantities import Quantity, as_written, is_same_quantity, pl
 _CACHED: Final = 4_096
 _EQUALS: Final = re.compile(r"(?<![\\<>!=])=(?!=)")
 _LONGEST_FORMULA: Final = 1_000
-"""Largest length of an answer in characters. Answers up to four times as long as the reference answer are also
-allowed."""
+"""Largest length of an answer in characters. A longer answer is allowed if it has at most four times the length of the
+reference answer."""
 _SPACED: Final = 4
 _SHORTEST_CAPITALS: Final = 4
-"""Smallest number of capital letters that count as a word. Fewer letters are a name, such as segment AB."""
+"""Smallest number of capital letters in a row that count as a word. Fewer letters are a name, such as AB for a
+segment."""
 _CHOICE: Final = re.compile(r"\(?([A-Z])\)?")
 _CHOSEN: Final = re.compile(
     r"(?:\(([A-Z])\)|([A-Z])[).:]|(?:[Oo]ption|[Cc]hoice)\s+\(?([A-Z])[).:]?)(|\s+(?=[\w\\$(]).*)", re.DOTALL
@@ -59,9 +61,9 @@ def judge(completion: str, expected: str, *, question: str = "", form: Form | No
     boxes agree or form a list), the text after words such as "the answer is", the last formula in dollar signs, or
     the last number, in this order.
 
-    A number must be written out and exact, and a product of sums must be a product. `form` is the form that the problem
-    requires. A formula copied from the `question` is wrong, unless it equals the expected answer's text. Answers that
-    are not mathematics are compared as words.
+    A number must be exact and computed to the end, and a factored expression must be written as a product. `form` is
+    the form that the problem requires. A formula copied from the `question` is wrong, unless it equals the expected
+    answer's text. Answers that are not mathematics are compared as words.
     """
     reference, comparison = _reference(expected), AnswerComparison(form=form, question=question)
     answers = answers_in(completion)
@@ -74,7 +76,7 @@ def judge(completion: str, expected: str, *, question: str = "", form: Form | No
 
 
 class Understanding(StrEnum):
-    """How a reference answer is read. This determines how answers are compared with it."""
+    """How a reference answer is read, which determines how answers are compared with it."""
 
     NUMBER = "a number"
     FORMULA = "a formula"
@@ -100,7 +102,7 @@ class _Reference:
     text: str
     words: str
     is_words: bool
-    """True for words and for choices such as (B). Their upper and lower case are the same."""
+    """True for words and for choices such as (B). Their comparison ignores upper and lower case."""
     key: tuple[object, ...] | None
     quantity: Quantity | None
     item: Item | None
@@ -209,7 +211,8 @@ def _read(said: str, reference: _Reference) -> Item:
 
 
 def _only_quantity(said: str, question: str) -> Quantity | None:
-    """Return the only number of an answer, if it ends a chain of equations or follows words. Return None otherwise."""
+    """Return the single number that an answer such as `x = 2 + 3 = 5` or `the answer is 5` gives. Return None if the
+    answer does not end with one number."""
     said = plain(said)
     for text in (said, without_prose(said)):
         sides = _EQUALS.split(text or "")
@@ -222,8 +225,8 @@ def _only_quantity(said: str, question: str) -> Quantity | None:
 
 
 def _may_equal(side: str, number: Quantity, question: str) -> bool:
-    """Return True if this side of an equation may equal the number. Such sides are names, expressions from the
-    question, and equal values."""
+    """Return True if this side of an equation does not contradict the number: it is a name, an expression copied from
+    the question, or an equal value."""
     from sympy import Basic, Rational, Symbol
 
     side = side.strip()

@@ -24,7 +24,7 @@ class AnswerComparison:
     form: Form | None
     question: str
     is_of_value: bool = False
-    """If True, values are compared and the answer's form is ignored."""
+    """If True, only values are compared, and the form of the answer is ignored."""
 
     def is_same(self, answer: Item, expected: Item) -> bool:
         """Return True if the answer means the same as the reference answer."""
@@ -140,7 +140,8 @@ class AnswerComparison:
         return self._has_same_items([*map(_value, answer.items)], [*map(_value, expected.items)])
 
     def _is_same_assignment(self, answer: Item, wanted: Mapping[str, Item]) -> bool:
-        """Compare the values of several variables: `x = 1, y = 2`, or only the values in the variables' order."""
+        """Return True if the answer gives the wanted values to the variables: `x = 1, y = 2`, or only the values, in
+        the variables' order."""
         match answer:
             case Several(kind="list"):
                 found = _assigned(answer.items)
@@ -198,7 +199,8 @@ class AnswerComparison:
         return any(one.signs == expected.signs and self._has_same_links(one, expected) for one in (answer, turned))
 
     def _has_same_links(self, answer: Relation, expected: Relation) -> bool:
-        """Compare inequalities by the difference of their sides. Chains are compared side by side."""
+        """Return True if two inequalities mean the same. The code compares their differences (left minus right side);
+        chains are compared side by side."""
         if r"\in" in expected.signs or len(expected.sides) > 2:
             return self._has_same_in_order(answer.sides, expected.sides)
         mine, theirs = _difference(answer), _difference(expected)
@@ -208,7 +210,8 @@ class AnswerComparison:
         return ratio is not None and (ratio == 1 or (ratio > 0 and len(variables(theirs)) > 1))
 
     def _is_same_equation(self, answer: Item, expected: Relation) -> bool:
-        """Compare equations. `x = 5` accepts the value 5. With several variables, a multiple is the same equation."""
+        """Return True if two equations are equal. For `x = 5`, the value 5 also counts. With several variables, a
+        multiple is the same equation."""
         if len(expected.sides) != 2:
             if not isinstance(answer, Relation) or answer.signs != expected.signs:
                 return False
@@ -237,7 +240,7 @@ def _is_equation(item: Item) -> bool:
 
 
 def _name(item: Item) -> str:
-    """Return the name of a variable, or of a tuple of variables. Empty for anything else."""
+    """Return the name of a variable, or of a tuple of variables; "" for any other item."""
     from sympy import Symbol
 
     if isinstance(item, Several) and item.kind == "tuple" and all(map(_name, item.items)):
@@ -246,7 +249,7 @@ def _name(item: Item) -> str:
 
 
 def _named(item: Item) -> str:
-    """Return the variable to which an equation gives a value. Empty if the item is no such equation."""
+    """Return the variable that an equation sets to a value; "" for any other item."""
     if not _is_equation(item) or not isinstance(item, Relation) or len(item.sides) != 2:
         return ""
     left, right = map(_name, item.sides)
@@ -266,7 +269,8 @@ def _has_names(items: Sequence[Item]) -> bool:
 
 
 def _assigned(items: Sequence[Item]) -> dict[str, Item] | None:
-    """Return values by variable, in order. Return None unless each item gives a value to a different variable."""
+    """Return the values that the items give to variables, in order. Return None unless each item gives a value to a
+    different variable."""
     found = {_named(item): _value(item) for item in items}
     return found if len(found) == len(items) and "" not in found else None
 

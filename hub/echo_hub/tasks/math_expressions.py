@@ -36,7 +36,7 @@ def read_expression(pieces: Sequence[Node], counters: frozenset[str] = frozenset
     reader = _Reader(pieces, counters)
     found = reader.sum()
     if reader.piece is not None:
-        raise NotUnderstood(f"what begins with {_shown(reader.piece)}")
+        raise NotUnderstood(f"The text from {_shown(reader.piece)} on cannot be parsed.")
     return found
 
 
@@ -98,7 +98,7 @@ class _Reader:
         self._place = 0
         self._in_bars = 0
         self._is_bare = False
-        """True directly after a function whose argument has no brackets, such as sin x."""
+        """True directly after a function whose argument is written without brackets, as in sin x."""
 
     @property
     def piece(self) -> Node | None:
@@ -138,19 +138,19 @@ class _Reader:
             elif self._take(*_OVER):
                 factors.append(_inverse(self._factor()))
                 if self._begins_factor():
-                    raise NotUnderstood("a quotient with a product behind it, without brackets")
+                    raise NotUnderstood("A quotient is followed by a product without brackets.")
             elif self._begins_factor():
                 is_function = self._is_at(*_NAMES)
                 if is_bare and not is_function:
-                    raise NotUnderstood("a function with a product behind it, without brackets")
+                    raise NotUnderstood("A function is followed by a product without brackets.")
                 if isinstance(self.piece, Token) and self.piece.kind is TokenKind.NUMBER:
-                    raise NotUnderstood("a number behind a factor")
+                    raise NotUnderstood("A number follows a factor.")
                 factors.append(self._factor())
                 continue
             else:
                 return _times(*factors)
             if is_bare:
-                raise NotUnderstood("a function with a product behind it, without brackets")
+                raise NotUnderstood("A function is followed by a product without brackets.")
 
     def _begins_factor(self) -> bool:
         match self.piece:
@@ -175,14 +175,14 @@ class _Reader:
         match self.piece:
             case Call(name="^", arguments=(exponent,)):
                 if self._is_bare:
-                    raise NotUnderstood("a power of a function")
+                    raise NotUnderstood("A power of a function is ambiguous.")
                 self._place += 1
                 base = Pow(base, _as_fraction(self._read(exponent)), evaluate=False)
                 if isinstance(self.piece, Call) and self.piece.name == "^":
-                    raise NotUnderstood("a power of a power, without brackets")
+                    raise NotUnderstood("A power of a power has no brackets.")
         if not self._is_bare and self._take("!"):
             if self._is_at("!"):
-                raise NotUnderstood("a double factorial")
+                raise NotUnderstood("Double factorials are not supported.")
             base = _named("factorial")(base)
         if not self._is_bare and self._take("°"):
             base = _times(base, Symbol(r"\pi"), Rational(1, 180))
@@ -215,28 +215,28 @@ class _Reader:
                 return self._called(name, arguments)
             case Group(inner=inner):
                 if isinstance(self.piece, Call) and self.piece.name in ("^", "_") and len(inner) > 1:
-                    raise NotUnderstood("a power of what stands in braces")
+                    raise NotUnderstood("A power of a text in braces is ambiguous.")
                 return self._read(inner)
         self._place -= 1
-        raise NotUnderstood("an end" if piece is None else _shown(piece))
+        raise NotUnderstood("The expression ends early." if piece is None else f"{_shown(piece)} is not expected.")
 
     def _inner(self, close: str) -> Basic:
         in_bars, self._in_bars = self._in_bars, 0
         found = self.sum()
         self._in_bars = in_bars
         if self._take(close) is None:
-            raise NotUnderstood(f"a missing {close}")
+            raise NotUnderstood(f"A {close} is missing.")
         self._is_bare = False
         return found
 
     def _absolute(self) -> Basic:
         if self._in_bars:
-            raise NotUnderstood("bars within bars")
+            raise NotUnderstood("Bars are nested in bars.")
         self._in_bars += 1
         found = self.sum()
         self._in_bars -= 1
         if self._take("|") is None:
-            raise NotUnderstood("a missing |")
+            raise NotUnderstood("A | is missing.")
         self._is_bare = False
         return _named("abs")(found)
 
@@ -245,7 +245,7 @@ class _Reader:
 
         whole, _, rest = text.partition(".")
         if len(text) > _MOST_DIGITS or (len(whole) > 1 and whole[0] == "0"):
-            raise NotUnderstood(f"the number {text[:20]}")
+            raise NotUnderstood(f"The number {text[:20]} cannot be parsed.")
         value = Fraction(f"{whole or '0'}.{rest or '0'}")
         match self.piece:
             case Call(name=r"\overline", arguments=((Token(kind=TokenKind.NUMBER, text=again),),)) if "." in text or (
@@ -258,13 +258,13 @@ class _Reader:
                 arguments=((Token(kind=TokenKind.NUMBER, text=above),), (Token(kind=TokenKind.NUMBER, text=below),)),
             ) if text.isdigit() and above.isdigit() and below.isdigit():
                 if not 0 < int(above) < int(below):
-                    raise NotUnderstood("a number before a fraction of numbers")
+                    raise NotUnderstood("A number before a fraction of numbers is ambiguous.")
                 self._place += 1
                 value += Fraction(int(above), int(below))
             case Token(text="e" | "E", is_apart=False) if self._is_exponent():
-                raise NotUnderstood("a power of ten, or a multiple of e")
+                raise NotUnderstood("The letter e is ambiguous: power of ten, or multiple of e.")
         if isinstance(self.piece, Call) and self.piece.name == "_":
-            raise NotUnderstood("a number with an index")
+            raise NotUnderstood("A number has an index.")
         return Rational(value.numerator, value.denominator)
 
     def _is_exponent(self) -> bool:
@@ -307,13 +307,13 @@ class _Reader:
                 if depth == 0:
                     break
             if depth:
-                raise NotUnderstood("a missing )")
+                raise NotUnderstood("A ) is missing.")
             name += str(key(self._pieces[begin : self._place]))
         return Symbol(f"{COUNTER}{name}" if name in self._counters else name)
 
     def _repeated(self, function: str) -> Basic:
-        """Parse a sum or a product with bounds: `\\sum_{k=1}^{n} k^2`. A `+` or `-` behind the term is refused, because
-        the term's end would be ambiguous."""
+        """Parse a sum or a product with bounds: `\\sum_{k=1}^{n} k^2`. A `+` or `-` after the term is refused: it would
+        make the term's end ambiguous."""
         from sympy import Symbol
 
         bounds: dict[str, Sequence[Node]] = {}
@@ -324,12 +324,12 @@ class _Reader:
             case [Token(kind=TokenKind.LETTER, text=counter), Token(text="="), *first], [*last] if last:
                 low, high = self._read(first), self._read(last)
             case _:
-                raise NotUnderstood(f"a {function} without bounds")
+                raise NotUnderstood(f"A {function} has no bounds.")
         outer, self._counters = self._counters, self._counters | {counter}
         term = self._product()
         self._counters = outer
         if self._is_at("+", "-"):
-            raise NotUnderstood(f"a {function} with a term behind it, without brackets")
+            raise NotUnderstood(f"A {function} is followed by a term without brackets.")
         self._is_bare = True
         return _named(function)(term, Symbol(f"{COUNTER}{counter}"), low, high)
 
@@ -342,7 +342,7 @@ class _Reader:
 
         if name == r"\frac":
             if all(isinstance(one, Token) and one.text in ("d", r"\partial") for one, *_ in filter(None, arguments)):
-                raise NotUnderstood("a derivative")
+                raise NotUnderstood("Derivatives are not supported.")
             above, below = map(self._read, arguments)
             return _times(above, _inverse(below))
         if name == r"\sqrt":
@@ -377,13 +377,13 @@ class _Reader:
             elif name == r"\log":
                 base = found
             else:
-                raise NotUnderstood(f"an index of {name}")
+                raise NotUnderstood(f"{name} has an index.")
             self._place += 1
         arguments = self._arguments() if name in _OF_SEVERAL else [self._argument(name)]
         function = name[1:]
         if power == Integer(-1):
             if function not in ("sin", "cos", "tan", "cot", "sec", "csc"):
-                raise NotUnderstood(f"the inverse of {name}")
+                raise NotUnderstood(f"The inverse of {name} is not supported.")
             function, power = "arc" + function, None
         if base is not None:
             arguments.append(base)
@@ -392,12 +392,12 @@ class _Reader:
 
     def _arguments(self) -> list[Basic]:
         if self._take("(") is None:
-            raise NotUnderstood("a function of several numbers without brackets")
+            raise NotUnderstood("A function of several numbers has no brackets.")
         found = [self.sum()]
         while self._take(","):
             found.append(self.sum())
         if self._take(")") is None:
-            raise NotUnderstood("a missing )")
+            raise NotUnderstood("A ) is missing.")
         self._is_bare = False
         return found
 
@@ -406,15 +406,15 @@ class _Reader:
         if self._is_at("(", "[", "|") or isinstance(self.piece, Group):
             found = self._base()
             if (isinstance(self.piece, Call) and self.piece.name == "^") or self._is_at("!", "°"):
-                raise NotUnderstood(f"a power behind {name} and its brackets")
+                raise NotUnderstood(f"A power after {name} and its brackets is ambiguous.")
             self._is_bare = False
             return found
         factors: list[Basic] = []
         while self._begins_factor() and not self._is_at(*_NAMES, *_GROUPING, "|"):
             if factors and isinstance(self.piece, Token) and self.piece.kind is TokenKind.NUMBER:
-                raise NotUnderstood("a number behind a factor")
+                raise NotUnderstood("A number follows a factor.")
             factors.append(self._factor())
         if not factors:
-            raise NotUnderstood(f"{name} without an argument")
+            raise NotUnderstood(f"{name} has no argument.")
         self._is_bare = True
         return _times(*factors)

@@ -1,6 +1,6 @@
 r"""Find the answer in a completion: the tagged text, boxes, the text after "the answer is", or the last number.
 
-A sign or unit directly beside a box belongs to the box's content: `-\boxed{5}` is -5. A tagged answer is used as a
+A sign or unit directly next to a box belongs to the box's content: `-\boxed{5}` is -5. A tagged answer is used as a
 whole, but if only words and punctuation surround a box in it, the box is used.
 """
 
@@ -91,7 +91,7 @@ def without_prose(said: str) -> str | None:
 def _boxed(text: str) -> tuple[list[str], str]:
     """Return the contents of the last boxes, without repetition, and the text around all boxes.
 
-    A sign, power or unit directly beside a box belongs to the box's content. Boxes inside boxes are not listed.
+    A sign, power or unit directly next to a box belongs to the box's content. Boxes inside boxes are not listed.
     """
     found: list[str] = []
     around: list[str] = []
@@ -139,7 +139,7 @@ def _inner(formula: re.Match[str]) -> str:
 
 
 def _leads_on(before: str) -> bool:
-    """Return True if the text before a formula or a number changes the meaning of that formula or number."""
+    """Return True if the words directly before a formula or a number change its meaning."""
     *_, line = ["", *before.splitlines()]
     return _OPERATOR_BEFORE.search(line) is not None or says_more(" ".join(line.split()[-3:]))
 

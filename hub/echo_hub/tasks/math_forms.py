@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from sympy import Basic
 
 _SPACED: Final = 10
-"""Answers longer than this many times the question cannot be copies, so the question is not searched for them."""
+"""An answer longer than this multiple of the question's length cannot be a copy of a part of the question."""
 _COMPUTED: Final = frozenset(["factorial", "binomial", "gcd", "lcm", "floor", "ceiling", "max", "min", "abs"])
-"""Functions that are still to compute, so a number in the form `NUMBER` may not contain them."""
+"""Functions that leave something to compute. A number in the form `NUMBER` may not contain them."""
 _HIGHEST_DEGREE: Final = 40
 _LARGEST: Final = 10**30
 """Largest number in an answer whose simplification is checked. An answer with a larger number counts as not
@@ -25,8 +25,8 @@ _ASKS_TO_FACTOR: Final = re.compile(r"factor|product", re.IGNORECASE)
 
 
 class Form(StrEnum):
-    """A form that a problem may require. If the reference answer is a number, or a product of sums, it implies `number`
-    or `factored`."""
+    """A form that a problem may require. A reference answer that is a number implies `number`; a product of sums
+    implies `factored`."""
 
     NUMBER = "number"
     """The answer must be a written-out number: no operation is left to compute."""
@@ -57,7 +57,7 @@ def form_of(expected: Basic, question: str) -> Form | None:
 
 
 def has_form(answer: Basic, form: Form | None, *, expected: Basic) -> bool:
-    """Return True if the answer, as written, has the form. The caller must have checked the answer's value."""
+    """Return True if the answer, as it is written, has the form. The caller has already checked the answer's value."""
     if form is Form.FACTORED:
         return num_factors(answer) >= num_factors(expected)
     if form is Form.EXPANDED:
@@ -74,7 +74,8 @@ def _has_power(expected: Basic) -> bool:
 def _is_power(part: Basic) -> bool:
     """Return True for a computable power of plain numbers, and for a factorial or a similar function of plain numbers.
 
-    A fraction's denominator is no power."""
+    Fractions' denominators do not count, although sympy stores them as powers.
+    """
     from sympy import Integer, Pow
 
     if type(part).__name__ in ("sum", "product"):

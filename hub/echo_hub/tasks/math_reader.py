@@ -77,7 +77,7 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A matrix."""
+    """A matrix, as a tuple of rows."""
 
     rows: tuple[tuple[Basic, ...], ...]
 
@@ -127,7 +127,7 @@ def read(text: str) -> Item:
     if all(isinstance(item, RealInterval) or _is_condition(item) for item in items) and {*joints} == {"or"}:
         return Sets("or", tuple(items))
     if any(isinstance(item, RealInterval) for item in items):
-        raise NotUnderstood("intervals that no sign joins")
+        raise NotUnderstood("No sign joins the intervals.")
     return Several("list", tuple(inner for item in items for inner in _listed(item)))
 
 
@@ -135,7 +135,7 @@ def _division(found: re.Match[str]) -> Exact:
     """Parse a quotient with remainder, such as `3 R 1` or `7/2 = 3 R 1`."""
     whole, rest = int(found["whole"]), int(found["rest"])
     if found["of"] and int(found["of"]) != int(found["by"]) * whole + rest:
-        raise NotUnderstood("a division that does not come out")
+        raise NotUnderstood("The division is not correct.")
     return Exact("division", (whole, rest))
 
 
@@ -161,7 +161,8 @@ def _joint(piece: Node) -> str:
 def _without_double_joints(
     parts: Sequence[Sequence[Node]], joints: Sequence[str]
 ) -> tuple[list[Sequence[Node]], list[str]]:
-    """Treat a comma followed by `and` or `or` as one joint between items."""
+    """Merge each comma that is directly followed by `and` or `or` with that word, so that both together separate two
+    items."""
     kept_parts: list[Sequence[Node]] = [parts[0]]
     kept_joints: list[str] = []
     for part, joint in zip(parts[1:], joints, strict=True):
@@ -175,7 +176,7 @@ def _without_double_joints(
 
 
 def _listed(item: Item) -> tuple[Item, ...]:
-    """Return a list's items, such as both values of `\\pm 2`. For any other item, return only the item."""
+    """Return the items of a list, such as both values of `\\pm 2`. Return any other item alone, as a tuple of one."""
     return item.items if isinstance(item, Several) and item.kind == "list" else (item,)
 
 
@@ -193,8 +194,8 @@ def _split(pieces: Sequence[Node], *signs: str) -> tuple[list[Sequence[Node]], l
 
 
 def _split_where(pieces: Sequence[Node], are_joints: Sequence[bool]) -> tuple[list[Sequence[Node]], list[Node]]:
-    """Split the pieces at those where `are_joints` is True, outside all brackets. Return the parts, and the pieces at
-    which the text was split."""
+    """Split the pieces at every piece for which `are_joints` is True, outside all brackets. Return the parts, and the
+    pieces that separate them."""
     parts: list[Sequence[Node]] = []
     joints: list[Node] = []
     depth = begin = 0
@@ -218,11 +219,11 @@ def _deeper(piece: Node) -> int:
 
 def _item(pieces: Sequence[Node]) -> Item:
     if not pieces:
-        raise NotUnderstood("a part that is empty")
+        raise NotUnderstood("An item of the answer is empty.")
     num_both = sum(_count(piece, r"\pm") for piece in pieces)
     if num_both or any(_count(piece, r"\mp") for piece in pieces):
         if num_both != 1:
-            raise NotUnderstood(r"several \pm")
+            raise NotUnderstood(r"The answer has several \pm.")
         return Several("list", tuple(_item([_with_sign(piece, sign) for piece in pieces]) for sign in "+-"))
     sides, signs = _split(pieces, *_RELATIONS)
     if not signs:
@@ -260,7 +261,7 @@ def _value(pieces: Sequence[Node]) -> Item:
     if joints:
         by = {_SET_SIGNS[joint.text] for joint in joints if isinstance(joint, Token)}
         if len(by) > 1 or (by == {"without"} and len(joints) > 1):
-            raise NotUnderstood("several set signs without brackets")
+            raise NotUnderstood("Several set signs have no brackets.")
         return Sets(by.pop(), tuple(_braced(part) or _value(part) for part in parts))
     parts, joints = _split(pieces, ":")
     if joints:
@@ -290,7 +291,7 @@ def _value(pieces: Sequence[Node]) -> Item:
 
 
 def _braced(pieces: Sequence[Node]) -> Item | None:
-    """Parse a set in braces without backslashes, although LaTeX would not show such braces."""
+    """Parse a set whose braces have no backslashes. LaTeX would not show such braces, but answers contain them."""
     match pieces:
         case [Group(inner=inner)]:
             return _set(inner, _split(inner, ",")[0])
@@ -325,10 +326,10 @@ def _bracketed(first: str, inner: Sequence[Node], last: str) -> Item:
         case ("(" | "[", ")" | "]") if len(parts) == 2 and (first + last != "()" or any(map(_infinity, parts))):
             ends = [None if _infinity(part) else read_expression(part) for part in parts]
             if "-" in (_infinity(parts[1]),) or "+" in (_infinity(parts[0]),):
-                raise NotUnderstood("an interval from or to the wrong infinity")
+                raise NotUnderstood("An interval has the wrong infinity at one end.")
             has_low, has_high = first == "[", last == "]"
             if (has_low and ends[0] is None) or (has_high and ends[1] is None):
-                raise NotUnderstood("an interval that holds an infinity")
+                raise NotUnderstood("An interval includes an infinity.")
             return RealInterval(ends[0], ends[1], has_low=has_low, has_high=has_high)
         case ("(", ")") if joints:
             return Several("tuple", tuple(_value(part) for part in parts))
@@ -347,9 +348,9 @@ def _set(inner: Sequence[Node], parts: Sequence[Sequence[Node]]) -> Item:
         condition = _item(right[0])
         names = left[: next((place for place, piece in enumerate(left) if _is_sign(piece, r"\in")), len(left))]
         if not _is_condition(condition) or key(left) not in (key(names), (*key(names), r"\in", (r"\mathbb", ("R",)))):
-            raise NotUnderstood("a set by its condition")
+            raise NotUnderstood("The condition that defines the set cannot be parsed.")
         if not any(side == read_expression(names) for side in getattr(condition, "sides", ())):
-            raise NotUnderstood("a condition on something else")
+            raise NotUnderstood("The condition is not on the set's variable.")
         return condition
     return Several("set", tuple(each for part in parts for each in _listed(_item(part))))
 
@@ -371,7 +372,7 @@ def _environment(pieces: Sequence[Node]) -> Item:
         case [Call(arguments=(name,)), *inner, Call(name=r"\end", arguments=(ended,))] if name == ended:
             kind = "".join(piece.text for piece in name if isinstance(piece, Token))
         case _:
-            raise NotUnderstood("an environment that does not end")
+            raise NotUnderstood("A LaTeX environment has no end.")
     if kind == "array" and inner and isinstance(inner[0], Group):
         inner = inner[1:]  # Skip the argument that aligns the matrix's columns.
     if inner and _is_sign(inner[-1], _ROW_END):
@@ -382,7 +383,7 @@ def _environment(pieces: Sequence[Node]) -> Item:
         without_commas = [row[0][:-1] if row[0] and _joint(row[0][-1]) == "," else row[0] for row in cells]
         return Several("list", tuple(_item(row) for row in without_commas))
     if kind not in _MATRICES or len({len(row) for row in cells}) != 1:
-        raise NotUnderstood(f"the environment {kind}")
+        raise NotUnderstood(f"The LaTeX environment {kind} is not supported.")
     return Grid(tuple(tuple(map(read_expression, row)) for row in cells))
 
 
@@ -400,7 +401,7 @@ def _measured(pieces: Sequence[Node]) -> Item:
         end, unit = len(pieces), ""
     expression = read_expression(pieces[:end])
     if before and unit:
-        raise NotUnderstood("a currency and a unit")
+        raise NotUnderstood("The answer has both a currency and a unit.")
     return Measured(expression, before or unit) if before or unit else expression
 
 
@@ -427,4 +428,4 @@ def _unit_text(piece: Node) -> str:
             return f" {word}"
         case Token(text=text):
             return text
-    raise NotUnderstood("a unit")
+    raise NotUnderstood("The unit is unknown.")

@@ -1,6 +1,7 @@
 r"""Compare sets of real numbers by the cuts at their ends: `(0,1]` begins right after 0 and ends right after 1.
 
-So intervals, inequalities of one variable, unions, intersections and differences are compared in one form.
+Intervals, inequalities of one variable, unions, intersections and differences are all converted to such cuts and then
+compared.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, order=True)
 class RealCut:
-    """A place between real numbers: directly before a number, or directly after it."""
+    """A cut between real numbers: the place directly before a number, or directly after it."""
 
     number: Fraction | float
     is_behind: bool
     end: Basic | None
-    """The number as it is written. None at infinity."""
+    """The number as it is written; None at infinity."""
 
     def is_same(self, other: RealCut) -> bool:
         """Return True if both cuts are at the same place. Equal approximations are not enough: the exact ends must
@@ -38,7 +39,7 @@ class RealCut:
 MOST_ITEMS: Final = 50
 """Largest number of items in a list that is compared in any order."""
 Cuts = tuple[tuple[RealCut, RealCut], ...]
-"""The two ends of each part of a set, in ascending order. The parts do not touch each other."""
+"""The parts of a set, in ascending order, each with its two ends. The parts do not touch each other."""
 
 _LOWEST: Final = RealCut(-inf, False, None)
 _HIGHEST: Final = RealCut(inf, False, None)
@@ -46,7 +47,7 @@ _HIGHEST: Final = RealCut(inf, False, None)
 
 @dataclass(frozen=True, slots=True)
 class RealSet:
-    """A set of real numbers, and the variable whose values it holds; "" if no variable is named."""
+    """A set of real numbers. It also has the variable whose values it holds; "" if no variable is named."""
 
     cuts: Cuts
     variable: str = ""
@@ -63,8 +64,8 @@ def is_same_set(one: RealSet, other: RealSet) -> bool:
 
 
 def real_set(item: Item) -> RealSet | None:
-    """Return the set of real numbers that an item means. Return None for other items, and for sets with variables as
-    ends."""
+    """Return the set of real numbers that an item means. Return None for other items, and for sets whose ends contain
+    variables."""
     match item:
         case RealInterval(low=low, high=high, has_low=has_low, has_high=has_high):
             return _interval(low, high, has_low=has_low, has_high=has_high)

@@ -1,7 +1,7 @@
 r"""Remove formatting from an answer ("settings"): `**\(\displaystyle\mathbf{2}√2\)**` becomes `2\sqrt{2}`.
 
 Fonts, sizes, colours, spacing, boxes, Markdown, Unicode's own signs and the many names of one command are formatting.
-Marks on letters (`\vec`, `\hat`, primes), brackets and ellipses are not, because they change the meaning. Takes time
+Marks on letters (`\vec`, `\hat`, primes), brackets and ellipses stay, because they change the meaning. Takes time
 linear in the length.
 """
 
@@ -351,7 +351,7 @@ def _single_letter(pieces: list[str], position: int) -> str:
 
 
 def _behind_braces(pieces: list[str], position: int) -> int:
-    """Return the position after `{...}` without inner braces; the same position if there is no such group."""
+    """Return the position after `{...}` without inner braces; return `position` if no such group begins there."""
     match pieces[position : position + 3]:
         case ["{", _, "}"]:
             return position + 3

@@ -1,4 +1,4 @@
-r"""Split an answer into tokens and commands with their arguments: `\frac12` and `\frac{1}{2}` become the same.
+r"""Split an answer into tokens and commands with their arguments: `\frac12` and `\frac{1}{2}` become the same pieces.
 
 Unknown commands stay unchanged. So texts with different formatting have equal `key`s, even if they cannot be parsed.
 """
@@ -20,7 +20,7 @@ DEEPEST: Final = 30
 
 
 class NotUnderstood(Exception):
-    """The answer cannot be parsed as a whole. The message names the part that is not understood."""
+    """The answer cannot be parsed as a whole. The message gives the reason."""
 
 
 class TokenKind(Enum):
@@ -34,7 +34,7 @@ class TokenKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token. `is_apart` is True if there is white space before it."""
+    """A token. `is_apart` is True if white space precedes it."""
 
     kind: TokenKind
     text: str
@@ -191,18 +191,18 @@ def nodes(text: str) -> tuple[Node, ...]:
 
     Raises NotUnderstood if the text is too long, nested too deeply, or has unmatched braces."""
     if len(text) > LONGEST:
-        raise NotUnderstood(f"more than {LONGEST:,} characters")
+        raise NotUnderstood(f"The text has more than {LONGEST:,} characters.")
     tokens = _tokens(without_settings(text))
     depth = 0
     for token in tokens:
         depth = max(0, depth + (token.text in OPENING) - (token.text in CLOSING))
         if depth > DEEPEST:
-            raise NotUnderstood(f"more than {DEEPEST} brackets within each other")
+            raise NotUnderstood(f"More than {DEEPEST} brackets are nested.")
     return _nest(tokens)
 
 
 def key(pieces: Sequence[Node]) -> tuple[object, ...]:
-    """Return a key. Texts that differ only in formatting have equal keys."""
+    """Return a key by which texts are compared: texts that differ only in formatting have equal keys."""
     found: list[object] = []
     for piece in pieces:
         match piece:
@@ -282,7 +282,7 @@ def _nest(tokens: Sequence[Token]) -> tuple[Node, ...]:
 def _until(tokens: Sequence[Token], position: int, close: str, depth: int) -> tuple[tuple[Node, ...], int]:
     """Return the pieces before the closing token `close`, and the position after it."""
     if depth > DEEPEST:
-        raise NotUnderstood(f"more than {DEEPEST} brackets within each other")
+        raise NotUnderstood(f"More than {DEEPEST} brackets are nested.")
     found: list[Node] = []
     while position < len(tokens):
         if tokens[position].text == close:
@@ -290,7 +290,7 @@ def _until(tokens: Sequence[Token], position: int, close: str, depth: int) -> tu
         node, position = _node(tokens, position, depth)
         found.append(node)
     if close:
-        raise NotUnderstood(f"a {close} is missing")
+        raise NotUnderstood(f"A {close} is missing.")
     return tuple(found), position
 
 
@@ -298,7 +298,7 @@ def _node(tokens: Sequence[Token], position: int, depth: int) -> tuple[Node, int
     token = tokens[position]
     position += 1
     if token.text == "}":
-        raise NotUnderstood("a } too many")
+        raise NotUnderstood("There is one } too many.")
     if token.text == "{":
         inner, position = _until(tokens, position, "}", depth + 1)
         return Group(inner, token.is_apart), position
@@ -320,7 +320,7 @@ def _argument(name: str, tokens: Sequence[Token], position: int, depth: int) -> 
     `x^10`, `10^-3` and `sqrt(2)` are read as people mean them, although LaTeX would read them differently.
     """
     if position >= len(tokens):
-        raise NotUnderstood(f"{name} without an argument")
+        raise NotUnderstood(f"{name} has no argument.")
     token = tokens[position]
     if token.text in ("(", "[") and name in ("^", "_", r"\sqrt"):
         close = {"(": ")", "[": "]"}[token.text]
@@ -330,10 +330,10 @@ def _argument(name: str, tokens: Sequence[Token], position: int, depth: int) -> 
     if name == "^" and token.text in ("+", "-") and behind in (TokenKind.NUMBER, TokenKind.LETTER):
         return (token, tokens[position + 1]), position + 2
     if token.kind is TokenKind.NUMBER and len(token.text) > 1 and name not in ("^", "_"):
-        raise NotUnderstood(f"{name} without braces")
+        raise NotUnderstood(f"{name} has no braces.")
     if token.kind is TokenKind.SIGN and token.text not in "{'*+-":
-        raise NotUnderstood(f"{name} before {token.text}")
+        raise NotUnderstood(f"{name} cannot precede {token.text}.")
     if depth >= DEEPEST:
-        raise NotUnderstood(f"more than {DEEPEST} brackets within each other")
+        raise NotUnderstood(f"More than {DEEPEST} brackets are nested.")
     node, position = _node(tokens, position, depth + 1)
     return (node.inner if isinstance(node, Group) else (node,)), position

@@ -14,28 +14,33 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property, lru_cache
-from math import ceil, floor, gcd, isqrt, lcm, log10
+from functools import cached_property
+from math import ceil, log10
 from typing import TYPE_CHECKING, Any, Final
 
-from echo_hub.tasks.math_tokens import COUNTER, NotUnderstood
+from echo_hub.tasks.exact_numbers import (
+    _MOST_ROOT,
+    EXACT_FUNCTIONS,
+    MOST_BITS,
+    TooMuch,
+    Undefined,
+    exact_power,
+    is_whole_number,
+    whole_number,
+)
+from echo_hub.tasks.math_tokens import COUNTER
 
 if TYPE_CHECKING:
     from sympy import Basic
 
-_MOST_BITS: Final = 60_000
-"""Largest size of an exact number, in bits."""
 _DIGITS: Final = 70
 _BEYOND: Final = 40
 _DECIMALS: Final = 50
 _LARGEST: Final = 500
 """Largest power of ten of an inexact number: e^{1000}, about 10^434, is allowed."""
 _MOST_WORK: Final = 150_000.0
-"""Bound on the work for one answer, in additions of numbers of 70 digits: less than half a second."""
-_MOST_FACTORIAL: Final = 5_000
-_MOST_ROOT: Final = 64
-"""Largest index of a root. If an exponent has a larger denominator, it comes from a variable's irregular value, not
-from a root."""
+"""Largest amount of work for one answer, counted in additions of numbers of 70 digits. This amount takes less than half
+a second."""
 _MOST_GAMMA: Final = 200
 _MOST_TERMS: Final = 300
 _NUM_POINTS: Final = 6
@@ -44,17 +49,9 @@ _NEEDED: Final = 4
 """Number of points at which two expressions with variables must agree."""
 
 
-class TooMuch(NotUnderstood):
-    """The computation would exceed a bound on size or work."""
-
-
-class Undefined(Exception):
-    """The expression has no value at this point."""
-
-
 @dataclass(slots=True)
 class WorkBudget:
-    """The remaining work budget of one answer."""
+    """Work that one answer may still cost."""
 
     left: float = _MOST_WORK
 
@@ -64,8 +61,8 @@ _WORK: Final[ContextVar[WorkBudget | None]] = ContextVar("math_work", default=No
 
 @contextmanager
 def bounded_work() -> Iterator[None]:
-    """Give everything that is computed within the block one shared bound on work, because lists compare every item with
-    every other item."""
+    """Limit the work of all comparisons inside the block together. A limit for each single comparison is not enough,
+    because lists compare every item with every other item."""
     token = _WORK.set(WorkBudget())
     try:
         yield
@@ -120,11 +117,13 @@ class Arithmetic:
     def _repeated(self, expression: Basic, point: Mapping[str, Fraction]) -> Any:
         """Compute a sum or a product term by term. Raises Undefined unless its bounds are whole."""
         term, counter, *ends = expression.args
-        low, high = (_whole(end) if isinstance(end, Fraction) else None for end in (self.value(e, point) for e in ends))
+        low, high = (
+            whole_number(end) if isinstance(end, Fraction) else None for end in (self.value(e, point) for e in ends)
+        )
         if low is None or high is None:
-            raise Undefined("bounds that are not whole")
+            raise Undefined("The bounds are not whole.")
         if high - low > _MOST_TERMS:
-            raise TooMuch(f"a sum of more than {_MOST_TERMS} terms")
+            raise TooMuch(f"The sum has more than {_MOST_TERMS} terms.")
         is_sum = type(expression).__name__ == "sum"
         terms = [self.value(term, {**point, counter.name: Fraction(number)}) for number in range(low, high + 1)]
         return self._folded([Fraction(0 if is_sum else 1), *terms], is_sum=is_sum)
@@ -141,7 +140,7 @@ class Arithmetic:
         return point[name]
 
     def refined(self) -> Arithmetic:
-        """Return an Arithmetic with enough digits for the sizes of all parts that this one has computed."""
+        """Return an Arithmetic with more digits: enough for the sizes of all parts that this object has computed."""
         scale = ceil(self.scale)
         found = Arithmetic(4 * scale + _DIGITS, largest=10 * _LARGEST)
         found.least = found._mp.mpf(10) ** -(2 * scale + _BEYOND)
@@ -160,16 +159,17 @@ class Arithmetic:
         return total
 
     def _kept(self, number: Any) -> Any:
-        """Return a number after checking its bounds, without an imaginary part that is only a rounding error."""
+        """Check a number against the bounds, and return it. An imaginary part that is only a rounding error is
+        removed."""
         if isinstance(number, Fraction):
             bits = max(number.numerator.bit_length(), number.denominator.bit_length())
             self._pay(1 + bits / 1_000)
-            if bits > _MOST_BITS:
-                raise TooMuch("a number of more than 18,000 digits")
+            if bits > MOST_BITS:
+                raise TooMuch("A number has more than 18,000 digits.")
             return number
         self._pay(1)
         if not self._mp.isfinite(number):
-            raise Undefined("infinite")
+            raise Undefined("The number is infinite.")
         if isinstance(number, self._mp.mpc):
             if number.imag != 0 and abs(number.imag) > abs(number) * self._mp.mpf(10) ** (8 - self._mp.dps):
                 self.is_real = False
@@ -185,12 +185,12 @@ class Arithmetic:
     def _note(self, power: float) -> None:
         self.scale = max(self.scale, abs(power))
         if self.scale > self._largest:
-            raise TooMuch(f"a number beyond 10^{_LARGEST}")
+            raise TooMuch(f"A number is beyond 10^{_LARGEST}.")
 
     def _pay(self, price: float) -> None:
         self._work.left -= price * self._price
         if self._work.left < 0:
-            raise TooMuch("more than is computed for one answer")
+            raise TooMuch("The work for this answer exceeds its bound.")
 
     def _inexact(self, number: Any) -> Any:
         if not isinstance(number, Fraction):
@@ -201,13 +201,13 @@ class Arithmetic:
 
     def _power(self, base: Any, exponent: Any) -> Any:
         if isinstance(base, Fraction) and isinstance(exponent, Fraction):
-            found = _exact_power(base, exponent)
+            found = exact_power(base, exponent)
             if found is not None:
                 return found
         if base == 0:
             if isinstance(exponent, Fraction) and exponent > 0:
                 return Fraction(0)
-            raise Undefined("0 to this power")
+            raise Undefined("0 to this power is not defined.")
         base = self._inexact(base)
         if isinstance(exponent, Fraction) and exponent.denominator == 1 and abs(exponent) < 10**6:
             self._pay(20)
@@ -225,12 +225,12 @@ class Arithmetic:
         return self._mp.power(base, self._inexact(exponent))
 
     def _function(self, name: str, arguments: Sequence[Any]) -> Any:
-        if name in ("factorial", "binomial") and any(not _is_whole(one) for one in arguments):
+        if name in ("factorial", "binomial") and any(not is_whole_number(one) for one in arguments):
             return self._between_whole(name, [self._inexact(one) for one in arguments])
-        if name in _EXACT:
+        if name in EXACT_FUNCTIONS:
             if not all(isinstance(one, Fraction) for one in arguments):
                 return self._rounded(name, arguments)
-            return Fraction(_EXACT[name](*arguments))
+            return Fraction(EXACT_FUNCTIONS[name](*arguments))
         numbers = [self._inexact(one) for one in arguments]
         self._pay(40)
         if name == "exp":
@@ -240,15 +240,15 @@ class Arithmetic:
         if name == "log" and len(numbers) == 1:
             numbers.append(self._mp.mpf(10))
         if name in ("ln", "log") and any(one == 0 for one in numbers):
-            raise Undefined("the logarithm of 0")
+            raise Undefined("0 has no logarithm.")
         return getattr(self._mp, _NAMES.get(name, name))(*numbers)
 
     def _between_whole(self, name: str, numbers: Sequence[Any]) -> Any:
         """Compute factorials and binomials of numbers that are not whole, by the gamma function."""
         if any(isinstance(one, self._mp.mpc) for one in numbers):
-            raise Undefined("not real")
+            raise Undefined("The number is not real.")
         if any(abs(one) > _MOST_GAMMA for one in numbers):
-            raise TooMuch(f"a factorial beyond {_MOST_GAMMA}!")
+            raise TooMuch(f"The factorial is beyond {_MOST_GAMMA}!")
         self._pay(100 * self._digits / _DIGITS)
         return self._mp.gamma(numbers[0] + 1) if name == "factorial" else self._mp.binomial(*numbers)
 
@@ -257,107 +257,22 @@ class Arithmetic:
         if name == "abs":
             return abs(arguments[0])
         if any(isinstance(one, self._mp.mpc) for one in arguments):
-            raise Undefined("not real")
+            raise Undefined("The number is not real.")
         if name in ("max", "min"):
             numbers = [self._inexact(one) for one in arguments]
             return max(numbers) if name == "max" else min(numbers)
         if name in ("floor", "ceiling"):
             nearest = self._mp.nint(arguments[0])
             if abs(arguments[0] - nearest) < self._mp.mpf(10) ** -(_DIGITS // 2):
-                raise Undefined("at a jump")
+                raise Undefined("The number is too near to a jump of the function.")
             return Fraction(int(getattr(self._mp, name.replace("ceiling", "ceil"))(arguments[0])))
-        raise Undefined(f"{name} of a number that is not whole")
+        raise Undefined(f"The argument of {name} is not whole.")
 
 
-def _is_whole(number: Any) -> bool:
-    return isinstance(number, Fraction) and number.denominator == 1
-
-
-def _whole(number: Fraction) -> int:
-    if number.denominator != 1:
-        raise Undefined("not whole")
-    return number.numerator
-
-
-def _factorial(number: Fraction) -> int:
-    whole = _whole(number)
-    if whole < 0:
-        raise Undefined("the factorial of a negative number")
-    if whole > _MOST_FACTORIAL:
-        raise TooMuch(f"a factorial beyond {_MOST_FACTORIAL:,}!")
-    return _factorials(whole)
-
-
-@lru_cache(64)
-def _factorials(number: int) -> int:
-    from math import factorial
-
-    return factorial(number)
-
-
-def _binomial(above: Fraction, below: Fraction) -> int:
-    from math import comb
-
-    of, chosen = _whole(above), _whole(below)
-    if of < 0 or chosen < 0:
-        raise Undefined("a binomial of negative numbers")
-    if of > _MOST_FACTORIAL:
-        raise TooMuch(f"a binomial beyond {_MOST_FACTORIAL:,}")
-    return comb(of, chosen)
-
-
-_EXACT: Final[Mapping[str, Any]] = {
-    "abs": abs,
-    "max": max,
-    "min": min,
-    "floor": floor,
-    "ceiling": lambda number: -floor(-number),
-    "factorial": _factorial,
-    "binomial": _binomial,
-    "gcd": lambda *numbers: gcd(*map(_whole, numbers)),
-    "lcm": lambda *numbers: lcm(*map(_whole, numbers)),
-}
 _NAMES: Final = {
     **{"arcsin": "asin", "arccos": "acos", "arctan": "atan", "arccot": "acot", "arcsec": "asec", "arccsc": "acsc"},
     **{"arsinh": "asinh", "arcosh": "acosh", "artanh": "atanh", "ln": "log"},
 }
-
-
-def _exact_power(base: Fraction, exponent: Fraction) -> Fraction | None:
-    """Return a rational power as an exact number. Return None if the power is irrational or too large."""
-    if exponent.denominator > _MOST_ROOT:
-        return None
-    if not base:
-        if exponent <= 0:
-            raise Undefined("0 to this power")
-        return base
-    bits = max(base.numerator.bit_length(), base.denominator.bit_length())
-    if abs(base) != 1 and bits * abs(exponent) > 4 * _MOST_BITS:
-        if exponent.denominator == 1:
-            raise TooMuch("a power of more than 18,000 digits")
-        return None
-    if exponent.denominator > 1:
-        if base < 0 and exponent.denominator % 2 == 0:
-            return None
-        roots = [_root(abs(part), exponent.denominator) for part in (base.numerator, base.denominator)]
-        if roots[0] is None or roots[1] is None:
-            return None
-        base = Fraction(roots[0] if base > 0 else -roots[0], roots[1])
-    if abs(base) == 1:
-        return base if exponent.numerator % 2 else Fraction(1)
-    return base**exponent.numerator
-
-
-def _root(number: int, index: int) -> int | None:
-    if index == 2:
-        found = isqrt(number)
-    else:
-        low, high = 0, 1 << (number.bit_length() // index + 1)
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if middle**index <= number else (low, middle - 1)
-        found = low
-    return found if found**index == number else None
 
 
 def _points(names: Sequence[str]) -> list[tuple[dict[str, Fraction], bool]]:
@@ -457,7 +372,8 @@ def _recomputed(
 
 
 def is_same_value(answer: Basic, expected: Basic) -> bool:
-    """Return True if both have the same value at all points where `expected` has a real value. Raises TooMuch."""
+    """Return True if both expressions have the same value at all points where `expected` has a real value. Raises
+    TooMuch."""
     num_same = 0
     for values in _values(answer, expected):
         if values is None or not values.are_equal:

@@ -10,13 +10,21 @@ FORMS: Final = {
     "arithmetic": r"arithmetic",
     "jsonl": r"jsonl",
     "worked": r"worked",
+    "sums": r"sums",
     "environment:guess": r"environment:guess",
     "environment:sokoban": r"environment:sokoban",
     "environment:calculator": r"environment:calculator",
     "reasoning-gym:DATASET": r"reasoning-gym:[a-z0-9_]+",
+    "textarena:GAME": r"textarena:[A-Za-z0-9][A-Za-z0-9_.-]*",
+    "openenv:ws://HOST:PORT/ws": r"openenv:wss?://\S+",
+    "openenv:MODULE:APP": r"openenv:[A-Za-z_][\w.]*:[A-Za-z_]\w*",
+    "verifiers:TASKSET": r"verifiers:[A-Za-z0-9][A-Za-z0-9_./@+-]*",
     "python:MODULE:FUNCTION": r"python:[\w.]+:\w+",
 }
 """Maps each form of a task name, as people see it, to the regular expression of such names."""
+
+NO_TASK: Final = "none"
+"""Value of `task.name` for a hub without training: its nodes work only for tenants."""
 
 _FIXED: Final = tuple(form for form, pattern in FORMS.items() if form == pattern)
 _KINDS: Final = tuple(form.partition(":")[0] for form in FORMS if form not in _FIXED)
@@ -25,11 +33,11 @@ _LONGEST_GUESSED: Final = 200
 
 def check_name(name: str) -> str:
     """Return `name`. Raises ValueError for an unknown form. The error text lists all forms and the nearest name."""
-    if _is_name(name):
+    if name == NO_TASK or _is_name(name):
         return name
     nearest = nearest_name(name)
     hint = f"; did you mean {nearest}?" if nearest else "."
-    raise ValueError(f"there is no such task{hint} Tasks are {', '.join(FORMS)}")
+    raise ValueError(f"there is no such task{hint} Tasks are {', '.join(FORMS)}, {NO_TASK}")
 
 
 def nearest_name(name: str) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -14,6 +14,11 @@ class TaskOptions(BaseModel):
     """Options common to all tasks."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @property
+    def variables(self) -> Sequence[str]:
+        """Environment variables of the hub that the task's own process gets."""
+        return ()
 
     @classmethod
     def read(cls, task: str, options: Mapping[str, Any]) -> Self:

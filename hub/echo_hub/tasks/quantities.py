@@ -49,14 +49,14 @@ _UNIT: Final = re.compile(rf"{_WORD}(?:\s*(?:/|\*|·|\\cdot|\s|-)\s*{_WORD})*")
 SAYS_MORE: Final = frozenset(
     {"or", "and", "not", "no", "to", "than", "least", "most", "if", "but", "either", "plus", "minus", "over", "under"}
 )
-"""Words that change the meaning of the number beside them, such as "at least" or "3 or 4"."""
+"""Words that change the meaning of a neighbouring number, such as "at least" or "3 or 4"."""
 _LETTERS: Final = frozenset("mgshlLNJWVAKCFΩ°%€£¥¢$个只人本张条件天次名位块岁元年月日时分秒米克升")
 """Single letters that are units after a number. Other letters are variables."""
 _SAYS_NOTHING: Final = frozenset({"unit", "units"})
 _SCALES: Final = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 """Maps a number word to its power of ten: "million" to 6."""
 _UNREADABLE: Final = (ArithmeticError, ValueError, TypeError, AttributeError, SyntaxError, LookupError, TokenError)
-"""Exceptions, besides pint's own, that pint raises for a text that is no unit."""
+"""Exceptions that the library pint raises for texts without a unit, in addition to pint's own exception classes."""
 _NAMES: Final = {
     **{"$": "us_dollar", "dollar": "us_dollar", "dollars": "us_dollar", "usd": "us_dollar"},
     **{"cents": "us_cent", "cent": "us_cent", "€": "euro", "euros": "euro", "eur": "euro", "£": "gbp", "¥": "yen"},
@@ -123,7 +123,7 @@ _EDGE: Final = " \t\r\n*"
 
 
 def read_quantity(text: str) -> Quantity | None:
-    """Parse the whole text as one quantity. Return None if it is anything else."""
+    """Parse the whole text as one quantity. Return None if the text is no quantity."""
     return _read(text) if len(text) <= _LONGEST else None
 
 
@@ -215,7 +215,7 @@ def _is_reduced(found: re.Match[str]) -> bool:
 
 
 def as_written(text: str) -> str:
-    """Remove formatting from formulas and digits, to search one text in another."""
+    """Return the text without formatting of formulas and digits, for searching one text in another."""
     for pattern, meant in _SETTING:
         text = pattern.sub(meant, text)
     return text
@@ -236,7 +236,7 @@ def _integer(digits: str) -> int:
 
 
 def _unit(text: str) -> str | None:
-    """Return the unit in a normal form, or "" for an empty text. Return None if the text is no unit."""
+    """Return the unit in a normal form, or "" for an empty text. Return None if the text names no unit."""
     text = " ".join(text.split())  # With runs of spaces, the regular expression would try all ways to split them.
     if not text:
         return ""
@@ -273,7 +273,7 @@ def is_same_quantity(answer: Quantity, expected: Quantity, *, needs_unit: bool =
 
 
 def unit_ratio(unit: str, other: str) -> Fraction | None:
-    """Return one `unit` measured in `other`. Return None if they measure different things."""
+    """Return the number of `other` units in one `unit`. Return None if the two units measure different things."""
     one, another = _unit(unit), _unit(other)
     if not one or not another:
         return None
@@ -282,8 +282,8 @@ def unit_ratio(unit: str, other: str) -> Fraction | None:
 
 
 def _is_same_percentage(answer: Quantity, expected: Quantity) -> bool:
-    """Compare two quantities of which one is a percentage. The answer may omit the percent sign if the number is too
-    large to be a share."""
+    """Compare two quantities of which one is a percentage. The answer may omit the percent sign if its number exceeds
+    1: numbers above 1 cannot be shares."""
     if answer.unit and expected.unit:
         return False
     in_full = [quantity.value / (100 if quantity.is_percentage else 1) for quantity in (answer, expected)]

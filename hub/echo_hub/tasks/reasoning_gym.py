@@ -1,7 +1,7 @@
 """Every dataset of reasoning-gym by name, with its own scorer.
 
-Each problem is the only item of a dataset that is built from a hashed seed. The reason is that one dataset uses `seed +
-index`, so its items for adjacent seeds would overlap.
+For each problem, a dataset of size 1 is created with a hashed seed. The reason is that one dataset uses `seed + index`,
+so its items for adjacent seeds would overlap.
 
 Completions are untrusted, and some of reasoning-gym's scorers evaluate them as Python. Such scorers get only answers
 that are plain data or plain sums. If a dataset's scorer cannot be restricted in this way, the dataset is refused.
@@ -71,8 +71,8 @@ _GUARDS: Final[Mapping[str, Callable[[str], bool]]] = {
     "prime_factorization": _is_product,
     "boxnet": _is_json_object,
 }
-"""Checks that answers must pass before a dataset's scorer sees them, if the scorer evaluates the answer as code or
-fails on unexpected text. No other scorer of reasoning-gym evaluates any part of an answer."""
+"""For each dataset whose scorer evaluates the answer as code or fails on unexpected text: the check that an answer must
+pass before this scorer sees it. No other scorer of reasoning-gym evaluates any part of an answer."""
 
 _REFUSED: Final[Mapping[str, str]] = {
     "composite": "it is a mixture of other datasets",
@@ -108,7 +108,7 @@ class ReasoningGymTask:
         answer.
 
         Without tags, an answer announced in words, such as `The answer is 20.`, also counts, but only if it is fully
-        right. If the dataset's scorer must not evaluate an answer, the reward is 0.
+        right. An answer that is unsafe to evaluate never reaches the dataset's scorer, and gets the reward 0.
         """
         tagged = tagged_answer(completion)
         if tagged is not None:

@@ -9,18 +9,19 @@ from typing import Any
 
 from echo_hub.tasks.arithmetic import make_arithmetic
 from echo_hub.tasks.base import Task
-from echo_hub.tasks.environments.base import Environment
+from echo_hub.tasks.environments.base import AnyEnvironment
 from echo_hub.tasks.environments.calculator import make_calculator
 from echo_hub.tasks.environments.guess import make_guess
 from echo_hub.tasks.environments.sokoban import make_sokoban
 from echo_hub.tasks.jsonl import make_jsonl
 from echo_hub.tasks.names import FORMS, nearest_name
 from echo_hub.tasks.reasoning_gym import make_reasoning_gym
+from echo_hub.tasks.sums import make_sums
 from echo_hub.tasks.worked import make_worked
 from echo_shared.errors import ConfigError
 
 
-def make_task(name: str, options: Mapping[str, Any]) -> Task | Environment:
+def make_task(name: str, options: Mapping[str, Any]) -> Task | AnyEnvironment:
     """Create the task with this `name`, one of `echo_hub.tasks.names.FORMS`.
 
     For `python:<module>:<function>`, the function is called with the options. Raises ConfigError for an unknown name.
@@ -31,6 +32,8 @@ def make_task(name: str, options: Mapping[str, Any]) -> Task | Environment:
             return make_arithmetic(options)
         case "worked" if not dataset:
             return make_worked(options)
+        case "sums" if not dataset:
+            return make_sums(options)
         case "jsonl" if not dataset:
             return make_jsonl(options)
         case "python":
@@ -51,7 +54,7 @@ def make_task(name: str, options: Mapping[str, Any]) -> Task | Environment:
     )
 
 
-def _make_own(place: str, options: Mapping[str, Any]) -> Task | Environment:
+def _make_own(place: str, options: Mapping[str, Any]) -> Task | AnyEnvironment:
     module, _, function = place.partition(":")
     try:
         make = getattr(importlib.import_module(module), function)
@@ -62,20 +65,21 @@ def _make_own(place: str, options: Mapping[str, Any]) -> Task | Environment:
             do="Write python:MODULE:FUNCTION, with a module that this hub's Python finds (see PYTHONPATH).",
         ) from error
     except Exception as error:
-        # The module is the operator's plug-in. Its import may raise any exception, which the operator must see.
+        # The module is the operator's plug-in. Its import may raise any exception, and the operator must see the
+        # reason.
         raise _failed(place, error) from error
     try:
-        task: Task | Environment = make(options)
+        task: Task | AnyEnvironment = make(options)
     except ConfigError:
         raise
     except Exception as error:
         raise _failed(place, error) from error
     lacking = [name for name in ("name", "sample") if not hasattr(task, name)]
-    if not hasattr(task, "score") and not hasattr(task, "respond"):
-        lacking.append("score (or respond, of several turns)")
+    if not any(hasattr(task, name) for name in ("score", "respond", "open")):
+        lacking.append("score (or respond or open, of several turns)")
     if lacking:
         raise ConfigError(
-            "What the function returns is no task.",
+            "What the function returns is not a task.",
             got=f"task.name = 'python:{place}': {type(task).__name__} without {', '.join(lacking)}",
             do="Return an object like those in echo_hub/tasks/base.py. For a working one: echo-hub new-task NAME",
         )

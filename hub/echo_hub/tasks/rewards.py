@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from typing import Final, SupportsFloat
 
 from echo_hub.tasks.base import BoundedTask, Task
-from echo_hub.tasks.environments.base import Environment
+from echo_hub.tasks.environments.base import AnyEnvironment
 from echo_shared.errors import ConfigError, ScorerError
 from echo_shared.records.rewards import components_of
 
 MAX_REWARD: Final = 1e6
-"""Largest absolute reward of any task. The limit exists because the learner squares differences of rewards in
-float32."""
+"""Largest absolute reward of any task. Larger ones would overflow, because the learner squares differences of rewards
+in float32."""
 ROUNDING: Final = 1e-6
-"""Tolerance, as a share of the difference between the bounds. A reward that exceeds a bound by less counts as the
-bound. A reward that misses the highest one by less counts as solved."""
+"""Tolerance for rounding, as a share of the difference between the bounds. Rewards that exceed a bound by less count as
+equal to the bound. Rewards that miss the highest reward by less count as solved."""
 
 
 SCORE: Final = "score"
@@ -41,7 +41,7 @@ class RewardBounds:
     """Bounds of the component `score`, if the reward is a sum of several components."""
 
     @classmethod
-    def of(cls, task: Task | Environment) -> RewardBounds:
+    def of(cls, task: Task | AnyEnvironment) -> RewardBounds:
         """Return the bounds that the task declares. Raises ConfigError unless these are two finite numbers in ascending
         order."""
         declared: object = task.reward_bounds if isinstance(task, BoundedTask) else (0.0, 1.0)
@@ -49,7 +49,7 @@ class RewardBounds:
             case (int() | float() as low, int() | float() as high) if -MAX_REWARD <= low < high <= MAX_REWARD:
                 return cls(lowest=float(low), highest=float(high))
         raise ConfigError(
-            "The task does not say between which bounds its rewards are.",
+            "The bounds of the task's rewards are not valid.",
             got=f"reward_bounds = {reprlib.repr(declared)} of {task.name}",
             do=f"Declare two numbers from {-MAX_REWARD:,.0f} to {MAX_REWARD:,.0f}, the lower one first: (0.0, 1.0).",
         )
@@ -76,13 +76,14 @@ class RewardBounds:
         return reward
 
     def hold(self, reward: float) -> bool:
-        """Return True if a reward is finite and within the bounds, up to rounding."""
+        """Return True if a reward is finite and within the bounds, apart from rounding."""
         slack = ROUNDING * (self.highest - self.lowest)
         return self.lowest - slack <= reward <= self.highest + slack
 
     @property
     def solved_at(self) -> float:
-        """Lowest reward of a solved problem. A task may give a lower reward for the right form alone."""
+        """Lowest reward with which a problem counts as solved. A task may give a lower reward for an answer that has
+        only the right form."""
         return self.highest - ROUNDING * (self.highest - self.lowest)
 
     def is_solved(self, reward: float) -> bool:

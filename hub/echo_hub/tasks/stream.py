@@ -3,30 +3,34 @@
 The held-out set depends only on the task, so all runs of a task share their evaluation problems. A training problem
 depends on the task, the run's seed, the problem's number, and the held-out set, which it must avoid.
 
+Problems of an environment with state differ by their seeds: many have the same prompt, and the session hides the rest.
+Their prompts may repeat. Training problems and held-out problems have different seeds.
+
 A drawn problem is skipped if its prompt is already held out, too long, or unusable for the model (for example because
 of an unpaired surrogate). The numbers of unusable problems of a `NumberedTask` are remembered, so that no long line is
 read twice.
 
-With `epochs`, training problems of a `NumberedTask` are drawn without replacement: each epoch is a new permutation of
-all problems that are not held out. The permutation needs no memory. If a problem is skipped (because it is too long, or
+With `in_epochs`, training problems of a `NumberedTask` are drawn without replacement: each epoch is a new permutation
+of all training problems. The permutation needs no memory. If a problem is skipped (because it is too long, or
 equals a held-out prompt), a drawn problem replaces it and then occurs twice in that epoch.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Protocol
 
 from echo_hub.tasks.base import FileTask, NumberedTask, Problem, Task
-from echo_hub.tasks.environments.base import Environment
+from echo_hub.tasks.environments.base import AnyEnvironment, Environment
 from echo_shared.errors import ConfigError
 from echo_shared.sampling.draws import derive_seed
+from echo_shared.sampling.permutation import permuted
 
 MAX_ATTEMPTS: Final = 1_000
-"""If this many attempts to draw one problem fail, the task counts as too small."""
+"""Number of failed attempts to draw one problem after which the task counts as too small."""
 MAX_HELDOUT_SHARE: Final = 0.95
 """Largest share of a file's problems that may be held out. With this share, the probability that 1,000 attempts to draw
 a training problem draw only held-out ones is below 1e-22."""
@@ -36,22 +40,18 @@ _TOO_LONG: Final = ConfigError("The problem is too long.")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutProblems:
-    """The held-out set of a stream. Another stream of the same task and settings may get this set instead of drawing it
-    again."""
+    """The held-out set of a stream. Other streams with equal task and settings can reuse this set."""
 
     prompts: tuple[str, ...]
     """The prompts of the set, in the order of its problem numbers."""
     lines: tuple[int, ...] = ()
-    """Ascending numbers of these problems in their `NumberedTask`. Empty for other tasks."""
-
-
-Order = Callable[..., int]
-"""Signature of `echo_hub.core.policy.permutation.permuted`, which returns the item at a place of a permutation with a
-given size and key."""
+    """Ascending numbers of the held-out problems in their `NumberedTask`. Empty for other tasks."""
+    seeds: tuple[int, ...] = ()
+    """Seeds of the held-out problems, in the order of their numbers. Only for environments with state."""
 
 
 class PromptFitting(Protocol):
-    """Decides which prompts the model can get. Implemented by `echo_hub.scoring.task_problems`."""
+    """Decides which prompts fit into the model's context. Implemented by `echo_hub.scoring.task_problems`."""
 
     def fits(self, prompt: str) -> bool:
         """Return True if the model's context has space for the prompt. Raises ConfigError if the prompt is unusable."""
@@ -62,17 +62,17 @@ class ProblemStream:
 
     def __init__(
         self,
-        task: Task | Environment,
+        task: Task | AnyEnvironment,
         *,
         run_seed: int,
         heldout_problems: int,
         fitting: PromptFitting | None = None,
         heldout: HeldOutProblems | None = None,
-        epochs: Order | None = None,
+        in_epochs: bool = False,
     ) -> None:
         """`fitting` checks prompts; None means that every prompt is usable. `heldout` is the held-out set that another
-        stream of the same task and settings has drawn; None means that it is drawn here. `epochs` gives the order of a
-        `NumberedTask`'s problems; None means drawing with replacement.
+        stream of the same task and settings has drawn; None means that this stream draws it. If `in_epochs`, the
+        problems of a `NumberedTask` are drawn without replacement.
         """
         self._task = task
         self._run_seed = run_seed
@@ -80,25 +80,27 @@ class ProblemStream:
         self._fitting = fitting
         self._known = heldout
         self.others: Sequence[ProblemStream] = ()
-        """Streams of the run's other tasks. Their held-out problems are not trained on either."""
-        # Store the result, because a check against a protocol is slow.
+        """Streams of the run's other tasks. This stream does not train on their held-out problems."""
+        # Store the result: isinstance() with a protocol is slow.
         self._numbered = task if isinstance(task, NumberedTask) else None
-        self._epochs = epochs if self._numbered is not None else None
+        self._has_state = isinstance(task, Environment)
+        self._in_epochs = in_epochs and self._numbered is not None
         self._passed_over: dict[int, ConfigError] = {}
-        """Problems of a `NumberedTask` that were skipped as unusable: the reason, by problem number."""
+        """Problems of a `NumberedTask` that were skipped as unusable: the reason for each problem number."""
 
     def train(self, number: int) -> Problem:
         """Return problem `number` (0, 1, ...) of the training stream. Prompts may repeat, but are never held out.
 
         Raises ConfigError if all prompts of the task are held out.
         """
-        if self._epochs is not None:
+        if self._in_epochs:
             size = self.num_lines
             epoch, place = divmod(number, size)
-            problem = self.line(self._epochs(place, size, "epoch", self._task.name, self._run_seed, epoch))
+            problem = self.line(permuted(place, size, "epoch", self._task.name, self._run_seed, epoch))
             if self._suits(problem):
                 return problem
-        return self._first_outside(self._heldout, "train", self._run_seed, number)[0]
+        taken = () if self._has_state else self._heldout
+        return self._first_outside(taken, "train", self._run_seed, number)[0]
 
     @property
     def num_lines(self) -> int:
@@ -122,7 +124,7 @@ class ProblemStream:
 
     @cached_property
     def _held_before(self) -> list[int]:
-        """Return, for each held-out line, the number of training lines before it."""
+        """Return, for each held-out problem in file order, the number of training problems before it."""
         return [line - number for number, line in enumerate(self.held_out.lines)]
 
     def _suits(self, problem: Problem) -> bool:
@@ -136,6 +138,8 @@ class ProblemStream:
         """
         if isinstance(self._task, FileTask) and self._task.num_heldout:
             return self._task.heldout(number)
+        if self._has_state:
+            return self._task.sample(self.held_out.seeds[number])
         prompt = self.heldout_prompts[number]
         for attempt in range(MAX_ATTEMPTS):
             problem = self._task.sample(self._seed(attempt, "heldout", number))
@@ -165,6 +169,11 @@ class ProblemStream:
             if self._task.num_heldout:
                 numbers = range(self._heldout_problems)
                 return HeldOutProblems(prompts=tuple(self._checked(self._task.heldout(n).prompt) for n in numbers))
+        if self._has_state:
+            drawn = [self._first_outside((), "heldout", number) for number in range(self._heldout_problems)]
+            return HeldOutProblems(
+                prompts=tuple(problem.prompt for problem, _ in drawn), seeds=tuple(seed for _, seed in drawn)
+            )
         prompts: dict[str, int] = {}
         for number in range(self._heldout_problems):
             problem, seed = self._first_outside(prompts, "heldout", number)
@@ -202,8 +211,8 @@ class ProblemStream:
             )
 
     def _first_outside(self, taken: Container[str], *place: int | str) -> tuple[Problem, int]:
-        """Return the first usable problem for `place` (names of the stream and its position) whose prompt is not in
-        `taken`, and the problem's seed."""
+        """Return the first usable problem whose prompt is not in `taken`, and its seed. `place` (stream and position)
+        determines the order of the drawn problems."""
         failures: list[ConfigError] = []
         for attempt in range(MAX_ATTEMPTS):
             seed = self._seed(attempt, *place)
@@ -230,7 +239,7 @@ class ProblemStream:
     def _failure(self, problem: Problem) -> ConfigError | None:
         """Return the reason why a problem must be skipped. Return None if the problem can be used."""
         try:
-            return None if self._fits(problem.prompt) else _TOO_LONG
+            return None if problem.prompt_ids or self._fits(problem.prompt) else _TOO_LONG
         except ConfigError as error:
             # Make a new error: the original one refers to its cause, which holds the prompt.
             return ConfigError(error.what, got=error.got, do=error.do)

@@ -1,8 +1,8 @@
 """Parse tool calls in a reply, in the format of Hermes, Qwen2.5 and Qwen3: `<tool_call>{"name": ..., "arguments":
 {...}}</tool_call>`.
 
-Replies come from models on untrusted nodes. So an invalid call raises no exception. It becomes a `BadCall`, which is
-answered as the tool's error.
+Replies come from models on untrusted nodes. So an invalid call raises no exception. It becomes a `BadCall`, and the
+task answers it with an error message of the tool.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from echo_shared.records.rollout import CallMade
+
 OPEN: Final = "<tool_call>"
 CLOSE: Final = "</tool_call>"
 MOST_CALLS: Final = 16
-"""Largest number of calls in a reply. All further calls together become one `BadCall`."""
+"""Largest number of parsed calls in a reply. All further calls together become one `BadCall`."""
 MOST_CHARACTERS: Final = 65_536
 """Largest length of one call, in characters."""
 
@@ -52,6 +54,16 @@ def tool_calls(text: str) -> list[ToolCall | BadCall]:
     return found
 
 
+def calls_made(text: str) -> tuple[CallMade, ...]:
+    """Return all calls in a reply, as records for people and for JSON."""
+    return tuple(
+        CallMade(name=call.name, arguments=json.dumps(call.arguments, ensure_ascii=False))
+        if isinstance(call, ToolCall)
+        else CallMade(name="", arguments="", problem=call.problem)
+        for call in tool_calls(text)
+    )
+
+
 def _call(text: str) -> ToolCall | BadCall:
     if len(text) > MOST_CHARACTERS:
         return BadCall(problem=f"The call is longer than {MOST_CHARACTERS} characters.")
@@ -61,11 +73,11 @@ def _call(text: str) -> ToolCall | BadCall:
         if isinstance(arguments, str):  # OpenAI's API encodes arguments as a string.
             arguments = json.loads(arguments, parse_constant=_refused)
     except (ValueError, RecursionError) as error:
-        return BadCall(problem=f"The call is no JSON: {error}.")
+        return BadCall(problem=f"The call is not JSON: {error}.")
     if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not isinstance(arguments, dict):
         return BadCall(problem='A call is {"name": the tool\'s name, "arguments": {...}}.')
     return ToolCall(name=call["name"], arguments=arguments)
 
 
 def _refused(constant: str) -> None:
-    raise ValueError(f"{constant} is no number")
+    raise ValueError(f"{constant} is not a number")

@@ -9,8 +9,8 @@ from echo_hub.driving.event_queue import EventQueue
 
 
 class OwnSampler:
-    """A node in the eyes of the coordinator. It takes all rollouts of a step at once, with the newest published
-    version."""
+    """The learner's own sampler, which the coordinator treats as a node. It takes all rollouts of a step at once, and
+    samples with the newest published version."""
 
     def __init__(self, settings: TrainingConfig, queue: EventQueue) -> None:
         self._capacity = settings.groups_per_step * settings.group_size

@@ -64,6 +64,7 @@ class TrainingService:
             stop_ids=resources.stop_ids,
             problems=resources.problems,
             scoring=resources.scoring,
+            sessions=resources.sessions,
             own=self.evaluator or self.trainer,
             by_nodes=self._by_nodes,
         )
@@ -88,6 +89,9 @@ class TrainingService:
                 assert_never(action)
 
     async def run(self) -> None:
+        """Train and evaluate until cancelled. If the run has no task, start no learner process and return at once."""
+        if not self._resources.config.trains:
+            return
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.trainer.run())
             tasks.create_task(self._evaluations.run())

@@ -18,15 +18,16 @@ class RunStepSettings:
     def __init__(
         self, config: HubConfig, directory: RunDirectory, coordinator: Coordinator, *, steps_before: int = 0
     ) -> None:
-        """`steps_before` is the number of steps before this run that its learning-rate schedule does not count."""
+        """`steps_before`: version of the adapter from which the run starts; 0 without one. The learning-rate schedule
+        does not count the steps up to this version."""
         self._config = config
         self._directory = directory
         self._coordinator = coordinator
         self._steps_before = steps_before
 
     def export_path(self, step: int) -> Path | None:
-        """Return the directory for the step's adapter. Return None for a version that is neither published nor
-        evaluated: nobody needs its adapter."""
+        """Return the directory for the step's adapter. Return None if the step's version is neither published nor
+        evaluated: no part of the hub reads the adapter then."""
         is_needed = self._coordinator.settings.is_due(step) or is_due(self._config, step)
         return self._directory.adapter(step) if is_needed else None
 

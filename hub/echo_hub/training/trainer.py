@@ -58,7 +58,7 @@ DEATHS_IN_A_ROW: Final = 5
 """If the process dies this many times in a row without finishing a job, the run stops with the learner's error."""
 
 HELD_AT_ONCE: Final = 16
-"""Number of groups that are sent to the process before other tasks may run."""
+"""Number of groups sent to the process before other tasks of the event loop may run."""
 
 RESTART_S: Final = 1.0
 """Wait in seconds before the first restart; random jitter shortens it by up to half. The wait doubles with every
@@ -136,21 +136,22 @@ class Trainer:
         self._coming: dict[int, tuple[Sequence[str], TrainingGroup | None]] = {}
         """Complete groups that are not sent yet: rollout ids, and contents that are still in memory."""
         self._held: dict[int, Sequence[str]] = {}
-        """Groups that the process holds, with their rollout ids."""
+        """Groups that the learner process holds, by id, with the ids of their rollouts."""
         self._loading = asyncio.Lock()
-        """Held while groups are read and sent. So if a group is sent twice, the process keeps the content sent last."""
+        """Lock, held while groups are read from the database and sent. So sends do not overlap: if a group is sent
+        twice, the process keeps the content that was sent last."""
         self._newest_taken = -1
-        """Highest group id in the batch of the last begun step."""
+        """Highest group id in the batch of the step that was begun last."""
         self._ordered = 0
         """Newest step that the process was told to compute. Never lower than the version that the process holds."""
         self._planned = 0
         """Newest step whose plan is in the database."""
         self._changes = Changes()
-        """Notified when a group is complete or a step is planned."""
+        """Wakes the task that sends jobs to the process: notified when a group is complete or a step is planned."""
         self._pid: int | None = None
         self.state = LearnerState.STARTING
         self._train_s = 0.0
-        """Duration of the last step, in seconds."""
+        """Duration of the last training step, in seconds."""
         self.evaluates = False
         """True while the learner draws an evaluation."""
 
@@ -241,7 +242,9 @@ class Trainer:
             self._due.reached(event.step)
 
     async def _work(self, learner: Learner, restarts: Restarts) -> None:
-        """Carry out jobs and report finished steps. Raises the first error of a job or a report."""
+        """Carry out jobs of the learner process, and report finished steps. Raises the first error of a job or a
+        report.
+        """
         try:
             async with asyncio.TaskGroup() as steps:
                 steps.create_task(self._hand_over_all(learner))
@@ -334,8 +337,8 @@ class Trainer:
     ) -> None:
         """Report the step when its computation ends, and again when its checkpoint is written.
 
-        `before` is the task that reports the previous step. If the hub reads several answers at once, this task could
-        overtake that one. So wait for it before the second report.
+        `before` is the task that reports the previous step. If the hub reads the answers of both steps at once, the
+        later step could be reported first. So this function waits for `before` ahead of its second report.
         """
         await under_way.computed()
         await self._report(StepComputed(step=step))
@@ -363,8 +366,9 @@ class Trainer:
                 assert_never(job)
 
     def _with_waiting(self, first: GroupRequest) -> list[GroupRequest]:
-        """Return this request together with all waiting requests, to draw one batch. Other waiting jobs keep their
-        order."""
+        """Return `first` together with all waiting requests to sample, so that one batch draws them. Other waiting jobs
+        keep their order.
+        """
         requests, others = [first], []
         while not self._jobs.empty():
             job = self._jobs.get_nowait()

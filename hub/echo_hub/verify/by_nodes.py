@@ -12,6 +12,7 @@ from collections import OrderedDict
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from echo_hub.core.accounting.effects import SendCheck
 from echo_hub.core.accounting.events import CheckAbandoned, CheckReturned
@@ -20,6 +21,7 @@ from echo_hub.core.trust.pairs import PeerFinding
 from echo_hub.driving.event_queue import EventQueue
 from echo_hub.net.live_nodes import NodeSender
 from echo_hub.verify.drawn import DrawnRollout
+from echo_hub.verify.repeats import RepeatedTokens
 from echo_hub.verify.verifier import CheckedRollouts
 from echo_shared.sampling import draws
 from echo_shared.sampling.version_spans import Spans, grown
@@ -33,7 +35,7 @@ ignored."""
 
 class NodeChecks:
     """Checks that nodes make of other nodes' rollouts. `rollouts`: reads committed rollouts with their claims (reported
-    log-probabilities). `temperature`: sampling temperature of all leases."""
+    log-probabilities). `temperature`: the run's sampling temperature."""
 
     def __init__(
         self, *, rollouts: CheckedRollouts, connections: NodeSender, queue: EventQueue, temperature: float
@@ -42,6 +44,7 @@ class NodeChecks:
         self._connections = connections
         self._queue = queue
         self._temperature = temperature
+        self._repeats = RepeatedTokens()
         self._waiting: asyncio.Queue[SendCheck] = asyncio.Queue()
         self._out: dict[str, OrderedDict[str, None]] = {}
 
@@ -69,7 +72,9 @@ class NodeChecks:
                 self._connections.send(action.node_id, lease)
 
     def _lease(self, drawn: DrawnRollout, deadline_s: float) -> CheckLease | None:
-        """Return the message to the checking node; None for an inconsistent rollout or one too large for a message."""
+        """Return the message to the checking node; None for an inconsistent rollout, or if the message would be too
+        large.
+        """
         count = len(drawn.completion_ids)
         versions: Spans = ()
         for span in drawn.spans:
@@ -84,7 +89,7 @@ class NodeChecks:
             prompt_ids=drawn.prompt_ids,
             completion_ids=drawn.completion_ids,
             versions=versions,
-            temperature=self._temperature,
+            temperature=self._temperature if drawn.temperature is None else drawn.temperature,
             deadline_s=deadline_s,
         )
 
@@ -99,22 +104,60 @@ class NodeChecks:
         is_whole = isinstance(drawn, DrawnRollout) and len(drawn.completion_ids) == len(result.below)
         finding = None
         if is_whole and isinstance(drawn, DrawnRollout):
-            finding = await asyncio.to_thread(finding_of, drawn, result)
+            warmth = 1.0 if drawn.temperature is None else drawn.temperature / self._temperature
+            finding = await asyncio.to_thread(finding_of, drawn, result, self._repeats, warmth=warmth)
         await self._queue.put(CheckReturned(node_id=node_id, rollout_id=result.rollout_id, finding=finding))
 
     def left(self, node_id: str) -> None:
         self._out.pop(node_id, None)
 
 
-def finding_of(drawn: DrawnRollout, result: CheckResult) -> PeerFinding:
-    """Return what a node's answer shows about each node that drew a part of the rollout."""
+def finding_of(
+    drawn: DrawnRollout, result: CheckResult, repeats: RepeatedTokens, *, warmth: float = 1.0
+) -> PeerFinding:
+    """Return what a node's answer shows about each node that drew a part of the rollout. `warmth`: temperature of the
+    rollout, divided by the run's."""
+    if drawn.is_greedy:
+        return _greedy_finding(drawn, result, repeats.weights(drawn).draws, warmth=warmth)
     u = draws.uniforms(drawn.seed, drawn.index, len(drawn.completion_ids))
     below, logprobs = result.below.astype(np.float64).clip(0.0, 1.0), result.logprobs.astype(np.float64).clip(max=0.0)
     counts = [span.num_tokens for span in drawn.spans]
-    shown = Evidence.of_spans(below, logprobs, u, drawn.behavior_logprobs, counts)
+    warmth_N = np.full(len(below), warmth)
+    weights = repeats.weights(drawn)
+    shown = Evidence.of_spans(
+        below,
+        logprobs,
+        u,
+        drawn.behavior_logprobs,
+        counts,
+        warmth_N=warmth_N,
+        draw_weights_N=weights.draws,
+        claim_weights_N=weights.claims,
+    )
     return PeerFinding(
         spans=tuple(zip((span.node_id for span in drawn.spans), shown, strict=True)),
         below=below,
         logprobs=logprobs,
         num_tokens=len(drawn.prompt_ids) + len(drawn.completion_ids),
+        warmth=warmth,
+    )
+
+
+def _greedy_finding(
+    drawn: DrawnRollout, result: CheckResult, weights_N: NDArray[np.float64], *, warmth: float
+) -> PeerFinding:
+    """Return what a node's answer shows about greedy choices. At a temperature near 0, a token's log-probability is its
+    gap to the likeliest token, divided by the temperature."""
+    gaps = (-warmth * result.logprobs.astype(np.float64)).clip(min=0.0)
+    nothing = np.zeros(len(gaps))
+    counts = [span.num_tokens for span in drawn.spans]
+    greedy_N = np.ones(len(gaps), np.bool_)
+    shown = Evidence.of_spans(gaps, nothing, nothing, nothing, counts, greedy_N=greedy_N, draw_weights_N=weights_N)
+    return PeerFinding(
+        spans=tuple(zip((span.node_id for span in drawn.spans), shown, strict=True)),
+        below=gaps,
+        logprobs=nothing,
+        num_tokens=len(drawn.prompt_ids) + len(drawn.completion_ids),
+        warmth=warmth,
+        is_greedy=True,
     )

@@ -25,11 +25,13 @@ class DrawnRollout(RolloutPayload):
     prompt_ids: NDArray[np.int32]
     """Token ids before the completion; for a later turn, the whole conversation before it."""
     seed: int
-    """Seed with which this turn of the group was drawn."""
+    """Seed with which this turn of the rollout was drawn."""
     index: int
     is_greedy: bool = False
     """True for a greedy completion: each token is the most likely one. Seed and claimed log-probabilities are then not
     used."""
+    temperature: float | None = None
+    """Sampling temperature; None = the run's temperature."""
 
 
 def pack_evidence(evidence: Evidence) -> Frame:

@@ -24,14 +24,14 @@ from echo_hub.learner.logprobs import exact, logits_in_chunks
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings
 from echo_hub.learner.weighting import WeightedGroup, WeightedRollout
-from echo_hub.verify.emulation import emulating, exactly
+from echo_hub.verify.emulation import Packing, emulating, exactly
 from echo_shared.errors import LearnerError
 from echo_shared.sampling import draws
 from echo_shared.sampling.interface import FinishedRollout, GroupRequest
 from echo_shared.sampling.torch_sampler import sample_groups
 
 COMPLETION_TOKENS: Final = 64
-"""Maximum number of tokens of a completion."""
+"""Maximum number of tokens of each completion on which roundings are measured."""
 TOGETHER: Final = 16
 """Minimum number of prompts completed in one batch. Short completions take more prompts: a forward pass of a small
 model has a fixed cost."""
@@ -90,8 +90,8 @@ def contexts(
 
 
 def _most_together(requests: Sequence[GroupRequest]) -> int:
-    """Return how many prompts one batch may have. Its tokens are at most those of `TOGETHER` completions of the
-    greatest length, because the batch must fit into the device's memory.
+    """Return how many prompts one batch may have. To fit into the device's memory, the batch has at most as many tokens
+    as `TOGETHER` completions of the greatest length.
     """
     prompt_tokens = max(len(request.prompt_ids) for request in requests)
     return TOGETHER * (prompt_tokens + COMPLETION_TOKENS) // (prompt_tokens + requests[0].max_tokens)
@@ -106,19 +106,21 @@ def measured(
     adapter: Mapping[str, Tensor],
     seed: int,
     in_float32: bool = False,
+    file: Packing | None = None,
 ) -> Evidence:
     """Return the evidence that an honest engine with this rounding and adapter would show on the completions in
     `groups`.
 
-    `rounding` is one of `core.trust.numerics.ROUNDINGS`. `in_float32`: the verifier computes in
-    float32, whatever the weights are stored in.
+    `rounding` is one of `core.trust.numerics.ROUNDINGS`. For an engine that loads a GGUF file, it names the engine's
+    precision, and `file` has the weights. `in_float32`: the verifier computes in float32, whatever the weights are
+    stored in.
     """
     policy.set_adapter(adapter)
     generator = np.random.Generator(np.random.Philox(key=draws.derive_seed("numerics", rounding, seed)))
     found = []
     for batch in build_micro_batches(groups, micro_batch_tokens=settings.learner.tokens_at_once):
         moved = batch.to(policy.device)
-        found += _examined(policy, settings.temperature, rounding, moved, generator, in_float32=in_float32)
+        found += _examined(policy, settings.temperature, file or rounding, moved, generator, in_float32=in_float32)
     below_N, logprobs_N, uniforms_N, claims_N = (np.concatenate(parts) for parts in zip(*found, strict=True))
     return Evidence.of(below_N, logprobs_N, uniforms_N, claims_N)
 
@@ -131,19 +133,19 @@ uniform (random number), and claimed log-probability."""
 def _examined(
     policy: Policy,
     temperature: float,
-    rounding: str,
+    engine: str | Packing,
     batch: MicroBatch,
     generator: np.random.Generator,
     *,
     in_float32: bool,
 ) -> list[_Drawn]:
     storages = policy.base_storages
-    rounds_as_verifier = rounding == EXACT_ROUNDING and (in_float32 or policy.is_float32)
+    rounds_as_verifier = engine == EXACT_ROUNDING and (in_float32 or policy.is_float32)
     with exactly(in_float32=in_float32):
         hidden_NH = policy.states(batch)
     emulated_NH = hidden_NH
     if not rounds_as_verifier:
-        with emulating(rounding, storages):
+        with emulating(engine, storages):
             emulated_NH = policy.states(batch)
     true_chunks, drawn_chunks = logits_in_chunks(hidden_NH, policy.head), logits_in_chunks(emulated_NH, policy.head)
     found: list[_Drawn] = []
@@ -154,7 +156,7 @@ def _examined(
             return found
         drawn_logits = true_logits[1]
         if not rounds_as_verifier:
-            with emulating(rounding, storages):
+            with emulating(engine, storages):
                 _, drawn_logits = next(drawn_chunks)
         rows = max(1, EXACT_ELEMENTS // drawn_logits.shape[1])
         for part in zip(true_logits[1].split(rows), drawn_logits.split(rows), strict=True):

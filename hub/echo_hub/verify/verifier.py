@@ -61,12 +61,12 @@ COMPANY_S: Final = 6.0
 """Longest wait of a rollout for a fuller batch, in seconds. It delays the discovery of a node that begins to forge,
 unless too many of that node's checks wait (`core.trust.rate.patience`)."""
 DEATHS_OF_ONE: Final = 3
-"""Number of processes that die while they check one rollout, after which that rollout is given up. After the first
-death it is checked alone."""
+"""Number of processes that may die during the check of a rollout before the verifier gives the rollout up. After the
+first death it is checked alone."""
 DEATHS_IN_A_ROW: Final = 5
 LOSSES_OF_ONE: Final = 8
-"""Number of processes lost with their machines during checks of one rollout, after which the rollout is given up: the
-rollout may crash machines."""
+"""Number of processes that may be lost with their machines during the check of a rollout before the verifier gives the
+rollout up, because it may crash machines."""
 RESTART_S: Final = 1.0
 """Seconds before the first restart, reduced at random by up to half. The wait doubles with every further death, up to
 30 s."""
@@ -91,14 +91,15 @@ class Findings(Protocol):
     """Receives the verifier's answers. Implemented by `echo_hub.verify.verifying`."""
 
     async def checked(self, rollout_id: str, spans: tuple[NodeEvidence, ...], seconds: float) -> None:
-        """Take the evidence about the node of each span (part drawn by one node). `seconds`: processor or device time
-        of the check."""
+        """Receive the evidence about the node of each span (part drawn by one node). `seconds`: processor or device
+        time of the check.
+        """
 
     async def abandoned(self, rollout_id: str, why: str) -> None:
-        """Take the reason why a rollout was not checked."""
+        """Receive the reason why a rollout was not checked."""
 
     async def measured(self, rounding: str, policy_version: int, evidence: Evidence | None, seconds: float) -> None:
-        """Take the evidence that an honest engine with this rounding shows; None if it cannot be measured."""
+        """Receive the evidence that an honest engine with this rounding shows; None if it cannot be measured."""
 
 
 def program(settings: LearnerSettings, *, worker: str = "echo_hub.verify.worker") -> Program:
@@ -152,9 +153,9 @@ class _Patient:
 class Verifier:
     """Queue of checks, bounded by `MOST_WAITING`.
 
-    `process`: None if nothing is verified. `directory`: the run, with its adapters. `kept`: number of adapters that the
-    process keeps in memory. `patience`: number of versions, at least 1, after whose publication the tokens of a waiting
-    rollout may be deleted.
+    `process`: None if nothing is verified. `directory`: the run, with its adapters. `gguf`: precision and path of the
+    GGUF file that nodes use in place of the base, if any. `kept`: number of adapters that the process keeps in memory.
+    `patience`: number of versions, at least 1, after whose publication the tokens of a waiting rollout may be deleted.
     """
 
     def __init__(
@@ -166,11 +167,12 @@ class Verifier:
         kept: int,
         patience: int,
         rollouts: CheckedRollouts,
+        gguf: tuple[str, str] | None = None,
     ) -> None:
         self._process = process
         self._settings = settings
         self._directory = directory
-        self._kept = kept
+        self._opening = {"kept": kept, "gguf": gguf}
         self._patience = patience
         self._num_published = 0
         self._rollouts = rollouts
@@ -326,7 +328,7 @@ class Verifier:
         LearnerError."""
         while self._to_measure:
             if not process.is_ready:
-                await process.start({"kept": self._kept})
+                await process.start(self._opening)
             version = min(self._to_measure.values())
             roundings = [name for name, wanted in self._to_measure.items() if wanted == version]
             adapters = {version: self._directory.adapter(version)} if version else {}
@@ -353,7 +355,7 @@ class Verifier:
         """Check all rollouts in `_in_hand`; start a process if none runs. Raises ChildExited and ChildLost, or
         LearnerError if the process reports that it cannot work."""
         if not process.is_ready:
-            await process.start({"kept": self._kept})
+            await process.start(self._opening)
         if not self._in_hand:
             return
         drawn = [job.drawn for job in self._in_hand.values()]

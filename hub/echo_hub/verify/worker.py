@@ -17,13 +17,11 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
-import psutil
 import torch
 from numpy.typing import NDArray
 from safetensors import safe_open
@@ -34,21 +32,36 @@ from echo_hub.learner.batch import MicroBatch, build_micro_batches
 from echo_hub.learner.device import resolve_device
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings
-from echo_hub.learner.weighting import WeightedGroup, WeightedRollout
+from echo_hub.learner.weighting import WeightedGroup
 from echo_hub.verify.drawn import DrawnRollout, pack_evidence
 from echo_hub.verify.emulation import exactly
+from echo_hub.verify.gguf_weights import GgufWeights
 from echo_hub.verify.measuring import contexts, measured
-from echo_shared.errors import BackendError, LearnerError
+from echo_hub.verify.repeats import RepeatedTokens
+from echo_hub.verify.worker_pieces import (
+    FoundTokens,
+    RecomputedRollout,
+    RolloutPiece,
+    by_prompt,
+    greedy_tokens,
+    num_positions,
+    pieces_of,
+    refused,
+    spread_seconds,
+    taken,
+    version_of,
+)
+from echo_shared.errors import BackendError, CodecError, LearnerError
 from echo_shared.process.answering import serve
 from echo_shared.process.child import Frame, ParentPipe
+from echo_shared.process.priority import yield_to_others
 from echo_shared.records.rollout import unpack_payload
 from echo_shared.sampling import draws
+from echo_shared.wire.messages.engines import weights_of_file
+from echo_shared.wire.messages.fields import FIRST_TENANT_VERSION
 
 log = logging.getLogger(__name__)
 
-NICENESS: Final = 10
-"""Niceness of the process on POSIX systems. On a processor core that it shares with the learner, the verifier gets
-about a tenth of the learner's time."""
 FLOAT32_SHARE: Final = 0.25
 """Largest share of a GPU's memory that the base may take in float32. A larger base is held in the 16-bit type of its
 files."""
@@ -56,35 +69,17 @@ files."""
 _STORED: Final = {"BF16": torch.bfloat16, "F16": torch.float16}
 """PyTorch's 16-bit types, by their names in safetensors files."""
 
-_Found = NDArray[np.float64]
-"""Array of shape [2, N] for N tokens: the lower end of the interval of cumulative probability that draws each token,
-and its true log-probability in nats. For a greedy token, the first value is how far its log-probability is below that
-of the most likely token, in nats."""
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Case:
-    """A rollout under examination. `missing`: number of its tokens without a result so far."""
-
-    drawn: DrawnRollout
-    missing: int
-    found_2T: NDArray[np.float64]
-    """Results as in `_Found`, for the T tokens of the rollout."""
-    seconds: float = 0.0
-    cannot: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Piece:
-    """Tokens `start` to `stop` - 1 of a rollout, which were all drawn with one version."""
-
-    case: _Case = field(repr=False)
-    policy_version: int
-    start: int
-    stop: int
-
 
 _Adapters = dict[int, Mapping[str, Tensor]]
+
+
+class OfferedFile(NamedTuple):
+    """The GGUF file that nodes use in place of the base."""
+
+    precision: str
+    """Precision that nodes with this file report."""
+    path: str
+    """Path of the file, or of its first part."""
 
 
 class Examiner:
@@ -97,23 +92,27 @@ class Examiner:
         *,
         kept: int,
         in_float32: bool = False,
+        gguf: OfferedFile | None = None,
     ) -> None:
         """`policy`: the base (version 0). `kept`: number of adapters kept on its device. `in_float32`: compute in
-        float32, whatever the weights are stored in.
+        float32, whatever the weights are stored in. `gguf`: the GGUF file that nodes use in place of the base.
         """
         self._policy = policy
         self._settings = settings
         self._kept = kept
         self._in_float32 = in_float32
+        self._gguf = gguf
+        self._gguf_weights: GgufWeights | None = None
+        self._repeats = RepeatedTokens()
         self._base = {name: parameter.detach().clone() for name, parameter in policy.parameters.items()}
         self._adapters: OrderedDict[int, Mapping[str, Tensor]] = OrderedDict()
         self._contexts: tuple[int, list[WeightedGroup]] | None = None
-        """The version measured last, and its completions: on these, roundings are measured."""
+        """Policy version of the newest measurement, and the completions on which roundings are measured."""
         self._clock = time.process_time if policy.device.type == "cpu" else time.perf_counter
 
     @classmethod
     def open(cls, frame: Frame) -> Examiner:
-        """Load the base. It computes in float32, unless the settings name another precision.
+        """Load the base model. It computes in float32, unless the settings name another precision.
 
         Raises LearnerError if the base cannot be loaded.
         """
@@ -130,7 +129,8 @@ class Examiner:
                 got=f"trust.verifier_device = {settings.learner.device}: {error}",
                 do='Set trust.verifier_device to another device, such as "cpu".',
             ) from error
-        return cls(policy, settings, kept=frame["kept"], in_float32=held_in in _STORED.values())
+        gguf = None if frame.get("gguf") is None else OfferedFile(*frame["gguf"])
+        return cls(policy, settings, kept=frame["kept"], in_float32=held_in in _STORED.values(), gguf=gguf)
 
     def measure(
         self, rounding: str, version: int, adapters: Mapping[int, Path], prompts: Sequence[NDArray[np.int32]]
@@ -151,37 +151,60 @@ class Examiner:
                 adapter=adapter,
                 seed=version,
                 in_float32=self._in_float32,
+                file=self._weights_of(rounding),
             )
-        except (LearnerError, BackendError, torch.OutOfMemoryError) as error:
+        except (LearnerError, BackendError, CodecError, torch.OutOfMemoryError) as error:
             return {"rounding": rounding, "cannot": str(error)}
         if not evidence.is_finite:
             return {"rounding": rounding, "cannot": "The policy's logits are not finite."}
         return {"rounding": rounding, "evidence": pack_evidence(evidence), "seconds": self._clock() - began}
+
+    def _weights_of(self, rounding: str) -> GgufWeights | None:
+        """Return the weights of the GGUF file that this rounding names; None if it names none. Raises LearnerError if
+        the file is missing on this machine.
+        """
+        if weights_of_file(rounding) is None:
+            return None
+        if self._gguf is None or rounding != self._gguf.precision or not Path(self._gguf.path).is_file():
+            raise LearnerError("This GGUF file is not here.", got=rounding)
+        if self._gguf_weights is None:
+            self._gguf_weights = GgufWeights(Path(self._gguf.path), self._policy.base_weights, self._settings.base_dir)
+        return self._gguf_weights
 
     def examine(self, rollouts: Sequence[DrawnRollout], adapters: Mapping[int, Path]) -> Iterator[Frame]:
         """Yield one answer for each rollout as soon as it is computed, rollouts of older versions first.
 
         `adapters` has the directory of each version's adapter.
         """
+        for cases in self.recomputed(rollouts, adapters):
+            yield from _answers(cases, temperature=self._settings.temperature, repeats=self._repeats)
+
+    def recomputed(
+        self, rollouts: Sequence[DrawnRollout], adapters: Mapping[int, Path]
+    ) -> Iterator[Sequence[RecomputedRollout]]:
+        """Yield the rollouts with their results, in parts. Each rollout occurs once, rollouts of older versions first.
+
+        The arguments are those of `examine`.
+        """
         began = self._clock()
         pieces = []
         for drawn in rollouts:
             if problem := self._problem(drawn):
-                yield {"rollout_id": drawn.rollout_id, "cannot": problem}
+                yield [RecomputedRollout(drawn=drawn, missing=0, found_2T=np.empty((2, 0)), cannot=problem)]
             else:
-                pieces += _pieces(drawn)
-        pieces.sort(key=_version)
+                pieces += pieces_of(drawn)
+        pieces.sort(key=version_of)
         weights: _Adapters = {}
-        for version, of_version in groupby(pieces, key=_version):
+        for version, of_version in groupby(pieces, key=version_of):
             try:
                 weights[version] = self._adapter(version, adapters)
             except LearnerError as error:
-                yield from _refused(list(of_version), f"The adapter of version {version} is gone: {error.got}")
+                yield refused(list(of_version), f"The adapter of version {version} is gone: {error.got}")
         for part, found in self._computed([piece for piece in pieces if not piece.case.cannot], weights):
             ended = self._clock()
-            _spread(ended - began, part)
+            spread_seconds(ended - began, part)
             began = ended
-            yield from _refused(part, "The device has too little memory.") if found is None else _taken(part, found)
+            yield refused(part, "The device has too little memory.") if found is None else taken(part, found)
         if self._policy.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -210,7 +233,8 @@ class Examiner:
             return self._base
         adapter = self._adapters.pop(version, None)
         if adapter is None:
-            read = self._policy.read_adapter(adapters[version])
+            is_tenants = version >= FIRST_TENANT_VERSION
+            read = (self._policy.read_foreign if is_tenants else self._policy.read_adapter)(adapters[version])
             adapter = {name: weight.to(self._policy.device) for name, weight in read.items()}
         self._adapters[version] = adapter
         if len(self._adapters) > self._kept:
@@ -218,23 +242,25 @@ class Examiner:
         return adapter
 
     def _computed(
-        self, pieces: Sequence[_Piece], adapters: _Adapters, *, each_alone: bool = False
-    ) -> Iterator[tuple[Sequence[_Piece], _Found | None]]:
-        """Yield pieces, one micro-batch at a time, with the results of all their tokens, in order. Results None: the
-        memory does not even suffice for this single piece. `each_alone`: compute one piece at a time."""
-        together, pieces = _by_prompt(pieces)
+        self, pieces: Sequence[RolloutPiece], adapters: _Adapters, *, each_alone: bool = False
+    ) -> Iterator[tuple[Sequence[RolloutPiece], FoundTokens | None]]:
+        """Yield pieces, one micro-batch at a time, with the results of all their tokens, in order. A result of None
+        means that the device's memory cannot hold a single piece. `each_alone`: compute one piece at a time."""
+        together, pieces = by_prompt(pieces, self._policy.routers)
         budget = 1 if each_alone else self._settings.learner.tokens_at_once
         done = 0
         for batch in build_micro_batches(together, micro_batch_tokens=budget):
             part = pieces[done : done + batch.num_rollouts]
             done += batch.num_rollouts
-            by_version = [list(of_version) for _, of_version in groupby(part, key=_version)]
+            by_version = [list(of_version) for _, of_version in groupby(part, key=version_of)]
             if len(by_version) > 1 and not self._policy.takes_several(batch):
                 for of_version in by_version:
                     yield from self._computed(of_version, adapters)
                 continue
             try:
-                found = self._found(batch, part, [(adapters[_version(of[0])], _positions(of)) for of in by_version])
+                found = self._found(
+                    batch, part, [(adapters[version_of(of[0])], num_positions(of)) for of in by_version]
+                )
             except torch.OutOfMemoryError:
                 found = None
             if found is not None or len(part) == 1:
@@ -245,14 +271,28 @@ class Examiner:
                 yield from self._computed(part, adapters, each_alone=True)
 
     def _found(
-        self, batch: MicroBatch, pieces: Sequence[_Piece], adapters: Sequence[tuple[Mapping[str, Tensor], int]]
-    ) -> _Found:
-        moved, greedy_N = batch.to(self._policy.device), _greedy(pieces)
+        self, batch: MicroBatch, pieces: Sequence[RolloutPiece], adapters: Sequence[tuple[Mapping[str, Tensor], int]]
+    ) -> FoundTokens:
+        moved, greedy_N = batch.to(self._policy.device), greedy_tokens(pieces)
         if greedy_N is not None:
             greedy_N = greedy_N.to(self._policy.device)
+        temperature_N = torch.from_numpy(self._temperatures(pieces))
         with exactly(in_float32=self._in_float32):
-            below_N, logprobs_N = self._policy.intervals(moved, greedy_N=greedy_N, adapters=adapters)
+            below_N, logprobs_N = self._policy.intervals(
+                moved, greedy_N=greedy_N, temperature_N=temperature_N, adapters=adapters
+            )
         return np.stack([below_N.numpy(force=True), logprobs_N.numpy(force=True)])
+
+    def _temperatures(self, pieces: Sequence[RolloutPiece]) -> NDArray[np.float64]:
+        """Return the temperature of each token of the pieces. Greedy tokens are compared at the run's temperature."""
+        of_pieces = [temperature_of(piece.case.drawn, self._settings.temperature) for piece in pieces]
+        return np.repeat(of_pieces, [piece.stop - piece.start for piece in pieces])
+
+
+def temperature_of(drawn: DrawnRollout, of_run: float) -> float:
+    """Return the temperature at which a rollout is examined. The run's own rollouts and greedy ones are examined at the
+    run's temperature."""
+    return of_run if drawn.temperature is None or drawn.is_greedy else drawn.temperature
 
 
 def is_float32_affordable(settings: LearnerSettings) -> bool:
@@ -274,139 +314,63 @@ def stored_dtype(base_dir: Path) -> torch.dtype:
     return _STORED.get(stored.pop(), torch.float32) if len(stored) == 1 else torch.float32
 
 
-def _pieces(drawn: DrawnRollout) -> list[_Piece]:
-    count = len(drawn.completion_ids)
-    case = _Case(drawn=drawn, missing=count, found_2T=np.empty((2, count)))
-    pieces = []
-    start = 0
-    for version, spans in groupby(drawn.spans, key=lambda span: span.policy_version):
-        stop = start + sum(span.num_tokens for span in spans)
-        pieces.append(_Piece(case=case, policy_version=version, start=start, stop=stop))
-        start = stop
-    return pieces
-
-
-def _by_prompt(pieces: Sequence[_Piece]) -> tuple[list[WeightedGroup], list[_Piece]]:
-    """Group the pieces by version and prompt, as the learner packs them. Return the groups, and the pieces in the order
-    of the groups.
-    """
-    families: dict[tuple[int, bytes], list[_Piece]] = {}
-    for piece in pieces:
-        families.setdefault((piece.policy_version, _prompt(piece)), []).append(piece)
-    groups = [
-        WeightedGroup(prompt_ids=members[0].case.drawn.prompt_ids, rollouts=tuple(map(_weighted, members)))
-        for members in families.values()
-    ]
-    return groups, [piece for members in families.values() for piece in members]
-
-
-def _positions(of_version: Sequence[_Piece]) -> int:
-    """Return the number of positions that these pieces take in a micro-batch: each prompt once, and each completion
-    without its last token.
-    """
-    prompts = sum(len(next(same).case.drawn.prompt_ids) for _, same in groupby(of_version, key=_prompt))
-    return prompts + sum(piece.stop - 1 for piece in of_version)
-
-
-def _version(piece: _Piece) -> int:
-    return piece.policy_version
-
-
-def _prompt(piece: _Piece) -> bytes:
-    return piece.case.drawn.prompt_ids.astype("<i4").tobytes()
-
-
-def _weighted(piece: _Piece) -> WeightedRollout:
-    """Return a piece as a rollout that ends with the piece. Its tokens before the piece are computed, but not
-    examined."""
-    drawn = piece.case.drawn
-    return WeightedRollout(
-        completion_ids=drawn.completion_ids[: piece.stop],
-        loss_mask=np.arange(piece.stop) >= piece.start,
-        behavior_logprobs=drawn.behavior_logprobs[: piece.stop],
-        advantages=np.zeros(piece.stop - piece.start),
-        weight=0.0,
-    )
-
-
-def _uniforms(drawn: Sequence[DrawnRollout]) -> NDArray[np.float64]:
+def uniforms_of(drawn: Sequence[DrawnRollout]) -> NDArray[np.float64]:
     """Return the uniforms (random numbers of the draws) of all tokens of these rollouts, one rollout after the
     other."""
     return draws.all_uniforms((one.seed, one.index, len(one.completion_ids)) for one in drawn)
 
 
-def _greedy(pieces: Sequence[_Piece]) -> Tensor | None:
-    """Return a boolean for each token of the pieces, True in greedy completions; None if no completion is greedy."""
-    of_pieces = [piece.case.drawn.is_greedy for piece in pieces]
-    if not any(of_pieces):
-        return None
-    return torch.from_numpy(np.repeat(of_pieces, [piece.stop - piece.start for piece in pieces]))
-
-
-def _spread(seconds: float, pieces: Sequence[_Piece]) -> None:
-    """Divide the time of a batch among its pieces, in proportion to their computed tokens."""
-    tokens = [len(piece.case.drawn.prompt_ids) + piece.stop for piece in pieces]
-    for piece, own in zip(pieces, tokens, strict=True):
-        piece.case.seconds += seconds * own / sum(tokens)
-
-
-def _taken(pieces: Sequence[_Piece], found_2N: _Found) -> list[Frame]:
-    """Store the results of these pieces. Return the answers of the rollouts that this completes."""
-    end = 0
-    complete = []
-    for piece in pieces:
-        case, count = piece.case, piece.stop - piece.start
-        begin, end = end, end + count
-        case.found_2T[:, piece.start : piece.stop] = found_2N[:, begin:end]
-        case.missing -= count
-        if case.missing == 0 and not case.cannot:
-            complete.append(case)
-    return _answers(complete)
-
-
-def _refused(pieces: Sequence[_Piece], why: str) -> Iterator[Frame]:
-    for piece in pieces:
-        if not piece.case.cannot:
-            piece.case.cannot = why
-            yield {"rollout_id": piece.case.drawn.rollout_id, "cannot": why}
-
-
-def _answers(cases: Sequence[_Case]) -> list[Frame]:
+def _answers(cases: Sequence[RecomputedRollout], *, temperature: float, repeats: RepeatedTokens) -> list[Frame]:
     """Return the answers of complete rollouts, each with the evidence about every part that one node drew, in token
     order.
-
-    All rollouts are examined together, because most are short.
     """
-    answers: list[Frame] = []
-    told = []
-    for case in cases:
-        if np.isnan(case.found_2T).any():
-            answers.append({"rollout_id": case.drawn.rollout_id, "cannot": "The policy's logits are not finite."})
-        else:
-            told.append(case)
-    if not told:
-        return answers
-    drawn = [case.drawn for case in told]
-    below_N, logprobs_N = np.concatenate([case.found_2T for case in told], axis=1)
-    shown = iter(
-        Evidence.of_spans(
-            below_N,
-            logprobs_N,
-            _uniforms(drawn),
-            np.concatenate([one.behavior_logprobs for one in drawn]),
-            [span.num_tokens for one in drawn for span in one.spans],
-            greedy_N=np.repeat([one.is_greedy for one in drawn], [len(one.completion_ids) for one in drawn]),
-        )
-    )
-    for case in told:
-        spans = [{"node_id": span.node_id, **pack_evidence(next(shown))} for span in case.drawn.spans]
+    answers: list[Frame] = [
+        {"rollout_id": case.drawn.rollout_id, "cannot": case.cannot} for case in cases if case.cannot
+    ]
+    told = [case for case in cases if not case.cannot]
+    for case, shown in zip(told, evidence_of(told, temperature=temperature, repeats=repeats), strict=True):
+        spans = [
+            {"node_id": span.node_id, **pack_evidence(evidence)}
+            for span, evidence in zip(case.drawn.spans, shown, strict=True)
+        ]
         answers.append({"rollout_id": case.drawn.rollout_id, "spans": spans, "seconds": case.seconds})
     return answers
 
 
+def evidence_of(
+    cases: Sequence[RecomputedRollout], *, temperature: float, repeats: RepeatedTokens
+) -> list[list[Evidence]]:
+    """Return, for each of these computed rollouts, the evidence about each part that one node drew, in token order.
+    `temperature`: that of the run. `repeats`: tokens of rollouts examined before; it remembers these, too.
+
+    All rollouts are examined together, because most are short.
+    """
+    if not cases:
+        return []
+    drawn = [case.drawn for case in cases]
+    counts = [len(one.completion_ids) for one in drawn]
+    weights = [repeats.weights(one) for one in drawn]
+    below_N, logprobs_N = np.concatenate([case.found_2T for case in cases], axis=1)
+    shown = iter(
+        Evidence.of_spans(
+            below_N,
+            logprobs_N,
+            uniforms_of(drawn),
+            np.concatenate([one.behavior_logprobs for one in drawn]),
+            [span.num_tokens for one in drawn for span in one.spans],
+            greedy_N=np.repeat([one.is_greedy for one in drawn], counts),
+            warmth_N=np.repeat([temperature_of(one, temperature) / temperature for one in drawn], counts),
+            draw_weights_N=np.concatenate([one.draws for one in weights]),
+            claim_weights_N=np.concatenate([one.claims for one in weights]),
+        )
+    )
+    return [[next(shown) for _ in one.spans] for one in drawn]
+
+
 def opened(opening: Frame) -> Callable[[Frame], Iterator[Frame]]:
-    """Load the base and return the function that answers requests, for `answering.serve`. Raises LearnerError if the
-    base cannot be loaded."""
+    """Load the base model, and return the function that answers requests, for `answering.serve`. Raises LearnerError if
+    the base model cannot be loaded.
+    """
     examiner = Examiner.open(opening)
 
     def answers(request: Frame) -> Iterator[Frame]:
@@ -418,14 +382,6 @@ def opened(opening: Frame) -> Callable[[Frame], Iterator[Frame]]:
             yield from examiner.examine([unpack_payload(DrawnRollout, frame) for frame in request["asked"]], adapters)
 
     return answers
-
-
-def yield_to_others() -> None:
-    me = psutil.Process()
-    if sys.platform == "win32":
-        me.nice(psutil.BELOW_NORMAL_PRIORITY_CLASS)
-    else:
-        me.nice(max(NICENESS, int(me.nice())))
 
 
 if __name__ == "__main__":

@@ -25,8 +25,8 @@ alarm. For any two policies, an honestly drawn token has a ratio of r or more wi
 Measured with the built-in model on 2e5 tokens, four steps old, some from 4-bit engines: the largest ratio was 6. At
 four times the default learning rate it was 41."""
 LARGEST_MISMATCH: Final = 0.1
-"""Largest mismatch KL between the claimed and the learner's log-probabilities that raises no alarm, in nats per token.
-In the measurement for LARGEST_RATIO, rollouts two steps old had 2e-3."""
+"""Largest KL divergence between the claimed and the learner's log-probabilities that raises no alarm, in nats per
+token. In the measurement described at LARGEST_RATIO, rollouts that were two steps old had 2e-3."""
 
 
 def alarms(step: StepRecord | None) -> tuple[str, ...]:

@@ -32,8 +32,9 @@ FRESH_S: Final = 0.2
 _AWAY: Final = LiveNode(activity="")
 
 SEEN_S: Final = 15.0
-"""Age in seconds at which a connected node's view is rebuilt to set its "last seen" to now. For some nodes, up to twice
-as long."""
+"""Seconds after which the hub makes a connected node's row on the page again, with "last seen" set to now. Each node's
+own interval lies between this value and almost twice this value, which spreads the work over time.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class _Made:
 
 
 class AllNodes:
-    """Keeps the views of all nodes up to date. Thread-safe."""
+    """Keeps the pages' views of all nodes up to date. Thread-safe."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -63,10 +64,10 @@ class AllNodes:
         self._rows: dict[str, NodeTotals] = {}
         """Result of the last full reading. Later partial readings have replaced changed nodes in it."""
         self._touched = 0
-        """`_rows` includes all changes up to this number of `Touched`."""
+        """Number of the newest change in the store's log of changed nodes (`Touched`) that `_rows` includes."""
         self._under_way: Mapping[str, int] = {}
         self._of: frozenset[str] = frozenset()
-        """The nodes connected at the last reading."""
+        """The nodes that were connected when the rows were last read."""
         self._read_at = float("-inf")
         self._here: Mapping[str, _Made] = {}
         self._away = NodesAway({})
@@ -99,7 +100,8 @@ class AllNodes:
         return _Made(node_view(shown, node, in_flight=held), row, said, now + lasts_s)
 
     def _let_go(self, changed: Collection[str], here: Mapping[str, NodeView]) -> None:
-        """If a disconnected node without leased rollouts has changed, rebuild the views of such nodes."""
+        """Rebuild the views of all disconnected nodes without leased rollouts, if the set of such nodes or one of their
+        records has changed."""
         before = self._away.by_id
         is_another = len(before) + len(here) != len(self._rows) or any(node_id in before for node_id in here)
         if is_another or any(node_id not in here for node_id in changed):
@@ -149,7 +151,7 @@ class AllNodes:
 
 
 def _others(before: Mapping[str, int], now: Mapping[str, int]) -> set[str]:
-    """Return the keys whose values differ, or that only one of the two has."""
+    """Return the keys whose values differ, and the keys that exist in only one of the two."""
     return {key for key, _ in before.items() ^ now.items()}
 
 

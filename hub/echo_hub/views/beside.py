@@ -44,7 +44,7 @@ class ReadBeside(Generic[P, T]):
         return self._newest is not None and self._newest[1] <= QUICK_S
 
     def newest(self, *asked: P.args, **named: P.kwargs) -> T:
-        """Return the last result. If the next reading is due, read with these arguments."""
+        """Return the last result. If the next reading is due, call `read` with these arguments."""
         with self._lock:
             if self._reading is not None and self._reading.done():
                 reading, self._reading = self._reading, None

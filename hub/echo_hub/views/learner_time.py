@@ -60,7 +60,8 @@ def usual_hand_off_s(steps: Sequence[StepRecord]) -> float:
 def learner_time(
     steps: Sequence[StepRecord], *, started_at: float, waits_since: tuple[str, float, float] | None = None
 ) -> LearnerTime | None:
-    """Return the shares of time over `steps`, which are in order; None if nothing is known.
+    """Return how the learner's time divides into training and idle time over `steps`, which are in order; None if the
+    steps give no measurement.
 
     Time counts from the end of the first of these steps. If that is the run's first step, time counts from the run's
     start. `waits_since` describes idle time after the last step: (reason, since, until).
@@ -92,8 +93,8 @@ def learner_time(
 
 
 def _after_plan(step: StepRecord, free_at: float) -> tuple[float, float, float]:
-    """Return the seconds of hand-off, evaluation and training. Time counts from the moment when the step is planned and
-    the learner is free.
+    """Return the seconds of hand-off, evaluation and training in this step, from the moment when the step is planned
+    and the learner is free.
     """
     lasted_s = max(0.0, step.trained_at - max(step.planned_at, free_at))
     train_s = min(step.figures.get(SECONDS.key) or 0.0, lasted_s)

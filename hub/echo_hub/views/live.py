@@ -1,4 +1,4 @@
-"""The run's current settings: those of config.toml, with the operators' later changes."""
+"""The run's current settings: config.toml, with the operators' later changes."""
 
 from __future__ import annotations
 
@@ -31,6 +31,11 @@ def with_live(config: HubConfig, settings: CoordinatorSettings) -> HubConfig:
 
 def with_stored(config: HubConfig, stored: Mapping[str, Any]) -> HubConfig:
     """Return `config` with the operators' changes that the database stores, for callers without a coordinator."""
+    return with_live(config, stored_settings(config, stored))
+
+
+def stored_settings(config: HubConfig, stored: Mapping[str, Any]) -> CoordinatorSettings:
+    """Return the settings that operators may change, with the changes that the database stores."""
     training = config.training
     settings = CoordinatorSettings(
         mode=config.run.mode,
@@ -44,7 +49,7 @@ def with_stored(config: HubConfig, stored: Mapping[str, Any]) -> HubConfig:
         objective=as_text(config.objective),
     )
     held = {LiveSetting.SPEND_CAP: config.cost.spend_cap_per_hour, **stored}
-    return with_live(config, restored(settings, held))
+    return restored(settings, held)
 
 
 def configured(config: HubConfig) -> dict[str, Any]:

@@ -69,11 +69,11 @@ WASTED: Final = (DropReason.NO_ADVANTAGE, DropReason.INVALID, DropReason.SCORER_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPace:
-    """What the learner consumes and what the nodes supply, measured recently."""
+    """Recent rates: how much work the learner consumes and how much the nodes supply."""
 
     workload: Workload
     nodes: tuple[NodeClass, ...]
-    """One entry per node, named by its kind."""
+    """One entry per node. Its name is that of the kind of node, such as an engine on a device."""
     kinds: tuple[NodeClass, ...]
     """One entry per kind, most numerous first, with the median node's values."""
 
@@ -203,7 +203,7 @@ def _by_node(recent: Iterable[RecentRollout], *, since: float) -> dict[str, list
 def _nodes(
     work: Mapping[str, Sequence[_Lease]], said: Mapping[str, NodeKind], counted: Collection[str]
 ) -> list[tuple[str, NodeClass]]:
-    """Return the measured class of each node in `counted`, as pairs of node id and class."""
+    """Return the measured throughput and latency of each node in `counted`, as pairs of node id and `NodeClass`."""
     measured, scarce = {}, defaultdict(list)
     for node_id, leases in work.items():
         kind = _kind(node_id, said)
@@ -230,8 +230,7 @@ def cost_per_hour(settings: CostConfig, said: NodeKind | None) -> float:
 
 
 def _node(kind: str, of_nodes: Sequence[Sequence[_Lease]]) -> NodeClass | None:
-    """Return the throughput and latency of one node, as the mean over these nodes; None if their leases took no
-    time."""
+    """Return the mean throughput and latency of these nodes as those of one node; None if their leases took no time."""
     took = sorted(end - begin for leases in of_nodes for begin, _, end in leases)
     held_s = sum(busy_seconds((begin, end) for begin, _, end in leases) for leases in of_nodes)
     if not held_s:

@@ -30,8 +30,8 @@ class Rate:
         self._seen: deque[tuple[float, int]] = deque([(now, 0)])
 
     def per_s(self, number: int, now: float) -> float:
-        """Return the rate a second since the oldest reading within `WINDOW_S`. If that time has no other reading,
-        return the rate since the previous reading.
+        """Return by how much `number` has grown per second since the oldest reading within `WINDOW_S`. If that time has
+        no other reading, compare with the previous reading.
         """
         self._seen.append((now, number))
         while len(self._seen) > 2 and self._seen[0][0] < now - WINDOW_S:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Final, Protocol
 
 from echo_hub.config.sections import HubConfig
@@ -19,6 +20,7 @@ from echo_hub.dashboard.model import (
     RunView,
     SiblingView,
 )
+from echo_hub.dashboard.session_figures import SessionFigures
 from echo_hub.operation.problems import ProblemKind, RunProblem
 from echo_hub.operation.state import health_of
 from echo_hub.spread.holdings import DistributionStatus
@@ -78,6 +80,20 @@ SCORERS_ARE_AWAY: Final = (
     "No scorer works in the Ray cluster ({reason}). Rollouts wait, and nothing is lost: check that the cluster runs, "
     "and [ray] in the settings."
 )
+ENVIRONMENT_IS_AWAY: Final = (
+    "The environment has not answered since {since} ({reason}). Its sessions wait, and no new group is opened. The hub "
+    "keeps trying, and then rebuilds the sessions from the stored turns; nothing is lost. Check that the environment's "
+    "server runs."
+)
+SLOTS_ARE_SHORT: Final = (
+    "Session slots are short: {open} of {slots} are in use, and {what} for more. The run continues, more slowly. "
+    "{remedy}"
+)
+MORE_SLOTS: Final = "If memory allows, raise sessions.most in the settings."
+MORE_SESSIONS: Final = (
+    "The settings allow {most} (sessions.most), but the environment's server takes no more: let it take more sessions "
+    "at once."
+)
 VERIFIER_IS_AWAY: Final = (
     "No verifier works in the Ray cluster ({reason}). Checks and the rollouts of new nodes wait: check that the "
     "cluster runs, and [ray] in the settings."
@@ -96,6 +112,7 @@ DETAILS: Final = {
     Doing.LACKS_NODES: "waiting for nodes",
     Doing.COLLECTING: "collecting rollouts",
     Doing.TRAINING: "training",
+    Doing.SERVING: "working for tenants",
     Doing.EVALUATING: "evaluating",
     Doing.FINISHED: "",
 }
@@ -119,7 +136,7 @@ class Moment:
     learner_is_down: bool
     """True while the learner restarts after a failure."""
     learner_evaluates: bool
-    """True while the learner draws an evaluation."""
+    """True while the learner samples completions for an evaluation."""
     last_is_published: bool
     """True after the run's last version is published: no more training work is leased."""
     finished: bool
@@ -130,9 +147,11 @@ class Moment:
     turned_away: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Number of refusals since the hub's start, by kind (such as connection or passkey) and by reason."""
     judges_away: Mapping[str, str] = field(default_factory=dict)
-    """Judges that do not answer for a longer time: the reason, by the judge's name."""
+    """Reason why a judge (a model that scores answers) has not answered for a while, by the judge's name."""
     scoring_away: str = ""
     """Why scoring waits for its processes; "" if it does not wait."""
+    sessions: SessionFigures | None = None
+    """Sessions of environments with state; None if the run has none."""
     verifier_away: str = ""
     """Why verifying waits for its process; "" if it does not wait."""
     evaluator_away: str = ""
@@ -140,6 +159,8 @@ class Moment:
     judged: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     needs_nodes: bool = True
     """True if the run needs nodes; False if the hub samples by itself."""
+    trains: bool = True
+    """False if the run has no task, and works only for tenants."""
     lacks_room: str = ""
     """The disk-full message if a writer is waiting, else ""."""
     lacks_database: str = ""
@@ -212,6 +233,7 @@ class RunViews:
             name=config.run.name,
             mode=config.run.mode,
             task=config.task.label,
+            trains=config.trains,
             tasks=tuple(key for key, task in config.task.mixture.items() if task.weight),
             base_model=config.model.base,
             join_command=moment.join_command,
@@ -244,6 +266,7 @@ class RunViews:
             turned_away=moment.turned_away,
             curriculum=_curriculum(status.curriculum),
             judged=moment.judged,
+            sessions=moment.sessions,
             buffered_groups=status.groups_buffered,
             accounting=accounting,
             cost=self._cost(config, status, accounting.trained),
@@ -296,7 +319,7 @@ def _curriculum(status: CurriculumStatus | None) -> CurriculumView | None:
 
 
 def problems(moment: Moment) -> tuple[str, ...]:
-    """Return a text for every problem that is broken now or shared by many nodes."""
+    """Return a text for each problem that keeps the hub from working now, and for each fault that many nodes share."""
     return (*broken_now(moment).values(), *common_faults(moment))
 
 
@@ -317,17 +340,36 @@ def broken_now(moment: Moment) -> dict[ProblemKind, str]:
         )
         if reason
     }
-    return {**down, **full, **base, **judges, **gone}
+    return {**down, **full, **base, **judges, **gone, **_environment_away(moment.sessions)}
+
+
+def _environment_away(sessions: SessionFigures | None) -> dict[ProblemKind, str]:
+    if sessions is None or not sessions.away:
+        return {}
+    since = "a moment ago"
+    if sessions.away_since is not None:
+        since = f"{datetime.fromtimestamp(sessions.away_since, UTC):%H:%M} UTC"
+    return {ProblemKind.ENVIRONMENT_AWAY: ENVIRONMENT_IS_AWAY.format(since=since, reason=sessions.away)}
+
+
+def _slots_short(sessions: SessionFigures | None) -> str:
+    if sessions is None or sessions.away or not (sessions.waiting or sessions.is_short):
+        return ""
+    turns = f"{sessions.waiting} turn{'s wait' if sessions.waiting > 1 else ' waits'}"
+    what = " and ".join([*([turns] if sessions.waiting else []), *(["a new group waits"] if sessions.is_short else [])])
+    remedy = MORE_SLOTS if sessions.slots >= sessions.most else MORE_SESSIONS.format(most=sessions.most)
+    return SLOTS_ARE_SHORT.format(open=sessions.open, slots=sessions.slots, what=what, remedy=remedy)
 
 
 def _beside(moment: Moment) -> set[ProblemKind]:
-    """Return those kinds of monitored problems that `broken_now` shows already, so that `noticed` leaves them out."""
+    """Return the kinds of monitored problems that `broken_now` shows already, so that `noticed` leaves them out."""
     always = (
         ProblemKind.LEARNER_DOWN,
         ProblemKind.DISK_FULL,
         ProblemKind.DATABASE_AWAY,
         ProblemKind.JUDGE_AWAY,
         ProblemKind.SCORERS_AWAY,
+        ProblemKind.ENVIRONMENT_AWAY,
         ProblemKind.VERIFIER_AWAY,
         ProblemKind.EVALUATOR_AWAY,
     )
@@ -344,11 +386,15 @@ def common_faults(moment: Moment) -> tuple[str, ...]:
 
 
 def goes_on_with(moment: Moment) -> dict[ProblemKind, str]:
-    """Return the faults that do not stop the run, each with a text."""
+    """Return the faults despite which the run continues, each with a text."""
     status = moment.status
     withdrawn = (VERSION_IS_WITHDRAWN.format(version=one, reason=why) for one, why in sorted(status.withdrawn.items()))
     lagging = (NODE_LAGS.format(node_id=node_id, what=what) for node_id, what in status.trust.lagging)
-    said = {ProblemKind.VERSION_WITHDRAWN: " ".join(withdrawn), ProblemKind.NODE_LAGS: " ".join(lagging)}
+    said = {
+        ProblemKind.VERSION_WITHDRAWN: " ".join(withdrawn),
+        ProblemKind.NODE_LAGS: " ".join(lagging),
+        ProblemKind.SLOTS_SHORT: _slots_short(moment.sessions),
+    }
     return {kind: text for kind, text in said.items() if text}
 
 
@@ -377,7 +423,7 @@ def health(moment: Moment) -> Health:
 def waits_for(moment: Moment) -> str | None:
     """Return the reason for which the learner waits, one of `learner_time.REASONS`; None if it trains or has nothing
     left to do."""
-    if moment.finished or moment.last_is_published:
+    if moment.finished or moment.last_is_published or not moment.trains:
         return None
     if moment.learner_is_down or moment.learner_is_starting:
         return "down"
@@ -398,4 +444,6 @@ def doing(moment: Moment) -> Doing:
         return LEASING[moment.status.leasing]
     if lacks_nodes(moment):
         return Doing.LACKS_NODES
+    if not moment.trains:
+        return Doing.SERVING
     return Doing.TRAINING if moment.status.training_step is not None else Doing.COLLECTING

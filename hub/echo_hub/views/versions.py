@@ -1,4 +1,4 @@
-"""Views of the published versions, and of the newest version's way to the nodes."""
+"""Views of the published versions, and of the progress of the newest version on its way to the nodes."""
 
 from __future__ import annotations
 

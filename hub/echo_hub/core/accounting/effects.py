@@ -17,6 +17,8 @@ from typing import Any, NamedTuple, TypeVar, dataclass_transform
 import numpy as np
 from numpy.typing import NDArray
 
+from echo_hub.core.accounting.parameters import SamplingParameters
+from echo_hub.core.answer_groups import AnswerGroup
 from echo_hub.core.trust.evidence import Evidence
 from echo_hub.core.trust.numerics import CoarseClass
 from echo_hub.core.trust.standing import Decision, StandingRow
@@ -29,8 +31,8 @@ T = TypeVar("T")
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def _effect(kind: type[T]) -> type[T]:
-    """Make a dataclass that type checkers treat as frozen. At run time it is a plain slotted dataclass: constructing
-    one takes half the time of a frozen one, and each event creates several."""
+    """Make a dataclass that type checkers treat as frozen. At run time it is a plain dataclass with slots, because
+    constructing a frozen one takes twice as long, and each event creates several effects."""
     return dataclass(slots=True, kw_only=True)(kind)
 
 
@@ -41,7 +43,7 @@ class GroupOpened:
     group_id: int
     seed: int
     prompt: int | None = None
-    """Key of the prompt: equal prompts have equal keys. None if unknown."""
+    """Key of the group's prompt: groups with equal prompts have equal keys. None if the prompt is unknown."""
 
 
 @_effect
@@ -62,7 +64,7 @@ class GroupDropped:
 
 @_effect
 class RolloutsLeased:
-    """Record: these indices of the group are leased to a node, with one rollout in state `leased` for each. `deadline`
+    """Record: these indices of the group are leased to a node; each index gets a rollout in state `leased`. `deadline`
     is in seconds since the epoch."""
 
     lease_id: int
@@ -96,12 +98,61 @@ class ScoreRecorded:
     observation_ids: NDArray[np.int32] | None = None
     components: Mapping[str, float] | None = None
     turn_reward: float = 0.0
-    """Reward of this turn alone, if the environment answered it."""
+    """Reward of this turn alone, if the environment answered the turn and the episode goes on."""
+
+
+@_effect
+class AnswerReplaced:
+    """Record: a rebuilt session answers this scored turn differently than before. The turn now has `observation_ids`,
+    or it ends its episode with `reward`. Separate records drop the turns that followed the old answer.
+    """
+
+    rollout_id: str
+    reward: float | None
+    observation_ids: NDArray[np.int32] | None = None
+    components: Mapping[str, float] | None = None
+    turn_reward: float = 0.0
+
+
+@_effect
+class SessionNoted:
+    """Record: numbers of an episode's lost sessions so far. Each record replaces the episode's earlier one."""
+
+    group_id: int
+    index: int
+    attempt: int
+    """Number of times that the episode started again from its prompt because its session was lost."""
+    losses: int
+    """Number of lost sessions that count towards the limit at which the episode ends."""
+    replaced: int
+    """Number of turns whose answer a rebuilt session replaced."""
 
 
 @_effect
 class RolloutsEvaluated:
     """Record: all turns of one ended evaluation episode change from scored to evaluated."""
+
+    rollout_ids: tuple[str, ...]
+
+
+@_effect
+class AnswerOpened:
+    """Record that a new group of tenants' samples was opened."""
+
+    group: AnswerGroup
+
+
+@_effect
+class AnswersCancelled:
+    """Record: the unfinished samples of this request are no longer wanted."""
+
+    group_id: int
+    request_id: str
+
+
+@_effect
+class RolloutsAnswered:
+    """Record: received rollouts of tenants' requests passed their checks, and change to answered."""
 
     rollout_ids: tuple[str, ...]
 
@@ -171,7 +222,7 @@ class CostAccrued:
 
 @_effect
 class CheckRecorded:
-    """Record: the rollout was checked. Its state does not change."""
+    """Record: the check of the rollout ended with the result `checked`. The rollout's state does not change."""
 
     rollout_id: str
     checked: Checked
@@ -233,7 +284,7 @@ class ActionSettled:
     before: Any = None
     after: Any = None
     detail: str = ""
-    """Reason for a refusal."""
+    """Reason why the action was refused, for the operator; empty if it was not."""
 
 
 Record = (
@@ -243,7 +294,12 @@ Record = (
     | RolloutsLeased
     | RolloutReceived
     | ScoreRecorded
+    | AnswerReplaced
+    | SessionNoted
     | RolloutsEvaluated
+    | AnswerOpened
+    | AnswersCancelled
+    | RolloutsAnswered
     | RolloutsDropped
     | StepPlanned
     | StepTrained
@@ -280,12 +336,16 @@ class SendLease:
     policy_version: int
     deadline_s: float
     may_move_on: bool = False
-    """True if the node may switch to newer versions in the middle of these completions."""
+    """True if the node may switch to newer versions in the middle of the lease's completions."""
     goes_on: tuple[tuple[int, int], ...] = ()
     """Pairs of index and earlier lease id: the hub sends the tokens that it has of the earlier lease, and the node
     continues them. Index, turn and seed of both leases are equal, so these tokens begin the new completion. The earlier
-    lease names the same version or, in runs whose nodes may switch versions within a completion, an older one. A
-    lease that is sent again has its own id here."""
+    lease names the same version or, in runs whose nodes may switch versions within a completion, an older one. If this
+    lease is only sent again, the pair names the lease's own id."""
+    sampling: SamplingParameters | None = None
+    """Sampling parameters of a tenant's request; None = the run's settings."""
+    tenant: str = ""
+    """Name of the tenant whose work it is, as nodes see it; empty = the run's own work."""
 
 
 @_effect
@@ -330,6 +390,10 @@ class LookUpReceipt:
 
     node_id: str
     rollout_id: str
+    is_verdict: bool = False
+    """True if the receipt follows the end of a check. If the check found forgery in a sample that a tenant already has,
+    the operator is told.
+    """
 
 
 class DrawnTurn(NamedTuple):
@@ -355,11 +419,24 @@ class FirstTurn(NamedTuple):
 
 @_effect
 class ScoreRollout:
-    """Action: check and score a committed rollout, then answer RolloutScored, RolloutContinued or RolloutRejected."""
+    """Action: check and score a committed rollout, then answer RolloutScored, RolloutContinued or RolloutRejected. For
+    an episode with a session, SessionDiverged and SessionLost are answers too."""
 
     rollout_id: str
+    attempt: int = 0
+    """Number of times that the rollout's episode has started again because its session was lost."""
     first_turn: FirstTurn | None = field(default=None, compare=False)
-    """Payload to score, if still in memory. None: load it from the store."""
+    """Tokens of the rollout to score, if still in memory. None: load them from the store."""
+
+
+@_effect
+class CloseSession:
+    """Action: close the session of this episode, if one is open. A later ScoreRollout of the same attempt opens it
+    again: the session is then rebuilt from the turns that were kept."""
+
+    group_id: int
+    index: int
+    attempt: int
 
 
 @_effect
@@ -384,8 +461,9 @@ class MeasureNumerics:
 
 @_effect
 class HastenChecks:
-    """Action: compute now all checks that wait for a fuller batch. Either the score of one of their rollouts is held
-    back, or too many checks of one node wait."""
+    """Action: compute now all checks that wait for a fuller batch. Reason: a rollout's score waits for one of these
+    checks, or one node has too many waiting checks.
+    """
 
 
 @_effect
@@ -400,9 +478,10 @@ class SendCheck:
 
 @_effect
 class HandOver:
-    """Action: give the learner a group of which every rollout is received, before a step trains on it. None of the
+    """Action: give the learner a group whose rollouts are all received, before a step trains on it. None of the
     rollouts is known to be invalid; some rewards may still be missing. `rollout_ids` are in training order. A second
-    HandOver of the same group replaces its rollouts."""
+    HandOver of the same group replaces its rollouts.
+    """
 
     group_id: int
     rollout_ids: tuple[str, ...]
@@ -411,7 +490,7 @@ class HandOver:
 
 
 class PlannedGroup(NamedTuple):
-    """Group of a step's batch."""
+    """One group of a step's batch, with its rollouts and their rewards."""
 
     group_id: int
     rollout_ids: tuple[str, ...]
@@ -455,9 +534,24 @@ class AnnounceVersion:
 
 @_effect
 class EvaluationDone:
-    """Action: note that every episode of this version's evaluation has ended; the store has all figures."""
+    """Action: note that every episode of this version's evaluation has ended. The store has the results of all these
+    episodes.
+    """
 
     policy_version: int
+
+
+@_effect
+class DeliverAnswer:
+    """Action: give a tenant one finished sample."""
+
+    group_id: int
+    index: int
+    rollout_id: str
+    node_id: str
+    """Node that held the sample's lease."""
+    payload: RolloutPayload | None = field(default=None, compare=False)
+    """The sample, if still in memory. None: the store has it."""
 
 
 @_effect
@@ -489,8 +583,10 @@ IntakeAction = (
     | SendTrained
     | LookUpReceipt
     | ScoreRollout
+    | CloseSession
     | SendCheck
     | AnnounceVersion
+    | DeliverAnswer
     | TellStandby
 )
 """Actions that `echo_hub.intake` carries out. AnnounceVersion is one of them, because the intake checks that

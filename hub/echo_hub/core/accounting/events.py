@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from echo_hub.core.answer_groups import AnswerGroup
 from echo_hub.core.trust.evidence import Evidence
 from echo_hub.core.trust.numerics import NOT_SAID, NumericsClass
 from echo_hub.core.trust.pairs import PeerFinding
@@ -33,6 +34,10 @@ class NodeConnected:
     each other's rollouts."""
     numerics: NumericsClass = NOT_SAID
     """Engine, precision and device that the node reports. The precision usually arrives with a later report."""
+    answers: bool = True
+    """False: the node works for no tenant."""
+    refuses: frozenset[str] = frozenset()
+    """Names of tenants for which the node does not work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +93,9 @@ class RolloutArrived:
     is_unattributed: bool = False
     """True if the rollout continues tokens that the hub got before its restart, so that their sampling node is
     unknown."""
+    ends_early: bool = False
+    """True if the hub took the tokens that the node has streamed as the result, because they complete a stop string.
+    The node still draws."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,13 +123,60 @@ class RolloutContinued:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRejected:
-    """The rollout failed the checks, or could not be scored."""
+    """The rollout failed its token checks, or scoring failed."""
 
     rollout_id: str
     reason: DropReason
     detail: str
     killed_scorer: bool = False
     """True if scoring failed because the completion ended the scorer's process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionDiverged:
+    """The rollout's session was rebuilt, and answered an earlier turn of the episode differently than before. So later
+    turns of that episode were sampled after an answer that the new environment never gave.
+
+    The new answer to turn `turn` is `observation_ids`, or the end of the episode with `reward`.
+    """
+
+    rollout_id: str
+    turn: int
+    """The earlier turn of the episode that got another answer; 0 = the first turn."""
+    observation_ids: NDArray[np.int32] | None = None
+    turn_reward: float = 0.0
+    reward: float | None = None
+    """Reward of the episode, if the new answer to the earlier turn ends the episode."""
+    components: Mapping[str, float] | None = None
+    if_lost: RolloutScored
+    """Score of the episode if losing this session ends the episode: it has lost `SessionRules.losses` sessions."""
+    is_loss: bool = True
+    """True if the session died by itself. False if a hub restart ended the session: hub restarts do not count as
+    losses, because no policy can cause them.
+    """
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionLost:
+    """The rollout's session is lost and cannot be rebuilt, so the episode starts again from its prompt."""
+
+    rollout_id: str
+    if_lost: RolloutScored
+    """Score of the episode if losing this session ends the episode: it has lost `SessionRules.losses` sessions."""
+    is_loss: bool = True
+    """True if the session died by itself. False if a hub restart ended the session: hub restarts do not count as
+    losses, because no policy can cause them.
+    """
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotsChanged:
+    """The limit of simultaneously open sessions has changed. 0: the environment is away. The coordinator counts the
+    sessions in use itself."""
+
+    slots: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,8 +336,23 @@ class EvaluationAbandoned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerWanted:
+    """A tenant asks for samples. DeliverAnswer follows for each of them, unless the request is cancelled."""
+
+    group: AnswerGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerCancelled:
+    """A tenant no longer wants the unfinished samples of this request."""
+
+    group_id: int
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """Time passed: check the deadlines."""
+    """Time has passed: the coordinator checks its deadlines."""
 
 
 Event = (
@@ -294,6 +364,9 @@ Event = (
     | RolloutScored
     | RolloutContinued
     | RolloutRejected
+    | SessionDiverged
+    | SessionLost
+    | SlotsChanged
     | RolloutChecked
     | NumericsMeasured
     | CheckReturned
@@ -311,5 +384,7 @@ Event = (
     | VersionUnusable
     | EvaluationWanted
     | EvaluationAbandoned
+    | AnswerWanted
+    | AnswerCancelled
     | Tick
 )

@@ -1,7 +1,7 @@
 """State of unfinished work: `LeasedRollout` is one rollout, `Slot` one index of a group, `RolloutGroup` one group.
 `Wants` tracks which indices want a lease. The ledger owns and changes these objects.
 
-Each group belongs to training or to an evaluation, its owner: see `GroupOwner`.
+Each group has an owner: training, an evaluation or the answering of tenants' requests. See `GroupOwner`.
 
 Each index of a group is one *episode*. In a single-turn task an episode is one rollout. With an environment it is one
 rollout per turn. Turns of an episode are leased in sequence, because each turn's prompt contains all earlier turns.
@@ -12,11 +12,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import Protocol
 
 from echo_hub.core.accounting.effects import DrawnTurn
 from echo_hub.core.accounting.events import RolloutArrived
+from echo_hub.core.accounting.parameters import SamplingParameters, SessionRules
 from echo_hub.core.nodes.node import Node
+from echo_hub.core.policy.measured import CompletionLengths
 from echo_shared.records.rewards import all_equal, of_each_turn, returns
 from echo_shared.records.rollout import RolloutPayload
 from echo_shared.sampling.draws import derive_seed
@@ -25,7 +28,7 @@ from echo_shared.wire.messages import ReceiptState
 
 @dataclass(slots=True, eq=False)
 class LeasedRollout:
-    """One rollout that was leased and is not trained, evaluated or dropped: in state `leased`, `received` or
+    """One rollout that was leased and is not trained, evaluated, answered or dropped: in state `leased`, `received` or
     `scored`."""
 
     rollout_id: str
@@ -37,10 +40,10 @@ class LeasedRollout:
     """Version named by the lease. The node samples with this version or, if nodes may switch versions within a
     completion, also with newer ones."""
     turn: int = 0
-    """Turn of the episode; 0 = the first."""
+    """Turn of the episode to which the rollout belongs; 0 = the first."""
     state: ReceiptState = ReceiptState.LEASED
     num_tokens: int = 0
-    """Number of sampled tokens; 0 until received."""
+    """Number of the rollout's sampled tokens; 0 until the rollout is received."""
     reward: float | None = None
     """Reward of the episode, if this turn ended it."""
     deadline: float = 0.0
@@ -65,11 +68,11 @@ class LeasedRollout:
     is_held: bool = False
     """True if `trust` keeps the scored rollout out of batches until its check ends."""
     components: Mapping[str, float] | None = None
-    """Named parts of the reward, until they are recorded."""
+    """Named parts of the reward, kept until the store has recorded them."""
     turn_reward: float = 0.0
-    """Part of the episode's reward that this turn earned, if the environment answered it."""
+    """Part of the episode's reward that this turn earned, if the environment answered the turn."""
     payload: RolloutPayload | None = None
-    """Payload of a first turn, kept until its group is handed to the learner."""
+    """Payload of a first turn, kept until its group is handed to the learner, or the rollout to its tenant."""
 
     @property
     def drawers(self) -> tuple[str, ...]:
@@ -103,11 +106,20 @@ class Slot:
     """Newest rollout of the current turn and seed whose sampled tokens another node may resume. A rollout of an
     unproven node never replaces one of a proven node with the same version."""
     failed_draws: tuple[int, ...] = ()
-    """Turn number of each completion on which the scorer failed. Each failure gives the next attempt at its turn
-    another seed."""
+    """For each scorer failure, the turn on whose completion the scorer failed. Each failure changes the seed of the
+    next attempt at this turn."""
     num_returns: int = 0
-    evaluated: bool = False
-    """True for an ended episode of an evaluation."""
+    answered_at: float = -inf
+    """Time at which the session answered the newest of `turns`. -inf: before a restart, or the episode has no
+    session."""
+    attempt: int = 0
+    """Number of times that the episode started again from its prompt because its session was lost."""
+    losses: int = 0
+    """Number of lost sessions that count towards the end of the episode."""
+    replaced: int = 0
+    """Number of turns whose answer a rebuilt session replaced."""
+    is_over: bool = False
+    """True for an ended episode of an evaluation, and for a tenant's sample that was delivered or cancelled."""
 
     @property
     def turn(self) -> int:
@@ -119,27 +131,28 @@ class Slot:
 
     @property
     def wants_lease(self) -> bool:
-        if self.evaluated or self.winner is not None:
+        if self.is_over or self.winner is not None:
             return False
         return not self.leased or all(rollout.overdue or rollout.late for rollout in self.leased)
 
     @property
     def held_by(self) -> tuple[str, ...]:
-        """Return the nodes that may still be sampling the current turn: its deadline has not passed."""
+        """Return the nodes that may still sample the current turn: nodes with a lease of this turn whose deadline has
+        not passed.
+        """
         return tuple([rollout.node_id for rollout in self.leased if not rollout.overdue])
 
     @property
     def is_won(self) -> bool:
-        """True if the current turn needs no further result: a valid rollout is received, or the evaluation episode has
-        ended."""
-        return self.evaluated or self.winner is not None
+        """True if the current turn needs no further result: a valid rollout is received, or the episode is over."""
+        return self.is_over or self.winner is not None
 
     @property
     def received(self) -> tuple[LeasedRollout, ...]:
         return self.turns if self.winner is None else (*self.turns, self.winner)
 
     def blame(self, node_id: str) -> None:
-        """Note that the index failed on this node: make the node the last one in `failed_on`."""
+        """Note that this node failed on the index: put the node at the end of `failed_on`."""
         self.failed_on = (*(node for node in self.failed_on if node != node_id), node_id)
 
 
@@ -156,14 +169,14 @@ class RolloutGroup:
     slots: list[Slot]
     owner: GroupOwner
     num_ended: int = 0
-    """Number of ended and scored episodes."""
+    """Number of the group's episodes that have ended and are scored."""
     num_held: int = 0
     """Number of the group's scored rollouts that are kept out of batches until their checks end."""
     num_tokens: int = 0
     """Sampled tokens of all received rollouts."""
     unleased: set[int] = field(default_factory=set)
-    """Indices that want a lease: their current turn is not received, and all nodes that hold it, if any, are late or
-    overdue."""
+    """Indices that want a lease: no rollout of their current turn is received, and every node that holds the turn is
+    late or overdue."""
     asked_for: bool = True
     """False: no index of the group wants a lease until its owner calls `Ledger.ask_for`."""
     prompt: int | None = None
@@ -180,20 +193,36 @@ class RolloutGroup:
     """Oldest version of all leased and received rollouts."""
     is_plain: bool = True
     """True if every index that wants a lease is at its first turn and has failed on no node."""
+    sampling: SamplingParameters | None = None
+    """Sampling parameters of a tenant's request; None = the run's settings."""
+    tenant: str = ""
+    """Name of the tenant whose group it is, as nodes see it; empty = a group of the run."""
+    adapter: int = 0
+    """Version with which a tenant's group is drawn; 0 = a group of the run, or the base model."""
+    only_checked: bool = False
+    """True if the group's tenant wants only completions that passed a check."""
+    session: SessionRules | None = None
+    """Rules of the episodes' sessions; None if the group has no sessions."""
     _kept_from: frozenset[tuple[tuple[str, ...], tuple[str, ...]]] | None = None
     """Cached value of `kept_from`; None = not computed."""
 
     @property
     def kept_from(self) -> frozenset[tuple[tuple[str, ...], tuple[str, ...]]]:
-        """Return the distinct pairs of (nodes on which the index failed, nodes that hold it) among the indices that
-        want a lease."""
+        """Return the distinct pairs of two sets of nodes, over all indices that want a lease: nodes on which the index
+        failed, and nodes that hold the index."""
         if self._kept_from is None:
             slots = [self.slots[index] for index in self.unleased]
             self._kept_from = frozenset((slot.failed_on, slot.held_by) for slot in slots)
         return self._kept_from
 
+    @property
+    def wants_later_turns(self) -> bool:
+        """True if an episode with a session wants a lease for a turn after its first one."""
+        return self.session is not None and any(self.slots[index].turns for index in self.unleased)
+
     def note_wants(self) -> None:
-        """Discard the cached `kept_from`. Call this whenever `unleased`, or a slot of such an index, changes."""
+        """Discard the cached `kept_from`. Call this whenever `unleased` changes, or the slot of an index in
+        `unleased`."""
         self._kept_from = None
 
     @property
@@ -262,7 +291,8 @@ class RolloutGroup:
             self.oldest_version = rollout.oldest_version
 
     def take_out(self, rollout: LeasedRollout) -> None:
-        """Remove a received rollout: the current turn's or, when dropping the whole group, any turn's."""
+        """Remove a received rollout from its slot. If the whole group is dropped, the rollout may belong to an earlier
+        turn."""
         slot = self.slots[rollout.index]
         self.num_tokens -= rollout.num_tokens
         self.num_held -= rollout.is_held
@@ -275,7 +305,7 @@ class RolloutGroup:
 
 
 class SortedIds(list[int]):
-    """Group ids in ascending order. Change the list only by these methods.
+    """Group ids in ascending order. Change the list only by the methods that this class defines.
 
     Most changes happen at the two ends, where list operations are fast.
     """
@@ -315,7 +345,8 @@ class SortedIds(list[int]):
 
 
 class GroupOwner(Protocol):
-    """The part of the coordinator that opened a group and decides on its leases and its end: training or evaluation.
+    """The part of the coordinator that opened a group and decides on its leases and its end: training, evaluating
+    or answering.
 
     Ledger, leasing and coordinator call a group's owner without knowing its kind. Owners never change a rollout's state
     themselves; they call the ledger.
@@ -332,10 +363,23 @@ class GroupOwner(Protocol):
 
     @property
     def may_move_on(self) -> bool:
-        """True if nodes may switch to the newest published version within a completion of the owner's groups."""
+        """True if nodes may switch to the newest published version in the middle of a completion of the owner's
+        groups.
+        """
+
+    @property
+    def keeps_payloads(self) -> bool:
+        """True if a received first turn's payload is kept in memory until the owner passes it on."""
+
+    @property
+    def lengths(self) -> CompletionLengths | None:
+        """Return the owner's own record of completion lengths; None if its completions count in the ledger's record."""
 
     def lease_version(self, group: RolloutGroup, node: Node) -> int:
         """Return the version to name in a lease of this group to this node."""
+
+    def preferred(self, group: RolloutGroup) -> tuple[str, ...]:
+        """Return the nodes that get the group's leases before others, the best first; empty = no preference."""
 
     def end_episode(self, rollout: LeasedRollout, reward: float) -> None:
         """Handle a received rollout that ended its episode with this reward."""
@@ -351,15 +395,15 @@ class GroupOwner(Protocol):
 
 
 class Wants:
-    """Maintains which indices want a lease: `unleased` of each group, and `wanting` of each owner, the groups with such
-    an index. The caller must report every changed slot."""
+    """Tracks which indices want a lease. It maintains `unleased` of each group, and `wanting` of each owner: the groups
+    with an index in `unleased`. The caller must report every changed slot."""
 
     def __init__(self) -> None:
         self.num_changes = 0
-        """Counter that grows whenever an index may start to want a lease."""
+        """Counter that grows whenever a rollout of a group may start to need a lease."""
 
     def note(self, group: RolloutGroup, index: int) -> None:
-        """Update an index after any change of its slot."""
+        """Update if an index wants a lease, after any change of its slot."""
         group.note_wants()
         if group.asked_for and group.slots[index].wants_lease:
             group.unleased.add(index)
@@ -369,7 +413,7 @@ class Wants:
             self.settle(group, index)
 
     def note_all(self, group: RolloutGroup) -> None:
-        """Update all indices of a group, because its owner lets it be leased from now on."""
+        """Update all indices of a group that may be leased from now on."""
         group.note_wants()
         group.unleased.update([index for index, slot in enumerate(group.slots) if slot.wants_lease])
         if group.unleased:
@@ -377,7 +421,7 @@ class Wants:
             self.num_changes += 1
 
     def settle(self, group: RolloutGroup, index: int) -> None:
-        """Note that the index wants no lease."""
+        """Note that the index wants no lease any more."""
         group.note_wants()
         if index in group.unleased:
             group.unleased.discard(index)

@@ -1,14 +1,15 @@
 """The group ledger: every unfinished group and rollout, and every change of a rollout's state.
 
 Invariants, after every call:
-- a leased rollout stays in this ledger until it is trained, evaluated or dropped, and never comes back: leased =
-  trained + evaluated + dropped + in flight;
+- a leased rollout stays in this ledger until it is trained, evaluated, answered or dropped, and never comes back:
+  leased = trained + evaluated + answered + dropped + in flight;
 - each change of state is recorded and receipted exactly once, only in this module;
 - each turn of an index has at most one winner; an index has leases only for its current turn;
 - a complete group has no leases;
 - the `begun` rollout of a slot belongs to the slot's current turn and current seed;
 - `wants` is told of every change of a slot, so the set of indices that want a lease is always known;
-- `flat` holds exactly the complete waiting groups that have no advantage, because their rewards are all equal.
+- `flat` holds exactly the complete waiting groups that have no advantage, because their rewards are all equal;
+- whenever a received rollout of an episode with a session is dropped, or the episode ends, the session is closed.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from itertools import groupby
+from math import inf
 from types import MappingProxyType
 from typing import Final
 
@@ -23,12 +25,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echo_hub.core.accounting.effects import (
+    AnswerReplaced,
+    CloseSession,
     FirstTurn,
     GroupDropped,
     GroupOpened,
     HandOver,
     RevokeLease,
     RolloutReceived,
+    RolloutsAnswered,
     RolloutsDropped,
     RolloutsEvaluated,
     RolloutsLeased,
@@ -40,7 +45,7 @@ from echo_hub.core.accounting.effects import (
 )
 from echo_hub.core.accounting.groups import LeasedRollout, RolloutGroup, Slot, SortedIds, Wants, oldest_of
 from echo_hub.core.accounting.outbox import Outbox
-from echo_hub.core.accounting.snapshot import StepRow
+from echo_hub.core.accounting.snapshot import SessionLosses, StepRow
 from echo_hub.core.nodes.ready import Nodes
 from echo_hub.core.policy.measured import CompletionLengths
 from echo_shared.records.rollout import RolloutPayload
@@ -51,13 +56,14 @@ NO_TASKS: Final[Mapping[str, TaskFigures]] = MappingProxyType({})
 
 SCORINGS: Final = 32
 """Number of rollouts over which the running average of scoring times decays to 1/e."""
+CANCELLED: Final = "its tenant cancelled the request"
 CLEARED_AT_ONCE: Final = 16
 """Number of trained groups whose memory is freed in one turn of the coordinator."""
 
 
 class Ledger:
     """All unfinished groups and rollouts, and the learner's queues. A group for the learner is *waiting* (open or
-    complete) until a step plans it. Groups of evaluations never wait."""
+    complete) until a step plans it. Groups of other owners never wait."""
 
     def __init__(self, *, nodes: Nodes, out: Outbox, discount: float | None = None) -> None:
         """`discount`: discount of the returns that give each turn its own advantage. None: each episode has one
@@ -82,6 +88,12 @@ class Ledger:
         self._gone: deque[RolloutGroup] = deque()
         """Trained groups that are still in memory: `clear_away` frees some per turn."""
         self.groups: dict[int, RolloutGroup] = {}
+        self.session_groups: dict[int, RolloutGroup] = {}
+        """Groups whose episodes are sessions and whose leases were asked for."""
+        self._has_sessions = False
+        """True once the ledger has had a group whose episodes are sessions."""
+        self._lost: dict[int, list[SessionLosses]] = {}
+        """Numbers of lost sessions from before the hub's restart, by group id, until the group is restored."""
         self.rollouts: dict[str, LeasedRollout] = {}
         self.waiting = SortedIds()
         self.complete = SortedIds()
@@ -90,11 +102,23 @@ class Ledger:
     def add_group(self, group: RolloutGroup) -> None:
         """Add a new or restored group. The caller then restores the rollouts of a restored group."""
         self.groups[group.group_id] = group
+        self._has_sessions = self._has_sessions or group.session is not None
+        for row in self._lost.pop(group.group_id, ()):
+            if row.index < len(group.slots):
+                slot = group.slots[row.index]
+                slot.attempt, slot.losses, slot.replaced = row.attempt, row.losses, row.replaced
         if group.owner.for_learner:
             self.waiting.add(group.group_id)
             self.num_queue_changes += 1
         if group.asked_for:
-            self.wants.note_all(group)
+            self.ask_for(group)
+
+    def restore_losses(self, rows: Iterable[SessionLosses]) -> None:
+        """Restore the numbers of lost sessions that the store has from before the hub's restart. Call this before
+        groups are restored.
+        """
+        for row in rows:
+            self._lost.setdefault(row.group_id, []).append(row)
 
     def take_from_queues(self, group_ids: Collection[int]) -> None:
         """Remove these groups from the learner's queues, because the plan of a step contains them."""
@@ -111,11 +135,13 @@ class Ledger:
     def ask_for(self, group: RolloutGroup) -> None:
         """Offer the rollouts of a group that was opened with `asked_for` False for leasing from now on."""
         group.asked_for = True
+        if group.session is not None:
+            self.session_groups[group.group_id] = group
         self.wants.note_all(group)
 
     def lease(self, record: RolloutsLeased, now: float, goes_on: Iterable[tuple[int, int]] = ()) -> list[LeasedRollout]:
-        """Record a lease; the caller sends it to the node. `goes_on`: pairs, from `begun`, of index and earlier lease
-        whose tokens the index continues."""
+        """Record a lease; the caller sends it to the node. `goes_on`: the pairs that `begun` returned, of an index and
+        the id of the earlier lease whose tokens the index continues."""
         continued = {index for index, _ in goes_on}
         group = self.groups[record.group_id]
         leased: list[LeasedRollout] = []
@@ -151,8 +177,8 @@ class Ledger:
 
         The earlier lease must belong to the same node or to a proven one. The node that returns a completion answers
         for all its tokens, so an unproven node could plant forged tokens for which an honest node is punished. Without
-        `oldest`, the earlier lease must name the same version. With `oldest`, it may name an older one, if no token is
-        older than `oldest`.
+        `oldest`, the earlier lease must name the same version. With `oldest`, the earlier lease may also name an older
+        version, if none of its tokens was sampled with a version older than `oldest`.
         """
         slots = self.groups[record.group_id].slots
         return tuple(
@@ -170,14 +196,22 @@ class Ledger:
 
     def expected_tokens(self, group: RolloutGroup) -> float:
         """Return the expected length of the group's completions; 0 if nothing was measured yet."""
-        return group.expected_tokens or self.lengths.mean_tokens
+        return group.expected_tokens or self.lengths_of(group).mean_tokens
+
+    def lengths_of(self, group: RolloutGroup) -> CompletionLengths:
+        """Return the lengths of earlier completions by which the hub predicts this group's: those of the same tenant,
+        or those of the run itself."""
+        own = group.owner.lengths
+        return self.lengths if own is None else own
 
     def held_by(self, node_id: str) -> list[LeasedRollout]:
         """Return the rollouts that the node holds, in leasing order."""
         return list(self._held_by.get(node_id, {}).values())
 
     def note_begun(self, rollout_ids: Iterable[str]) -> None:
-        """Note that nodes have streamed tokens of these rollouts to the hub. Ids of finished rollouts are ignored."""
+        """Note that nodes have streamed the first tokens of these rollouts to the hub, so that another node can
+        continue them. Ids of finished rollouts are ignored.
+        """
         for begun_id in rollout_ids:
             if (rollout := self.rollouts.get(begun_id)) is not None:
                 rollout.is_begun = True
@@ -208,7 +242,8 @@ class Ledger:
         """Lower the node's measured speed because a rollout did not arrive in time or is no longer wanted. Assume the
         length of the longest completions for it: completions of one prompt vary, and a long completion does not mean a
         slow node."""
-        num_tokens = max(rollout.expected_tokens, self.lengths.long_tokens)
+        lengths = self.lengths_of(self.groups[rollout.group_id])
+        num_tokens = max(rollout.expected_tokens, lengths.long_tokens)
         self._nodes.miss(rollout.node_id, num_tokens, now - rollout.leased_at)
 
     def blame(self, rollout: LeasedRollout) -> None:
@@ -218,8 +253,8 @@ class Ledger:
         group.slots[rollout.index].blame(rollout.node_id)
 
     def fail(self, rollout: LeasedRollout, reason: DropReason, detail: str) -> None:
-        """Drop the rollout after a failure of its node; other nodes are tried first for its index. If the node returned
-        the rollout, the next lease may continue its tokens. After any other failure sampling starts from the
+        """Drop the rollout after a failure of its node; other nodes are tried first for its index. If the node gave the
+        rollout back, the next lease may continue its tokens. After any other failure, sampling starts from the
         beginning."""
         if reason is not DropReason.RETURNED:
             self.groups[rollout.group_id].slots[rollout.index].begun = None
@@ -227,10 +262,17 @@ class Ledger:
         self.drop([rollout], reason, detail)
 
     def receive(
-        self, rollout: LeasedRollout, payload: RolloutPayload, now: float, *, oldest_version: int | None = None
+        self,
+        rollout: LeasedRollout,
+        payload: RolloutPayload,
+        now: float,
+        *,
+        oldest_version: int | None = None,
+        is_scored_later: bool = False,
     ) -> None:
-        """Move leased → received. The rollout wins its index's current turn, which must lack a winner.
-        `oldest_version`: version that sampled its first token. None: the lease's version."""
+        """Change a rollout's state from leased to received. The rollout wins its index's current turn, which must not
+        have a winner. `oldest_version`: version that sampled its first token; None: the lease's version.
+        `is_scored_later`: the caller has the rollout scored once it is checked."""
         group = self.groups[rollout.group_id]
         rollout.num_tokens, rollout.received_at = len(payload.completion_ids), now
         rollout.oldest_version = rollout.policy_version if oldest_version is None else oldest_version
@@ -247,7 +289,7 @@ class Ledger:
             latency_s=now - rollout.leased_at,
             now=now,
         )
-        self.lengths.seen(group.prompt, rollout.num_tokens)
+        self.lengths_of(group).seen(group.prompt, rollout.num_tokens)
         self._end_lease(rollout)
         group.num_tokens += rollout.num_tokens
         group.slots[rollout.index].winner = rollout
@@ -256,10 +298,16 @@ class Ledger:
         self._out.record(RolloutReceived(rollout_id=rollout.rollout_id, received_at=now, payload=payload))
         self._move(rollout, ReceiptState.RECEIVED)
         first = None if rollout.turn else FirstTurn(group.group_id, payload)
-        rollout.payload = payload if first and group.owner.for_learner else None
-        self._out.act(ScoreRollout(rollout_id=rollout.rollout_id, first_turn=first))
+        rollout.payload = payload if first and group.owner.keeps_payloads else None
+        if not is_scored_later:
+            self.have_scored(rollout, first)
         if not self._episodes_go_on and group.has_come_in:
             self._hand_over(group)
+
+    def have_scored(self, rollout: LeasedRollout, first_turn: FirstTurn | None = None) -> None:
+        """Have a received rollout scored. `first_turn`: the rollout's tokens, if they are still in memory."""
+        attempt = self.groups[rollout.group_id].slots[rollout.index].attempt
+        self._out.act(ScoreRollout(rollout_id=rollout.rollout_id, attempt=attempt, first_turn=first_turn))
 
     def score(self, rollout: LeasedRollout, reward: float) -> None:
         """Move a received rollout that ended its episode to the state scored. The last episode completes the group, and
@@ -269,6 +317,7 @@ class Ledger:
         self._nodes.trust(rollout.node_id, in_time=not rollout.overdue)
         group = self.groups[rollout.group_id]
         group.num_ended += 1
+        self._close_session(group, rollout.index)
         self.note_complete(group)
         if group.complete:
             self.revoke(group.still_leased, DropReason.EXPIRED)
@@ -276,37 +325,83 @@ class Ledger:
                 self._hand_over(group)
 
     def _record_score(self, rollout: LeasedRollout, reward: float | None) -> None:
-        self._out.record(ScoreRecorded(rollout_id=rollout.rollout_id, reward=reward, components=rollout.components))
+        """Record the reward of an ended episode. A rollout that is scored already gets it in place of the environment's
+        answer (`replace_answer`)."""
+        name, components = rollout.rollout_id, rollout.components
         rollout.components = None
+        if rollout.state is ReceiptState.SCORED:
+            self._out.record(AnswerReplaced(rollout_id=name, reward=reward, components=components))
+            return
+        self._out.record(ScoreRecorded(rollout_id=name, reward=reward, components=components))
         self._move(rollout, ReceiptState.SCORED)
+
+    def _close_session(self, group: RolloutGroup, index: int) -> None:
+        """Close the session of an episode, and free the episode's slot, one of a limited number of slots for open
+        sessions.
+        """
+        if group.session is not None:
+            attempt = group.slots[index].attempt
+            self._out.act(CloseSession(group_id=group.group_id, index=index, attempt=attempt))
+            self.num_queue_changes += 1
 
     def note_scoring(self, rollout: LeasedRollout, now: float) -> None:
         if rollout.received_at is not None:
             self.scoring_s += (now - rollout.received_at - self.scoring_s) / SCORINGS
 
     def evaluate(self, rollout: LeasedRollout, reward: float | None) -> None:
-        """Move an ended evaluation episode, with its earlier turns, from received to scored, and then to evaluated."""
+        """Change the states of an ended evaluation episode's rollouts, earlier turns included, from received to scored,
+        and then to evaluated.
+        """
         self._record_score(rollout, reward)
         if reward is not None:
             self._nodes.trust(rollout.node_id, in_time=not rollout.overdue)
         group = self.groups[rollout.group_id]
         slot = group.slots[rollout.index]
-        # A restarted hub could not send other leases of this turn again, because evaluated turns are not restored.
+        # Revoke the other leases of this turn. A restarted hub does not restore evaluated turns, so it could not send
+        # these leases again.
         if slot.turns:
             self.revoke(slot.leased, DropReason.EXPIRED)
         turns = slot.received
         self._out.record(RolloutsEvaluated(rollout_ids=tuple(turn.rollout_id for turn in turns)))
         for turn in turns:
             self._move(self.rollouts.pop(turn.rollout_id), ReceiptState.EVALUATED)
-        slot.turns, slot.winner, slot.evaluated, slot.begun = (), None, True, None
+        slot.turns, slot.winner, slot.is_over, slot.begun = (), None, True, None
         group.num_ended += 1
+        self._close_session(group, rollout.index)
+        self._close_if_complete(group)
+
+    def answer(self, rollout: LeasedRollout) -> None:
+        """Change the state of a received rollout of a tenant's request to answered."""
+        self._nodes.trust(rollout.node_id, in_time=not rollout.overdue)
+        group = self.groups[rollout.group_id]
+        slot = group.slots[rollout.index]
+        self._out.record(RolloutsAnswered(rollout_ids=(rollout.rollout_id,)))
+        self._move(self.rollouts.pop(rollout.rollout_id), ReceiptState.ANSWERED)
+        slot.winner, slot.is_over, slot.begun = None, True, None
+        group.num_ended += 1
+        self._close_if_complete(group)
+
+    def give_up(self, group: RolloutGroup, indices: Iterable[int]) -> None:
+        """Drop the rollouts of these indices of a tenant's group, and never lease these indices again."""
+        gone = tuple(indices)
+        for index in gone:
+            group.slots[index].is_over = True
+            self.wants.settle(group, index)
+        self.drop([rollout for index in gone for rollout in group.slots[index].received], DropReason.REVOKED, CANCELLED)
+        self.revoke([rollout for index in gone for rollout in group.slots[index].leased], DropReason.REVOKED)
+        group.num_ended += len(gone)
+        self._close_if_complete(group)
+
+    def _close_if_complete(self, group: RolloutGroup) -> None:
         if group.complete:
             self.revoke(group.still_leased, DropReason.EXPIRED)
             self._forget(group.group_id)
 
-    def go_on(self, rollout: LeasedRollout, observation_ids: NDArray[np.int32], *, turn_reward: float = 0.0) -> None:
+    def go_on(
+        self, rollout: LeasedRollout, observation_ids: NDArray[np.int32], *, turn_reward: float = 0.0, now: float = -inf
+    ) -> None:
         """Move a received rollout to the state scored after the environment answered this turn. The episode's next turn
-        wants a lease."""
+        wants a lease from now on."""
         self._out.record(
             ScoreRecorded(
                 rollout_id=rollout.rollout_id, reward=None, observation_ids=observation_ids, turn_reward=turn_reward
@@ -321,10 +416,33 @@ class Ledger:
         group.is_plain, self._episodes_go_on = False, True
         slot.turns, slot.winner = (*slot.turns, rollout), None
         slot.failed_on, slot.num_returns, slot.begun = (), 0, None
+        if group.session is not None:
+            slot.answered_at = now
         self.wants.note(group, rollout.index)
 
+    def replace_answer(
+        self, turn: LeasedRollout, observation_ids: NDArray[np.int32] | None, *, turn_reward: float, now: float
+    ) -> None:
+        """Replace the environment's answer to the newest answered turn, because its rebuilt session gives another one.
+        The caller has dropped the turns after it. `observation_ids` None: the answer ends the episode, and the group's
+        owner then ends the episode with this turn."""
+        group = self.groups[turn.group_id]
+        slot = group.slots[turn.index]
+        assert slot.turns[-1] is turn and slot.winner is None and not slot.leased, "nothing follows the turn"
+        group.is_plain, self._episodes_go_on = False, True
+        slot.failed_on, slot.num_returns, slot.begun, slot.answered_at = (), 0, None, now
+        turn.turn_reward = turn_reward
+        if observation_ids is None:
+            slot.turns, slot.winner = slot.turns[:-1], turn
+        else:
+            replaced = AnswerReplaced(
+                rollout_id=turn.rollout_id, reward=None, observation_ids=observation_ids, turn_reward=turn_reward
+            )
+            self._out.record(replaced)
+        self.wants.note(group, turn.index)
+
     def draw_again(self, rollout: LeasedRollout, detail: str) -> None:
-        """Move received → dropped after a scorer failure. The turn wants a lease with another seed. Other leases of the
+        """Drop a received rollout after a scorer failure. Its turn wants a lease with another seed. Other leases of the
         turn are revoked: their seed would reproduce the failed completion."""
         slot = self.groups[rollout.group_id].slots[rollout.index]
         self.revoke(slot.leased, DropReason.EXPIRED)
@@ -352,6 +470,8 @@ class Ledger:
             return
         ids = tuple(rollout.rollout_id for rollout in dropped)
         self._out.record(RolloutsDropped(rollout_ids=ids, reason=reason, detail=detail))
+        if self._has_sessions and reason is not DropReason.SESSION_LOST:
+            self._close_sessions(dropped)
         for rollout in dropped:
             del self.rollouts[rollout.rollout_id]
             group = self.groups[rollout.group_id]
@@ -362,6 +482,12 @@ class Ledger:
             group.oldest_leased = oldest_of(group.received + group.still_leased)
             self.wants.note(group, rollout.index)
             self._move(rollout, ReceiptState.DROPPED, reason)
+
+    def _close_sessions(self, dropped: Iterable[LeasedRollout]) -> None:
+        """Close the sessions to which these rollouts may have been given. A session that is needed again is rebuilt."""
+        received = [rollout for rollout in dropped if rollout.state is not ReceiptState.LEASED]
+        for group_id, index in dict.fromkeys((rollout.group_id, rollout.index) for rollout in received):
+            self._close_session(self.groups[group_id], index)
 
     def _take_out(self, group: RolloutGroup, rollout: LeasedRollout) -> None:
         was_complete = group.complete
@@ -380,6 +506,12 @@ class Ledger:
             one = next(of_lease)
             if all(other.lease_id != lease_id for other in self.groups[one.group_id].still_leased):
                 self._out.act(RevokeLease(node_id=one.node_id, lease_id=lease_id, reason=reason))
+
+    def stop(self, rollout: LeasedRollout) -> None:
+        """Tell the node of a received rollout to stop, unless it still holds other rollouts of the same lease."""
+        group = self.groups.get(rollout.group_id)
+        if group is None or all(other.lease_id != rollout.lease_id for other in group.still_leased):
+            self._out.act(RevokeLease(node_id=rollout.node_id, lease_id=rollout.lease_id, reason=DropReason.DUPLICATE))
 
     def drop_group(self, group: RolloutGroup, reason: DropReason) -> None:
         self.drop(group.received, reason)
@@ -406,7 +538,8 @@ class Ledger:
     def train(
         self, batch: StepRow, metrics: Mapping[str, float], now: float, *, left_out: Collection[int] = ()
     ) -> None:
-        """Move the batch scored → trained, except the groups in `left_out`, which move scored → dropped."""
+        """Change the batch's rollouts from scored to trained. Rollouts of the groups in `left_out` change from scored
+        to dropped."""
         ids = batch.rollout_ids
         if left_out:
             ids = tuple([trained_id for trained_id in ids if self.rollouts[trained_id].group_id not in left_out])
@@ -429,6 +562,7 @@ class Ledger:
                 self.drop_group(self.groups[group_id], DropReason.SCREENED)
             else:
                 self._gone.append(self.groups.pop(group_id))
+                self.session_groups.pop(group_id, None)
 
     def clear_away(self) -> None:
         """Free the memory of some trained groups. Freeing all groups of a large step at once would block the event
@@ -473,6 +607,7 @@ class Ledger:
 
     def _forget(self, group_id: int) -> None:
         group = self.groups.pop(group_id)
+        self.session_groups.pop(group_id, None)
         self.num_queue_changes += 1
         for ids in (self.waiting, self.complete, self.flat):
             ids.discard(group_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from echo_hub.core.answer_groups import AnswerGroup
 from echo_hub.core.policy.curriculum import GroupResult
 from echo_hub.core.trust.numerics import CoarseClass
 from echo_hub.core.trust.standing import StandingRow
@@ -16,7 +17,7 @@ RECENT_STEPS: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnfinishedRollout:
-    """One rollout that was leased and is not trained, evaluated or dropped."""
+    """One rollout that was leased and is not trained, evaluated, answered or dropped."""
 
     rollout_id: str
     lease_id: int
@@ -31,7 +32,7 @@ class UnfinishedRollout:
     reward: float | None
     """Reward of the episode. None in state `scored`: the environment answered this turn, so the episode goes on."""
     turn_reward: float = 0.0
-    """Reward of this turn alone, if the environment answered it."""
+    """Reward of this turn alone, if the environment answered the turn and the episode goes on."""
     oldest_version: int | None = None
     """Oldest version that sampled any token of a received rollout; None: the lease's version."""
     drawn_by: tuple[str, ...] = ()
@@ -39,6 +40,17 @@ class UnfinishedRollout:
     others_held: bool = False
     """True if an earlier lease of another node may have produced this rollout's first tokens."""
     checked: Checked = Checked.NO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionLosses:
+    """Losses of one episode's sessions. Episodes without any loss have no row."""
+
+    group_id: int
+    index: int
+    attempt: int
+    losses: int
+    replaced: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +74,7 @@ class StepRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorSnapshot:
-    """State at the start; all defaults describe a new run."""
+    """What the store knows when the hub starts. All defaults describe a new run."""
 
     next_group_id: int = 0
     next_lease_id: int = 1
@@ -70,7 +82,9 @@ class CoordinatorSnapshot:
     rollouts: tuple[UnfinishedRollout, ...] = ()
     """Unfinished rollouts in leasing order, and so in turn order."""
     scorer_failures: tuple[tuple[int, int, int], ...] = ()
-    """Group, index and turn of each rollout of these groups that was dropped after a scorer failure."""
+    """Group, index and turn of each rollout of an unfinished group that was dropped after a scorer failure."""
+    sessions: tuple[SessionLosses, ...] = ()
+    """Numbers of lost sessions, for each unfinished group's episodes."""
     newest_planned_group: int = -1
     """Youngest group in any step's batch; -1 = none."""
     flat_groups: tuple[int, ...] = ()
@@ -88,6 +102,10 @@ class CoordinatorSnapshot:
     """Trained steps whose payloads are still stored, so that a learner with an older checkpoint can repeat them."""
     evaluated: frozenset[tuple[int, int]] = frozenset()
     """Group and index of each ended episode of an evaluation that is not finished."""
+    answers: tuple[AnswerGroup, ...] = ()
+    """Groups of tenants' samples that the store still has, sorted by id."""
+    answered: frozenset[tuple[int, int]] = frozenset()
+    """Group and index of each delivered sample of the groups in `answers`."""
     standings: tuple[StandingRow, ...] = ()
     """Trust standings of all nodes that were ever checked."""
     coarse_classes: tuple[CoarseClass, ...] = ()

@@ -96,7 +96,7 @@ TURN_S: Final = 600.0
 slow for ordinary work."""
 FIRST_TURN_S: Final = 10.0
 """Seconds that a connected node without any scored rollout waits for its first turn, a single-rollout lease. Needed if
-steps are too short for ordinary leases to such nodes."""
+steps are too short for ordinary leases to nodes without results."""
 TURNS_SHARE: Final = 32
 """Divisor that limits the turns (single-rollout leases to slow nodes): they take at most 1/32 of a step's rollouts,
 minimum one."""
@@ -105,7 +105,7 @@ TURNS_KEPT: Final = 4_096
 VERSIONS_KEPT: Final = 64
 """Number of newest versions whose training time is remembered, to measure how long they take to reach nodes."""
 _NEWS: Final = 0.5
-"""Weight of a new measurement in running averages."""
+"""Weight of a new measurement in a running average; the average so far has the rest of the weight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -417,18 +417,20 @@ class Activation:
         self._change(wanted, demand, now)
 
     def _of_measured(self, useful: Floats, target: float, floor: float, settled_target: float, now: float) -> Bools:
-        """Return which measured nodes should be active. `useful`: each node's useful rollouts per step. If the active
-        nodes return less than `floor`, add the cheapest others until the sum reaches `target`. Otherwise keep the
-        cheapest active nodes that together return `settled_target`, and all that are too new to replace others (not
-        settled)."""
+        """Return which measured nodes should be active. `useful`: each node's useful rollouts per step.
+
+        If the active nodes return less than `floor`, add the cheapest others until the sum reaches `target`. Otherwise
+        keep the cheapest active nodes that together return `settled_target`. Also keep all active nodes that are not
+        settled: they are too new to replace others.
+        """
         priced, cap, cost = self._priced, self._settings.spend_cap_per_hour, self._priced.cost
         active = priced.active & (useful > 0)
         brought, spent = float(useful[active].sum()), float(cost[active].sum())
         if brought < floor:
             others = np.where(active, 0.0, useful)
             more = active | cheapest(others, cost, need=target - brought, budget=cap - spent)
-            # Additions may not fit under the spending cap. Then a set chosen from scratch may return more rollouts than
-            # `more`.
+            # Added nodes may not fit under the spending cap. Then a set chosen from scratch may return more rollouts
+            # than `more`.
             fresh = cheapest(useful, cost, need=target, budget=cap)
             gain = 1 + HYSTERESIS
             return fresh if float(useful[fresh].sum()) > gain * float(useful[more].sum()) else more

@@ -26,7 +26,9 @@ from numpy.typing import NDArray
 from echo_hub.core.capacity.rule import Each, in_time
 
 FILLS: Final = 64
-"""Maximum number of nodes that one choice adds to fill the budget, or removes as superfluous."""
+"""Limit on one choice: the number of nodes that it adds while budget is left, and the number that it removes as
+superfluous.
+"""
 
 NOTHING: Final = 1e-9
 """Contributions in rollouts per step up to this size count as zero."""

@@ -21,6 +21,6 @@ class ActivationSettings:
     spend_cap_per_hour: float = 0.0
     """Limit on the total price of all active nodes, in dollars per hour; 0 = only nodes that cost nothing work."""
     margin: float = 1.15
-    """Rollouts per step that active nodes should return in time, divided by the learner's demand."""
+    """Safety factor: rollouts per step that active nodes should return in time, divided by the learner's demand."""
     dwell_s: float = 60.0
     """Minimum seconds for which a node stays active, unless the spending cap is lowered."""

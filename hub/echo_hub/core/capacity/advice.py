@@ -31,8 +31,8 @@ NODES_TRIED: Final = tuple(2**power for power in range(11))
 give."""
 
 FEWER_TRIED: Final = 4
-"""Limit on the search for a cheaper mix of nodes: number of nodes of the cheapest class that another class may
-replace."""
+"""Limit on the search for a cheaper mix of nodes: nodes of another class replace at most this number of nodes of the
+cheapest class."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +58,8 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """Alternative measures. Each alone lets the learner reach the wanted utilisation (the goal); None = this measure
-    cannot."""
+    """Measures that each let the learner reach the wanted utilisation (the goal) without any of the others; None = this
+    measure cannot."""
 
     max_staleness: int | None
     """Smallest staleness bound that reaches the wanted utilisation with the current publication interval."""
@@ -135,7 +135,7 @@ class Partial:
     """Number of added nodes, or the staleness bound: the smallest value whose utilisation is within a hundredth of the
     best."""
     busy: float
-    """Share of time in which the learner does not wait."""
+    """Share of time in which the learner trains or hands over, instead of waiting for rollouts."""
 
 
 def busy_share(workload: Workload, pool: Pool) -> float:

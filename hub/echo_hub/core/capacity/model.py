@@ -73,9 +73,11 @@ class Workload:
     hand_off_s: float = 0.0
     """Learner's time per step besides training: commit of the plan and transfer of the batch."""
     max_staleness: int = 0
-    """Staleness bound of async mode; 0 in other modes."""
+    """Staleness bound of the run in async mode; 0 in the other modes."""
     publish_every: int = 1
-    """Steps between publications; at most the staleness bound + 1, otherwise no version is fresh enough."""
+    """Steps between publications. It must be at most the staleness bound + 1: otherwise every published version would
+    be too old for some steps.
+    """
 
     @property
     def step_s(self) -> float:

@@ -2,15 +2,15 @@
 
 This is the strict case of `model`: nodes sample all the time, so no rollout of a version begins before the version
 arrives. Steps take T seconds each, and every kappa-th version is published. Version v is made at vT and reaches node i
-B_i later. A rollout takes L_i from lease to reward. Step k begins at (k - 1) T and may train on the rollout if k - 1 -
-v <= S. So version v is useful for rollouts that begin between vT + B_i and (v + S) T - L_i. The next version's arrival
-ends this interval early:
+B_i later. A rollout takes L_i from lease to reward, and node i samples mu_i rollouts a second. S is the staleness
+bound. Step k begins at (k - 1) T and may train on the rollout if k - 1 - v <= S. So version v is useful for rollouts
+that begin between vT + B_i and (v + S) T - L_i. The next version's arrival ends this interval early:
 
     useful rollouts per period  =  sum_i mu_i min(kappa T, max(0, S T - B_i - L_i))
 
-A pool keeps the learner busy if this is at least kappa R, the rollouts of kappa steps. With kappa = 1 this implies the
-condition of `model`, which counts slots as half-way through older work when a version arrives. With equal B_i and L_i =
-0 this is ECHO-2's rule (arXiv 2602.02192) for a window of S T.
+A step trains on R rollouts, so a pool keeps the learner busy if this is at least kappa R. With kappa = 1 this implies
+the condition of `model`, which counts slots as half-way through older work when a version arrives. With equal B_i and
+L_i = 0 this is ECHO-2's rule (arXiv 2602.02192) for a window of S T.
 
 Minimum staleness: consider a rollout that ends u seconds before a step begins. It began with its node's newest version,
 so it lags by x = (u + L_i + B_i) / T steps. With kappa = 1 its staleness in that step is ceil(x). Over one step u goes
@@ -62,10 +62,11 @@ def useful_rollouts_of_each(pool: NodeByNode, workload: Workload) -> NDArray[np.
 
 
 def in_time(rollouts_per_s: Each, late_s: Each, *, step_s: float, publish_every: int, staleness_bound: int) -> Each:
-    """Return the rollouts per step that arrive in time, for one node or for each, [N]: the rule's term mu_i min(kappa
-    T, max(0, S T - B_i - L_i)) / kappa.
+    """Return the rollouts per step that arrive in time, for one node or for each [N].
 
-    `late_s` is B_i + L_i.
+    `late_s` is the node's broadcast time plus its latency. A rollout arrives in time if it begins within
+    `staleness_bound` · `step_s` - `late_s` seconds after the node got a version. No rollout begins later than
+    `publish_every` · `step_s` seconds after that, because then the next version arrives.
     """
     most_s, left_s = publish_every * step_s, staleness_bound * step_s - late_s
     if isinstance(left_s, float):  # numpy is slow on single numbers.

@@ -28,9 +28,9 @@ LEAST_ALIKE: Final = 6
 within the staleness bound."""
 
 BISECTIONS: Final = 30
-"""Bisection steps per search; each halves the error."""
+"""Number of halvings of the interval in each search by bisection; each halves the error."""
 SAME: Final = 1e-6
-"""Relative tolerance for equal durations."""
+"""Relative difference up to which two durations of steps count as equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

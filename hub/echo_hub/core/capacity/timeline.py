@@ -1,4 +1,4 @@
-"""Some steps of a periodic schedule, as time spans for a drawing."""
+"""Time spans of some steps of a periodic schedule, from which a page draws a diagram."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Misbehaviour of nodes. A node that misbehaves gets no work for a while: it *rests*. A scored rollout ends the rest,
-except for deaths of scorers.
+except a rest for killed scorer processes.
 
 - A *silent* node let all its rollouts pass their deadline. A proven node (one with a scored rollout) may get new work
   at once, but only one rollout at a time (its window is 1). An unproven node rests for `SILENT_RESTS` times the

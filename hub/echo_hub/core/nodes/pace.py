@@ -24,24 +24,25 @@ from typing import Final
 MEMORY: Final = 32
 """Number of completions over which a node's figures decay to 1/e. Set by hand."""
 UNBOUNDED: Final = 2**30
-"""Number of rollouts that stands for no limit."""
+"""A number of rollouts that no node reaches: it stands for "no limit"."""
 _KEPT: Final = 1.0 - 1.0 / MEMORY
 _KEPT_FULL: Final = 1.0 - 1.0 / 256
 _KEPT_IDLE: Final = 1.0 - 1.0 / 8192
-"""Factors by which the highest observed values shrink per completion. While the node holds more rollouts than it was
-seen to sample in parallel, they shrink fast (`_KEPT_FULL`), because the node then shows its limit; otherwise slowly
-(`_KEPT_IDLE`). Set by hand: by half in 177 and 5,678 completions."""
+"""Factors by which the maxima of parallelism and speed shrink per completion. While the node holds more rollouts than
+it was seen to sample in parallel, they shrink fast (`_KEPT_FULL`), because the node then shows its limit; otherwise
+slowly (`_KEPT_IDLE`). Set by hand: by half in 177 and 5,678 completions.
+"""
 _WAY_GROWS: Final = 1.01
 """Factor by which the measured transit time grows per completion. Transit time is the smallest value seen, so it could
 not rise otherwise. Set by hand: it doubles in 70 completions."""
 _AHEAD: Final = 1.25
-"""Completions that a node may hold, as a multiple of those that keep it busy. More than 1, so that the node never waits
-for its next lease. Set by hand."""
+"""Limit on a node's held completions, as a multiple of the completions that keep the node busy. Above 1, so that the
+node never waits for a new lease. Set by hand."""
 _AHEAD_S: Final = 0.4
 """Seconds of additional work that a node may always hold, because hub or node may stall for a moment. Set by hand."""
 RAMP: Final = 4
-"""Factor by which a node's work may exceed what it has shown so far, while its results arrive as soon as its claimed
-speed promises. Set by hand: 4 rollouts become 256 in three rounds."""
+"""Largest ratio of a node's leased work to the work that it has shown to be able to do. It applies while results arrive
+within the time that the node's claimed speed promises. Set by hand: 4 rollouts become 256 in three rounds."""
 _BELIEVED: Final = 0.8
 """Part of a claimed speed that a node is expected to reach. The rest must be measured: `_AHEAD` allows for it. Set by
 hand."""
@@ -136,8 +137,8 @@ class NodePace:
     def finish_s(self, queued_tokens: float, num_tokens: float) -> float:
         """Return the seconds until a new completion of `num_tokens` is back, if the node already holds `queued_tokens`.
 
-        The result is the time of one completion for each round of completions queued before it and for its own round,
-        plus transit.
+        The result is the number of rounds times the duration of one completion, plus the transit time. The queued
+        completions take some rounds, the new completion one more.
         """
         rounds = ceil((queued_tokens / num_tokens + 1.0) / self._at_once - _NEARLY) if num_tokens else 1
         return self.token_s * num_tokens * max(1, rounds) + self.way_s

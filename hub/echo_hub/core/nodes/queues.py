@@ -32,11 +32,13 @@ class ReadyQueues:
         self._turns = 0
         self._num_waiting = 0
         self.notice_from: float = -inf
-        """Speed class: changes of faster nodes are not reported, because no proven node faster than this can take any
-        work at present."""
+        """Fastest speed class of proven nodes whose changes are reported: at present there is no work for faster ones.
+        Changes of unproven nodes are always reported.
+        """
         self.most_avoided = 0
-        """Largest number of nodes that a search skips because its work failed on them, so a search returns one of the
-        first `most_avoided` + 1 nodes of a queue."""
+        """Largest number of nodes that a search skips because the work failed on them. So a search returns one of the
+        first `most_avoided` + 1 nodes of a queue.
+        """
         self.num_unproven = 0
 
     def __len__(self) -> int:
@@ -67,8 +69,8 @@ class ReadyQueues:
     def slowest(self, oldest: int, enough: int) -> tuple[bool, int]:
         """Examine the waiting nodes of version `oldest` or newer.
 
-        Return whether one is of speed class `enough` or slower, and the slowest class faster than `enough` (UNPROVEN:
-        none).
+        Return True if one of them is of speed class `enough` or slower. Also return the slowest class among the nodes
+        that are faster than `enough` (UNPROVEN: there are none).
         """
         slow_enough, slowest = False, UNPROVEN
         for version, _, speed in self._queues:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator, Mapping
-from math import exp, floor, inf, log
+from math import inf
 from types import MappingProxyType
 from typing import Final, assert_never
 
@@ -26,31 +26,15 @@ from echo_hub.core.nodes.conduct import Conduct
 from echo_hub.core.nodes.node import UNPROVEN, Node, NodeSettings, Place
 from echo_hub.core.nodes.pace import RAMP
 from echo_hub.core.nodes.queues import ReadyQueues
+from echo_hub.core.nodes.speed_classes import speed_class
 from echo_hub.core.nodes.strangers import Origins, Strangers
+from echo_hub.core.nodes.unwilling import UnwillingNodes
 from echo_shared.wire.messages import MAX_BATCHED
 
 REMEMBERED: Final = 65_536
 """Number of departed proven nodes whose window and measured speed are kept. The longest absent are forgotten first."""
 OLD: Final = 1_024
-"""Number of versions behind the newest one from which a node counts as having version 0."""
-_CLASS: Final = log(1.5)
-"""Width of a speed class in ln(seconds per token): within one class, times differ by less than a factor of 1.5."""
-_FASTEST_S: Final = 1e-9
-_SLOWEST_S: Final = 1e9
-"""Shortest and longest seconds per token that are told apart; values beyond them fall into the outermost classes."""
-
-
-def speed_class(token_s: float) -> int:
-    """Return the speed class of a node that needs `token_s` seconds per token within one completion; smaller is
-    faster."""
-    return floor(
-        log(token_s if _FASTEST_S < token_s < _SLOWEST_S else min(max(token_s, _FASTEST_S), _SLOWEST_S)) / _CLASS
-    )
-
-
-def slowest_token_s(speed: int) -> float:
-    """Return the upper bound of seconds per token in this speed class."""
-    return exp(_CLASS * (speed + 1))
+"""A node that lags the newest version by this number of versions counts as having version 0."""
 
 
 class Nodes:
@@ -65,6 +49,7 @@ class Nodes:
         self._left: OrderedDict[str, Node] = OrderedDict()
         self._queues = ReadyQueues()
         self._conduct = Conduct(deadline_s=settings.deadline_s)
+        self.unwilling = UnwillingNodes()
         self._num_candidates = 0
         """Number of candidates: nodes that take work, including those without free capacity."""
         self._by_version: Counter[int] = Counter()
@@ -78,8 +63,8 @@ class Nodes:
         """Number of proven nodes that take work."""
         self.num_connected = 0
         self.heeds_relief = True
-        """False while no lease can follow if a node that is already ready gets more free capacity. Such an event then
-        does not raise `num_changes`."""
+        """True if more free capacity of a node that is already ready can lead to a lease. While False, more free
+        capacity of a ready node does not raise `num_changes`."""
         self.num_changes = 0
         """Counter that grows whenever a node may have become able to take work for which no node was found before."""
         self.tokens_per_s = 0.0
@@ -118,8 +103,9 @@ class Nodes:
         return self._queues.num_unproven > 0 and self.unproven_may
 
     def slowest(self, oldest_version: int, enough: int) -> tuple[bool, int]:
-        """Examine the ready nodes of this version or newer. Return whether one is of speed class `enough` or slower,
-        and the slowest class faster than `enough` (UNPROVEN: none)."""
+        """Examine the ready nodes of this version or newer. Return True if one of them is of speed class `enough` or
+        slower. Also return the slowest class among the nodes that are faster than `enough` (UNPROVEN: there are
+        none)."""
         return self._queues.slowest(oldest_version, enough)
 
     @property
@@ -175,8 +161,8 @@ class Nodes:
         return node_id in self._quarantined
 
     def quarantine(self, node_id: str) -> None:
-        """Exclude the node from all work, even while it is disconnected, and reset its window (number of rollouts that
-        it may hold) to one."""
+        """Exclude the node from all work, also while it is disconnected. Reset its window, the number of rollouts that
+        it may hold, to one."""
         self._quarantined.add(node_id)
         node = self._nodes.get(node_id)
         if node is not None:
@@ -197,6 +183,11 @@ class Nodes:
     def get(self, node_id: str) -> Node | None:
         """Return the node's record, if any. Only this object may change it."""
         return self._nodes.get(node_id)
+
+    def ready(self, node_id: str) -> Node | None:
+        """Return the node if it may get a lease now; otherwise None."""
+        node = self._nodes.get(node_id)
+        return node if node and node.place is not None and (node.proven or self.unproven_may) else None
 
     def ids(self) -> tuple[str, ...]:
         """Return the ids of all recorded nodes, in order of arrival, in O(nodes)."""
@@ -356,7 +347,7 @@ class Nodes:
             self._update(node)
 
     def mark_late(self, node_id: str, now: float) -> None:
-        """Note that a held rollout takes the node too long, or that the node has left."""
+        """Note that one of the node's held rollouts takes too long, or that the node has left."""
         node = self._nodes[node_id]
         node.num_late += 1
         if node.late_since is None:
@@ -431,7 +422,7 @@ class Nodes:
         node.counted = (pace.tokens_per_s, pace.token_s, pace.way_s) if counts else (0.0, 0.0, 0.0)
         rate, token_s, way_s = node.counted
         self._num_counted += (rate > 0) - (rate_before > 0)
-        if not self._num_counted:  # Reset the sums: floating-point residue is no speed.
+        if not self._num_counted:  # Reset the sums: rounding errors would look like a speed.
             self.tokens_per_s = self._token_s = self._way_s = 0.0
             return
         self.tokens_per_s += rate - rate_before
@@ -439,7 +430,7 @@ class Nodes:
         self._way_s += rate * way_s - rate_before * way_s_before
 
     def _update(self, node: Node) -> None:
-        """Bring the candidate counts, the queues and the set of records up to date after a change of the node."""
+        """Update the candidate counts, the queues and the set of records after a change of the node."""
         version = self._version(node)
         if version != node.candidate:
             self._change_version(node, version)

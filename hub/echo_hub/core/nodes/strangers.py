@@ -23,11 +23,12 @@ from typing import Final
 from echo_hub.core.nodes.node import Node
 
 UNPROVEN_SHARE: Final = 16
-"""Divisor that gives the base of the limit for all strangers (unproven nodes): 1/16 of a step's rollouts, or of all
-held rollouts. Set by hand."""
+"""Divisor that gives the base of the limit for all strangers (unproven nodes) together: 1/16 of a step's rollouts, or
+of the rollouts that all nodes hold, if that is more. Set by hand.
+"""
 LEAST: Final = 4
-"""Divisor that gives the minimum limit for all strangers (unproven nodes): whatever they lose, they may hold a quarter
-of the base, at least one rollout. Set by hand."""
+"""Divisor that gives the minimum limit for all strangers (unproven nodes): a quarter of the base, at least one rollout,
+however many rollouts they lose. Set by hand."""
 LOST: Final = 2
 """Number of first rollouts that strangers (unproven nodes) must return to make up for one lost rollout in their common
 limit. Set by hand."""

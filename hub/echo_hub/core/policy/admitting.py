@@ -1,6 +1,6 @@
 """Preparation and opening of groups (the rollouts of one problem). A group is *admitted* once its rollouts would be
 fresh enough for their step (staleness bound), *prepared* once its problem is tokenised, and then opened in order of
-id."""
+id. A group whose episodes are sessions is opened only while there are slots for them (`session_slots`)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from echo_hub.core.accounting.effects import PrepareGroup
 from echo_hub.core.accounting.events import GroupPrepared
 from echo_hub.core.accounting.ledger import Ledger
 from echo_hub.core.accounting.outbox import Outbox
+from echo_hub.core.policy.session_slots import SessionSlots
 from echo_hub.core.policy.sizing import room
 from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.core.training import Training
@@ -18,13 +19,21 @@ class Admitting:
     operator has set leasing to paused or draining."""
 
     def __init__(
-        self, settings: CoordinatorSettings, *, training: Training, ledger: Ledger, out: Outbox, next_group_id: int
+        self,
+        settings: CoordinatorSettings,
+        *,
+        training: Training,
+        ledger: Ledger,
+        slots: SessionSlots,
+        out: Outbox,
+        next_group_id: int,
     ) -> None:
         self.outlook = training.outlook
         """Expected groups of the coming steps, as computed when `advance` last admitted groups."""
         self._settings = settings
         self._training = training
         self._ledger = ledger
+        self._slots = slots
         self._out = out
         self._next_to_open = next_group_id
         self._next_to_admit = next_group_id
@@ -63,7 +72,7 @@ class Admitting:
 
     def open_prepared(self) -> None:
         """Open admitted groups in id order, whatever the order of preparation, so that a restart knows the next id."""
-        while self._next_to_open < self._next_to_admit and self._settings.leasing == "open":
+        while self._next_to_open < self._next_to_admit and self._settings.leasing == "open" and not self._lacks_slots:
             prepared = self._prepared.pop(self._next_to_open, None)
             if prepared is None:
                 return
@@ -73,6 +82,17 @@ class Admitting:
                 self._prepare()
             else:
                 self._training.open_group(prepared)
+
+    @property
+    def waits_for_slots(self) -> bool:
+        """True if the next group is admitted and prepared, but too few slots for its sessions are free."""
+        return self._next_to_open < self._next_to_admit and self._next_to_open in self._prepared and self._lacks_slots
+
+    @property
+    def _lacks_slots(self) -> bool:
+        if self._settings.session_of(self._next_to_open) is None:
+            return False
+        return not self._slots.fits(self._training, self._settings.group_size)
 
     def change(self, settings: CoordinatorSettings) -> None:
         """Apply new settings. Groups that are admitted but not open are admitted again under the new settings."""

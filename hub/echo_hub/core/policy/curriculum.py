@@ -38,13 +38,13 @@ FLOOR: Final = 0.1
 """Lowest probability with which a problem is opened. Set by hand.
 
 At 0 a hopeless problem would never return, and a run of solved problems would open no group. A tenth of the groups is a
-small price.
+small price for noticing changes.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurriculumSettings:
-    """The rule by which problems are skipped, and whether pass rates are kept by problem or by task."""
+    """The rule by which problems are skipped; `by`: pass rates are kept for each problem, or for each task."""
 
     rule: Literal["skip", "learnability"]
     by: Literal["problem", "task"]
@@ -86,8 +86,9 @@ class Curriculum:
         results: Iterable[GroupResult] = (),
         counted_to: int = -1,
     ) -> None:
-        """`results`: pass rates from before a restart. `counted_to`: youngest group in any step's batch so far; -1 =
-        none."""
+        """`results`: pass rates that the store has from before the hub's restart. `counted_to`: youngest group in any
+        step's batch so far; -1 = none.
+        """
         self._settings = settings
         self._run_seed = run_seed
         self._mixture = mixture
@@ -117,9 +118,8 @@ class Curriculum:
         )
 
     def result(self, group_id: int, prompt: int | None, rewards: Sequence[float]) -> GroupResult:
-        """Return the pass rate of a complete group. It influences which problems are skipped only after `count` is
-        called with this group id or a higher one.
-        """
+        """Return the pass rate of a complete group. This rate influences which problems are skipped only after `count`
+        was called with this group id or a higher one."""
         task = self._tasks[self._task_of(group_id)]
         found = GroupResult(group_id=group_id, prompt=prompt, pass_rate=task.pass_rate(rewards))
         self._uncounted.append(found)

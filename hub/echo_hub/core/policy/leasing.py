@@ -17,7 +17,7 @@ If the hub has tokens of an unfinished completion from a proven node, the next n
 the version that sampled them while it is fresh enough, or any newer version if nodes may switch versions within a
 completion. For each index, a lease names the earlier lease whose tokens are continued.
 
-Other group owners, such as evaluations, share the nodes with training. While both want leases, one in
+Other group owners (evaluations, tenants' samples) share the nodes with training. While both want leases, one in
 `EVALUATION_SHARE` leased rollouts goes to the other owner. It also gets the capacity that training does not want. So
 neither side starves, and training waits at most until a node finishes its current work.
 
@@ -25,21 +25,26 @@ An episode consists of one or more turns, each a completion. First turns of a gr
 one lease may hold several. Later turns have separate leases and seeds. Within a group, the episodes with the most
 finished turns come first.
 
+An episode whose environment is a session holds a slot while it waits for a lease. So later turns of such episodes are
+leased before all other work, across groups and steps. A later turn goes to the node that drew the turn before, which
+may still have the keys of the conversation, if it has the version that the lease names. If that node is busy, the turn
+waits `SAME_NODE_S` for it, and then goes to any node.
+
 After a scorer failure the turn is sampled again with another seed. The same seed would reproduce the same tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
-from functools import lru_cache
+from collections.abc import Iterable
 from math import inf
 from typing import Final
 
 from echo_hub.core.accounting.effects import RolloutsLeased
-from echo_hub.core.accounting.groups import GroupOwner, RolloutGroup, Slot
+from echo_hub.core.accounting.groups import GroupOwner, RolloutGroup, Slot, SortedIds
 from echo_hub.core.accounting.ledger import Ledger
 from echo_hub.core.nodes.node import UNPROVEN, Node
-from echo_hub.core.nodes.ready import Nodes, slowest_token_s, speed_class
+from echo_hub.core.nodes.ready import Nodes
+from echo_hub.core.nodes.speed_classes import slowest_token_s, speed_class
 from echo_hub.core.policy.measured import Tempo
 from echo_hub.core.policy.outstanding import OutstandingLeases
 from echo_hub.core.policy.sizing import (
@@ -51,10 +56,10 @@ from echo_hub.core.policy.sizing import (
     StepWork,
     Supply,
     lateness_s,
-    lease_size,
     oldest_useful_version,
     terms_of_step,
 )
+from echo_hub.core.policy.takers import Takers, length_class
 from echo_hub.core.settings import CoordinatorSettings
 
 EVALUATION_SHARE: Final = 4
@@ -68,20 +73,12 @@ AT_ONCE: Final = 64
 leased first, as in StreamRL (arXiv 2504.15930). Set by hand."""
 YOUNGEST: Final = 16
 """Number of youngest groups among which `lease_turn` looks for a single rollout for a slow node. Set by hand."""
+SAME_NODE_S: Final = 0.5
+"""Seconds for which a later turn of a session waits for the node that drew the turn before. Set by hand: most nodes
+need longer for the prefill of a conversation of a thousand tokens."""
 LEASED_AT_ONCE: Final = 128
 """Maximum number of leases made in one turn of the coordinator. The next turn, which follows at once, makes the rest.
 Set by hand."""
-
-_Kind = tuple[Hashable, int, int | None]
-"""Key of groups for which the search for a node gives equal results: the skipped nodes, the length class and, where
-rollouts may become stale, the group's oldest leased version."""
-
-
-@lru_cache(maxsize=4_096)
-def length_class(num_tokens: float) -> int:
-    """Return the class of an expected length in tokens. Two lengths in one class differ by less than a factor of 1.5,
-    as the seconds per token of two nodes in one speed class do."""
-    return speed_class(num_tokens)
 
 
 class _Share:
@@ -101,95 +98,6 @@ class _Share:
             self.due += num_rollouts
         else:
             self.due = 0
-
-
-class Takers:
-    """Finds a node for rollouts of a group: one with free capacity, that meets the terms, and on which they have not
-    failed.
-
-    While the groups of one owner are offered, free capacity only shrinks. So a failed search is remembered by the
-    group's length class and the avoided nodes, and later groups of the same kind skip the search. Call `begin` whenever
-    nodes may have gained free capacity since the last search.
-    """
-
-    def __init__(self, *, ledger: Ledger, nodes: Nodes) -> None:
-        self._ledger = ledger
-        self._nodes = nodes
-        self._avoided: dict[tuple[tuple[str, ...], tuple[str, ...], int], tuple[str, ...]] = {}
-        self._unfillable: dict[tuple[float, ...], set[_Kind]] = {}
-        """Groups for which no node was found, as kinds (`_Kind`), by the terms of the search."""
-        self.most_avoided = 0
-        """Largest number of nodes that one search since `begin` skipped because the index failed on them."""
-
-    def begin(self) -> None:
-        self._avoided.clear()
-        self._unfillable.clear()
-        self.most_avoided = 0
-
-    def avoided(self, slot: Slot, oldest: int) -> tuple[str, ...]:
-        """Return the nodes that must not get this index. Nodes that still hold the index would sample the same tokens
-        twice. Nodes on which the index failed might fail again; if no other node takes work, only the latest failure
-        counts."""
-        failed, held = slot.failed_on, slot.held_by
-        if not failed:
-            return held
-        known = self._avoided.get((failed, held, oldest))
-        if known is None:
-            candidates = self._nodes.num_candidates(oldest)
-            if candidates > self._nodes.num_candidates(oldest, among=failed):
-                known = failed
-            else:  # The index failed on all nodes, so only the latest is avoided now.
-                known = failed[-1:] if candidates > 1 else ()
-            known = self._avoided[failed, held, oldest] = tuple(dict.fromkeys((*known, *held)))
-        return known
-
-    def any_left(self, group: RolloutGroup, terms: LeaseTerms) -> bool:
-        """Return False if an earlier search with these terms found no node for a group of this kind."""
-        unfillable = self._unfillable.get(_key(terms))
-        return unfillable is None or _kind(group, terms, group.kept_from) not in unfillable
-
-    def note_nobody(self, group: RolloutGroup, terms: LeaseTerms) -> None:
-        """Remember, until the next `begin`, that no node can take any wanted index of a group of this kind."""
-        self._unfillable.setdefault(_key(terms), set()).add(_kind(group, terms, group.kept_from))
-
-    def find(self, group: RolloutGroup, terms: LeaseTerms, avoid: tuple[str, ...] = ()) -> tuple[Node, int] | None:
-        """Return the best node for the group, and its maximum number of rollouts; None: no node."""
-        unfillable, kind = self._unfillable.setdefault(_key(terms), set()), _kind(group, terms, avoid)
-        if kind in unfillable:
-            return None
-        self.most_avoided = max(self.most_avoided, len(avoid))
-        found = self._search(group, terms, avoid)
-        if found is None:
-            unfillable.add(kind)
-        return found
-
-    def _search(self, group: RolloutGroup, terms: LeaseTerms, avoid: tuple[str, ...]) -> tuple[Node, int] | None:
-        expected = self._ledger.expected_tokens(group)
-        if not expected or (terms.in_s == inf and not terms.not_before_s):
-            for node in self._nodes.next_ready(terms.oldest, avoid):
-                return node, min(self._nodes.room(node), lease_size(node, group, terms, expected))
-            return None
-        paces = (terms.not_before_s / expected, min(terms.in_s, terms.suits_s) / expected)
-        is_urgent = bool(avoid) or terms.is_urgent
-        by_speed = is_urgent or expected > self._ledger.lengths.mean_tokens
-        nodes = self._nodes.next_ready(terms.oldest, avoid, paces=paces, by_speed=by_speed, unproven_last=is_urgent)
-        # The index has failed once; a second failure would cost the whole group. So skip unproven nodes if any other
-        # proven node takes work.
-        only_proven = bool(avoid) and self._nodes.any_proven(beside=avoid)
-        for node in nodes:
-            if not node.proven and (only_proven or not self._nodes.unproven_may):
-                continue
-            if size := lease_size(node, group, terms, expected):
-                return node, min(self._nodes.room(node), size)
-        return None
-
-
-def _key(terms: LeaseTerms) -> tuple[float, ...]:
-    return terms.oldest, terms.in_s, terms.not_before_s, terms.suits_s, terms.stale_s
-
-
-def _kind(group: RolloutGroup, terms: LeaseTerms, kept_from: Hashable) -> _Kind:
-    return kept_from, length_class(group.expected_tokens), None if terms.stale_s == inf else group.oldest_leased
 
 
 class Leasing:
@@ -227,12 +135,15 @@ class Leasing:
         """Counters and outlook after all waiting groups were last offered to nodes. While both stay equal, another
         offer is useless; None: offer all again."""
         self._shares = [_Share(owner) for owner in beside]
+        self._same_node_until = inf
+        """Time until which the first of the later turns waits that wait for the node of the turn before; inf = none
+        waits."""
 
     @property
     def due_at(self) -> float:
-        """Return the time at which `begin_turn` will offer work again, because all nodes may then lease a step's work,
-        or because the last turn left work. inf = never."""
-        return min(self._release_at, self._goes_on_at)
+        """Return the time at which `begin_turn` will offer work again, because all nodes may then lease a step's work
+        or a session's later turn, or because the last turn left work. inf = never."""
+        return min(self._release_at, self._goes_on_at, self._same_node_until)
 
     def change(self, settings: CoordinatorSettings) -> None:
         """Apply new settings, and offer all work again under them."""
@@ -244,11 +155,14 @@ class Leasing:
         self._release_at = inf
 
     def begin_turn(self, now: float) -> bool:
-        """Begin a turn of the coordinator. Return True if leases may be possible although no event changed anything:
-        the last turn left work, or a step's work may be leased from now on."""
-        more = now >= self._goes_on_at or now >= self._release_at
+        """Prepare for the coordinator's next event. Return True if leases may be possible now although nothing has
+        changed since the last event: its limit on new leases left groups waiting, or a step's groups or a later turn's
+        rollouts may be leased from now on."""
+        more = now >= self._goes_on_at or now >= self._release_at or now >= self._same_node_until
         if more:
             self._asked = None
+        if now >= self._same_node_until:
+            self._same_node_until = inf
         self._may_lease, self._goes_on_at = LEASED_AT_ONCE, inf
         return more
 
@@ -273,23 +187,13 @@ class Leasing:
         wanting, waiting, start = owner.wanting, self._ledger.waiting, 0
         self._release_at, self._notice_from, self._nodes.heeds_relief = inf, inf, False
         self._takers.begin()
+        if self._ledger.session_groups:
+            self._offer_later_turns(owner, now, newest_version=newest_version, outlook=outlook, tempo=tempo)
         while start < len(wanting) and self._nodes.any_ready and self._may_lease:
             step = outlook.step_of(waiting.position(wanting[start]))
             if oldest_useful_version(self._settings, step) > newest_version:
                 break  # Even the newest version is too old, and later steps need newer ones.
-            end = outlook.end_of(step)
-            next_steps = waiting[end] if end < len(waiting) else None
-            stop = len(wanting) if next_steps is None else wanting.position(next_steps)
-            work = StepWork(step, stop - start, self._num_missing(end), len(waiting) - len(wanting))
-            terms = terms_of_step(
-                work,
-                self._supply,
-                settings=self._settings,
-                outlook=outlook,
-                tempo=tempo,
-                num_ready=self._nodes.num_ready,
-                now=now,
-            )
+            terms, stop, next_steps = self._terms(step, wanting, start, outlook=outlook, tempo=tempo, now=now)
             if terms.early_s:
                 self._release_at = min(self._release_at, now + terms.early_s)
             elif self._takes_any and tempo.waits and step == outlook.next_step:
@@ -308,6 +212,62 @@ class Leasing:
                 start = len(wanting) if next_steps is None else wanting.position(next_steps)
         done = start >= len(wanting) or (self._nodes.any_ready and self._may_lease)
         self._nodes.notice_from(self._notice_from if done else -inf, most_avoided=self._takers.most_avoided)
+
+    def _offer_later_turns(
+        self, owner: GroupOwner, now: float, *, newest_version: int, outlook: Outlook, tempo: Tempo
+    ) -> None:
+        """Lease the later turns of the learner's sessions, step by step, however early the step's other work would
+        be."""
+        wanting, start = owner.wanting, 0
+        while start < len(wanting) and self._nodes.any_ready and self._may_lease:
+            step = outlook.step_of(self._ledger.waiting.position(wanting[start]))
+            if oldest_useful_version(self._settings, step) > newest_version:
+                return
+            terms, stop, next_steps = self._terms(step, wanting, start, outlook=outlook, tempo=tempo, now=now)
+            groups = [self._ledger.groups[group_id] for group_id in wanting[start:stop]]
+            for group in [group for group in groups if group.wants_later_turns]:
+                self._notice_from, self._nodes.heeds_relief = -inf, True
+                self._lease_later_turns(group, terms._replace(not_before_s=0.0), now)
+            start = len(wanting) if next_steps is None else wanting.position(next_steps)
+
+    def _lease_later_turns(self, group: RolloutGroup, terms: LeaseTerms, now: float) -> None:
+        """Lease the later turns of a group's sessions, the episodes with the most finished turns first."""
+        indices = [index for index in group.unleased if group.slots[index].turns]
+        for index in sorted(indices, key=lambda index: (-group.slots[index].turn, index)):
+            node = self._taker_of_turn(group, group.slots[index], terms, now) if self._may_lease else None
+            if node is not None:
+                self._lease_to(node, group, (index,), terms, now)
+
+    def _taker_of_turn(self, group: RolloutGroup, slot: Slot, terms: LeaseTerms, now: float) -> Node | None:
+        same, is_worth_waiting = self._takers.same_node(group, slot, terms)
+        if same is not None:
+            return same
+        until = slot.answered_at + SAME_NODE_S
+        if is_worth_waiting and now < until:
+            self._same_node_until = min(self._same_node_until, until)
+            return None
+        avoided = self._takers.avoided(slot, terms.oldest, self._takers.unwilling(group))
+        found = self._takers.find(group, terms, avoided)
+        return None if found is None else found[0]
+
+    def _terms(
+        self, step: int, wanting: SortedIds, start: int, *, outlook: Outlook, tempo: Tempo, now: float
+    ) -> tuple[LeaseTerms, int, int | None]:
+        """Return the terms of a step's work, the position in `wanting` after its groups, and the first group of the
+        steps after it; None: there is none. `start`: position of the step's first group in `wanting`."""
+        waiting, end = self._ledger.waiting, outlook.end_of(step)
+        next_steps = waiting[end] if end < len(waiting) else None
+        stop = len(wanting) if next_steps is None else wanting.position(next_steps)
+        terms = terms_of_step(
+            StepWork(step, stop - start, self._num_missing(end), len(waiting) - len(wanting)),
+            self._supply,
+            settings=self._settings,
+            outlook=outlook,
+            tempo=tempo,
+            num_ready=self._nodes.num_ready,
+            now=now,
+        )
+        return terms, stop, next_steps
 
     @property
     def _supply(self) -> Supply:
@@ -383,6 +343,10 @@ class Leasing:
             wanting, turn = share.owner.wanting, 0
             if not wanting:
                 continue
+            for group_id in [*wanting] if self._ledger.session_groups else ():
+                group = self._ledger.groups[group_id]
+                if (share.due > 0 or not within_share) and group.wants_later_turns:
+                    self._lease_later_turns(group, ANY, now)
             while turn < len(wanting) and (share.due > 0 or not within_share) and self._nodes.any_ready:
                 if not self._may_lease:
                     self._goes_on_at = now
@@ -401,15 +365,21 @@ class Leasing:
             node, most = found
             self._lease_to(node, group, tuple(sorted(group.unleased)[:most]), terms, now)
             return True
-        for index in sorted(group.unleased, key=lambda index: (-group.slots[index].turn, index)):
-            found = self._takers.find(group, terms, self._takers.avoided(group.slots[index], terms.oldest))
+        unwilling = self._takers.unwilling(group)
+        in_order = sorted(group.unleased, key=lambda index: (-group.slots[index].turn, index))
+        if group.session is not None:  # Its later turns were offered before all other work.
+            in_order = [index for index in in_order if not group.slots[index].turns]
+        for index in in_order:
+            found = self._takers.find(group, terms, self._takers.avoided(group.slots[index], terms.oldest, unwilling))
             if found is not None:
                 node, most = found
                 turn = group.slots[index].turn
                 indices = (index,) if turn else self._first_turns(node, group, index, terms)[:most]
                 self._lease_to(node, group, indices, terms, now)
                 return True
-        self._takers.note_nobody(group, terms)
+        # Later turns may wait for the node that drew the turn before, while other nodes have free capacity.
+        if not group.wants_later_turns:
+            self._takers.note_nobody(group, terms)
         return False
 
     def lease_turn(self, node: Node, now: float) -> str | None:
@@ -431,12 +401,12 @@ class Leasing:
     def _first_turns(self, node: Node, group: RolloutGroup, like: int, terms: LeaseTerms) -> tuple[int, ...]:
         """Return the indices that one lease to the node may have: first turns that have the same seed as index `like`
         and that may go to this node (see `Takers.avoided`)."""
-        attempt = group.slots[like].scorer_failures
+        attempt, unwilling = group.slots[like].scorer_failures, self._takers.unwilling(group)
         return tuple(
             index
             for index, slot in ((index, group.slots[index]) for index in sorted(group.unleased))
             if (slot.turn, slot.scorer_failures) == (0, attempt)
-            and node.node_id not in self._takers.avoided(slot, terms.oldest)
+            and node.node_id not in self._takers.avoided(slot, terms.oldest, unwilling)
         )
 
     def _lease_to(
@@ -453,7 +423,7 @@ class Leasing:
             terms,
             count=len(indices),
             expected_tokens=self._ledger.expected_tokens(group),
-            long_tokens=self._ledger.lengths.long_tokens,
+            long_tokens=self._ledger.lengths_of(group).long_tokens,
             token_s=self._nodes.typical_token_s,
         )
         record = RolloutsLeased(

@@ -50,16 +50,21 @@ hand."""
 _MOST: Final = 32.0
 """Approximate number of a prompt's newest completions over which its mean length is averaged. Set by hand."""
 RECENT_STEPS: Final = 8
-"""Number of recent steps over which step times are averaged, or their median is taken. Set by hand."""
+"""Number of recent steps from which averages and medians of step times are computed. Set by hand."""
 READY: Final = 0.05
-"""Lead with which a batch should be complete before the learner needs it, as a fraction of a step. Set by hand."""
+"""Fraction of a step by which a batch should be complete before the learner needs the batch. Set by hand."""
 FIRST_MARGIN: Final = 1.2
-"""Safety factor on lead times at the start of the run. Set by hand; early and late batches then adjust it."""
+"""Safety factor on lead times at the start of the run. Set by hand; batches that are complete too early or too late
+adjust the factor.
+"""
 MOST_MARGIN: Final = 8.0
-"""Upper bound of the safety factor. Set by hand: 1 doubled three times, once for each step before which the learner
-waited as long as a step takes."""
+"""Upper bound of the safety factor. Set by hand: 8 is 1 doubled three times, once for each step before which the
+learner waited as long as a step takes.
+"""
 LEAST_MARGIN: Final = 1.0
-"""Lower bound of the safety factor. Formula: with less, even a pool that runs as expected is late."""
+"""Lower bound of the safety factor. With a smaller factor, even a pool that runs exactly as expected would return its
+rollouts late.
+"""
 _DOWN: Final = 0.4
 """Fraction by which the margin shrinks if a batch was complete a whole step before it was needed; proportionally less
 if it was complete later. Set by hand. It is smaller than 1, by which the margin grows after a wait as long as a step,
@@ -75,7 +80,7 @@ class CompletionLengths:
         self.longer = 1.0
         self._num_off = 0.0
         self._off = 0.0
-        """Decayed sum of squared relative prediction errors."""
+        """Decayed sum of the squared relative errors of predicted completion lengths."""
         self._recent: deque[int] = deque(maxlen=RECENT_LENGTHS)
         self._sum = 0
         self._until_sorted = 0
@@ -139,7 +144,7 @@ class Tempo:
         self._given = 0
         """Newest step whose batch was given to the learner."""
         self._filled = 0
-        """Newest step for which enough groups were complete."""
+        """Newest step for which enough groups for a batch are complete."""
         self._filled_at: dict[int, float] = {}
         """For each future step, the time at which enough groups for it were complete."""
 
@@ -166,7 +171,7 @@ class Tempo:
         self._given = 0
 
     def filled(self, step: int, now: float) -> None:
-        """Note that complete groups suffice for all steps up to this one."""
+        """Note that there are now enough complete groups for all steps up to this one."""
         if step <= self._filled:
             return
         if self._done_at is not None and self._begun is None and self.step_s:
@@ -191,7 +196,7 @@ class Tempo:
 
     @property
     def waits(self) -> bool:
-        """True if the learner is idle, or was lost and has no new step yet."""
+        """True if the learner is idle, or if a lost learner has no new step yet."""
         return self._begun is None
 
     def lead_s(self, pool_s: float, typical_s: float) -> float:

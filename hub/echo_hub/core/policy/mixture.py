@@ -22,8 +22,8 @@ from statistics import fmean
 from typing import Final, NamedTuple
 
 from echo_hub.core.accounting.groups import RolloutGroup
-from echo_hub.core.policy.permutation import permuted
 from echo_shared.records.run import TaskFigures
+from echo_shared.sampling.permutation import permuted
 
 BLOCK: Final = 1_000
 """Number of groups per block. Set by hand: within a block, the tasks' shares are exact to a thousandth."""
@@ -33,12 +33,14 @@ BLOCK: Final = 1_000
 class TrainedTask:
     key: str
     solved_at: float = 1.0
-    """Lowest reward that counts as solved."""
+    """Lowest reward with which an episode of the task counts as solved."""
     lowest: float = 0.0
-    """Lowest reward of the task."""
+    """Lowest reward that the task can give."""
 
     def pass_rate(self, rewards: Sequence[float]) -> float:
-        """Return the group's mean reward scaled to 0 .. 1: exactly 1 if all are solved, exactly 0 if all are lowest."""
+        """Return the group's mean reward, scaled to 0 .. 1: exactly 1 if all rewards count as solved, exactly 0 if all
+        are the task's lowest.
+        """
         shares = [(reward - self.lowest) / (self.solved_at - self.lowest) for reward in rewards]
         return fmean(min(share, 1.0) for share in shares)
 
@@ -55,8 +57,10 @@ class GroupPlace(NamedTuple):
 def quotas(weights: Sequence[float]) -> tuple[int, ...]:
     """Return each task's number of groups per block, rounded by the largest-remainder method.
 
-    A task with nonzero weight gets at least one group.
+    A task with nonzero weight gets at least one group. Without weights, there are no groups.
     """
+    if not weights:
+        return ()
     total = sum(weights)
     exact = [weight / total * BLOCK for weight in weights]
     found = [max(int(share), int(weight > 0)) for share, weight in zip(exact, weights, strict=True)]
@@ -76,7 +80,7 @@ class Mixture:
 
     run_seed: int
     quotas: tuple[int, ...]
-    """Groups of each task per block; the sum is `BLOCK`."""
+    """Groups of each task per block; the sum is `BLOCK`. Empty if the run has no task."""
 
     @classmethod
     def of(cls, run_seed: int, weights: Sequence[float]) -> Mixture:

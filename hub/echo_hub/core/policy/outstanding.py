@@ -97,7 +97,7 @@ class OutstandingLeases:
         self, rollouts: Sequence[LeasedRollout], now: float, goes_on: tuple[tuple[int, int], ...] | None = None
     ) -> None:
         """Send rollouts of one lease to its node. `goes_on`: pairs of index and earlier lease whose tokens the index
-        continues. None: the lease is sent again, and each index continues its own tokens that the hub has already."""
+        continues. None: the lease is sent again, and each index continues its own tokens that the hub has received."""
         first = rollouts[0]
         group = self._ledger.groups[first.group_id]
         self._out.act(
@@ -112,5 +112,7 @@ class OutstandingLeases:
                 deadline_s=first.deadline - now,
                 may_move_on=group.owner.may_move_on,
                 goes_on=goes_on if goes_on is not None else tuple((each.index, each.lease_id) for each in rollouts),
+                sampling=group.sampling,
+                tenant=group.tenant,
             )
         )

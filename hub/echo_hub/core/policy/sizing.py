@@ -36,10 +36,13 @@ from echo_hub.core.settings import CoordinatorSettings
 TYPICAL: Final = 2.0
 """Time allowed for a rollout whose step is already due, in multiples of a typical rollout's time. Set by hand."""
 CAREFUL: Final = 0.2
-"""Idle time of the learner, as a fraction of a step, from which length estimates have no safety factor. Set by hand."""
+"""Idle time of the learner, as a fraction of a step, above which length estimates have no safety factor. Set by
+hand.
+"""
 PATIENCE: Final = 2.0
-"""Factor on the learner's idle time when the time allowed for a rollout is chosen: from an idle time of CAREFUL /
-PATIENCE of a step on, `TYPICAL` applies in full. Set by hand."""
+"""Sets how the idle time of the learner lengthens the time allowed for a rollout: from an idle time of CAREFUL /
+PATIENCE of a step on, `TYPICAL` applies in full. Set by hand.
+"""
 HURRY: Final = 2.0
 """A step is near if it begins within this many times a typical rollout's time: its groups are then spread over all free
 nodes. Set by hand: time for a rollout and one replacement."""
@@ -65,10 +68,10 @@ LATE_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """Expected groups of the coming steps."""
+    """Number of groups that the hub expects in the coming steps' batches."""
 
     next_step: int
-    """First step without a batch."""
+    """First step that has no planned batch yet."""
     next_batch: int
     """Expected number of groups in `next_step`; at least 1."""
     later_batches: int
@@ -114,7 +117,7 @@ class Supply(NamedTuple):
 
 
 class StepWork(NamedTuple):
-    """Unfinished work of one step, in groups."""
+    """How much of one step's work is unfinished, in groups."""
 
     step: int
     num_wanting: int
@@ -122,11 +125,11 @@ class StepWork(NamedTuple):
     num_missing: int
     """Number of incomplete groups of this step and the steps before it."""
     num_leased: int
-    """Number of incomplete groups, of all steps, whose missing rollouts are all leased out."""
+    """Number of incomplete groups, of all steps, whose missing rollouts are all held by nodes."""
 
 
 class LeaseTerms(NamedTuple):
-    """Terms on which work may be leased."""
+    """Terms on which a node may lease a step's work: versions, time and number of rollouts."""
 
     oldest: int = 0
     """Oldest version that a lease may name."""
@@ -140,7 +143,7 @@ class LeaseTerms(NamedTuple):
     most: int = UNBOUNDED
     """Maximum number of rollouts per lease, unless the prompt is long."""
     left_s: float = inf
-    """Seconds until the step begins."""
+    """Seconds until the step for which the work is leased begins."""
     early_s: float = 0.0
     """Seconds until all nodes may lease the work; 0 = they may now."""
     stale_s: float = inf
@@ -179,7 +182,7 @@ def terms_of_step(
         return LeaseTerms(oldest, typical_s=usual_s)
     left_s = tempo.begins(step, next_step=outlook.next_step, now=now) - now
     early_s = left_s - tempo.lead_s(outlook.later_batches * size * supply.rollout_s, usual_s)
-    if tempo.step_s is None:  # Without a measured step time, the release time of early work is unknown.
+    if tempo.step_s is None:  # Without a measured step time, nothing tells how early to release work.
         return LeaseTerms(oldest, not_before_s=inf if early_s > SOON_S else 0.0, typical_s=usual_s)
     every_s = tempo.every_s
     spare = max(0.0, 1.0 - (every_s / max(tempo.step_s, SOON_S) - 1.0) / CAREFUL)
@@ -219,7 +222,7 @@ def lease_size(node: Node, group: RolloutGroup, terms: LeaseTerms, expected_toke
     fitting = UNBOUNDED
     if expected_tokens and (terms.in_s < inf or terms.not_before_s):
         in_s, own = terms.in_s, node.policy_version
-        if terms.stale_s < inf and own is not None:  # A group is as old as its oldest rollout.
+        if terms.stale_s < inf and own is not None:  # The oldest rollout decides how stale its group is.
             in_s = terms.by_version(own if group.oldest_leased is None else min(own, group.oldest_leased))
         fitting = node.pace.fits(node.held_tokens, expected_tokens, in_s)
         if not fitting:

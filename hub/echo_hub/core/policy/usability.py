@@ -34,7 +34,10 @@ class _Voice(NamedTuple):
 class Usability:
     """Nodes' reports about versions: sampled successfully, or refused as unusable."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, most_versions: int | None = None) -> None:
+        """`most_versions`: number of versions whose reports are kept, those reported last. None: reports are kept until
+        `forget_before` is called."""
+        self._most_versions = most_versions
         self._voices: dict[int, dict[str, _Voice]] = {}
         self._withdrawn: dict[int, str] = {}
 
@@ -52,9 +55,9 @@ class Usability:
     def refused(self, policy_version: int, node: Node) -> tuple[str, ...]:
         """Note that the node's engine cannot use the version.
 
-        Return the nodes whose return of leases counts as no failure: all nodes that have reported about the version, if
-        this report withdraws it; only this node, if the version was withdrawn before; otherwise none. A repeated report
-        excuses no node.
+        Return the nodes whose return of leases counts as no failure. If this report withdraws the version, these are
+        all nodes with a report about the version. If the version was withdrawn before, it is only this node; otherwise
+        none. A repeated report excuses no node.
         """
         known = self._voices.get(policy_version, {}).get(node.node_id)
         if known is not None and not known.has_drawn:
@@ -75,6 +78,12 @@ class Usability:
         self._hear(policy_version, node, has_drawn=True)
         return was_withdrawn and policy_version not in self._withdrawn
 
+    def has_drawn(self, policy_version: int) -> bool:
+        """Return True if a node has sampled with the version. Once a proven node has reported on it, only proven
+        nodes count.
+        """
+        return any(voice.has_drawn for voice in _heard(self._voices.get(policy_version, {})))
+
     def forget_before(self, policy_version: int) -> None:
         """Forget reports about older versions, which can no longer be fetched."""
         for known in (self._voices, self._withdrawn):
@@ -83,12 +92,21 @@ class Usability:
 
     def _hear(self, policy_version: int, node: Node, *, has_drawn: bool) -> None:
         voices = self._voices.setdefault(policy_version, {})
+        if self._most_versions is not None and len(self._voices) > self._most_versions:
+            oldest = next(iter(self._voices))
+            del self._voices[oldest]
+            self._withdrawn.pop(oldest, None)
         if node.quarantined or (node.node_id not in voices and len(voices) >= MOST_VOICES):
             return
         voices[node.node_id] = _Voice(node.origin or node.node_id, node.proven, has_drawn)
-        heard = [voice for voice in voices.values() if voice.is_established] or list(voices.values())
+        heard = _heard(voices)
         refused = {voice.origin for voice in heard if not voice.has_drawn}
         if len(refused) >= LEAST_REFUSED and not any(voice.has_drawn for voice in heard):
             self._withdrawn[policy_version] = BY_NODES.format(count=len(refused))
         else:
             self._withdrawn.pop(policy_version, None)
+
+
+def _heard(voices: Mapping[str, _Voice]) -> list[_Voice]:
+    """Return the reports that count: those of proven nodes if there are any, else all."""
+    return [voice for voice in voices.values() if voice.is_established] or list(voices.values())

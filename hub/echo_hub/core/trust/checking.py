@@ -10,10 +10,10 @@ decides by their findings.
 
 A checker learns neither the claimed log-probabilities nor the seed, so it cannot invent a finding that acquits: such a
 finding must name intervals of cumulative probability that contain the uniform numbers with which the tokens were drawn.
-Only a node that computed the rollout, or conspires with its sampler, can. An accusation can be invented, so it counts
-only after a second, dissimilar node confirms it. One in ten settled rollouts (rollouts whose check has a verdict) is
-checked by one more node, which cannot tell that it is an audit. This exposes checkers that lie, and nodes that acquit
-each other.
+Nodes know these intervals only if they compute the rollout, or conspire with its sampler. An accusation can be
+invented, so it counts only after a second, dissimilar node confirms it. One in ten settled rollouts (rollouts whose
+check has a verdict) is checked by one more node, which cannot tell that it is an audit. This exposes checkers that lie,
+and nodes that acquit each other.
 
 Checkers are proven nodes, or new ones if no proven node may check the rollout, as in a run's first minutes. Samplers of
 a rollout may not check it. Nor may nodes sharing an address or invite with a sampler or earlier checker. Nodes of
@@ -39,13 +39,16 @@ from echo_hub.core.trust.numerics import Honest, NumericsClass
 from echo_hub.core.trust.pairs import PeerFinding, contradiction
 from echo_hub.core.trust.rate import is_drawn
 from echo_hub.core.trust.standing import Standing, Standings, StandingState
+from echo_shared.wire.messages.fields import FIRST_TENANT_VERSION
 
 AUDITED: Final = 0.1
 """Share of rollouts with a verdict that one more node checks, as an audit of the checkers."""
 LOOKED_AT: Final = 64
 """Maximum number of nodes that are compared to choose one checker."""
 IN_VAIN: Final = 4
-"""Number of rollouts without a free checker after which the search of this turn ends."""
+"""Number of rollouts without a free checker after which one search for checkers stops, because further rollouts will
+hardly find one.
+"""
 MOST_ASKED: Final = 64
 """Maximum number of checks requested, and of timers handled, in one turn. The rest waits for the next turn."""
 
@@ -83,7 +86,7 @@ class _Checker:
     pool: list[_Checker] | None = None
     """The list, `_proven` or `_new`, that holds this checker; None: the node may not check."""
     place: int = 0
-    """Index of this checker in `pool`."""
+    """Position of this checker in the list `pool`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -98,15 +101,23 @@ class _Case:
     rollout_id: str
     drawers: tuple[str, ...]
     policy_version: int
+    unwilling: tuple[str, ...] = ()
+    """Nodes whose owners refuse the tenant of the rollout: they must not see its tokens."""
     opinions: list[_Opinion] = field(default_factory=list)
     asked: set[str] = field(default_factory=set)
     asking: str | None = None
     due_at: float = inf
-    """Time by which the asked checker must answer."""
+    """Time by which the checker that is asked now must answer."""
     until: float = inf
     """End of the search for a checker; afterwards the check is given up."""
     is_known: bool = False
     credited: set[str] = field(default_factory=set)
+
+    @property
+    def is_of_tenant(self) -> bool:
+        """True if a tenant's adapter drew the rollout. The hub does not know which nodes have this adapter; a node that
+        lacks it declines the check."""
+        return self.policy_version >= FIRST_TENANT_VERSION
 
 
 class Checking:
@@ -134,7 +145,7 @@ class Checking:
         self._out = out
         self._checkers: dict[str, _Checker] = {}
         self._proven: list[_Checker] = []
-        """Connected proven nodes that offer checks and are trusted to check. `_new` holds such nodes that are new,
+        """Connected proven nodes that offer checks and are trusted to check. `_new` holds the nodes that are still new,
         which check only if no proven node may."""
         self._new: list[_Checker] = []
         self._cases: dict[str, _Case] = {}
@@ -210,13 +221,17 @@ class Checking:
 
     # --- rollouts
 
-    def want(self, rollout_id: str, drawers: Iterable[str], policy_version: int) -> None:
-        self._cases[rollout_id] = _Case(rollout_id, tuple(drawers), policy_version)
+    def want(
+        self, rollout_id: str, drawers: Iterable[str], policy_version: int, *, unwilling: tuple[str, ...] = ()
+    ) -> None:
+        """Have a rollout checked. `unwilling`: nodes that refuse the tenant's work, which the hub therefore does not
+        ask."""
+        self._cases[rollout_id] = _Case(rollout_id, tuple(drawers), policy_version, unwilling)
         self._untimed.append(rollout_id)
         self._wait(rollout_id)
 
     def forget(self, rollout_id: str) -> None:
-        """Drop the check of a rollout that cannot be checked."""
+        """Drop the check of a rollout, because the rollout cannot be checked."""
         case = self._cases.get(rollout_id)
         if case is not None:
             self._close(case)
@@ -284,7 +299,7 @@ class Checking:
         self._untimed.append(case.rollout_id)
 
     def _release(self, case: _Case) -> None:
-        """End the request to the checker that is asked at present."""
+        """Take back the request to the checker that is asked at present."""
         checker = self._checkers.get(case.asking or "")
         if checker is not None:
             checker.asked_for.discard(case.rollout_id)
@@ -329,7 +344,9 @@ class Checking:
             for place in range(start, start + min(LOOKED_AT, len(pool))):
                 checker = pool[place % len(pool)]
                 node_id = checker.node_id
-                if checker.policy_version < case.policy_version or node_id in involved:
+                if node_id in involved or node_id in case.unwilling:
+                    continue
+                if not (case.is_of_tenant or checker.policy_version >= case.policy_version):
                     continue
                 standing = self._standings.of(node_id)
                 if kin & standing.kin:
@@ -367,8 +384,7 @@ class Checking:
         """Decide the check by the agreeing findings in `standing_by`; the one that weighs least against the samplers
         counts.
 
-        Checkers with other findings are outvoted. One in ten rollouts with a verdict is checked by one more node, as an
-        audit.
+        Checkers with other findings are outvoted. As an audit, one more node checks one in ten decided rollouts.
         """
         mildest = min(standing_by, key=lambda opinion: self._weight(case, opinion))
         outvoted = [one for one in case.opinions if one not in standing_by]
@@ -404,8 +420,7 @@ class Checking:
         )
 
     def _weight(self, case: _Case, opinion: _Opinion) -> float:
-        """Return the largest sum of evidence, in nats, that any sampler of the rollout would have against it after this
-        finding."""
+        """Return the largest sum of evidence, in nats, against any sampler of the rollout after this finding."""
         return max(
             max(added(self._standings.of(node_id).sums, weigh(evidence, honest)))
             for node_id, evidence, honest in self._spans(opinion)

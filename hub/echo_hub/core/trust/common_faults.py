@@ -1,9 +1,9 @@
 """Failures that many nodes share: no node is quarantined for them. Possible causes are a version, a problem, and the
 verifier itself. So for each combination of numerics class (kind of engine) and version, and of class and group, this
-module counts the nodes that were checked and those that failed. Once `LEAST_FAILED` nodes have failed, and they are at
-least the share `SHARE` of the checked ones, verdicts on this class with this version or group are *suspended*: no node
-is quarantined for them, quarantined nodes are released, and the operator is told. Failed rollouts are still not trained
-on.
+module counts the nodes that were checked and those that failed. Once `LEAST_FAILED` nodes have failed, and they make up
+at least the share `SHARE` of the checked ones, verdicts on this class with this version or group are *suspended*: no
+node is quarantined for them, quarantined nodes are released, and the operator is told. Failed rollouts are still not
+trained on.
 
 If proven nodes were checked, only their results count, because anyone can create new nodes. If only strangers (unproven
 nodes) were checked, all count, so that the first nodes of a class that the verifier judges wrongly are not lost. A

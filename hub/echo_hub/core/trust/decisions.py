@@ -49,8 +49,9 @@ class Decisions:
         """For each node quarantined since the hub's start: possible causes of its failures other than the node."""
 
     def begin_again(self, standing: Standing, state: StandingState, reason: str, now: float) -> None:
-        """Put the node into this state, in which it must prove itself again. Remove its tokens from those from which
-        the rounding scale of its numerics class (kind of engine) is learned."""
+        """Put the node into the state `state`, in which it must prove itself again by passed checks. Remove the node's
+        tokens from those from which the rounding scale of its numerics class (kind of engine) is learned.
+        """
         self._standings.numerics.unlearn(standing.numerics, standing.taught)
         standing.shown = standing.taught = NO_EVIDENCE
         standing.begin_again(state, reason, now)

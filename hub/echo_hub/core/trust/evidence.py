@@ -11,6 +11,8 @@ that: at 99 % probability, an honest claim errs by at most a hundredth. A claim 
 probability 1 tells nothing about rounding and does not count. Otherwise a policy that is sure of most tokens would make
 its engine look exact.
 
+Tokens that were drawn at another temperature than the run's count in nats of the run's temperature (`likelihood`).
+
 `Evidence` keeps the log-likelihoods of `likelihood` at every rounding scale, for decisions. It also counts tokens by
 the size of their error, for people and for the learner's comparison of nodes. All fields add up over rollouts.
 """
@@ -54,7 +56,7 @@ _SURE: Final = float(np.log1p(-SURE))
 _LEAST_LOG_RATIO: Final = -1e3
 """Lower bound of ln(true / claimed), so that the KL divergence stays finite for a true probability of 0."""
 _MOST_LOG_RATIO: Final = 20.0
-"""Upper bound of ln(true / claimed)."""
+"""Upper bound of ln(true / claimed), so that the KL divergence of one token stays finite."""
 _TOGETHER: Final = 4_096
 """Number of tokens whose curves (log-likelihoods at each rounding scale) are computed together; they take 7 MB."""
 
@@ -71,8 +73,8 @@ class Evidence:
     """Evidence about the honesty of one node, as sums over tokens that it sampled, in one rollout or several."""
 
     draws: tuple[int, ...]
-    """Number of tokens in each error class of `DRAW_EDGES`. In the learner's comparison of a step's nodes: of
-    `PROBABILITY_EDGES`."""
+    """Number of tokens in each error class of `DRAW_EDGES`. In the learner's comparison of the nodes of a step, the
+    classes are those of `PROBABILITY_EDGES`."""
     claims: tuple[int, ...]
     """Number of tokens in each error class of `CLAIM_EDGES`, without greedy choices and tokens of probability 1."""
     mismatch_kl: float = 0.0
@@ -119,6 +121,9 @@ class Evidence:
         num_tokens: Sequence[int],
         *,
         greedy_N: NDArray[np.bool_] | None = None,
+        warmth_N: NDArray[np.float64] | None = None,
+        draw_weights_N: NDArray[np.float64] | None = None,
+        claim_weights_N: NDArray[np.float64] | None = None,
     ) -> list[Evidence]:
         """Return the evidence of each of several consecutive spans, which are parts of a completion drawn by one node
         each.
@@ -126,12 +131,15 @@ class Evidence:
         `below_N` [N]: lower end of the interval of cumulative probability that draws each token; for greedy choices,
         the log-probability gap to the likeliest token, in nats. `logprobs_N` [N]: true log-probabilities; `claims_N`
         [N]: claimed ones, nats. `uniforms_N` [N]: uniforms of the draws. `num_tokens`: tokens of each span. `greedy_N`
-        [N]: True for greedy choices, whose claims and uniforms are ignored. No value may be NaN.
+        [N]: True for greedy choices, whose claims and uniforms are ignored. `warmth_N` [N]: temperature of each draw,
+        divided by the run's; None = the run's. `draw_weights_N` and `claim_weights_N` [N]: factors of the
+        draws and of the claims in the curves, at most 1; None = 1. No value may be NaN.
         """
+        warmth_N = np.ones(len(below_N)) if warmth_N is None else warmth_N
         ends = np.cumsum(num_tokens)
         starts = ends - np.asarray(num_tokens, np.int64)
-        outside_N = nats_outside(below_N, logprobs_N, uniforms_N)
-        differences_N = log_odds(logprobs_N) - log_odds(claims_N)
+        outside_N = warmth_N * nats_outside(below_N, logprobs_N, uniforms_N)
+        differences_N = warmth_N * (log_odds(logprobs_N) - log_odds(claims_N))
         ratios_N = (logprobs_N - claims_N).clip(_LEAST_LOG_RATIO, _MOST_LOG_RATIO)
         drawn_N = None if greedy_N is None or not greedy_N.any() else ~greedy_N
         if drawn_N is not None:
@@ -145,14 +153,19 @@ class Evidence:
         edges_KC = np.zeros((len(ends), EDGE_CURVES * NUM_SCALES))
         for start in range(0, len(below_N), _TOGETHER):
             part = slice(start, start + _TOGETHER)
-            draws_CSN = draw_curves(below_N[part], logprobs_N[part], uniforms_N[part])
+            draws_CSN = draw_curves(below_N[part], logprobs_N[part], uniforms_N[part], warmth_N[part])
             claims_CSN = claim_curves(differences_N[part])
             claims_CSN[..., ~claimed_N[part]] = 0.0
-            edges_CSN = edge_curves(below_N[part], logprobs_N[part], uniforms_N[part])
+            edges_CSN = edge_curves(below_N[part], logprobs_N[part], uniforms_N[part], warmth_N[part])
             if drawn_N is not None:
                 is_greedy = ~drawn_N[part]
                 draws_CSN[..., is_greedy] = greedy_curves(below_N[part][is_greedy])
                 edges_CSN[..., is_greedy] = 0.0
+            if draw_weights_N is not None:
+                draws_CSN *= draw_weights_N[part]
+                edges_CSN *= draw_weights_N[part]
+            if claim_weights_N is not None:
+                claims_CSN *= claim_weights_N[part]
             draws_KC += _summed(draws_CSN, starts - start, ends - start)
             claims_KC += _summed(claims_CSN, starts - start, ends - start)
             edges_KC += _summed(edges_CSN, starts - start, ends - start)
@@ -189,7 +202,8 @@ class Evidence:
 
     @classmethod
     def of_differences(cls, differences: ArrayLike) -> Evidence:
-        """Return evidence about claims only, from the differences between true and claimed log-odds, in nats."""
+        """Return evidence from claims alone, not from draws. `differences`: for each token, its true log-odds minus
+        those that the node claimed, in nats."""
         found = np.asarray(differences, np.float64)
         (claims,) = _counted(np.abs(found), CLAIM_EDGES, np.zeros(len(found), np.int64), 1)
         curves = claim_curves(found).sum(axis=-1)
@@ -253,9 +267,10 @@ def log_odds(logprobs_N: NDArray[np.floating]) -> NDArray[np.float64]:
 
 
 def _summed(values_CSN: NDArray[np.float64], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the sums over each of K spans (parts drawn by one node each), [K, C * S]. `values_CSN` has only N of all
-    tokens: those tokens of a span that lie outside count 0. `starts` and `ends` [K] are relative to the first of the N
-    tokens."""
+    """Return the sums over each of K spans (parts drawn by one node each), [K, C * S]. `values_CSN` covers only N
+    consecutive tokens. `starts` and `ends` [K] are the spans' positions relative to the first of these tokens; tokens
+    of a span outside of the N count as 0.
+    """
     count = values_CSN.shape[-1]
     until_CSN = np.concatenate([np.zeros((*values_CSN.shape[:2], 1)), values_CSN.cumsum(axis=-1)], axis=-1)
     sums_CSK = until_CSN[..., ends.clip(0, count)] - until_CSN[..., starts.clip(0, count)]

@@ -34,8 +34,8 @@ class Forgetting:
         self._ledger.num_queue_changes += 1
 
     def release(self, rollout: LeasedRollout) -> None:
-        """Stop keeping the rollout's group out of batches (`hold`). If no other rollout keeps it out, the group may
-        enter batches again."""
+        """Stop keeping the rollout's group out of batches (`hold`). The group may enter batches again, unless another
+        of its rollouts is held."""
         if rollout.is_held:
             group = self._ledger.groups[rollout.group_id]
             rollout.is_held = False
@@ -84,7 +84,7 @@ class Forgetting:
         # Other indices of these leases stay wanted, so no lease is revoked.
         self._ledger.drop([one for one in leased if one.node_id != node_id], DropReason.REVOKED, _NOT_ITS_OWN)
         for rollout in touched:
-            is_there = rollout.rollout_id in self._ledger.rollouts  # A drop above may have removed it.
+            is_there = rollout.rollout_id in self._ledger.rollouts  # A drop above may have removed the rollout.
             if is_there and not self.is_consumed(rollout):
                 is_its_own = rollout.node_id == node_id
                 self.forget_rollout(rollout, DropReason.QUARANTINED, detail, is_its_own=is_its_own)

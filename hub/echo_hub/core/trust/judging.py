@@ -36,7 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echo_hub.core.trust.evidence import Evidence
-from echo_hub.core.trust.likelihood import NUM_SCALES, WEIGHTS
+from echo_hub.core.trust.likelihood import DRAW_CURVES, NUM_SCALES, SHIFTS, WEIGHTS
 from echo_hub.core.trust.numerics import COARSEST, Honest
 
 CLAIMS_DISPERSION: Final = 4.0
@@ -77,7 +77,8 @@ def weigh(evidence: Evidence, honest: Honest) -> Sums:
     # If no scale is that coarse, the alternative has no evidence.
     coarse = claims_CS[0, coarser] - claims_CS[0, honest.claims] if coarser < NUM_SCALES else 0.0
     of_draws = evidence.draws_CS[1:, honest.draws] / DRAWS_DISPERSION
-    of_claims = np.append(claims_CS[1:, honest.claims], coarse) / CLAIMS_DISPERSION
+    rows = (*range(1, DRAW_CURVES), _too_low(honest), _too_high(honest))
+    of_claims = np.append(claims_CS[rows, honest.claims], coarse) / CLAIMS_DISPERSION
     return (*of_draws.tolist(), *of_claims.tolist(), *NOTHING[Alternative.SHOPPED :])
 
 
@@ -120,15 +121,24 @@ def is_explained(recent: Evidence, honest: Honest, alternative: Alternative, nat
     engine of far fewer bits, or tokens chosen by reward.
     """
     draws, claims = (
-        slice(scale, min(scale + honest.tolerance, max(scale, COARSEST)) + 1) for scale in (honest.draws, honest.claims)
+        slice(min(scale + honest.tolerance, max(scale, COARSEST)) + 1) for scale in (honest.draws, honest.claims)
     )
     if alternative is Alternative.DRAWS_FORGED:
         return bool(max(0.0, _forged(recent.draws_CS, honest.draws)) - recent.draws_CS[0, draws].max() < nats)
     if alternative is Alternative.CLAIMS_INVENTED:
         return bool(_forged(recent.claims_CS, honest.claims) - recent.claims_CS[0, claims].max() < nats)
     if alternative is Alternative.CLAIMS_TOO_HIGH:
-        return bool(recent.claims_CS[-1, claims].min() < nats)
+        return bool(recent.claims_CS[_too_high(honest), claims].min() < nats)
     return False
+
+
+def _too_low(honest: Honest) -> int:
+    """Return the row of the claim curves that tests for claims lower than those of honest nodes."""
+    return DRAW_CURVES + honest.too_low
+
+
+def _too_high(honest: Honest) -> int:
+    return DRAW_CURVES + SHIFTS + honest.too_high
 
 
 def _forged(curves_CS: NDArray[np.float64], scale: int) -> float:
@@ -142,6 +152,7 @@ def alarm(false_alarm: float) -> float:
 
 
 def proof_added(proof: float, evidence: Evidence, honest: Honest) -> float:
-    """Return the evidence that a node is honest after one more rollout, in nats, at most 0: the lower, the more surely
-    honest. Only draws count, because a node can compute honest claims for forged tokens."""
+    """Return the evidence that a node is honest, in nats, after one more rollout. The value is at most 0; a lower value
+    shows honesty more surely. Only draws count, because a node can compute honest claims for forged tokens.
+    """
     return min(0.0, proof + float(evidence.draws_CS[1, honest.draws]))

@@ -68,11 +68,11 @@ class Lag:
     usual: float
     """Mismatch in nats per token to expect of an honest node at present."""
     since: int
-    """Step at which the mismatch began to grow."""
+    """Step at which the node's mismatch began to grow."""
     policy_version: int
     """Version that the node named at step `since`. It still samples with this version or an older one."""
     is_alone: bool
-    """True if the node has no peers of its kind, whose mismatch could show that the run itself has changed."""
+    """True if the node has no peers of its kind. Mismatch of peers could show that the run itself has changed."""
 
     def __str__(self) -> str:
         found = (
@@ -96,16 +96,20 @@ class _Node:
     mismatch: float | None = None
     """Median of the last `SMOOTHED` points, at least `FLOOR`, in nats per token; None: too few points."""
     staleness: float = 0.0
-    """Mean staleness of these points, in steps."""
+    """Mean staleness of the last `SMOOTHED` points, in steps."""
     kind: str = ""
     first: list[tuple[float, float]] = field(default_factory=list)
-    """First `USUAL` mismatches with their staleness."""
+    """First `USUAL` mismatches of the node, each with the staleness of the rollouts. Their median is its usual mismatch
+    if it has no peers.
+    """
     ratios: list[float] = field(default_factory=list)
     """First `USUAL` ratios of the node's mismatch to the expected one."""
     streak: int = 0
     since: int = 0
     policy_version: int = 0
-    """Version that the node named for its rollouts of step `since`: `since` - 1 minus their staleness."""
+    """Version that the node named for its rollouts of step `since`: a rollout of step k with staleness s is of version
+    k - 1 - s.
+    """
 
     def add_point(self, step: int) -> None:
         self.points.append((median(kl for kl, _ in self.pending), fmean(d for _, d in self.pending), step))
@@ -171,7 +175,7 @@ class Lagging:
         return tuple(lag for lag in begun if lag is not None)
 
     def _judge(self, node_id: str) -> Lag | None:
-        """Return the node's lag if it begins with the newest point."""
+        """Return the node's lag if its newest point completes one; otherwise None."""
         node = self._nodes[node_id]
         if node.mismatch is None:
             return None

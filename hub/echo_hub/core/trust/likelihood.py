@@ -16,7 +16,10 @@ tells much.
 One scale describes the rounding noise of an engine. Measured on a model of 135 M parameters with 49,152 tokens: real
 engines of 16, 8 and 4 bits fit four to six degrees of freedom best, and the scale differs by at most 1.3 times between
 likely and unlikely tokens. The rounding of a small model that is sure of most tokens varies by prompt. Two degrees of
-freedom allow for that in claims, which show every token's rounding. The scale grows as 1 / temperature.
+freedom allow for that in claims, which show every token's rounding.
+
+The scale grows as 1 / temperature. So log-odds of a token that was drawn at another temperature than the run's are
+multiplied by its *warmth*, the ratio of both temperatures. Then an engine shows the same scale at all temperatures.
 
 Both densities are computed for every scale of `SCALES`. A small share `OUTLIERS` of the density of forged tokens is
 mixed in, so that no single token convicts a node. All sums over tokens are additive, so evidence of several rollouts
@@ -52,27 +55,37 @@ LEAST_WIDTH: Final = 1e-9
 MOST_APART: Final = 100.0
 """Limit of the difference between true and claimed log-odds, in nats."""
 SHIFT: Final = 0.25
-"""Assumed shift of claims that are all too low or too high, in nats. The test detects shifts of at least half this
-size.
-"""
+"""Step, in nats, at which common errors (shifts) of all claims are tested. If honest claims of the class are shifted by
+k steps, the alternative to honesty is a shift by k + 1 steps. The test detects claims that are shifted by at least half
+a step more than honest ones."""
+SHIFTS: Final = 4
+"""Number of shifts k = 0, 1, ... that honest claims may have in each direction."""
 DRAW_CURVES: Final = 1 + len(WEIGHTS)
 """Number C of draw curves: the log-likelihood under honesty, and one log-ratio for each of `WEIGHTS`."""
-CLAIM_CURVES: Final = 1 + len(WEIGHTS) + 2
-"""Number C of claim curves: those of draws, plus two log-ratios for claims all too low and all too high."""
+CLAIM_CURVES: Final = DRAW_CURVES + 2 * SHIFTS
+"""Number C of claim curves: first the same curves as for draws, then log-ratios of too low claims, by shift, then
+log-ratios of too high claims."""
 EDGE_CURVES: Final = 2
 """Number C of edge curves: tokens near an edge minus their expected number, and the variance of that number."""
 NEAR: Final = 0.75
 """The uniform number u of a draw is near an edge of the token's interval of cumulative probability if their log-odds
 differ by at most this many rounding scales."""
 _LEAST_BESIDE: Final = 1e-6
-"""If less probability than this lies beyond an edge, no neighbouring token that a node could choose is there."""
+"""If the probability below or above a token's interval is at most this, the interval has no edge there: a node finds no
+neighbouring token beyond it."""
+_MOST_NEAR: Final = 500.0
+"""Upper bound of the distance, in nats of log-odds, within which u counts as near an edge. It keeps its exponential
+finite."""
 _ALL_NEAR: Final = 0.98
-"""If more than this share of the interval that draws a token is near its edges, u is near an edge in any case, so the
-token counts for nothing."""
+"""Largest share of a token's interval that may lie near its edges. If more lies near them, u is near an edge wherever
+it falls, so the token counts for nothing."""
 
 
 def draw_curves(
-    below_N: NDArray[np.float64], logprobs_N: NDArray[np.float64], u_N: NDArray[np.float64]
+    below_N: NDArray[np.float64],
+    logprobs_N: NDArray[np.float64],
+    u_N: NDArray[np.float64],
+    warmth_N: NDArray[np.float64] | float = 1.0,
 ) -> NDArray[np.float64]:
     """Return draw curves [C, S, N]: ln f, and ln(1 - w + w / f) for each of `WEIGHTS`. f is the density of the uniform
     u if the node is honest (see the module).
@@ -81,8 +94,8 @@ def draw_curves(
     """
     width_N = np.maximum(np.exp(logprobs_N), LEAST_WIDTH)
     drawn_N = bounded_log_odds(u_N)
-    from_low_SN = (drawn_N - bounded_log_odds(below_N)) / SCALES[:, None]
-    from_high_SN = (drawn_N - bounded_log_odds(below_N + width_N)) / SCALES[:, None]
+    from_low_SN = warmth_N * (drawn_N - bounded_log_odds(below_N)) / SCALES[:, None]
+    from_high_SN = warmth_N * (drawn_N - bounded_log_odds(below_N + width_N)) / SCALES[:, None]
     far_SN, near_SN = _beyond(from_low_SN), _beyond(from_high_SN)
     # Subtract tails of the distribution function T instead of values of T: values near 1 have no digits left.
     is_inside_SN = (from_low_SN > 0) & (from_high_SN < 0)
@@ -93,21 +106,24 @@ def draw_curves(
 def greedy_curves(shortfall_N: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the counterpart of `draw_curves` for greedy choices.
 
-    `shortfall_N`: x, each token's log-probability gap to the likeliest token, in nats. P = 2 T(-x / s) bounds the
-    probability that rounding of scale s moves two logits so far apart. 1 / (2 sqrt(P)) then has mean at most 1 under
-    honesty, like 1 / f in `draw_curves` (Vovk and Wang, Ann. Stat. 49, 2021, section 2).
+    `shortfall_N`: x, each token's log-probability gap to the likeliest token at the run's temperature, in nats.
+    P = 2 T(-x / s) bounds the probability that rounding of scale s moves two logits so far apart. 1 / (2 sqrt(P)) then
+    has mean at most 1 under honesty, like 1 / f in `draw_curves` (Vovk and Wang, Ann. Stat. 49, 2021, section 2).
     """
     chance_SN = 2.0 * _beyond(shortfall_N / SCALES[:, None])
     return _with_forged(2.0 * (1.0 - OUTLIERS) * np.sqrt(chance_SN) + OUTLIERS, 1.0)
 
 
 def claim_curves(differences_N: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return claim curves [C, S, N] of true minus claimed log-odds, in nats.
+    """Return claim curves [C, S, N] of true minus claimed log-odds, in nats, each multiplied by its token's warmth.
 
     Curves: ln g, with g the density of the differences if the node is honest; ratios of invented claims for each of
-    `WEIGHTS`; ratios of claims all too low and all too high. An honest node claims what it sampled, and samples what
-    its own rounding makes likelier. So its claims are on average too high by half of the noise's variance, s**2. Only a
-    larger excess counts as too high.
+    `WEIGHTS`; ratios of claims all too low, then too high, for each of `SHIFTS`. An honest node claims what it sampled,
+    and samples what its own rounding makes likelier. So its claims are on average too high by half of the noise's
+    variance, s**2. Only a larger excess counts as too high.
+
+    Coarse rounding can also shift all claims: it loses a part of what training has added to the weights, so a trained
+    policy computed in 16 bits or fewer is less sure of its tokens.
     """
     differences_N = differences_N.clip(-MOST_APART, MOST_APART)
     invented_N = _density(differences_N / INVENTED) / INVENTED
@@ -119,14 +135,18 @@ def claim_curves(differences_N: NDArray[np.float64]) -> NDArray[np.float64]:
 
     # The class's scale is rounded up by one step, so half of its square is the square of the measured scale.
     usual_S1 = scales_S1**2 / 2.0
-    honest_SN = claimed(differences_N[None, :])
-    too_low_SN = claimed(differences_N[None, :] - SHIFT) / honest_SN
-    too_high_SN = claimed(differences_N + usual_S1 + SHIFT) / claimed(differences_N + usual_S1)
-    return np.concatenate([_with_forged(honest_SN, invented_N), np.log([too_low_SN, too_high_SN])])
+    steps = SHIFT * np.arange(SHIFTS + 1)
+    low_KSN = np.log([claimed(differences_N[None, :] - step) for step in steps])
+    high_KSN = np.log([claimed(differences_N + usual_S1 + step) for step in steps])
+    honest_SN = np.exp(low_KSN[0])
+    return np.concatenate([_with_forged(honest_SN, invented_N), np.diff(low_KSN, axis=0), np.diff(high_KSN, axis=0)])
 
 
 def edge_curves(
-    below_N: NDArray[np.float64], logprobs_N: NDArray[np.float64], u_N: NDArray[np.float64]
+    below_N: NDArray[np.float64],
+    logprobs_N: NDArray[np.float64],
+    u_N: NDArray[np.float64],
+    warmth_N: NDArray[np.float64] | float = 1.0,
 ) -> NDArray[np.float64]:
     """Return edge curves [C, S, N]: 1 if the draw's uniform u is near an edge of the token's interval, minus the share
     m of the interval near edges; and the variance m (1 - m).
@@ -136,13 +156,21 @@ def edge_curves(
     """
     width_N = np.maximum(np.exp(logprobs_N), LEAST_WIDTH)
     above_N = np.minimum(below_N + width_N, 1.0)
-    factor_S1 = np.exp(NEAR * SCALES)[:, None]
-    from_SN = np.where(below_N > _LEAST_BESIDE, _from_odds(_bounded_odds(below_N) * factor_S1), below_N)
-    until_SN = np.where(above_N < 1.0 - _LEAST_BESIDE, _from_odds(_bounded_odds(above_N) / factor_S1), above_N)
+    factor_SN = np.exp(np.minimum(NEAR * SCALES[:, None] / warmth_N, _MOST_NEAR))
+    from_SN = np.where(below_N > _LEAST_BESIDE, _from_odds(_bounded_odds(below_N) * factor_SN), below_N)
+    until_SN = np.where(above_N < 1.0 - _LEAST_BESIDE, _from_odds(_bounded_odds(above_N) / factor_SN), above_N)
     share_SN = 1.0 - ((until_SN - from_SN) / width_N).clip(0.0, 1.0)
     share_SN[share_SN > _ALL_NEAR] = 1.0
     is_near_SN = (u_N < from_SN) | (u_N >= until_SN) | (share_SN == 1.0)
     return np.stack([is_near_SN - share_SN, share_SN * (1.0 - share_SN)])
+
+
+def chance_of_distance(nats: float, place: int) -> float:
+    """Return a bound on the probability that honest rounding moves an edge by at least `nats` of log-odds.
+
+    `place` is the index of the rounding scale in `SCALES`. Outliers (`OUTLIERS`) are not allowed for.
+    """
+    return float(2.0 * _beyond(np.array(nats / SCALES[place])))
 
 
 def at_least(scale: float) -> int:

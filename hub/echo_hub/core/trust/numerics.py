@@ -1,12 +1,15 @@
 """Numerics classes: rounding scales of nodes' engines, and the sources of these scales.
 
 A class is what a node reports of its engine: backend, precision, kind of device. Each class has two rounding scales
-(`likelihood`): one for draws and one for claims. Each is the scale under which a set of tokens is most likely, rounded
-up by one step of `SCALES`. The tokens come from two sources:
+(`likelihood`): one for draws and one for claims. Each scale makes a set of tokens most likely, rounded up by one step
+of `SCALES`. The tokens come from two sources:
 
     measured    tokens that the verifier sampled from the run's own model with emulated rounding of that precision, and
                 then examined like a node's. So the scale includes the verifier's own rounding
     shown       tokens of the class's nodes in good standing, except those of the judged node
+
+The measurement also shows by how much honest claims of the class are all too low or too high. A class's own nodes may
+raise that by one step of `likelihood.SHIFT`.
 
 The scale of a class never falls below the measured one: exact engines that report a coarse class would otherwise cause
 convictions of honest nodes. It rises at most `LEARNED` steps above it, unless several nodes without a common owner show
@@ -30,10 +33,13 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from echo_hub.core.trust.evidence import CLAIM_EDGES, NO_EVIDENCE, Evidence
-from echo_hub.core.trust.likelihood import NUM_SCALES, SCALES, at_least
+from echo_hub.core.trust.likelihood import DRAW_CURVES, NUM_SCALES, SCALES, SHIFTS, at_least
+from echo_shared.wire.messages.engines import weights_of_file
 
 ROUNDED_UP: Final = 1
-"""Steps of `SCALES` by which the most likely rounding scale is rounded up."""
+"""Number of steps of `SCALES` by which the most likely rounding scale is rounded up: a scale below the true one would
+convict honest nodes.
+"""
 MOST_APART: Final = 4
 """Maximum number of steps of `SCALES` by which an honest engine's draws (sampled tokens) may show coarser rounding than
 its claims (reported log-probabilities). At most two were measured."""
@@ -59,17 +65,17 @@ agree with it."""
 COARSEST: Final = at_least(1.0)
 """Largest rounding scale of draws that nodes can set for their class by agreement, as an index into `SCALES`."""
 TELLING: Final = 100
-"""Minimum number of a node's claims that should lie beyond an edge of `CLAIM_EDGES`, as measured for its class. With
-fewer expected claims, the node is not examined for finer rounding than its class."""
+"""Minimum expected number of a node's claims beyond an edge of `CLAIM_EDGES`, by the measurement of its class. With a
+smaller expected number, the node is not examined for finer rounding than its class."""
 FINER: Final = 32
-"""A node rounds more finely than its class if at most one of its claims per `FINER` expected ones lies beyond an edge
-of `CLAIM_EDGES`."""
+"""Divisor of the expected number of claims beyond an edge of `CLAIM_EDGES`. A node rounds more finely than its class if
+its claims beyond the edge number at most this quotient."""
 MOST_CLASSES: Final = 256
 """Number of numerics classes from which on nodes of further classes share one class for each precision: nodes may
 report any name."""
 MEASURED_AGAIN: Final = 4
-"""Divisor of the version number that gives the wait until the next measurement of a rounding: it is measured at
-versions 0, 1, 2, 3, 4, 6, 8, 11 ..."""
+"""Sets how rarely a rounding is measured. After a measurement at version v, the next one is at version
+`v + 1 + v // MEASURED_AGAIN`: at versions 0, 1, 2, 3, 4, 6, 8, 11 ..."""
 
 
 class NumericsClass(NamedTuple):
@@ -78,20 +84,30 @@ class NumericsClass(NamedTuple):
     backend: str = ""
     precision: str = ""
     device: str = ""
-    """Kind of device: cpu, cuda, metal ..."""
+    """Kind of device, such as cpu, cuda or metal."""
 
     def __str__(self) -> str:
         return "/".join(part or "?" for part in self)
 
     @property
     def rounding(self) -> str:
-        """Return the rounding of an engine of this precision: one of `ROUNDINGS`."""
+        """Return the rounding of an engine of this precision: one of `ROUNDINGS`. An engine that loads the run's GGUF
+        file rounds like no other; its precision names its rounding.
+        """
+        if weights_of_file(self.precision) is not None:
+            return self.precision
         return ROUNDINGS.get(self.precision.lower(), EXACT_ROUNDING)
 
     @property
+    def assumed_rounding(self) -> str:
+        """Return the rounding whose default scales hold for this class: a key of `DEFAULTS`."""
+        weights = weights_of_file(self.precision)
+        return self.rounding if weights is None else ROUNDINGS.get(weights, COARSE_ROUNDING)
+
+    @property
     def kind(self) -> str:
-        """Return the rounding, as far as nodes are compared by it: roundings of 16 bits and more form one kind."""
-        return FINE if self.rounding in ("f32", "f16", "bf16") else self.rounding
+        """Return the kind of rounding by which nodes are compared: all roundings of 16 bits and more form one kind."""
+        return FINE if self.assumed_rounding in ("f32", "f16", "bf16") else self.rounding
 
 
 FINE: Final = "fine"
@@ -120,9 +136,9 @@ class CoarseClass(NamedTuple):
 
     numerics: NumericsClass
     draws: float
-    """Rounding scale of draws, in nats."""
+    """Rounding scale of draws (sampled tokens), in nats."""
     claims: float
-    """Rounding scale of claims, in nats."""
+    """Rounding scale of claims (reported log-probabilities), in nats."""
 
 
 NOT_SAID: Final = NumericsClass()
@@ -136,15 +152,22 @@ class Honest:
     draws: int
     claims: int
     tolerance: int = TOLERANCE
-    """Number of steps of `SCALES` above these scales within which honest rounding still explains a node's evidence."""
+    """Number of steps of `SCALES` by which an honest node may round more coarsely than these scales say."""
+    too_low: int = 0
+    too_high: int = 0
+    """Steps of `likelihood.SHIFT` by which all honest claims may be too low (`too_low`), or too high (`too_high`)."""
 
     def together(self, other: Honest) -> Honest:
-        """Return the scales for comparing the findings of nodes of two classes. Neither node is exact, so their scales
-        add up."""
+        """Return the rounding scales and shifts to allow when a node of this class and a node of `other` compare their
+        results. Neither node is exact, so their scales add up. Shifts add up if they point in opposite directions.
+        """
+        shift = min(max(self.too_low + other.too_high, self.too_high + other.too_low), SHIFTS - 1)
         return Honest(
             draws=at_least(float(SCALES[self.draws] + SCALES[other.draws])),
             claims=at_least(float(SCALES[self.claims] + SCALES[other.claims])),
             tolerance=max(self.tolerance, other.tolerance),
+            too_low=shift,
+            too_high=shift,
         )
 
 
@@ -170,7 +193,7 @@ They were measured with real engines on a model of 135 M parameters with 49,152 
 def default(numerics: NumericsClass, temperature: float = 1.0) -> Honest:
     """Return the assumed rounding scales of a numerics class (kind of engine) without data. Scales grow as 1 /
     `temperature`."""
-    known = DEFAULTS[numerics.rounding]
+    known = DEFAULTS[numerics.assumed_rounding]
     hotter = 1.0 / temperature
     return Honest(
         draws=at_least(float(SCALES[known.draws]) * hotter),
@@ -180,10 +203,12 @@ def default(numerics: NumericsClass, temperature: float = 1.0) -> Honest:
 
 
 class Numerics:
-    """Rounding scales of all numerics classes (kinds of engine). `temperature`: sampling temperature of all leases."""
+    """Rounding scales of all numerics classes (kinds of engine). `temperature`: sampling temperature of all leases.
+    `gguf_precision`: precision that nodes with the run's GGUF file report; empty = the run has none."""
 
-    def __init__(self, temperature: float = 1.0) -> None:
+    def __init__(self, temperature: float = 1.0, *, gguf_precision: str = "") -> None:
         self._temperature = temperature
+        self._gguf_precision = gguf_precision
         self._shown: dict[NumericsClass, Evidence] = {}
         self._measured_from: dict[str, int] = {}
         """Policy version from which each rounding must be measured again."""
@@ -191,8 +216,13 @@ class Numerics:
         self._class_wide: dict[NumericsClass, Honest] = {}
 
     def known(self, numerics: NumericsClass) -> NumericsClass:
-        """Return the class under which nodes of this class are judged: itself or, once there are `MOST_CLASSES`, the
-        one that further classes of its precision share."""
+        """Return the class under which nodes that report `numerics` are judged. That is the reported class. Once
+        `MOST_CLASSES` classes exist, all further classes of one precision share one common class. A precision that
+        names a GGUF file which the hub does not offer counts as not reported. The hub may have offered another file
+        before a restart.
+        """
+        if weights_of_file(numerics.precision) is not None and numerics.precision != self._gguf_precision:
+            numerics = numerics._replace(precision="")
         if numerics in self._shown:
             return numerics
         if len(self._shown) >= MOST_CLASSES:
@@ -213,7 +243,7 @@ class Numerics:
         self._shown[numerics] = self._shown[numerics] + evidence
 
     def unlearn(self, numerics: NumericsClass, evidence: Evidence) -> None:
-        """Remove a node's evidence from that of its class, because the node must prove itself again."""
+        """Remove a node's evidence from that of its class, because the node's proof no longer counts."""
         self._shown[numerics] = self._shown[numerics] - evidence
 
     def is_due(self, rounding: str, policy_version: int) -> bool:
@@ -244,31 +274,33 @@ class Numerics:
         least = default(numerics, self._temperature)
         if measured is not None:
             draws, claims = _most_likely(measured)
-            least = Honest(draws=_rounded_up(draws), claims=_rounded_up(claims))
+            claims = _rounded_up(claims)
+            low, high = _shifts(measured, claims)
+            least = Honest(draws=_rounded_up(draws), claims=claims, too_low=low, too_high=high)
         shown = self._shown.get(numerics, NO_EVIDENCE) - without
         if shown.num_tokens >= LEAST_TOKENS:
             draws, claims = _most_likely(shown)
+            claims = max(least.claims, min(_rounded_up(claims), least.claims + LEARNED))
+            low, high = _shifts(shown, claims)
             least = Honest(
                 draws=max(least.draws, min(_rounded_up(draws), least.draws + LEARNED)),
-                claims=max(least.claims, min(_rounded_up(claims), least.claims + LEARNED)),
+                claims=claims,
                 tolerance=least.tolerance,
+                too_low=max(least.too_low, min(low, least.too_low + 1)),
+                too_high=max(least.too_high, min(high, least.too_high + 1)),
             )
         agreed = self._class_wide.get(numerics)
         if agreed is None:
             return least
-        return Honest(
-            draws=max(least.draws, agreed.draws),
-            claims=max(least.claims, agreed.claims),
-            tolerance=least.tolerance,
-        )
+        return replace(least, draws=max(least.draws, agreed.draws), claims=max(least.claims, agreed.claims))
 
     def class_wide(self, numerics: NumericsClass, shown: Sequence[Evidence]) -> tuple[int, ...]:
         """Set the class's rounding scale if several nodes without a common owner agree on it.
 
-        `shown`: recent evidence of such nodes of the class, the accused node first. Return the indices of the nodes
-        that round as coarsely as the accused node. Return an empty tuple if these are fewer than `UNLIKE_NODES`, or
-        fewer than half of all, or if forged tokens explain the evidence of one of them better than coarser rounding
-        does.
+        `shown`: recent evidence of nodes of the class without a common owner, the accused node first. Return the
+        indices of the nodes that round as coarsely as the accused node. Return an empty tuple if these are fewer than
+        `UNLIKE_NODES`, or fewer than half of all, or if forged tokens explain the evidence of one of them better than
+        coarser rounding does.
         """
         before = self.honest(numerics)
         scales = [_most_likely(one) for one in shown]
@@ -301,7 +333,7 @@ class Numerics:
         )
 
     def restore(self, classes: Iterable[CoarseClass]) -> None:
-        """Restore `coarser_than_measured` from before a restart."""
+        """Restore the classes that `coarser_than_measured` returned before the hub's restart."""
         for numerics, draws, claims in classes:
             agreed = Honest(draws=at_least(draws), claims=at_least(claims))
             self._class_wide[self.known(numerics)] = agreed
@@ -311,11 +343,21 @@ def _most_likely(shown: Evidence) -> tuple[int, int]:
     """Return the most likely rounding scales of draws and of claims, as indices into `SCALES`.
 
     The scale of draws is at least that of claims minus `BOTH_EDGES`: a claim errs by the rounding of both edges of the
-    interval of cumulative probability that draws the token. Draws alone may show less, because few random numbers fall
-    outside this interval.
+    interval of cumulative probability that draws the token. Draws may suggest a smaller scale than the true one,
+    because few random numbers fall outside this interval.
     """
     claims = int(np.argmax(shown.claims_CS[0]))
     return max(int(np.argmax(shown.draws_CS[0])), claims - BOTH_EDGES), claims
+
+
+def _shifts(shown: Evidence, claims: int) -> tuple[int, int]:
+    """Return the shifts of these claims downwards and upwards, in steps of `likelihood.SHIFT`: the smallest numbers for
+    which one step more is less likely. `claims`: index of the claims' rounding scale."""
+    of_shifts_2K = shown.claims_CS[DRAW_CURVES:, claims].reshape(2, SHIFTS)
+    low, high = (
+        int(np.argmax(of_shifts_K < 0.0)) if (of_shifts_K < 0.0).any() else SHIFTS - 1 for of_shifts_K in of_shifts_2K
+    )
+    return low, high
 
 
 def _draws_shown(shown: Evidence, measured: Evidence) -> int | None:

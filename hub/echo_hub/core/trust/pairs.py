@@ -26,24 +26,33 @@ very different logarithms."""
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PeerFinding:
-    """What one node computed about a rollout of other nodes."""
+    """What one checking node computed about a rollout that other nodes sampled."""
 
     spans: tuple[tuple[str, Evidence], ...]
     """Pairs of node and evidence: one for each node that sampled a part of the rollout, in token order."""
     below: NDArray[np.float64]
     """[T] lower ends of the intervals of cumulative probability that draw the tokens."""
     logprobs: NDArray[np.float64]
-    """[T] log-probabilities, in nats."""
+    """[T] log-probabilities of the tokens that the checking node computed, in nats."""
     num_tokens: int
     """Number of tokens that the checker computed, prompt included."""
+    warmth: float = 1.0
+    """Temperature of the draws, divided by the run's."""
+    is_greedy: bool = False
+    """True for greedy choices. `below` then has each token's log-probability gap to the likeliest token at the run's
+    temperature, in nats."""
 
 
 def apart(one: PeerFinding, other: PeerFinding) -> Evidence:
     """Return the differences of two findings about one rollout as evidence that one of them is wrong: two differences
-    per token, of the interval's lower end and of the log-probability."""
+    per token, of the interval's lower end and of the log-probability. Greedy choices have one: of their gap to the
+    likeliest token."""
+    if one.is_greedy:
+        gaps = (np.minimum(finding.below, -FLOOR) for finding in (one, other))
+        return Evidence.of_differences(np.subtract(*gaps))
     edges = bounded_log_odds(one.below) - bounded_log_odds(other.below)
     likely = (log_odds(np.maximum(finding.logprobs, FLOOR)) for finding in (one, other))
-    return Evidence.of_differences(np.concatenate([edges, np.subtract(*likely)]))
+    return Evidence.of_differences(one.warmth * np.concatenate([edges, np.subtract(*likely)]))
 
 
 def contradiction(one: PeerFinding, other: PeerFinding, honest: Honest) -> float:

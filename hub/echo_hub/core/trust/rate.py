@@ -1,11 +1,11 @@
 """Choice of the rollouts that are checked: adaptive replication, as in BOINC (Anderson, J. Grid Computing 18, 2020,
 section 4.1).
 
-Until a node is proven, all its rollouts are checked, at least the first `first`. A proven node with n verified rollouts
-in a row has each rollout checked with probability max(least, first / n); a failed check sets n to 0. BOINC uses 1 / n,
-because each BOINC result is clearly right or wrong. Here most dishonesty shows only in dozens of short rollouts. So a
-node that has just become proven is checked more often, and half of its rollouts are checked when 2 * first were
-verified.
+The hub checks all rollouts of a node until the node is proven, and in any case the node's first `first` rollouts. A
+proven node with n verified rollouts in a row has each rollout checked with probability max(least, first / n); a failed
+check sets n to 0. BOINC uses 1 / n, because each BOINC result is clearly right or wrong. Here most dishonesty shows
+only in dozens of short rollouts. So a node that has just become proven is checked more often, and half of its rollouts
+are checked when 2 * first were verified.
 
 A long rollout shows more, so it counts for several (`worth`): completions of 512 tokens count for eight.
 
@@ -24,7 +24,7 @@ from math import ceil
 from typing import Final
 
 SHORT: Final = 64
-"""Tokens of a checked rollout that count as one verified rollout."""
+"""Number of tokens that count as one verified rollout: a longer checked rollout counts for several."""
 MOST_WORTH: Final = 8
 """Maximum number of verified rollouts that one rollout counts for. Otherwise few long rollouts would suffice, and a
 node that forges only some of its rollouts would be missed."""

@@ -31,12 +31,13 @@ _WRONG: Final[Mapping[Alternative, str]] = {
 
 
 def convicting(standing: Standing) -> Grounds:
-    """Return the checks behind the largest sum of evidence against the node."""
+    """Return the checks of the kind with the most evidence against the node: evidence is summed for each kind."""
     return standing.grounds[standing.sums.index(max(standing.sums))]
 
 
 def what_is_wrong(standing: Standing) -> str:
-    """Return what the node did wrong, by its largest sum of evidence, with the checks since that sum was last zero."""
+    """Return in words what the node did wrong. Its largest sum of evidence says what; the text also names how many
+    rollouts were checked since that sum was last zero."""
     nats, alternative = against(standing.sums)
     grounds = convicting(standing)
     if not grounds.num_rollouts:
@@ -72,7 +73,9 @@ def _beyond(counts: Sequence[int], edges: Sequence[float]) -> str:
 
 
 def why_not(standing: Standing | None, *, is_trusted: bool) -> str:
-    """Return why the operator cannot set a node to proven, or to new; empty: the operator can."""
+    """Return why the operator cannot set this node to proven (`is_trusted`) or back to new; empty if the operator
+    can.
+    """
     if standing is None:
         return "This node is not connected, and was never checked."
     if standing.is_quarantined:

@@ -34,7 +34,7 @@ LEAST: Final = 1e-5
 """Lower bound of the share of each error class among the other nodes' tokens, so that no single token makes a node
 stand out."""
 SMOOTHING: Final = 1.0
-"""Tokens added to each error class of the other nodes (Laplace smoothing)."""
+"""Number of tokens added to each error class of the other nodes (Laplace smoothing), so that no class is empty."""
 STEPS: Final = 16
 """Number of newest trained steps whose rollouts count in a node's mismatch (KL divergence between its claims and the
 learner's log-probabilities)."""
@@ -65,8 +65,9 @@ class StepScreen:
 
     @classmethod
     def of(cls, frame: Mapping[str, Any]) -> StepScreen:
-        """Build the screen from the learner's message, whose lists are named like the fields. `screened` and the parts
-        of the evidence are parallel lists."""
+        """Build the learner's findings about one batch from the learner's message. Lists in the message are named like
+        this class's fields. `screened` and each part of the evidence are parallel lists.
+        """
         if not frame:
             return cls()
         evidence = zip(frame["screened"], frame["draws"], frame["claims"], frame["mismatch_kl"], strict=True)
@@ -81,10 +82,10 @@ class StepScreen:
 
 
 class Seen(NamedTuple):
-    """The learner's evidence about one rollout."""
+    """The learner's results for one rollout: evidence about the node that sampled the rollout."""
 
     node_id: str
-    """Node that sampled the whole rollout."""
+    """Node that sampled all tokens of the rollout."""
     evidence: Evidence
     staleness: int = 0
 

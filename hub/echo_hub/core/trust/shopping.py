@@ -54,7 +54,7 @@ LEAST_VARIANCE: Final = 0.05
 """Term added to the variance of a rollout's number of tokens near an edge, so that rollouts with hardly any such token
 weigh little."""
 RECENT: Final = 256
-"""Number of the run's latest rewards among which a new one is ranked."""
+"""Number of the run's latest rewards that are kept. Each new reward is ranked among these."""
 REMEMBERED: Final = 32.0
 """Sum of weights over which the mean rank of a node's rewards is remembered: at twice this sum, all weights are
 halved."""
@@ -75,7 +75,7 @@ class Edges(NamedTuple):
     variance: float
     """Variance of the number of tokens near an edge, if the node is honest: W in the module's text."""
     counts: Evidence
-    """Evidence about the same tokens as counts only, without curves."""
+    """Evidence about the same tokens, only as numbers of tokens by error class, without the large curves."""
 
     @property
     def spread(self) -> float:

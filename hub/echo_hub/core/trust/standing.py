@@ -70,11 +70,11 @@ class StandingRow:
     num_checked: int = 0
     num_failed: int = 0
     checked_at: float | None = None
-    """Time of the last check of one of its rollouts."""
+    """Time of the last check of one of the node's rollouts."""
     reason: str = ""
     """Why the node is suspect, quarantined or new again, for people."""
     since: float = 0.0
-    """Time since which the node is in this state."""
+    """Time since which the node has had this standing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Grounds:
 
     num_rollouts: int = 0
     shown: Evidence = NO_EVIDENCE
-    """Evidence of these checks, without curves."""
+    """Evidence of the `num_rollouts` checks, without curves."""
     is_partial: bool = False
     """True if the sum also contains checks older than the hub's start, which are missing here."""
 
@@ -108,9 +108,9 @@ class Standing:
     reason: str = ""
     since: float = 0.0
     share: float = 1.0
-    """Share of the node's rollouts that are checked, 0 .. 1."""
+    """Share of the node's rollouts that the hub checks, 0 .. 1."""
     hints_from: int = 0
-    """Number of checks required before another hint of the learner makes the node suspect."""
+    """Number of checks of the node from which another hint of the learner makes the node suspect."""
     taught: Evidence = NO_EVIDENCE
     """Evidence that the node has contributed to the rounding scale of its numerics class (kind of engine) since the
     hub's start."""
@@ -198,7 +198,7 @@ class Standings:
         return len(self._standings)
 
     def restore(self, row: StandingRow) -> Standing:
-        """Take over a standing from before a restart."""
+        """Restore a standing that the database has from before the hub's restart."""
         standing = self._standings[row.node_id] = Standing.of(row)
         standing.numerics = self.numerics.known(row.numerics)
         return standing

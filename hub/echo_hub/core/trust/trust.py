@@ -6,12 +6,18 @@
 
 Each verdict counts for the node that sampled the tokens, whichever node returned them (`judging`). A node with more
 evidence against it than honest nodes usually have is *watched*: all its rollouts are checked. From half of the
-conviction threshold on, a node is *suspect*: it must prove itself again, and its rollouts outside of batches are
-checked. A convicted node is quarantined until the operator pardons it. A quarantined node gets no work, and its
+conviction threshold on, a node is *suspect*: the node needs a new proof, and the hub checks its rollouts outside of
+batches. A convicted node is quarantined until the operator pardons it. A quarantined node gets no work, and its
 rollouts outside of batches are dropped. Failures that many nodes share quarantine none (`decisions`).
 
 A checked rollout is judged once more when its reward is known: a node must not choose tokens by reward and pass that
 off as rounding (`shopping`).
+
+An environment that must see only checked turns (`SessionRules.verify_first`) gets each turn after its check. Such a
+turn is always checked, and an abandoned check of it is repeated.
+
+The same rule selects tenants' samples for checks. If a tenant wants only checked samples, the hub checks all samples of
+this tenant. The hub never delivers a sample whose check is still missing: an abandoned check is repeated.
 
 The verifier measures how coarsely each kind of engine rounds with the run's own model, before it checks a rollout of
 that kind, and again as the policy changes. The verifier's checks have no time limit here; a check that it abandons
@@ -23,9 +29,9 @@ between two honest engines (`pairs`).
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Iterable
-from math import log
+from math import inf, log
 from typing import Final
 
 from echo_hub.core.accounting.effects import (
@@ -43,10 +49,13 @@ from echo_hub.core.accounting.events import (
     NodeVouchedFor,
     NumericsMeasured,
     RolloutChecked,
+    RolloutContinued,
+    RolloutScored,
 )
 from echo_hub.core.accounting.groups import LeasedRollout
 from echo_hub.core.accounting.ledger import Ledger
 from echo_hub.core.accounting.outbox import Outbox
+from echo_hub.core.answer_groups import is_answer
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.nodes.ready import Nodes
 from echo_hub.core.trust.checking import Checking, CheckOutcome
@@ -68,13 +77,15 @@ from echo_hub.core.trust.reasons import (
     what_is_wrong,
     why_not,
 )
+from echo_hub.core.trust.scorers import ScoringPairs
 from echo_hub.core.trust.screening import Mismatch, Seen, standing_out
 from echo_hub.core.trust.settings import TrustSettings
 from echo_hub.core.trust.shopping import Edges, Shopping, edges, weigh
 from echo_hub.core.trust.standing import Decision, Standing, StandingRow, Standings, StandingState
-from echo_hub.core.trust.under_check import Check, Held, UnderCheck
+from echo_hub.core.trust.under_check import AwaitedStep, Check, Held, UnderCheck
 from echo_shared.records.node import TrustStatus
-from echo_shared.wire.messages import Checked, DropReason
+from echo_shared.wire.messages import Checked, DropReason, ReceiptState
+from echo_shared.wire.messages.fields import FIRST_TENANT_VERSION
 
 DOUBT: Final = 0.5
 """If the evidence against a node exceeds this share of the conviction threshold, the node is suspect and must prove
@@ -86,8 +97,10 @@ WATCHED_FOR_REWARDS: Final = 0.25
 """Share of the conviction threshold above which the test of rewards (`shopping`) makes a node watched: all its rollouts
 are checked. Rewards tell less than tokens, so honest nodes often reach a tenth of the threshold."""
 CLASS_CAUSE: Final = ("versions from", 0)
-"""Possible cause, other than the node, of a conviction by the test of rewards: the node's whole numerics class (kind of
-engine), on any version."""
+"""Cause under which verdicts of the test of rewards are counted, for each numerics class (kind of engine) and for any
+policy version. If many nodes of a class fail the test, the cause is the class, not the nodes."""
+REPEAT_S: Final = 30.0
+"""Seconds after which an abandoned check is repeated, for rollouts that must not be used unchecked."""
 PROVEN_ANYWAY: Final = 8
 """A node with this many times `first_checked` rollouts verified in a row counts as proven even if its draws prove
 little. That happens with a policy that is sure of every token, where a forger could change little."""
@@ -102,7 +115,7 @@ class Trust:
         self._nodes = nodes
         self._out = out
         self._forgetting = Forgetting(ledger)
-        self._numerics = Numerics(settings.temperature)
+        self._numerics = Numerics(settings.temperature, gguf_precision=settings.gguf_precision)
         self._standings = Standings(self._numerics)
         self._checking = Checking(
             secret=settings.secret,
@@ -113,6 +126,8 @@ class Trust:
             out=out,
         )
         """Checks by nodes; used only with the setting `by_nodes`."""
+        self.scorers = ScoringPairs(self._standings, alarm=alarm(settings.false_alarm))
+        """Pairs of nodes that compute log-probabilities for tenants."""
         checking = self._checking if settings.by_nodes else None
         self._under_check = UnderCheck(checking, ledger=ledger, nodes=nodes, forgetting=self._forgetting, out=out)
         self._mismatch = Mismatch()
@@ -132,6 +147,8 @@ class Trust:
         self._checked: Counter[str] = Counter()
         self._failed: Counter[str] = Counter()
         self._num_abandoned = 0
+        self._repeated: deque[tuple[float, str]] = deque()
+        """Abandoned checks to repeat: time and rollout, the earliest first."""
 
     @property
     def status(self) -> TrustStatus:
@@ -160,8 +177,9 @@ class Trust:
     # --- events
 
     def restore(self, rows: Iterable[StandingRow], coarse: Iterable[CoarseClass] = ()) -> None:
-        """Restore trust standings and the numerics classes that proved coarse (`CoarseClass`) from before a restart.
-        Call it before adding nodes or rollouts."""
+        """Restore the trust standings and the numerics classes that proved coarse (`CoarseClass`), as they were before
+        the hub's restart. Call this before adding nodes or rollouts.
+        """
         self._numerics.restore(coarse)
         for row in rows:
             standing = self._standings.restore(row)
@@ -173,8 +191,8 @@ class Trust:
 
     @property
     def due_at(self) -> float:
-        """Return the time of the next timer of checks by nodes; inf = none."""
-        return self._checking.due_at
+        """Return the time of the next timer of checks by nodes, or of the next check to repeat; inf = none."""
+        return min(self._checking.due_at, self._repeated[0][0] if self._repeated else inf)
 
     def connected(self, node_id: str, numerics: NumericsClass, now: float, *, kin: Iterable[str] = ()) -> None:
         """Note that a node connected. Call this after `Nodes.connect`. `kin`: its network address and its invite; nodes
@@ -193,6 +211,7 @@ class Trust:
     def disconnected(self, node_id: str) -> None:
         if self._settings.by_nodes:
             self._checking.disconnected(node_id)
+        self.scorers.disconnected(node_id)
         self._standings.disconnected(node_id)
 
     def reported(
@@ -202,6 +221,7 @@ class Trust:
         node has."""
         if self._settings.by_nodes:
             self._checking.reported(node_id, checks, policy_version)
+        self.scorers.reported(node_id, checks, policy_version)
         if precision:
             standing = self._standings.of(node_id)
             if standing.numerics.precision != precision:
@@ -214,18 +234,39 @@ class Trust:
         """Decide whether a received or restored rollout is checked, and start its check."""
         if not self._settings.enabled or not self._under_check.can_check(rollout):
             return
+        awaits_step = self.checks_first(rollout)
         standing = self._standings.of(rollout.node_id)
         self._measure(standing.numerics, rollout.policy_version)
         share, is_blocking = standing.share, not standing.is_proven or self._is_watched(standing)
+        if awaits_step or self._ledger.groups[rollout.group_id].only_checked:
+            share, is_blocking = 1.0, True
         for node_id in rollout.drawn_by:
             other = self._standings.of(node_id)
             self._measure(other.numerics, rollout.policy_version)
             share = max(share, other.share)
             is_blocking = is_blocking or not other.is_proven or self._is_watched(other)
         if share >= 1.0 or is_drawn(self._settings.secret, rollout.rollout_id, share):
-            self._under_check.begin(rollout, is_blocking=is_blocking, patience=patience(standing.num_verified))
+            self._under_check.begin(
+                rollout,
+                is_blocking=is_blocking,
+                patience=patience(standing.num_verified),
+                awaited=AwaitedStep(rollout.rollout_id) if awaits_step else None,
+            )
 
-    def holds(self, scored: Held) -> bool:
+    def checks_first(self, rollout: LeasedRollout, checked: Checked = Checked.NO) -> bool:
+        """Return True if the rollout's environment gets the turn only after the turn's check. The check's end then
+        returns an AwaitedStep. `checked`: result of the rollout's check before a restart."""
+        session = self._ledger.groups[rollout.group_id].session
+        return (
+            session is not None
+            and session.verify_first
+            and self._settings.enabled
+            and rollout.state in (ReceiptState.LEASED, ReceiptState.RECEIVED)
+            and checked is Checked.NO
+            and self._under_check.can_check(rollout)
+        )
+
+    def holds(self, scored: RolloutScored | RolloutContinued) -> bool:
         """Return True if a score must wait until the rollout's check ends. `checked`, `returned`, `abandoned` or
         `advance` then returns the score."""
         return self._under_check.holds(scored)
@@ -234,6 +275,8 @@ class Trust:
         """Have the verifier measure the class's rounding if that is due, before it gets rollouts of this version. With
         `by_nodes` there is no verifier, and the default scales apply."""
         is_verified = self._settings.enabled and not self._settings.by_nodes
+        if policy_version >= FIRST_TENANT_VERSION:
+            policy_version = 0  # A tenant's adapter says nothing about how the run's own policy has changed.
         if is_verified and self._numerics.is_due(numerics.rounding, policy_version):
             self._out.act(MeasureNumerics(rounding=numerics.rounding, policy_version=policy_version))
 
@@ -245,12 +288,23 @@ class Trust:
         else:
             self._numerics.not_measured(event.rounding, event.policy_version)
 
-    def abandoned(self, event: CheckAbandoned) -> Held | None:
+    def abandoned(self, event: CheckAbandoned, now: float) -> Held | None:
         """Give up a check that the verifier cannot do. Return the score that was held back for it."""
         self._checking.forget(event.rollout_id)
-        check = self._under_check.answered(event.rollout_id)
-        self._num_abandoned += check is not None
-        return check.held if check is not None else None
+        return self._given_up(event.rollout_id, now)
+
+    def _given_up(self, rollout_id: str, now: float) -> Held | None:
+        """End a check without a result, or plan to repeat it. Return the score that was held back for it."""
+        check = self._under_check.get(rollout_id)
+        if check is None:
+            return None
+        self._num_abandoned += 1
+        if check.must_pass and rollout_id in self._ledger.rollouts:
+            self._under_check.postpone(rollout_id)
+            self._repeated.append((now + REPEAT_S, rollout_id))
+            return None
+        self._under_check.answered(rollout_id)
+        return check.held
 
     def checked(self, event: RolloutChecked, now: float) -> Held | None:
         """Judge nodes by the verifier's findings. Return the held-back score if the ledger still has the rollout."""
@@ -264,6 +318,8 @@ class Trust:
 
     def advance(self, now: float) -> Iterable[Held]:
         """Ask nodes for checks. Return the scores that were held back for checks now given up."""
+        while self._repeated and self._repeated[0][0] <= now:
+            self._under_check.repeat(self._repeated.popleft()[1])
         if not self._settings.by_nodes:
             return ()
         return [held for outcome in self._checking.advance(now) if (held := self._take(outcome, now)) is not None]
@@ -277,15 +333,15 @@ class Trust:
             self._decisions.distrust(node_id, DISPROVED, now)
         if outcome.spans:
             return self._conclude(outcome.rollout_id, outcome.spans, now)
-        check = None if outcome.is_known else self._under_check.answered(outcome.rollout_id)
-        if check is None:
+        if outcome.is_known:
             return None
-        self._num_abandoned += 1
         rollout = self._ledger.rollouts.get(outcome.rollout_id)
         if outcome.is_doubtful and rollout is not None and not self._forgetting.is_consumed(rollout):
-            self._forgetting.set_aside(rollout, DOUBTFUL)
+            if self._under_check.answered(outcome.rollout_id) is not None:
+                self._num_abandoned += 1
+                self._forgetting.set_aside(rollout, DOUBTFUL)
             return None
-        return check.held
+        return self._given_up(outcome.rollout_id, now)
 
     def _conclude(
         self, rollout_id: str, spans: tuple[tuple[str, Evidence, Honest | None], ...], now: float
@@ -295,9 +351,10 @@ class Trust:
         check = self._under_check.answered(rollout_id)
         if check is None:
             return None
-        failed, found = [], []
+        failed, doubted, found = [], [], []
         for node_id, evidence, found_by_node in spans:
             standing = self._standings.of(node_id)
+            before = max(standing.sums)
             # Greedy tokens tell little about a rounding scale, so the class learns nothing from them.
             learns = found_by_node is None and evidence.num_claims > 0
             honest = found_by_node or self._numerics.honest(
@@ -305,16 +362,34 @@ class Trust:
             )
             if self._judge(standing, evidence, check, now, honest, learns=learns):
                 failed.append(node_id)
-            else:
-                found.append(edges(node_id, evidence, honest))
+                continue
+            found.append(edges(node_id, evidence, honest))
+            if max(standing.sums) > before:
+                doubted.append(node_id)
         self._tell_checked(rollout_id, check, failed)
+        if not failed and self._is_too_doubtful(rollout_id, doubted):
+            return None
         for node_id in failed:
             standing = self._standings.of(node_id)
             self._decisions.condemn(standing, _causes(standing, check), rollout_id, now)
-        rank = self._shopping.checked(rollout_id, found)
+        # A tenant's sample has no reward here by which its node could choose tokens.
+        rank = None if is_answer(check.group_id) else self._shopping.checked(rollout_id, found)
         if rank is not None:
             self._weigh_rewards(rollout_id, rank, found, now)
         return check.held if rollout_id in self._ledger.rollouts else None
+
+    def _is_too_doubtful(self, rollout_id: str, doubted: Iterable[str]) -> bool:
+        """Drop a tenant's sample that must be checked, if its check raised the evidence against nodes that drew it
+        (`doubted`), and one of these nodes is watched now. One short sample cannot convict a forger, so another node
+        draws the sample. Other samples of a watched node are delivered: it may be the only node."""
+        rollout = self._ledger.rollouts.get(rollout_id)
+        if rollout is None or not self._ledger.groups[rollout.group_id].only_checked:
+            return False
+        if not any(self._is_watched(self._standings.of(node_id)) for node_id in doubted):
+            return False
+        self._ledger.blame(rollout)
+        self._forgetting.set_aside(rollout, DOUBTFUL)
+        return True
 
     def scored(self, rollout_ids: Iterable[str], reward: float, now: float) -> None:
         """Judge the checked turns of an episode, `rollout_ids`, by its reward."""
@@ -341,8 +416,9 @@ class Trust:
                 standing.share = self._share(standing)
 
     def screened(self, step: int, screened: Iterable[Seen], now: float) -> None:
-        """Process what the learner computed about one step's rollouts under the policy it trained. Each node is
-        compared with nodes of equal rounding in the same step, and with its own past."""
+        """Process what the learner computed about one step's rollouts under the policy that the step trained. The test
+        compares a node with nodes of equal rounding in the same step, and with the node's own past.
+        """
         screened = tuple(screened)
         self._mismatch.add(screened)
         of_nodes = [seen for seen in screened if seen.node_id != HUB_NODE_ID]
@@ -371,8 +447,9 @@ class Trust:
             self._decisions.quarantine(standing, str(lag), now)
 
     def suspected(self, node_ids: Iterable[str], now: float) -> None:
-        """Make nodes suspect because the learner left out a group, or held back a step, on account of their
-        rollouts."""
+        """Make nodes suspect because the learner left out a group of a step, or did not apply an update, and their
+        rollouts were the cause.
+        """
         if self._settings.enabled:
             for node_id in node_ids:
                 self._decisions.suspect(self._standings.of(node_id), UNTRAINABLE, now)
@@ -385,7 +462,9 @@ class Trust:
         self._decisions.record(node_id, Decision.PARDONED, BY_OPERATOR, now)
 
     def vouched(self, event: NodeVouchedFor, now: float) -> None:
-        """Set a node to proven with the lowest checked share, or back to new, as the operator wishes."""
+        """Set a node to proven, so that the lowest share of its rollouts is checked, or back to new, as the operator
+        wishes.
+        """
         standing = self._standings.get(event.node_id)
         refusal = why_not(standing, is_trusted=event.is_trusted)
         if standing is None or refusal:
@@ -485,7 +564,7 @@ class Trust:
         self._out.record(CheckRecorded(rollout_id=rollout_id, checked=checked))
         rollout = self._ledger.rollouts.get(rollout_id)
         if rollout is None:  # The rollout is finished, so only the store knows its state.
-            self._out.act(LookUpReceipt(node_id=check.node_id, rollout_id=rollout_id))
+            self._out.act(LookUpReceipt(node_id=check.node_id, rollout_id=rollout_id, is_verdict=True))
             return
         self._out.receipt(check.node_id, rollout_id, rollout.state, checked=checked)
         if failed and not self._forgetting.is_consumed(rollout):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from echo_hub.core.accounting.effects import CheckRollout, HastenChecks
 from echo_hub.core.accounting.events import RolloutContinued, RolloutScored
 from echo_hub.core.accounting.groups import LeasedRollout
 from echo_hub.core.accounting.ledger import Ledger
 from echo_hub.core.accounting.outbox import Outbox
+from echo_hub.core.answer_groups import is_answer
 from echo_hub.core.evaluation_groups import EvaluationGroup
 from echo_hub.core.nodes.node import HUB_NODE_ID
 from echo_hub.core.nodes.ready import Nodes
@@ -17,7 +19,14 @@ from echo_hub.core.trust.checking import Checking
 from echo_hub.core.trust.forgetting import Forgetting
 from echo_shared.wire.messages import ReceiptState
 
-Held = RolloutScored | RolloutContinued
+
+class AwaitedStep(NamedTuple):
+    """A turn that its environment gets only after the turn's check has passed."""
+
+    rollout_id: str
+
+
+Held = RolloutScored | RolloutContinued | AwaitedStep
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +39,16 @@ class Check:
     policy_version: int
     is_blocking: bool
     held: Held | None = None
-    """Score, or the environment's answer, that arrived during the check and waits for its result."""
+    """Score, or the environment's answer, that arrived during the check and waits for its result; or the step of an
+    environment that waits for it."""
+    uses_capacity: bool = False
+    """True if the rollout counts against its node's capacity until the check ends."""
+
+    @property
+    def must_pass(self) -> bool:
+        """True if the rollout must not be used without a passed check: a tenant's sample that waits for its check, or a
+        turn whose environment waits for it."""
+        return self.is_blocking and (is_answer(self.group_id) or isinstance(self.held, AwaitedStep))
 
 
 class UnderCheck:
@@ -55,8 +73,8 @@ class UnderCheck:
         return rollout_id in self._checks
 
     def can_check(self, rollout: LeasedRollout) -> bool:
-        """Return False for rollouts that cannot be checked: those of the hub's own sampler and, with checks by nodes,
-        greedy ones."""
+        """Return False for rollouts that cannot be checked: rollouts of the hub's own sampler and, with checks by
+        nodes, greedy rollouts of evaluations."""
         about = EvaluationGroup.of(rollout.group_id)
         is_drawn = about is None or not about.greedy
         return rollout.node_id != HUB_NODE_ID and (is_drawn or self._checking is None)
@@ -66,22 +84,46 @@ class UnderCheck:
         if self._checking is not None:
             self._checking.changed(node_id)
 
-    def begin(self, rollout: LeasedRollout, *, is_blocking: bool, patience: int = 0) -> None:
+    def begin(
+        self, rollout: LeasedRollout, *, is_blocking: bool, patience: int = 0, awaited: AwaitedStep | None = None
+    ) -> None:
         """Begin the check of a rollout: once, and again after a restart. A check that does not block may wait for a
-        fuller batch, unless more than `patience` checks of the same node wait already."""
+        fuller batch, unless more than `patience` checks of the same node wait already. `awaited`: the step that waits
+        for this check."""
         rollout.is_checked = True
-        check = Check(rollout.node_id, rollout.group_id, rollout.policy_version, is_blocking)
+        check = Check(rollout.node_id, rollout.group_id, rollout.policy_version, is_blocking, awaited)
         self._checks[rollout.rollout_id] = check
         if is_blocking:
             self._block(rollout)
-        if self._checking is not None:
-            self._checking.want(rollout.rollout_id, rollout.drawers, rollout.policy_version)
-            return
-        self._out.act(CheckRollout(rollout_id=rollout.rollout_id, is_urgent=is_blocking))
-        if not is_blocking:
+        self._ask(rollout, is_urgent=is_blocking)
+        if not is_blocking and self._checking is None:
             self._patient[rollout.node_id] += 1
             if self._patient[rollout.node_id] > patience:
                 self._hasten()
+
+    def get(self, rollout_id: str) -> Check | None:
+        return self._checks.get(rollout_id)
+
+    def postpone(self, rollout_id: str) -> None:
+        """Free the node's capacity that the rollout uses during its check, because no verifier can check the rollout
+        now. The check stays open.
+        """
+        self._free_capacity(self._checks[rollout_id])
+
+    def repeat(self, rollout_id: str) -> None:
+        """Ask again for a check that was abandoned. A check whose rollout is gone ends."""
+        rollout = self._ledger.rollouts.get(rollout_id)
+        if rollout is None:
+            self.answered(rollout_id)
+        elif rollout_id in self._checks:
+            self._ask(rollout, is_urgent=True)
+
+    def _ask(self, rollout: LeasedRollout, *, is_urgent: bool) -> None:
+        if self._checking is not None:
+            unwilling = self._nodes.unwilling.of(self._ledger.groups[rollout.group_id].tenant)
+            self._checking.want(rollout.rollout_id, rollout.drawers, rollout.policy_version, unwilling=unwilling)
+        else:
+            self._out.act(CheckRollout(rollout_id=rollout.rollout_id, is_urgent=is_urgent))
 
     def begin_all(self, node_id: str) -> None:
         """Begin blocking checks of all received rollouts with tokens of this node that are in no batch. Takes
@@ -100,7 +142,7 @@ class UnderCheck:
         if is_any_hastened and self._checking is None:
             self._hasten()
 
-    def holds(self, scored: Held) -> bool:
+    def holds(self, scored: RolloutScored | RolloutContinued) -> bool:
         """Return True if the score must wait for a blocking check. The check then keeps the score in `Check.held`."""
         check = self._checks.get(scored.rollout_id)
         if check is None or not check.is_blocking:
@@ -109,13 +151,13 @@ class UnderCheck:
         return True
 
     def answered(self, rollout_id: str) -> Check | None:
-        """Remove and return the check of a rollout, and end its hold on the rollout; None: the rollout is not under
-        check."""
+        """Remove and return the rollout's check, which its verifier has answered. The rollout no longer waits for it.
+        None: no check of the rollout is under way."""
         check = self._checks.pop(rollout_id, None)
         if check is not None:
             self._patient.pop(check.node_id, None)  # All waiting checks are computed together.
         if check is not None and check.is_blocking:
-            self._nodes.wait_for_check(check.node_id, -1)
+            self._free_capacity(check)
             rollout = self._ledger.rollouts.get(rollout_id)
             if rollout is not None:
                 self._forgetting.release(rollout)
@@ -126,8 +168,15 @@ class UnderCheck:
         self._out.act(HastenChecks())
 
     def _block(self, rollout: LeasedRollout) -> None:
-        """Hold back the rollout's score until the check ends, and count the rollout against its node's capacity until
-        then."""
+        """Hold back the rollout's score until the check ends. Until then, the rollout also uses capacity of its
+        node.
+        """
+        self._checks[rollout.rollout_id].uses_capacity = True
         self._nodes.wait_for_check(rollout.node_id, 1)
         if rollout.state is ReceiptState.SCORED:
             self._forgetting.hold(rollout)
+
+    def _free_capacity(self, check: Check) -> None:
+        if check.uses_capacity:
+            check.uses_capacity = False
+            self._nodes.wait_for_check(check.node_id, -1)

@@ -19,7 +19,7 @@ MOST_CHARACTERS: Final = 128
 
 
 def new_api_token() -> str:
-    """Return a new random token. It is shown to its owner once."""
+    """Return a new random token. Its owner sees it only once, when it is made."""
     return f"{PREFIX}{secrets.token_urlsafe(32)}"
 
 
@@ -43,3 +43,7 @@ class ApiTokens:
             return None
         token = self._by_hash.get(hash_of(given))
         return token if token is not None and token.holds(now) else None
+
+    def is_tenant(self, name: str, now: float) -> bool:
+        """Return True if a token of this name with the scope `use` is valid at `now`."""
+        return any(token.name == name and token.scope == "use" and token.holds(now) for token in self._by_hash.values())

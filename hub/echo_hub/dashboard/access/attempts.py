@@ -1,4 +1,5 @@
-"""Rate limit for password attempts from one address: a burst of attempts first, then one every `EVERY_S` seconds."""
+"""Limit the attempts with wrong secrets from one address: first a burst of attempts, then one every `EVERY_S`
+seconds."""
 
 from __future__ import annotations
 
@@ -8,13 +9,15 @@ BURST: Final = 5
 EVERY_S: Final = 20.0
 """Seconds after which an address gains one more attempt."""
 MOST_PLACES: Final = 10_000
-"""Largest number of addresses remembered. Beyond this number, the address with the oldest last attempt is forgotten."""
+"""Largest number of addresses that are remembered. Beyond this number, the address with the oldest last attempt is
+forgotten."""
 
 
 class Attempts:
     def __init__(self) -> None:
         self._free_at: dict[str, float] = {}
-        """Time at which each address has its full burst again (the generic cell rate algorithm)."""
+        """For each address: the time at which its full burst is available again, as in the generic cell rate
+        algorithm."""
 
     def wait_s(self, place: str, now: float) -> float:
         """Count one attempt and return 0 if it is allowed.
@@ -29,5 +32,5 @@ class Attempts:
         return max(wait_s, 0.0)
 
     def forget(self, place: str) -> None:
-        """Give an address its full burst again, after a successful login."""
+        """Give an address its full burst of attempts again, after a successful login."""
         self._free_at.pop(place, None)

@@ -1,10 +1,10 @@
 """The operator's credentials: the token made by the hub, and the password set by the operator.
 
 Both are files in the run's directory, readable only by their owner. Of the password, only its Argon2id hash is stored
-(19 MiB, two passes, one lane: https://cheatsheetseries.owasp.org, Password Storage). To verify a password takes about
-30 ms of one processor core. More lanes or memory would make each guess by a stranger cost the hub more, too. One
-permanent thread verifies one password at a time, because the allocator keeps the hash's memory for each thread that
-ever used it. The queue is short.
+(19 MiB, two passes, one lane: https://cheatsheetseries.owasp.org, Password Storage). Verifying a password takes about
+30 ms of one processor core. More lanes or memory would also make each guess by a stranger more expensive for the hub.
+One permanent thread verifies one password at a time: the memory allocator keeps the memory of a hash for each thread
+that ever computed one. The queue of waiting passwords is short (`MOST_WAITING`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ TOKEN_BYTES: Final = 32
 LEAST_CHARACTERS: Final = 10
 MOST_CHARACTERS: Final = 1_024
 MOST_WAITING: Final = 4
-"""Number of passwords that may wait for verification. A further one is rejected with "try again"."""
+"""Number of passwords that may wait for verification. The hub refuses further passwords with the advice to try
+again."""
 _HASHER: Final = PasswordHasher(time_cost=2, memory_cost=19_456, parallelism=1)
 
 
@@ -49,7 +50,7 @@ def set_password(path: Path, password: str) -> None:
 
 
 class OperatorCredentials:
-    """One run's token and password. Call `open` first."""
+    """The operator's token and password for one run. Call `open` first."""
 
     def __init__(self, *, token: Path, password: Path) -> None:
         self._token_path = token
@@ -101,7 +102,7 @@ class OperatorCredentials:
         return hmac.compare_digest(given.encode(errors="surrogatepass"), self.token.encode())
 
     async def is_password(self, given: str) -> bool:
-        """Verify a password. Raises BusyError if too many are waiting."""
+        """Return True if the password is right. Raises BusyError if too many passwords wait for verification."""
         if not given or len(given) > MOST_CHARACTERS or not self.has_password:
             return False
         if self._waiting >= MOST_WAITING:

@@ -64,12 +64,17 @@ PUBLIC: Final = frozenset(
     }
 )
 """Routes that need no authentication. All other routes, including new ones, require the operator."""
+OF_TENANTS: Final = ("/tinker/", "/v1/", "/inference/v1/")
+"""Beginnings of the routes for tenants. These routes authenticate each request themselves
+(`echo_hub.tenants.access`)."""
+HEALTH: Final = "/health"
+"""Route of the OpenAI API. Clients without a token learn from this route only that the hub runs."""
 
 KEY: Final = "page_key"
 TOKEN: Final = "hub_token"
 """Name of the form field that holds the hub's token."""
 _OPEN_TO_SESSIONS: Final = "/logout"
-"""Route that a session may call without its key: a forged request can do no harm except to end the session."""
+"""Route that a session may call without its key: a forged request could only end the session."""
 NOT_OWN_PAGE: Final = (
     "This form is not from a page of this hub. Open the hub's own page and try again. Behind a proxy that speaks TLS,"
     " name the proxy in server.trusted_proxies and have it pass on Host and X-Forwarded-Proto."
@@ -83,15 +88,16 @@ _ACTOR: Final = web.RequestKey("actor", Actor)
 _SAFE: Final = frozenset({"GET", "HEAD"})
 _BEARER: Final = "Bearer "
 _CREDENTIALS_S: Final = 1.0
-"""Seconds between two checks whether the password file has changed."""
+"""Interval in seconds at which the password file is checked for a new password."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visits:
-    """Facts of a request that depend on the hub's settings: where it came from, and whether it came over TLS."""
+    """Functions that tell, by the hub's settings, where a request came from, and whether it came over TLS."""
 
     place: Callable[[web.Request], str]
-    """Returns a key for the origin of a request. Requests with equal keys count as one address in all limits."""
+    """Returns a key for the origin of a request. In all limits, requests with equal keys count as coming from one
+    address."""
     is_https: Callable[[web.Request], bool]
     address: Callable[[web.Request], str] = lambda _: ""
     """Returns the address at which the request reached the hub, for links; "" if the request does not tell."""
@@ -100,7 +106,8 @@ class Visits:
 class Guard:
     """Middleware that authenticates requests.
 
-    `name` distinguishes this run's cookie from those of other hubs on the same host, because cookies ignore the port.
+    `name` is part of the cookie's name. It keeps the cookies of several hubs on one host apart, because cookies ignore
+    the port.
     """
 
     def __init__(
@@ -130,6 +137,8 @@ class Guard:
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         resource = request.match_info.route.resource
         if resource is None or resource.canonical in PUBLIC:  # None: no route matches.
+            return await handler(request)
+        if resource.canonical.startswith(OF_TENANTS) or resource.canonical == HEALTH:
             return await handler(request)
         session = self.session(request)
         actor = self._actor(request, session)
@@ -243,7 +252,9 @@ class Guard:
         if self.credentials.is_token(shown):
             return Actor(via="api", who="the operator's token")
         token = self.tokens.find(shown, time.time())
-        return None if token is None else Actor(via="api", who=token.name, scope=token.scope)
+        if token is None or token.scope == "use":  # Tenants see no page of the operator.
+            return None
+        return Actor(via="api", who=token.name, scope=token.scope)
 
     def _begun_by_address(self, request: web.Request) -> web.Response | None:
         is_address = request.path == "/" and request.method == "GET"

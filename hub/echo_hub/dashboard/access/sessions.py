@@ -10,7 +10,7 @@ from typing import Final
 _SECRET_BYTES: Final = 32
 LIFE_S: Final = 7 * 86_400.0
 MOST: Final = 64
-"""Largest number of open sessions. If one more begins, the oldest ends."""
+"""Largest number of open sessions. When one more begins, the oldest session ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Products of long numbers, with a calculator as a tool. A tool turn answers each call.
+"""Products of long numbers, with a calculator as a tool. The environment answers each call with the tool's message.
 
 If a reply contains no tool call, it is the answer. Needs a base model whose chat template supports tools.
 """
@@ -41,7 +41,7 @@ class CalculatorOptions(TaskOptions):
     """Options that set the difficulty."""
 
     digits: Annotated[int, Field(ge=1, le=18)] = 5
-    """Digits of each factor."""
+    """Number of digits of each of the two factors."""
     turns: Annotated[int, Field(ge=1, le=16)] = 4
     """Largest number of the model's turns. If none of them is an answer, the reward is 0."""
 
@@ -123,7 +123,7 @@ def _evaluated(node: ast.expr) -> int:
             return _evaluated(left) - _evaluated(right)
         case ast.BinOp(left=left, op=ast.Mult(), right=right):
             return _evaluated(left) * _evaluated(right)
-    raise ValueError("another kind of expression")
+    raise ValueError("Only whole numbers with +, - and * are evaluated.")
 
 
 def make_calculator(options: Mapping[str, Any]) -> CalculatorEnvironment:

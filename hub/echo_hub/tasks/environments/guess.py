@@ -29,12 +29,12 @@ class GuessOptions(TaskOptions):
 
 
 class GuessEnvironment:
-    """The reward is 1 for the hidden number. A lost game gives up to 0.5, depending on the distance of its last guess.
-    If that guess is no number in the range, the game gives 0.
+    """The reward is 1 for the hidden number. A lost game gives up to 0.5, the more the nearer its last guess was.
+    If the last guess lies outside the range or is not a number, the reward is 0.
 
-    Each turn before the end earns the change of the winning chance under perfect play: k remaining guesses find one of
-    2^k - 1 numbers. So a guess near the middle of the range costs nothing, and an uninformative or invalid guess costs
-    most of the chance.
+    Each turn before the end earns the change of the chance to win with perfect play from then on: with k guesses left,
+    perfect play finds any of 2^k - 1 numbers. So a guess near the middle of the range costs nothing, and an
+    uninformative or invalid guess costs most of the chance.
     """
 
     name = "environment:guess"
@@ -73,7 +73,7 @@ class GuessEnvironment:
         return int(text) if is_number else None
 
     def _chance(self, problem: Problem, wrong: Sequence[str]) -> float:
-        """Return the winning chance after these wrong replies, under perfect play."""
+        """Return the probability that perfect play still wins after these wrong replies."""
         low, high, hidden = (problem.metadata[name] for name in ("low", "high", "hidden"))
         for guess in map(self._guess, wrong):
             if guess is not None and low <= guess <= high:

@@ -28,10 +28,10 @@ Place = tuple[int, int]
 
 MOVES: Final[Mapping[str, Place]] = {"U": (-1, 0), "D": (1, 0), "L": (0, -1), "R": (0, 1)}
 ATTEMPTS: Final = 2_000
-"""Largest number of boards that are drawn for one problem, until one meets the options."""
+"""Largest number of random boards that are tried for one problem, until a board meets the options."""
 STATES: Final = 200_000
-"""Largest number of board states that are searched for one problem, over all its boards. The search takes seconds at
-most."""
+"""Largest number of board states that are searched for one problem, over all boards that are tried for it. The search
+takes a few seconds at most."""
 STATES_OF_BOARD: Final = 20_000
 """Largest number of states that are searched for the solution of one board. If a board needs more, it is rejected."""
 
@@ -104,7 +104,7 @@ class _Searched:
 
 
 def _search(board: SokobanBoard, *, most_moves: int | None, most_states: int | None) -> _Searched:
-    """Search breadth-first for a solution of at most `most_moves`, within about `most_states` states."""
+    """Search breadth-first for a solution of at most `most_moves`. Give up after about `most_states` states."""
     came: dict[tuple[Place, frozenset[Place]], str] = {(board.player, board.boxes): ""}
     if board.solved:
         return _Searched(moves="", states=1)
@@ -152,7 +152,7 @@ class SokobanOptions(TaskOptions):
 
 class SokobanEnvironment:
     """The reward is 1 for a solved board, in any round. A lost game gives 0.5 times the share by which the distance of
-    the boxes from the goals became smaller. Each round earns the change of this value."""
+    the boxes from the goals became smaller. Each round earns the change of this share, times 0.5."""
 
     name = "environment:sokoban"
 
@@ -212,7 +212,7 @@ def drawn(options: SokobanOptions, rng: random.Random) -> SokobanBoard | None:
 
 
 def is_cornered(board: SokobanBoard) -> bool:
-    """Return True if a box that is not on a goal is stuck in a corner of walls."""
+    """Return True if walls hold a box in a corner outside the goals."""
     return any(
         not board.walls.isdisjoint({(row - 1, column), (row + 1, column)})
         and not board.walls.isdisjoint({(row, column - 1), (row, column + 1)})

@@ -1,4 +1,4 @@
-"""Owners of nodes: the owner of each node, and the owners that the leaderboard shows as one entry."""
+"""Owners of nodes: each node's owner, and the owners whose nodes share one leaderboard entry."""
 
 from __future__ import annotations
 
