@@ -4,13 +4,13 @@
 the learner's clock: the sum of all train_s, over that sum plus the gap_s of all steps but the first. Time that a step
 loses to nodes on the same processor counts as training.
 
-`utilisation_when_ready` counts only time with a ready batch: it leaves out the part of each gap before the step is
-planned. By the hub's clock, a step is planned when its last reward arrives. The rest up to 1 is the hand-off of
-batches. In the time left out, the learner waits for the nodes, which get the processor time that learner and hub leave.
-Or it evaluates the base model because there is no node yet (`evaluating_s` between two steps).
+`utilisation_when_ready` counts only time with a ready batch: time before the step's plan does not count. By the hub's
+clock, a step is planned when its last reward arrives. The rest up to 1 is the hand-off of batches. During the uncounted
+time, the learner waits for nodes, which share its processors, or evaluates the base model before the first node joins
+(`evaluating_s`).
 
 `ready_in_time` is the share of gaps in which the next batch was ready when the learner was free. `median_hand_off_s` is
-the median of all gaps, each without its wait for the batch.
+the median gap, minus the wait for the batch.
 
 `demo_over_beaf3fcc` is the demo's time over that of the commit beaf3fcc, which runs before and after it on the same
 machine and libraries. `demo_processor_over_beaf3fcc` compares the processor time of all processes in the same way.
@@ -23,7 +23,6 @@ import io
 import json
 import os
 import shutil
-import sqlite3
 import statistics
 import subprocess
 import sys
@@ -34,6 +33,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.harness.progress import Measurement, Planned, Progress
+from benchmarks.harness.site import read_rows
 from echo_shared.records.step_figures import (
     CLIP_FRACTION,
     COMPUTED_TOKENS,
@@ -45,7 +45,7 @@ from echo_shared.records.step_figures import (
 )
 
 DESCRIPTION: Final = "Held-out greedy accuracy before and after `echo-hub demo`, with two nodes on this machine"
-TIMEOUT_S: Final = 900
+TIMEOUT_S: Final = 3_600
 METRICS: Final = tuple(f.key for f in (TRAIN_S, GAP_S, EVAL_S, COMPUTED_TOKENS, MISMATCH_KL, CLIP_FRACTION, GRAD_NORM))
 
 
@@ -54,7 +54,7 @@ OLDER: Final = "beaf3fcc"
 OVER_OLDER: Final = f"over {OLDER}"
 _REPOSITORY: Final = Path(__file__).parents[1]
 _PACKAGES: Final = ("hub", "edge_client", "shared")
-"""Directories of the repository in which the packages lie."""
+"""Directories of the repository that hold Echo's packages; the commit `OLDER` has them too."""
 
 
 def plan() -> list[Planned]:
@@ -68,11 +68,11 @@ def measure(seed: int, progress: Progress) -> Measurement:
     with tempfile.TemporaryDirectory(prefix="echo-demo-") as name:
         directory, older = Path(name), []
         if progress.wants(OVER_OLDER):
-            older.append(_demo(directory / "before", seed, _older(directory)))
-        report = _demo(directory, seed)
+            older.append(run_demo(directory / "before", seed, source=_older(directory)))
+        report = run_demo(directory, seed)
         rows = _steps(directory / "run")
         if progress.wants(OVER_OLDER):
-            older.append(_demo(directory / "after", seed, directory / OLDER))
+            older.append(run_demo(directory / "after", seed, source=directory / OLDER))
     names = (
         "accuracy_before",
         "accuracy_after",
@@ -104,7 +104,7 @@ def measure(seed: int, progress: Progress) -> Measurement:
 
 
 def _older(directory: Path) -> Path:
-    """Unpack and compile the packages of the commit `OLDER` in `directory`, and return where they are."""
+    """Unpack and compile the packages of the commit `OLDER` in `directory`. Return the directory that holds them."""
     archive = ["git", "-C", str(_REPOSITORY), "archive", f"--prefix={OLDER}/", OLDER, *_PACKAGES]
     packed = subprocess.run(archive, check=True, stdout=subprocess.PIPE).stdout
     with tarfile.open(fileobj=io.BytesIO(packed)) as files:
@@ -113,20 +113,19 @@ def _older(directory: Path) -> Path:
     return directory / OLDER
 
 
-def _demo(directory: Path, seed: int, source: Path | None = None) -> dict[str, Any]:
-    """Run the demo in `directory`, with the packages in `source` or those of this installation. Return its report, with
-    the processor time of all its processes as `processor_s`.
+def run_demo(directory: Path, seed: int, *options: str, source: Path | None = None) -> dict[str, Any]:
+    """Run the demo in `directory`/run. Its packages come from `source`; None means those of this installation. Return
+    the demo's report, plus the processor time of all its processes as `processor_s`. Raises CalledProcessError.
     """
     directory.mkdir(exist_ok=True)
-    report_file = directory / "report.json"
-    arguments = ["demo", "--directory", str(directory / "run"), "--seed", str(seed), "--json", str(report_file)]
+    run, report_file = directory / "run", directory / "report.json"
+    arguments = ["demo", "--directory", str(run), "--seed", str(seed), "--json", str(report_file), *options]
     path = [] if source is None else [str(source / package) for package in _PACKAGES]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)} if path else None
-    command = [sys.executable, "-m", "echo_hub.main", *arguments]
     before = os.times()
+    command = [sys.executable, "-m", "echo_hub.main", *arguments]
     subprocess.run(command, check=True, timeout=TIMEOUT_S, env=environment)
-    after = os.times()
-    processor_s = sum(after[2:4]) - sum(before[2:4])
+    processor_s = sum(os.times()[2:4]) - sum(before[2:4])
     return {**json.loads(report_file.read_text()), "processor_s": processor_s}
 
 
@@ -145,8 +144,7 @@ def utilisation_when_ready(steps: Sequence[Mapping[str, float]]) -> float:
 
 
 def hand_off_s(before: Mapping[str, float], step: Mapping[str, float]) -> float:
-    """Return the hand-off of a batch: seconds from the moment when the learner is free and the batch is ready to the
-    start of `step`.
+    """Return the seconds in which the batch was ready and the learner free, before it started `step`.
 
     Evaluation time is subtracted, unless the learner waited for the batch: then it may have evaluated while it waited.
     """
@@ -163,10 +161,8 @@ def _steps(run: Path) -> list[dict[str, Any]]:
     """Return one row per trained step from the run's database. `planned_s` and `at_s` count from the end of the first
     step.
     """
-    with sqlite3.connect(run / "echo.db") as database:
-        steps = database.execute(
-            "SELECT step, planned_at, trained_at, mean_reward, staleness, metrics FROM steps ORDER BY step"
-        ).fetchall()
+    query = "SELECT step, planned_at, trained_at, mean_reward, staleness, metrics FROM steps ORDER BY step"
+    steps = read_rows(run, query)
     return [
         {
             "step": step,

@@ -2,7 +2,8 @@
 
 Each target (`benchmarks.fuzzing.targets`) runs in a process of its own with atheris and libFuzzer, from valid examples
 and from the corpus of the tests. Findings are unexpected errors, runs longer than `SLOW_S`, and memory use above
-`MEMORY_MB`. Rows have the bytes of findings in hexadecimal."""
+`MEMORY_MB`. A row contains the bytes of each finding in hexadecimal.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ DESCRIPTION: Final = "Fuzzing of all code that reads bytes from untrusted peers:
 CORPUS: Final = Path(__file__).parents[1] / "tests" / "benchmarks" / "fuzzing" / "corpus"
 """One directory for each target, with inputs that reached new code or caused a finding."""
 SLOW_S: Final = 30
-"""Seconds after which an input counts as a finding; the machine may be busy."""
+"""An input that takes longer than this many seconds is a finding. The limit is high because the machine may be busy."""
 MEMORY_MB: Final = 1_024
 _DONE: Final = re.compile(r"Done (\d+) runs")
 _COVERAGE: Final = re.compile(r"cov: (\d+)")
@@ -61,7 +62,9 @@ def measure(seed: int, progress: Progress) -> Measurement:
 
 
 def headline(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
-    """Return all executions and findings, and, for each kind of target, the fewest executions."""
+    """Return the number of all executions and findings, and the smallest number of executions for each kind of
+    target.
+    """
     cheap = [row["runs"] for name, row in rows.items() if TARGETS[name].runs == CHEAP_RUNS]
     dear = [row["runs"] for name, row in rows.items() if TARGETS[name].runs != CHEAP_RUNS]
     fewest = {"fewest_cheap": cheap, "fewest_dear": dear}
@@ -90,8 +93,8 @@ def fuzzed(name: str, scratch: Path, seed: int, *, child: str = "benchmarks.fuzz
         *([str(known)] if known.is_dir() else []),
     ]
     began_at = time.monotonic()
-    # Start the process by a shell, which uses little memory: a process inherits its parent's peak memory, and libFuzzer
-    # reads that peak.
+    # Start the process through a small shell: a process inherits its parent's peak memory, and libFuzzer reads that
+    # peak.
     process = subprocess.run(
         ["/bin/sh", "-c", '"$@"; exit $?', "sh", *command, *options],
         capture_output=True,

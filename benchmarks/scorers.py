@@ -1,7 +1,9 @@
-"""Scoring by processes of the hub, and by a Ray cluster on this machine: rollouts per second, and processor time.
+"""Scoring in processes of the hub and in a Ray cluster on this machine: rollouts per second, and processor time.
 
-The task is arithmetic, whose score takes microseconds, so that the calls themselves are measured. Processor time is
-that of all processes: hub, scoring processes, and with Ray its driver, its actors and the rest of the cluster."""
+The task is arithmetic. Its score takes microseconds, so the figures show the cost of the calls themselves. The
+processor time is that of all processes: hub, scoring processes, and with Ray its driver, its actors and the rest of the
+cluster.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ from benchmarks.harness.progress import Measurement, Planned, Progress
 from benchmarks.harness.site import family, processor_s
 from echo_hub.config.sections import HubConfig
 from echo_hub.lifecycle.cluster_of_run import open_cluster
-from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.run.base_files import resolve_base
+from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.pool import ScoringPool
 from echo_hub.scoring.problems import Problems
 
@@ -33,8 +36,8 @@ CALLS: Final = 8_192
 ROUNDS: Final = 5
 GROUPS: Final = 64
 CLUSTER_STARTS: Final = 3
-"""Maximum attempts to start the cluster: a raylet ends if its agents need more than 15 s to start, as on a busy
-machine.
+"""Maximum number of attempts to start the cluster. On a busy machine Ray's agents may need more than 15 s to start;
+then their raylet (Ray's process on each machine) ends.
 """
 _STORE_BYTES: Final = 80 * 2**20
 
@@ -62,7 +65,7 @@ def measure(seed: int, progress: Progress) -> Measurement:
 def _cluster() -> Iterator[str]:
     from ray.cluster_utils import Cluster
 
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # Ray's processes inherit this, and send no statistics.
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # Ray's processes inherit this and send no statistics.
     machine = {"num_cpus": PROCESSES, "object_store_memory": _STORE_BYTES, "include_dashboard": False}
     for start in range(1, CLUSTER_STARTS + 1):
         try:

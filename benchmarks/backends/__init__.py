@@ -1,9 +1,10 @@
-"""Comparison of all sampling engines: speed and its ceiling, agreement, adapter swaps, shared prompts, RPC, draws.
+"""Comparison of all sampling engines: speed relative to a ceiling, agreement with a reference, changes of adapter,
+shared prompts, two processes over RPC, and the draw of tokens.
 
-Each engine runs in a process of its own. For each width (rollouts at the same time) the engines take turns within
-seconds of each other, because the machine may be slower a minute later. Tokens are completion tokens; times include the
-prefill of prompts. The ceiling is the speed of the engine's calls into llama.cpp without the engine's own work or, for
-torch, the speed of transformers' `model.generate`.
+Each engine runs in its own process. At each width (rollouts at the same time) the benchmark measures the engines in
+turn, within seconds, because the machine's speed may change from one minute to the next. Tokens are completion tokens;
+times include the prefill of prompts. The ceiling is the speed of the engine's calls into llama.cpp without the engine's
+own work or, for torch, the speed of transformers' `model.generate`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, Final
 from benchmarks.backends import drawing, parts, speed
 from benchmarks.harness.models import LORA_RANK, QWEN3_06B, random_model
 from benchmarks.harness.progress import Measurement, Planned, Progress
-from echo_hub.run.base_model import resolve_base
+from echo_hub.run.base_files import resolve_base
 from echo_node.host import hardware
 
 DESCRIPTION: Final = "Sampling engines on a tiny trained and a mid-size random model, side by side on this machine"

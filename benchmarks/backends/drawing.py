@@ -1,6 +1,6 @@
 """The draw in float32 (`torch_draws.draw`) against float64: equal tokens in millions of draws, and processor time.
 
-Each row of logits is drawn from many times, so that `block_sums` and the reference sum its weights only once.
+Many tokens are drawn from each row of logits, so that `block_sums` and the reference sum a row's weights only once.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.harness.progress import Planned, Progress
+from benchmarks.harness.progress import Planned, Progress, most
 from echo_shared.sampling import torch_draws
 from echo_shared.sampling.torch_float32_draws import block_sums, draw_with_margins
 
 DRAWS: Final = {49_152: 8_000_000, 151_936: 2_000_000}
-"""Number of draws, by vocabulary."""
+"""Number of draws that are compared with the reference, by size of the vocabulary."""
 DRAWS_OF_ROW: Final = 20_000
 AT_EDGES: Final = 0.01
 """Share of draws whose uniform is close to an edge of a token's interval."""
 LEAST_DISTANCE: Final = 5e-11
-"""Smallest distance of a uniform from an edge. Nearer to it, the reference's own rounding decides, because the
-reference adds 151,936 weights one after another.
+"""Minimum distance of a uniform from an edge. Closer to an edge, the reference's own rounding error decides the token,
+because the reference adds 151,936 weights one after another.
 """
 AT_ONCE: Final = 500
 WIDTHS: Final = (1, 8, 64)
@@ -34,30 +34,25 @@ TURNS: Final = 5
 Rows = list[dict[str, Any]]
 
 
-def _equal_case(vocabulary: int) -> str:
-    return f"equal draws, {vocabulary:,} tokens"
-
-
-def _time_case(vocabulary: int) -> str:
-    return f"time of a draw, {vocabulary:,} tokens"
-
-
 def plan() -> list[Planned]:
     return [
-        *(Planned(name=_equal_case(vocabulary), seconds=count / 1e5) for vocabulary, count in DRAWS.items()),
-        *(Planned(name=_time_case(vocabulary), seconds=3) for vocabulary in DRAWS),
+        *(
+            Planned(name=f"equal draws, {vocabulary:,} tokens", seconds=count / 1e5)
+            for vocabulary, count in DRAWS.items()
+        ),
+        *(Planned(name=f"time of a draw, {vocabulary:,} tokens", seconds=3) for vocabulary in DRAWS),
     ]
 
 
 def measure(progress: Progress, seed: int) -> Rows:
     rows: Rows = []
     for vocabulary, count in DRAWS.items():
-        if progress.wants(name := _equal_case(vocabulary)):
+        if progress.wants(name := f"equal draws, {vocabulary:,} tokens"):
             figures = equal_draws(vocabulary, count, seed)
             progress.done(name, figures)
             rows.append({"part": "equal draws", "vocabulary": vocabulary, **figures})
     for vocabulary in DRAWS:
-        if progress.wants(name := _time_case(vocabulary)):
+        if progress.wants(name := f"time of a draw, {vocabulary:,} tokens"):
             ratios = {width: over_float64(vocabulary, width, seed) for width in WIDTHS}
             progress.done(name, {f"over float64, width {width}": ratio for width, ratio in ratios.items()})
             rows += [
@@ -68,7 +63,9 @@ def measure(progress: Progress, seed: int) -> Rows:
 
 
 def equal_draws(vocabulary: int, count: int, seed: int) -> dict[str, Any]:
-    """Return the number of draws, of draws that give the reference's token, and of draws repeated in float64."""
+    """Return the number of draws, the number of draws that equal the reference's token, and the number that were
+    repeated in float64.
+    """
     rng = np.random.default_rng(seed)
     drawn = equal = in_float64 = 0
     while drawn < count:
@@ -82,7 +79,7 @@ def equal_draws(vocabulary: int, count: int, seed: int) -> dict[str, Any]:
 
 
 def _tokens(logits_1V: Tensor, u_N: Tensor, temperature: float) -> tuple[Tensor, int]:
-    """Return the tokens that `torch_draws.draw` gives, and the number of tokens that it draws again in float64."""
+    """Return the tokens from `torch_draws.draw`, and the number of tokens that it drew again in float64."""
     temperature_N = torch.full_like(u_N, temperature)
     sums, top = block_sums(logits_1V, temperature_N[:1])
     drawn = []
@@ -97,7 +94,7 @@ def _tokens(logits_1V: Tensor, u_N: Tensor, temperature: float) -> tuple[Tensor,
 
 
 def _logits(rng: np.random.Generator, vocabulary: int) -> NDArray[np.float32]:
-    """Return logits [V] as a language model has them: probabilities fall with a power of the token's rank."""
+    """Return logits [V] like those of a language model: probabilities fall with a power of the token's rank."""
     ranks = rng.permutation(vocabulary) + 1.0
     logits_V: NDArray[np.float64] = rng.uniform(-20, 20) - rng.uniform(1.5, 3.0) * np.log(ranks)
     return logits_V.astype(np.float32)
@@ -106,7 +103,9 @@ def _logits(rng: np.random.Generator, vocabulary: int) -> NDArray[np.float32]:
 def _uniforms(
     rng: np.random.Generator, logits_V: NDArray[np.float32], temperature: float, count: int
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return at most `count` uniforms [N] and the tokens that the reference (`draws.draw`) draws with them."""
+    """Return at most `count` uniforms [N], and the tokens [N] that the reference (`draws.draw`) gives for them. A share
+    AT_EDGES of the uniforms is close to an edge of a token's interval.
+    """
     scaled = logits_V.astype(np.float64) / temperature
     cumulative = np.cumsum(np.exp(scaled - scaled.max()))
     cumulative /= cumulative[-1]
@@ -122,7 +121,7 @@ def _uniforms(
 
 
 def over_float64(vocabulary: int, width: int, seed: int) -> float:
-    """Return the processor time of `draw` over that of `draw_float64`, by turns."""
+    """Return the processor time of `draw` divided by that of `draw_float64`. The two are measured alternately."""
     rng = np.random.default_rng(seed)
     logits_RV = torch.from_numpy(np.stack([_logits(rng, vocabulary) for _ in range(width)]))
     u_R = torch.from_numpy(rng.random(width))
@@ -142,11 +141,10 @@ def _seconds(draw: Callable[..., object], arguments: tuple[Tensor, ...], repetit
 
 
 def headline(rows: Rows) -> dict[str, Any]:
-    """Return the number of equal draws, and the largest time of a draw over float64's."""
+    """Return the number of draws and of equal draws, and the largest processor time of a draw relative to float64."""
     compared = [row for row in rows if row["part"] == "equal draws"]
-    ratios = [row["over_float64"] for row in rows if row["part"] == "draw time"]
     return {
         "draws": sum(row["draws"] for row in compared) if compared else None,
         "draws_equal": sum(row["equal"] for row in compared) if compared else None,
-        "draw_time_over_float64": max(ratios, default=None),
+        "draw_time_over_float64": most(rows, "over_float64"),
     }

@@ -1,5 +1,5 @@
-"""The parts of the comparison besides speed: agreement with the reference, adapter swaps, shared prompts, one model in
-two processes, and engines next to busy programs.
+"""All parts of the comparison of engines except speed: agreement with the reference, changes of adapter, shared
+prompts, one model in two processes, and engines next to busy programs.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from transformers import AutoModelForCausalLM
 from benchmarks.harness.engine import GROUP_SIZE, Run, SamplingEngine, lacks, sums, texts
 from benchmarks.harness.models import QWEN3_06B, random_adapter
 from benchmarks.harness.pool import apart
-from benchmarks.harness.progress import Planned, Progress
-from echo_hub.run.base_model import resolve_base
+from benchmarks.harness.progress import Planned, Progress, least, most
+from echo_hub.run.base_files import resolve_base
 from echo_shared.sampling import draws
 from echo_shared.sampling.interface import FinishedRollout, GroupRequest
 
@@ -33,7 +33,7 @@ _Pair = tuple[GroupRequest, FinishedRollout]
 
 
 class Reference:
-    """Computes what all engines are compared with: transformers and PEFT in float32, with or without an adapter."""
+    """The reference of all engines: transformers and PEFT in float32, with or without an adapter."""
 
     def __init__(self, base: Path, adapter: Path | None) -> None:
         model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
@@ -120,12 +120,12 @@ SPLIT: Final = "split"
 SPLIT_TOKENS: Final = 8
 SPLIT_REPETITIONS: Final = 4
 SPLIT_S: Final = 120.0
-"""Seconds of measurement after which the third and fourth repetition are skipped."""
+"""Seconds of measurement after which the case `SPLIT` skips its third and fourth repetition."""
 BUSY: Final = {f"busy, {backend}": backend for backend in ("llama_cpp", "torch")}
 BUSY_GROUPS: Final = 256
 BUSY_REPETITIONS: Final = 6
 BUSY_S: Final = 60.0
-"""Seconds of measurement after which the fourth and later repetitions are skipped."""
+"""Seconds of measurement after which a case of `BUSY` skips its fourth and later repetitions."""
 VOCABULARY: Final = QWEN3_06B.vocabulary
 
 Rows = list[dict[str, Any]]
@@ -142,7 +142,9 @@ def plan() -> list[Planned]:
 
 
 class Bench:
-    """Directory, models and seed for all parts. `mid` makes the mid-size model at its first use."""
+    """What all parts of the comparison share: directory, models, seed and progress. `mid` makes the mid-size model at
+    its first use.
+    """
 
     def __init__(self, scratch: Path, mid: Any, progress: Progress, seed: int) -> None:
         self.scratch = scratch
@@ -168,8 +170,8 @@ class Bench:
 
 
 def agreement(bench: Bench) -> Rows:
-    """Compare engines with the reference (transformers and PEFT in float32) on the trained model, with and without an
-    adapter.
+    """Compare each engine with the reference (transformers and PEFT in float32) on the trained model, with and without
+    an adapter.
     """
     rows: Rows = []
     wanted = {name: engine for name, engine in AGREEMENT.items() if bench.progress.wants(name)}
@@ -196,7 +198,7 @@ def agreement(bench: Bench) -> Rows:
 
 
 def swaps(bench: Bench) -> Rows:
-    """Alternate between two adapters, and sample a group with each."""
+    """Switch between two adapters repeatedly, and sample a group with each."""
     rows: Rows = []
     for name, (model, backend) in SWAPPED.items():
         if bench.progress.wants(name):
@@ -229,8 +231,8 @@ def prefix_sharing(bench: Bench) -> Rows:
 
 
 def split(bench: Bench) -> Rows:
-    """Compare one model in two processes, which have half of the layers and one thread each, with the model in one
-    process of one thread.
+    """Compare one model split over two processes with the same model in one process. Each process of the pair has half
+    of the layers and one thread; the single process has one thread.
     """
     if not bench.progress.wants(SPLIT):
         return []
@@ -251,8 +253,8 @@ def split(bench: Bench) -> Rows:
 
 
 def busy(bench: Bench) -> Rows:
-    """Sample while a busy program runs on each core: in turns with as many threads as the engine chooses, and with one
-    thread.
+    """Sample while a busy program runs on each core. Alternate between the number of threads that the engine chooses
+    and one thread.
     """
     rows: Rows = []
     for name, backend in BUSY.items():
@@ -272,18 +274,12 @@ def busy(bench: Bench) -> Rows:
 
 
 def headline(rows: Rows) -> dict[str, Any]:
-
-    def of(part: str) -> Rows:
-        return [row for row in rows if row["part"] == part]
-
-    exact = [row["identical"] for row in of("agreement") if row["precision"] == "f32"]
-    growth = [row["growth"] for row in of("swap") if row["model"] == "tiny"]
     return {
-        "identical_rollouts_f32": min(exact, default=None),
-        "swap_growth": max(growth, default=None),
-        "prefix_sharing_speedup": next((row["speedup"] for row in of(SHARED)), None),
-        "rpc_same_tokens": next((row["same_tokens"] for row in of(SPLIT)), None),
-        "busy_over_one_thread": min((row["over_one_thread"] for row in of("busy")), default=None),
+        "identical_rollouts_f32": least((row for row in rows if row.get("precision") == "f32"), "identical"),
+        "swap_growth": most((row for row in rows if row["model"] == "tiny"), "growth"),
+        "prefix_sharing_speedup": least(rows, "speedup"),
+        "rpc_same_tokens": least(rows, "same_tokens"),
+        "busy_over_one_thread": least(rows, "over_one_thread"),
     }
 
 
@@ -311,7 +307,7 @@ def _lending(directory: Path) -> Iterator[str]:
 
 @contextmanager
 def _busy_cores() -> Iterator[None]:
-    """Run one program on each core that does nothing but compute."""
+    """Keep every core busy during the block: one program on each core computes without pause."""
     programs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
     try:
         yield

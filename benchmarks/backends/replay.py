@@ -1,5 +1,5 @@
-"""The ceiling of llama.cpp's speed: the engine's calls into llama.cpp, repeated without sampling and without Python
-between them.
+"""The ceiling of llama.cpp's speed: the engine's calls into llama.cpp are recorded, then repeated without sampling and
+without Python between them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NOTED: Final = ("llama_decode", "llama_memory_seq_cp", "llama_memory_seq_rm", "l
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """A llama.cpp batch with its own memory: the engine's batch points into buffers that change."""
+    """A copy of a llama.cpp batch in its own memory. The engine's batch points into buffers that change."""
 
     native: llama_cpp.llama_batch
     kept: tuple[NDArray[Any], ...]

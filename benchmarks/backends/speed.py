@@ -1,4 +1,6 @@
-"""Completion tokens per second, by engine, precision and width, compared with the engine's ceiling."""
+"""Completion tokens per second by engine, precision and width (rollouts at the same time), compared with the engine's
+ceiling.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +29,11 @@ TURNS_S: Final = 180.0
 """Seconds of measurement after which a width (rollouts at the same time) gets no further repetition."""
 TINY_GROUPS: Final = 96
 MID_LENGTHS: Final = (4, 12)
-"""Tokens of the shortest and the longest completion. The rollouts of a batch end at different times, as in a run."""
+"""Tokens of the shortest and the longest completion of the mid-size model. So the rollouts of a batch end at different
+times, as in a run.
+"""
 BESIDE_TORCH: Final = ("f32", "bf16")
-"""Precisions of torch that are compared with `model.generate`."""
+"""Precisions of the torch engine for which transformers' `model.generate` is measured as the ceiling."""
 
 Rows = list[dict[str, Any]]
 
@@ -46,7 +50,7 @@ def of_mid(width: int, seed: int) -> list[GroupRequest]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """A model, and the engines whose speed is measured with it."""
+    """One of the benchmark's models, and the engines whose speed is measured with it."""
 
     name: str
     engines: tuple[tuple[str, str], ...]
@@ -131,7 +135,7 @@ def _take_turns(
     """
     speeds: dict[tuple[str, str], list[float]] = {engine: [] for engine in processes}
     ratios: dict[tuple[str, str], list[float]] = {engine: [] for engine in processes}
-    for (backend, _), process in processes.items():  # `record` is for `replay`; both calls also warm the engine up.
+    for (backend, _), process in processes.items():  # Record calls for `replay`. Both calls also warm the engine up.
         process.record(groups) if backend == "llama_cpp" else process.sample(groups[:1])
     for _ in progress.repetitions(most, within_s=TURNS_S):
         for engine, process in processes.items():
@@ -158,7 +162,7 @@ _DTYPES: Final = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 
 class Generate:
-    """transformers' `model.generate`, with which the torch engine is compared."""
+    """Measures the speed of transformers' `model.generate`, with which the torch engine is compared (its ceiling)."""
 
     def __init__(self, base: Path, precision: str) -> None:
         torch.set_num_threads(hardware.sensible_threads())

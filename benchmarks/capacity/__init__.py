@@ -1,8 +1,9 @@
-"""Utilisation of a learner whose nodes are lent computers, and completions that continue elsewhere when a node is gone.
+"""How busy volunteers' nodes keep a learner, and whether another node can continue a completion when its node is gone.
 
 Real runs are compared with the capacity model's prediction. A completion that was cut on one engine must continue on
-another engine as if it had never been cut.
-Processes of a real run are modules of this package, so it imports nothing heavy."""
+another engine as if it had never been cut. The processes of a real run import this package, so it imports nothing that
+loads slowly.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def plan() -> list[Planned]:
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
-    """`demo_utilisation`: share of time in which the demo's learner trains, counting only time with a ready batch.
+    """`demo_utilisation`: share of time in which the demo's learner trains, not counting time without a ready batch.
     `demo_utilisation_of_all`: its share of all time. Both come from `benchmarks.demo`.
     """
     from benchmarks import demo

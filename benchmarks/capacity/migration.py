@@ -1,9 +1,8 @@
-"""Completions that are cut at random places on one engine and continued on another: do they equal those of an uncut
-run?
+"""Completions that are cut at random places on one engine and continued on another: do they equal uncut completions?
 
-Two models of one shape, in float32: the built-in model on its own task, which is sure of most tokens and stops after a
-few tokens, and a random model, which is unsure of every token and draws `RANDOM_TOKENS`. A completion is identical if
-all its tokens are those that the first engine draws undisturbed.
+Two models of the same shape run in float32. The built-in model, on its own task, is sure of most tokens and stops after
+a few tokens. The other has random weights, is unsure of every token and draws `RANDOM_TOKENS` tokens. A continued
+completion is identical if all its tokens are those that the first engine draws without a cut.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from benchmarks.harness.engine import SamplingEngine, lacks, sums
 from benchmarks.harness.pool import apart
 from benchmarks.harness.progress import Planned, Progress
-from echo_hub.run.base_model import resolve_base
+from echo_hub.run.base_files import resolve_base
 from echo_shared.sampling.interface import FinishedRollout, GroupRequest, Prefix
 
 COMPLETIONS: Final = 500
 WIDTH: Final = 64
 GROUPS: Final = 160
-"""Number of groups of four rollouts. The trained model sometimes draws completions of one token, which cannot be
-cut.
+"""Number of groups of four rollouts. They give more than the COMPLETIONS that are cut, because completions of one token
+cannot be cut.
 """
 RANDOM_TOKENS: Final = 64
 RANDOM_RANGE: Final = 0.1
@@ -38,7 +37,9 @@ WAYS: Final = (("llama_cpp", "torch"), ("torch", "llama_cpp"), ("mlx", "llama_cp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """Undisturbed completions (`whole`), and requests that continue copies of them, which were cut at random places."""
+    """Completions that an engine drew without a cut (`whole`), and requests that continue the same completions from
+    random places.
+    """
 
     requests: list[GroupRequest]
     whole: dict[tuple[int, int], FinishedRollout]
@@ -52,7 +53,7 @@ class Cut:
         return sum(len(prefix.ids) for request in self.requests for prefix in request.prefixes)
 
     def identical(self, rollouts: Sequence[FinishedRollout]) -> float:
-        """Return the share of the undisturbed completions that `rollouts` repeat token for token."""
+        """Return the share of the complete completions that `rollouts` repeat token for token."""
         found = {(rollout.lease_id, rollout.index): rollout.completion_ids.tolist() for rollout in rollouts}
         same: list[bool] = [found.get(name) == rollout.completion_ids.tolist() for name, rollout in self.whole.items()]
         return sum(same) / len(same)

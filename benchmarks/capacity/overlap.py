@@ -1,10 +1,10 @@
 """Real runs with pools of nodes around the needed size: is the learner as busy as the capacity model predicts?
 
-Hub and nodes are processes on separate hosts: network namespaces with shaped links. Learner and engines are real, but
-tokens and steps take a known time (`paced_node`, `paced_learner`). The number of slots (rollouts in the nodes' batches)
-follows from these times, so that the pool's throughput is about `over` times what the learner needs by the model.
-`pool_over_needed` is the real ratio by the run's database, which also gives the prediction (`echo_hub.views.pace`).
-Over the uplink of `SLOW`, a version takes longer than a step.
+Hub and nodes are processes in separate network namespaces with shaped links. Learner and engines are real, but training
+steps and tokens last a known time (`paced_learner`, `paced_node`). A slot is one rollout in a node's batch. The number
+of slots is chosen so that the pool's throughput is about `over` times what the learner needs by the capacity model.
+`pool_over_needed` is the ratio that was reached. This ratio and the prediction come from the run's database
+(`echo_hub.views.pace`). With the links `SLOW`, sending a version takes longer than a training step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.harness import hub_with_learner
 from benchmarks.harness.engine import lacks
 from benchmarks.harness.hub_with_learner import LEARNER
 from benchmarks.harness.progress import Planned, Progress
-from benchmarks.harness.site import RunFailed, Settings, hub_process, merged, node_process, wait_for_steps
+from benchmarks.harness.site import RunFailed, Settings, hub_process, merged, newest_step, node_process, wait_until
 from echo_hub.config.file import load_config
 from echo_hub.core.capacity.advice import times_as_many
 from echo_hub.core.capacity.model import Mode, NodeClass, Pool, Workload
@@ -36,9 +36,9 @@ from echo_hub.views.pace import RunPace, newest_steps, read_pace
 from echo_shared.records.run import StepRecord
 
 WARM_UP: Final = 4
-"""Steps at the start that the figures omit: in them, nodes earn trust and the hub learns their speed."""
+"""Number of first steps that are not measured: during them, nodes earn trust and the hub learns their speed."""
 STEPS: Final = 13
-"""Steps of a run, WARM_UP included."""
+"""Training steps of a run, including the WARM_UP steps that are not measured."""
 STEP_WITHIN_S: Final = 25.0
 """Maximum mean seconds per step; a run that takes longer counts as stalled."""
 NODES: Final = 2
@@ -57,15 +57,15 @@ SETTINGS: Final[Settings] = {
     "dissemination": {"way": "inline", "delta_reach": 0},  # Without deltas, every version has the same size.
 }
 ASSUMED: Final = Workload(mode="async", rollouts_per_step=128, train_s=LEAST_STEP_S, hand_off_s=0.05, broadcast_s=0.9)
-"""A training step as the capacity model assumes it, with versions sent over the hub's uplink of `FAST`."""
+"""The capacity model's assumptions about training steps, with versions sent over the hub's uplink of `FAST`."""
 OF_SLOT: Final = NodeClass(name="slot", count=1, rollouts_per_s=2.5, latency_s=0.7)
-"""Throughput of a slot (one rollout in a node's batch) at this benchmark's time per token."""
+"""The capacity model's assumptions about a slot (one rollout in a node's batch) at this benchmark's time per token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """One real run. A sequential run gets as many slots (rollouts that the nodes sample at the same time) as the
-    asynchronous run with the same other values.
+    asynchronous run with otherwise equal fields.
     """
 
     over: float
@@ -172,7 +172,12 @@ def run(
             )
             for number in range(1, 1 + NODES)
         ]
-        wait_for_steps(run_directory, num_steps, processes=[hub, *nodes], within_s=num_steps * STEP_WITHIN_S)
+        wait_until(
+            lambda: newest_step(run_directory.root) >= num_steps,
+            processes=[hub, *nodes],
+            within_s=num_steps * STEP_WITHIN_S,
+            where=directory,
+        )
     store = Store.open(run_directory.database_url)
     try:
         steps = newest_steps(store)
@@ -202,8 +207,9 @@ def figures(case: Case, steps: Sequence[StepRecord], pace: RunPace) -> dict[str,
 
 
 def headline(rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Return the main figures. `max_prediction_error` is the largest error of all runs. `..._when_enough` is the
-    minimum over the asynchronous runs with the pool `ENOUGH`. Each other figure comes from one case or two.
+    """Return the main figures. `max_prediction_error` is the largest error of all runs. The figures `..._when_enough`
+    are the minimum over asynchronous runs whose pool is `ENOUGH` times the need. Each other figure comes from one or
+    two cases.
     """
     by_name = {row["case"]: row for row in rows}
     asynchronous, sequential = by_name.get(ASYNC.name), by_name.get(SEQUENTIAL.name)

@@ -1,8 +1,8 @@
 """A real engine that is slowed down to a fixed speed: `echo_node.backends.worker` with a pause after each step.
 
 The real engine draws every token. After each of its steps, which draw one token of every rollout in the batch, the
-process sleeps until the step has lasted `TOKEN_S`. So a small model takes the time of a large one, and several such
-nodes leave the processor to the learner. `paced_node` starts this module.
+process sleeps until the step has lasted `TOKEN_S`. So a small model takes as long as a large one, and the nodes leave
+most processor time to the learner. `paced_node` starts this module.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from echo_hub.learner import step
 from echo_shared.records.step_figures import TRAIN_S
 
 STEP_S: Final = "ECHO_BENCH_STEP_S"
-"""Environment variable: least seconds of a training step."""
+"""Name of the environment variable with the minimum duration of a training step, in seconds."""
 
 
 def paced_step(*arguments: Any, **named: Any) -> step.StepOutcome:

@@ -1,7 +1,7 @@
 """A run with many failures: does it recover by itself, keep acknowledged rollouts, and learn like an undisturbed one?
 
 Hub and nodes are real. A supervisor restarts ended processes like a service manager; nothing else helps the run. Each
-round inflicts several failures (`blows`) within seconds: processes are killed or hang, connections are cut or slow,
+round inflicts several failures (`blows`) within seconds: processes are killed or hang, connections break or are slow,
 messages come twice or in another order (`wire`), the disk is full, memory is short, the clock jumps, the database
 restarts, gateways and their broker are killed. The next round waits until the run has trained another step.
 
@@ -39,8 +39,8 @@ POSTGRESQL: Final = "postgresql"
 GATEWAYS: Final = "gateways"
 UNDISTURBED: Final = "undisturbed"
 SECONDS: Final[Mapping[str, float]] = {SQLITE: 390.0, POSTGRESQL: 90.0, GATEWAYS: 90.0}
-"""Seconds of rounds (failures, then recovery) by case. In the case GATEWAYS, gateways hold the nodes' connections, and
-the hub uses SQLite.
+"""Seconds of all rounds (failures, then recovery) of a case. In the case GATEWAYS, gateways hold the nodes'
+connections, and the hub uses SQLite.
 """
 
 
@@ -139,7 +139,7 @@ MOST_AT_ONCE: Final = 4
 APART_S: Final = 1.5
 """Maximum seconds between two blows (inflicted failures) of a round."""
 A_STEP_S: Final = 30.0
-"""Upper bound on the seconds of an undisturbed step."""
+"""Upper bound on the seconds that a training step takes without inflicted failures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,7 +209,9 @@ async def _round(there: Scene, blows: Iterator[Kind], chance: random.Random) -> 
 
 
 async def undisturbed_accuracy(scratch: Path, *, seed: int, policy_version: int) -> float:
-    """Return the held-out accuracy of a version of the same run without inflicted failures. Raises TimeoutError."""
+    """Return the held-out accuracy of this version of the same run, repeated without inflicted failures. Raises
+    TimeoutError.
+    """
     port = free_port()
     async with scene(scratch, Wire(port, random.Random(seed)), port, seed=seed) as there:
         look = partial(newest_evaluation, there.engine, of_version=policy_version)

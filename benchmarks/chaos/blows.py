@@ -23,13 +23,13 @@ SCORER: Final = "echo_hub.scoring.worker"
 HUB_KILLED: Final = "hub killed"
 MEMORY_SHORT: Final = "memory short"
 LASTS_S: Final = 3.0
-"""Seconds until a blow such as a slow line or a suspended process is undone."""
+"""Duration in seconds of blows that the benchmark must undo, such as a slow line or a suspended process."""
 DELAY_S: Final = 0.3
 SHARE: Final = 0.3
 """Share of messages that the disturbed line between nodes and hub sends twice, or swaps with the next message."""
 JUMPS_S: Final = (3_600.0, -1_800.0, 86_400.0, -86_400.0)
 LEAST_BYTES: Final = 2**14
-"""Bytes left free on a full disk."""
+"""Bytes that stay free when a blow fills the hub's disk."""
 
 
 Strike = Callable[[Scene, random.Random], Awaitable[bool]]
@@ -38,8 +38,8 @@ Strike = Callable[[Scene, random.Random], Awaitable[bool]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
     """A kind of blow (inflicted failure). `strike` inflicts it, and returns True if there was a target, such as a
-    running process. A shuffled deck of blows contains it `weight` times. `lacks` says why this machine cannot inflict
-    it.
+    running process. `weight` is the number of times that a shuffled deck of blows contains it. `lacks` says why this
+    machine cannot inflict it; "" if it can.
     """
 
     name: str

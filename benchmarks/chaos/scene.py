@@ -1,4 +1,4 @@
-"""The disturbed run and its processes. An ended process is started again; the run gets no other help."""
+"""The disturbed run and its processes. A process that ended is started again; nothing else helps the run."""
 
 from __future__ import annotations
 
@@ -36,13 +36,15 @@ from echo_shared.wire.messages import ReceiptState
 
 ROOT: Final = Path("/sys/fs/cgroup")
 FREE: Final = 0.85
-"""Memory limit of a squeezed control group, as a share of the memory that it uses."""
+"""Memory limit that `squeeze` first sets for a control group, as a share of the memory that the group uses."""
 ROOM_BYTES: Final = 2**20
 MOST_ROOM_BYTES: Final = 2**29
 
 
 class MemoryGroup:
-    """A control group. `command`, put in front of another command, runs that command inside the group."""
+    """A control group of Linux, which limits the memory of its processes together. `command`, put in front of another
+    command, runs that command inside the group.
+    """
 
     def __init__(self, place: Path) -> None:
         self._place = place
@@ -102,7 +104,7 @@ def memory_group() -> Iterator[MemoryGroup]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Books:
-    """What the run's database shows at its end. `acknowledged` counts rollouts that the hub acknowledged to nodes.
+    """Counts from the run's database after the run. `acknowledged` counts rollouts that the hub acknowledged to nodes.
     `quarantined` counts nodes; since all are honest, each is an error.
     """
 
@@ -120,8 +122,8 @@ def newest_step(engine: Engine) -> int | None:
 
 
 def newest_evaluation(engine: Engine, *, of_version: int | None = None) -> tuple[int, float] | None:
-    """Return the newest evaluated version, or `of_version`, with its greedy held-out accuracy; None if there is none
-    yet.
+    """Return (version, greedy held-out accuracy) of the newest evaluated version, or of `of_version`. Return None if
+    there is no evaluation yet.
     """
     wanted = select(evaluations.c.policy_version, evaluations.c.accuracy).where(
         evaluations.c.kind == EvaluationKind.GREEDY.value
@@ -188,7 +190,7 @@ AGAIN_S: Final = 1.0
 ENDS_WITHIN_S: Final = 30.0
 LOOK_S: Final = 0.1
 STEPS: Final = 1_000_000
-"""Training steps of the run: more than it reaches."""
+"""Training steps of the run: more than it can reach."""
 EVALUATED_EVERY: Final = 10
 NODES: Final = 2
 GATEWAYS: Final = 2
@@ -206,11 +208,11 @@ SETTINGS: Final[Settings] = {
     "server": {"shared_memory": False},
     "alerts": {"disk_free_bytes": 0},
 }
-"""The task is sums, with the smallest base. All other settings are those of `echo-hub init`."""
+"""The task is sums, with the smallest base model. All settings that are not here are those of `echo-hub init`."""
 
 
 class Kept:
-    """A process that is started again a moment after it ends."""
+    """A hub's, gateway's or node's process, which is started again a moment after it ends."""
 
     def __init__(self, name: str, command: Sequence[str], *, env: Mapping[str, str], log: Path) -> None:
         self.name = name
@@ -282,7 +284,7 @@ def _runs(process: psutil.Process, module: str) -> bool:
 @dataclass(kw_only=True)
 class Scene:
     """Everything that a blow (an inflicted failure) can hit. `disk` is the run's file system, `clock` the file that
-    shifts the hub's clock; None: this scene has none. `keeping` holds the tasks that restart the nodes.
+    shifts the hub's clock; either is None if the scene has none. `keeping` holds the tasks that restart the nodes.
     """
 
     run: RunDirectory
@@ -318,7 +320,7 @@ class Scene:
 
 
 async def awaited(look: Callable[[], T | None], *, within_s: float) -> T | None:
-    """Call `look` on a thread until it returns something, and return that; None after `within_s`."""
+    """Call `look` on a thread, repeatedly, until it returns something, and return that; None after `within_s`."""
     clock = asyncio.get_running_loop().time
     until = clock() + within_s
     while True:
@@ -341,8 +343,8 @@ async def scene(
     broker: BrokerProcess | None = None,
     fake_clock: bool = False,
 ) -> AsyncIterator[Scene]:
-    """Serve a hub at `hub_port` with nodes that connect through `wire`, during the block. With a broker, gateways
-    behind `wire` hold the connections.
+    """During the block, run a hub at `hub_port`, and nodes that connect to it through `wire`. With a broker, gateways
+    behind `wire` hold the nodes' connections.
     """
     run = RunDirectory((disk.directory if disk is not None else scratch) / "run")
     sections: dict[str, dict[str, Any]] = {

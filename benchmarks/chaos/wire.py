@@ -31,7 +31,7 @@ class Frames:
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._is_websocket: bool | None = None
-        """None until the HTTP head is complete."""
+        """True if the connection has become a websocket; None until its HTTP head is complete."""
 
     def feed(self, data: bytes) -> list[bytes]:
         """Add bytes; return the frames that are now complete, in order."""
@@ -92,12 +92,12 @@ class Wire:
         self.twice = 0.0
         """Share of messages that are delivered twice."""
         self.swapped = 0.0
-        """Share of messages that are delivered after the next one."""
+        """Share of messages that are delivered after the message that followed them."""
         self.acknowledged: set[str] = set()
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[str]:
-        """Carry connections during the block. Yields the URL for nodes."""
+        """Relay connections from nodes to the hub during the block. Yields the URL at which nodes connect."""
         server = await asyncio.start_server(self._carry, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
         try:

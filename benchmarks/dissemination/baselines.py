@@ -1,7 +1,7 @@
 """Baselines: a hub that serves all nodes over HTTP, and libtorrent with its defaults. Both send the same directory as
 Echo.
 
-Their time begins when the nodes begin to fetch, so they need no announcement.
+Baselines need no announcement: their time begins when the nodes begin to fetch.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from aiohttp import web
 PeerAddress = tuple[str, int]
 CHUNK_BYTES: Final = 2**18
 LIBTORRENT_SETTINGS: Final = {
-    # The swarm is private and knows its peers.
+    # The swarm is private, and its members are known.
     "enable_dht": False,
     "enable_lsd": False,
     "enable_upnp": False,
     "enable_natpmp": False,
-    # All hosts may be this machine.
+    # All hosts may run on this machine.
     "allow_multiple_connections_per_ip": True,
     "alert_mask": int(lt.alert_category.error | lt.alert_category.status),
 }
-"""Settings in which the baseline differs from libtorrent's defaults."""
+"""Settings of the libtorrent baseline that differ from libtorrent's defaults, because its hosts are on one machine or
+in a private swarm.
+"""
 
 
 def _in_url(address: str) -> str:
@@ -54,7 +56,7 @@ class HttpServer:
 
 
 async def http_fetch(url: str, target: Path, sha256: str) -> float:
-    """Fetch a file and verify its hash; return the time when that was done."""
+    """Fetch a file and verify its hash; return the time (Unix) of the verification."""
     found = hashlib.sha256()
     forever = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(timeout=forever) as http, http.get(url) as answer:
@@ -64,7 +66,7 @@ async def http_fetch(url: str, target: Path, sha256: str) -> float:
                 found.update(chunk)
                 file.write(chunk)
     if found.hexdigest() != sha256:
-        raise ValueError(f"{url} is not what the hub has")
+        raise ValueError(f"{url} gave a file with another SHA-256 than the hub's")
     return time.time()
 
 

@@ -1,7 +1,7 @@
 """Size of a policy version: adapters of a real training run, encoded against the version one step before.
 
-The hub's own learner trains the built-in model on its sums, at each learning rate. Adapters are the learner's exports
-in float32, and the same rounded to bfloat16.
+The hub's own learner trains the built-in model on its sums, at each learning rate. The adapters are the learner's
+exports in float32, and the same exports rounded to bfloat16.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from echo_shared.delta.adapter import CONFIG_FILE, WEIGHTS_FILE
 
 LEARNING_RATES: Final = (1e-5, 1e-4)
 STEPS: Final = 40
-"""Steps of a run. The measured delta leads from the last version but one to the last version."""
+"""Training steps of a run. The measured delta is the one between the last two versions."""
 
 
 class Exporting(Learning):
@@ -80,7 +80,7 @@ def _rounded(version: Path) -> Path:
 
 
 def _coded(version: Path, parent: Path, scratch: Path) -> dict[str, Any]:
-    """Encode a version against its parent, decode and compare it; return the row's figures."""
+    """Encode a version against its parent, decode the delta and compare the result; return the row's figures."""
     payload, decoded = scratch / "payload", scratch / "decoded"
     shutil.rmtree(decoded, ignore_errors=True)
     delta.encode(version, payload, parent=parent)

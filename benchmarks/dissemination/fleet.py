@@ -1,4 +1,4 @@
-"""The benchmark's view of hub and node processes, one process per link."""
+"""The hub and node processes of a fleet, one for each link, as the benchmark controls them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ MAX_LINE_BYTES = 2**22
 async def obey(host: object) -> None:
     """Answer requests in the host's process, one JSON object per line, until the end of standard input.
 
-    A request is {"id", "do", ...}: `do` names a method of `host`, the rest are its arguments. Requests run in parallel.
-    The answer is {"id", "result"} or {"id", "error"}.
+    A request is {"id", "do", ...}: `do` names a method of `host`, and the other fields are the method's arguments.
+    Requests run in parallel. The answer is {"id", "result"} or {"id", "error"}.
     """
     loop = asyncio.get_running_loop()
     lines = asyncio.StreamReader(MAX_LINE_BYTES)
@@ -53,11 +53,11 @@ NODE_MODULE: Final = "benchmarks.dissemination.node_host"
 
 
 class HostFailed(Exception):
-    """A host's process has ended, or could not do a request."""
+    """The process on a host (the hub or a node of the benchmark) ended, or failed to carry out a request."""
 
 
 class Host:
-    """The benchmark's connection to one host's process. Make it with `Host.start`."""
+    """The benchmark's connection to the process on one host. Make it with `Host.start`."""
 
     def __init__(self, process: asyncio.subprocess.Process, what: str) -> None:
         self._process = process
@@ -94,7 +94,7 @@ class Host:
             del self._asked[number]
 
     async def end(self) -> None:
-        """End the process, by force after a few seconds."""
+        """End the process. Kill it if it still runs after a few seconds."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -166,7 +166,7 @@ class Fleet:
 
 @asynccontextmanager
 async def open_fleet(links: LinkSet | WanSet, num_nodes: int, directory: Path) -> AsyncIterator[Fleet]:
-    """Start all processes. They and the links end with the block."""
+    """Start all processes. The processes and links end with the block."""
     opened = open_wan(num_nodes, links) if isinstance(links, WanSet) else open_links(num_nodes, links)
     with opened as net:
         fleet = Fleet(net, directory)

@@ -1,4 +1,4 @@
-"""The hub's process with the servers of all sides. `python -m benchmarks.dissemination.hub_host`."""
+"""The hub's process, with the servers of all compared ways to send. `python -m benchmarks.dissemination.hub_host`."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ RUN: Final = "benchmark"
 
 
 class EchoHub:
-    """The part of a hub that distributes versions: real parts, without learner, store and pages. Its directory keeps
-    the run over restarts. The gateway delivers the nodes' messages to this object.
+    """The part of a hub that distributes versions: made of the real modules, without learner, store and pages. The
+    run's files in the directory survive restarts. The gateway delivers the nodes' messages to this object.
     """
 
     def __init__(self, address: str, directory: Path, *, way: str, port: int) -> None:
@@ -58,11 +58,11 @@ class EchoHub:
         self._links: dict[str, frozenset[str]] = {}
         self._joined_at: dict[str, float] = {}
         self._link_s: dict[frozenset[str], float] = {}
-        """Seconds from the later node's joining to the link, for each linked pair."""
+        """For each linked pair: seconds from the join of the later node to the link."""
         self._linked = asyncio.Condition()
 
     async def open(self) -> str:
-        """Serve; return the URL for nodes."""
+        """Start the hub's servers; return the URL that nodes join."""
         self._directory.mkdir(parents=True, exist_ok=True)
         me = key_file.load_or_create(self._directory / "hub.key")
         self._run_id = f"{me.node_id}-{RUN}"
@@ -111,8 +111,8 @@ class EchoHub:
         return self._publisher.carrier(version)
 
     async def linked(self, num_nodes: int, within_s: float | None) -> dict[str, float]:
-        """Wait until `num_nodes` nodes are linked, each with every other one, at most `within_s`. Return the share of
-        linked pairs, and the most seconds that a linked pair took.
+        """Wait until all pairs of `num_nodes` nodes are linked, at most `within_s`. Return the share of linked pairs,
+        and the longest time that a linked pair took.
         """
         pairs = num_nodes * (num_nodes - 1) // 2
         with contextlib.suppress(TimeoutError):
@@ -134,10 +134,10 @@ class EchoHub:
         return self
 
     def admit(self, node_id: str) -> None:
-        """Admit every node."""
+        """Admit every node: this replaces a hub's limits on joining."""
 
     def find_invite(self, node_id: str, token: str | None) -> int | None:
-        """Return None: no node needs an invite."""
+        """Return None, that is, no invite: nodes join this benchmark's hub without one."""
         return None
 
     def knows(self, node_id: str) -> bool:
@@ -174,7 +174,7 @@ class EchoHub:
         self.distributor.node_left(node_id)
 
     async def record(self, news: Sequence[Release | Arrival]) -> None:
-        """Ignore the news: here nodes themselves report the arrival of a version."""
+        """Store nothing: in this benchmark, the nodes' processes report the arrival of a version."""
 
 
 def _write_base(directory: Path) -> Path:
@@ -198,8 +198,8 @@ class HubHost:
         return await self._hubs[side].open()
 
     async def open_baselines(self, side: str) -> dict[str, Any]:
-        """Open the baselines (an HTTP server and a libtorrent session), which send the carriers (encrypted files) of
-        this side's hub.
+        """Open the baselines, an HTTP server and a libtorrent session. Both send the same carriers (encrypted files) as
+        the Echo hub of this side (way to send).
         """
         self._http = HttpServer(self._address, self._hubs[side].carriers)
         await self._http.open()
@@ -208,9 +208,11 @@ class HubHost:
         return {"url": self._http.url, "peer": [self._address, self._libtorrent.port]}
 
     async def prepare(self, side: str, version: int, adapter: str) -> dict[str, Any]:
-        """Prepare a version without announcing it, so that the measured time has no preparation."""
+        """Encode and encrypt a version and make its torrent, without announcing it, so that measured times exclude this
+        work.
+        """
         carrier = await self._hubs[side].publish(version, Path(adapter))
-        # Each side's hub seals the payload with its own key, so the torrents differ.
+        # Each hub encrypts the payload with its own key, so the sides have different torrents.
         torrent = self._directory / f"{side} {version}.torrent"
         torrent.write_bytes(carrier.torrent)
         (file,) = (path for path in carrier.directory.iterdir() if path.is_file())
@@ -236,7 +238,7 @@ class HubHost:
         return await self._hubs[side].linked(num_nodes, within_s)
 
     async def sent_bytes(self) -> int:
-        """Return the bytes that this host's line has carried away, with all headers."""
+        """Return the bytes that this host has sent over its link, with all headers."""
         return psutil.net_io_counters(pernic=True)["wan"].bytes_sent
 
 

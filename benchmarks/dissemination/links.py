@@ -1,9 +1,9 @@
 """Hosts on home links: network namespaces on one bridge, with both directions of each link shaped.
 
-Host 0 is the hub, the others are the nodes. If the kernel has netem, every link also has a delay. Namespaces take root
-and iproute2.
+Host 0 is the hub, the others are the nodes. If the kernel has netem, every link also has a delay. Making namespaces
+requires root and iproute2.
 
-Namespaces have names of their own for each run. `close` removes them; the next run removes those of a killed run.
+The names of the namespaces are unique to a run. `close` removes them; the next run removes those of a killed run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HUB: Final = 0
 DELAY_MS: Final = 10
 """One-way delay of each host's link in milliseconds, if the kernel has netem."""
 QUEUE_MS: Final = 50
-"""Milliseconds of traffic that fit into the queue of a link: at most as in a home router."""
+"""Milliseconds of traffic that the queue of a link holds: no more than in a home router."""
 UPLINK_BURST: Final = "16kb"
 DOWNLINK_BURST: Final = "32kb"
 CONGESTION_CONTROLS: Final = ("cubic", "reno")
@@ -40,7 +40,7 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSet:
-    """Rates of all links in Mbit/s."""
+    """A named set of rates for the links of all hosts, in Mbit/s."""
 
     hub_up: int
     node_down: int
@@ -81,7 +81,7 @@ class Links:
         return f"10.77.0.{host + 1}"
 
     def command(self, host: int) -> list[str]:
-        """Return the words that, before a command, make it run on this host."""
+        """Return the prefix of a command that makes the command run on this host."""
         return ["ip", "netns", "exec", self._host(host)]
 
     def open(self) -> None:
@@ -127,7 +127,7 @@ class Links:
 
 @contextmanager
 def open_links(num_nodes: int, links: LinkSet) -> Iterator[Links]:
-    """Open the links during the block."""
+    """Make network namespaces for a hub and its nodes, with shaped links, during the block."""
     shaped = Links(num_nodes, links)
     try:
         shaped.open()
@@ -163,7 +163,7 @@ def has_netem() -> bool:
 
 @contextmanager
 def _probe() -> Iterator[str]:
-    """Make a namespace in which features of the kernel are tried."""
+    """Make a temporary network namespace, in which the caller tests whether the kernel has a feature."""
     namespace = f"{PREFIX}-{os.getpid()}-{next(_numbers)}-probe"
     _ip("netns", "add", namespace)
     try:
@@ -178,7 +178,9 @@ def congestion_control() -> str:
 
 
 def choose_congestion_control(namespace: str) -> str | None:
-    """Set a congestion control; return it, or None if none can be set."""
+    """Set the TCP congestion control of a namespace: the first of `CONGESTION_CONTROLS` that the kernel has. Return its
+    name, None if none can be set.
+    """
     for control in CONGESTION_CONTROLS:
         try:
             _ip("netns", "exec", namespace, "sh", "-c", f"echo {control} > {CONGESTION_CONTROL}")

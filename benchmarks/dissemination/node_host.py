@@ -1,4 +1,4 @@
-"""A node's process with the receivers of all sides. `python -m benchmarks.dissemination.node_host`."""
+"""A node's process, with the receivers of all compared ways to send. `python -m benchmarks.dissemination.node_host`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SOURCES: Final = {"pushed_bytes", "mesh_bytes", "swarm_bytes", "web_seed_bytes"}
 
 
 class EchoNode(Daemon):
-    """The whole daemon without an engine. Call `open`, then `received` for each version."""
+    """The whole node daemon without an engine. Call `open`, then `received` for each version."""
 
     def __init__(self, url: str, address: str, directory: Path) -> None:
         paths = NodePaths.find(directory)
@@ -45,7 +45,7 @@ class EchoNode(Daemon):
         self._has_base = asyncio.Event()
 
     async def open(self) -> None:
-        """Join; return once the node has the base model."""
+        """Join the hub at `url`; return once the node has fetched the base model."""
         self._daemon = asyncio.create_task(self.run(), name="daemon")
         base = asyncio.create_task(self._has_base.wait())
         await asyncio.wait({self._daemon, base}, return_when=asyncio.FIRST_COMPLETED)
@@ -53,7 +53,7 @@ class EchoNode(Daemon):
             self._daemon.result()  # Raises the daemon's error.
 
     async def received(self, version: int) -> dict[str, Any]:
-        """Wait for this version. Return the time of its verification, and its bytes by source."""
+        """Wait for this version. Return the time at which it was verified, and the bytes from each kind of source."""
         async with self._news:
             await self._news.wait_for(lambda: version in self._here)
         at, fetched = self._here[version]
@@ -82,10 +82,10 @@ class EchoNode(Daemon):
 
 
 class _NoEngine(EngineSupervisor):
-    """An engine that never finishes loading."""
+    """Takes the place of the node's engine, and never finishes loading, so that the node samples nothing."""
 
     def __init__(self) -> None:
-        """Skip the parts of a real engine."""
+        """Leave out the parts of a real engine."""
         self._child = None
 
     async def run(self, after_s: float, max_width: int) -> None:
@@ -94,7 +94,7 @@ class _NoEngine(EngineSupervisor):
 
 class _Unseen:
     def update(self, snapshot: NodeSnapshot) -> None:
-        """Show nothing."""
+        """Do nothing: no status display is needed here."""
 
 
 class NodeHost:
@@ -106,12 +106,12 @@ class NodeHost:
         self._nodes: dict[str, EchoNode] = {}
 
     async def join(self, side: str, url: str) -> None:
-        """Join; return once the node has the base model."""
+        """Join the hub at `url`; return once the node has fetched the base model."""
         self._nodes[side] = EchoNode(url, self._address, self._directory / side)
         await self._nodes[side].open()
 
     async def received(self, side: str, version: int) -> dict[str, Any]:
-        """Wait for this version. Return the time of its verification, and its bytes by source."""
+        """Wait for this version. Return the time at which it was verified, and the bytes from each kind of source."""
         return await self._nodes[side].received(version)
 
     async def digest(self, side: str, version: int) -> str:
@@ -124,7 +124,7 @@ class NodeHost:
         return (self._address, self._libtorrent.port)
 
     async def http(self, url: str, sha256: str) -> float:
-        """Fetch by HTTP; return the time of verification."""
+        """Fetch a version's file by HTTP; return the time at which its hash was verified."""
         target = self._directory / "http"
         try:
             return await http_fetch(url, target, sha256)
@@ -132,7 +132,9 @@ class NodeHost:
             target.unlink()
 
     async def libtorrent(self, torrent: str, peers: list[tuple[str, int]], patience_s: float) -> float | None:
-        """Fetch with libtorrent; return the time of verification, or None after `patience_s`."""
+        """Fetch a version's files with libtorrent. Return the time at which they were verified; None after
+        `patience_s`.
+        """
         addresses = [(str(host), int(port)) for host, port in peers]
         target = self._directory / "libtorrent"
         return await self._libtorrent.fetch(Path(torrent), target, addresses, patience_s=patience_s)

@@ -1,7 +1,7 @@
-"""Cases of one fleet: all sides (the compared ways to send) take turns sending equal bytes to equal nodes over equal
-links.
+"""Cases of one fleet. All sides (the compared ways to send) send equal bytes to the same nodes over the same links, in
+turn.
 
-A time begins when the hub announces a prepared payload, and ends when the last node has verified it.
+The measured time begins when the hub announces a prepared payload, and ends when the last node has verified it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ BEHIND: Final[tuple[tuple[Router, ...], ...]] = (
     ("mapping",),
     ("ipv6", "dual"),
 )
-"""Routers of homes, of which none accepts connections unasked."""
+"""Routers in front of the homes, one tuple for each case. None of them accepts unsolicited connections."""
 LINKING_S: Final = 10.0
 """Seconds that nodes behind routers get to link with each other before the first version."""
 HEADLINE_NODES: Final = 8
@@ -56,7 +56,7 @@ HEADLINE_NODES: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One payload on one fleet. Every side sends it `repeats` times, in turns."""
+    """One payload for one fleet. Every side (way to send) sends it `repeats` times, in turn."""
 
     size_bytes: int
     sides: tuple[Side, ...]
@@ -75,7 +75,7 @@ class FleetCases:
 
     @property
     def behind(self) -> str:
-        """What keeps others from connecting to the nodes; empty = nothing."""
+        """The obstacle to connections from other homes to the nodes, in words; empty if there is none."""
         return self.links.behind if isinstance(self.links, WanSet) else ""
 
     def wanted(self, progress: Progress) -> tuple[Case, ...]:
@@ -91,7 +91,9 @@ def plan(fleets: Sequence[FleetCases], lacks: str = "") -> list[Planned]:
 
 
 def _seconds(fleet: FleetCases, case: Case) -> float:
-    """Return the expected seconds of the case, from the lower bound and the time of HTTP."""
+    """Return the expected seconds of the case: for HTTP, the time in which the hub's uplink sends one copy to each
+    node; for each other side (way to send), a little more than the lower bound.
+    """
     bound_s = fleet.links.bound_s(case.size_bytes, fleet.num_nodes)
     unicast_s = fleet.num_nodes * case.size_bytes * 8e-6 / fleet.links.hub_up
     sides_s = sum(unicast_s if side == "http" else 1.3 * bound_s + 0.5 for side in case.sides)
@@ -118,9 +120,9 @@ def over_wan() -> list[FleetCases]:
 
 
 def _cases(links: LinkSet, num_nodes: int) -> Iterator[Case]:
-    """Yield a fleet's cases. HTTP with larger payloads takes minutes, so it is measured only with 8 nodes and one link
-    set per hub uplink; the nodes' uplinks do not affect it. The largest payload is sent by libtorrent on two link sets
-    only.
+    """Yield a fleet's cases. HTTP is measured with 8 nodes only. It takes minutes with larger payloads, and does not
+    depend on the nodes' uplinks, so it sends these on one link set per hub uplink. Libtorrent sends the largest payload
+    on two link sets only.
     """
     if num_nodes != HEADLINE_NODES:
         yield Case(size_bytes=SMALL, sides=("libtorrent", "echo"), repeats=3)
@@ -137,7 +139,9 @@ CONFIG_FILE: Final = "adapter_config.json"
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
 TENSORS: Final = 8
 _EXPONENTS: Final = 0x7F80
-"""The least absolute bit pattern of bfloat16 that is not a finite number."""
+"""Smallest bit pattern of bfloat16, without the sign, that is not a finite number. Random weights use only smaller
+ones.
+"""
 
 
 def write_adapter(directory: Path, size_bytes: int, seed: int) -> None:
@@ -168,14 +172,14 @@ def digest_of(adapter: Path) -> str:
 
 Row = dict[str, Any]
 WAYS: Final[dict[Side, str]] = {"echo": "auto", "echo swarm": "swarm"}
-"""Value of the hub's setting `dissemination.way`, by side."""
+"""Value of the hub's setting `dissemination.way` for each side (way to send)."""
 PATIENCE_S: Final = 30.0
 PATIENCE_BOUNDS: Final = 4
 """A transfer with libtorrent is given up after `PATIENCE_S` seconds plus this multiple of the lower bound."""
 SHARES: Final = {"pushed": "pushed_bytes", "mesh": "mesh_bytes", "swarm": "swarm_bytes", "web_seed": "web_seed_bytes"}
 LINKING: Final = ("hub_payloads", "linked_share", "link_s")
-"""What the hub's line sent, in payloads; of nodes behind routers, the share of pairs that linked, and the seconds until
-the last of them did.
+"""Figures of a row: bytes that the hub sent, as a multiple of the payload; the share of pairs of nodes behind routers
+that linked; and the seconds until the last of these pairs linked.
 """
 
 
@@ -216,7 +220,7 @@ class _Rounds:
         self._peers = [self._baselines["peer"], *places]
 
     def _place(self, number: int, peer: list[Any]) -> list[Any]:
-        """Return the address of a node's peer as the other nodes know it."""
+        """Return the address at which other hosts reach the libtorrent peer of node `number`. It listens at `peer`."""
         net = self._fleet.net
         family = socket.AF_INET6 if ":" in peer[0] else socket.AF_INET
         return [net.outside(number, family), peer[1]] if isinstance(net, Wan) else peer
@@ -238,7 +242,7 @@ class _Rounds:
                 sent = await self._send(side, own.get(side, payload))
                 found[side].append({**sent, **self._emulator_cores()})
                 if side in WAYS and await digests(self._fleet.nodes.values(), side, self._version) != {sent["digest"]}:
-                    raise RuntimeError(f"version {self._version} is not what the hub published")
+                    raise RuntimeError(f"nodes have other files of version {self._version} than the hub published")
             shutil.rmtree(adapter)
         rows = [self._row(side, runs) for side, runs in found.items()]
         figures = {row["side"]: f"{row['seconds']:.2f} s = {row['ratio_to_bound']:.2f} x bound" for row in rows}
@@ -267,7 +271,7 @@ class _Rounds:
         return float(max(await self._fleet.of_nodes("http", url=url, sha256=payload["sha256"])) - began_at)
 
     async def _over_libtorrent(self, payload: Row) -> Row:
-        """Send with libtorrent. A transfer that never ends counts with the time until it is given up."""
+        """Send with libtorrent. A transfer that never ends counts with the full patience."""
         bound_s = self._cases.links.bound_s(payload["bytes"], self._cases.num_nodes)
         patience_s = PATIENCE_S + PATIENCE_BOUNDS * bound_s
         about = {"torrent": payload["torrent"], "patience_s": patience_s}
@@ -332,5 +336,7 @@ async def digests(nodes: Iterable[Host], side: Side, version: int) -> set[str]:
 
 
 def shares(got: list[Row], payload_bytes: int) -> Row:
-    """Return, by source, the bytes that all nodes received, as a share of the bytes that they need."""
+    """Return, for each kind of source (`SHARES`), the bytes that all nodes together received from it, as a share of the
+    bytes that they need.
+    """
     return {name: sum(node[source] for node in got) / payload_bytes / len(got) for name, source in SHARES.items()}

@@ -1,7 +1,8 @@
-"""Fleets that are too large for one machine: the hub's own planner on simulated lines (`echo_hub.simulator.spreading`).
+"""Fleets that are too large for one machine: the hub's own planner of deliveries on simulated lines
+(`echo_hub.simulator.spreading`).
 
-Every fleet gets the same payload twice, the first time from a hub that knows nothing about its nodes. Time is virtual:
-processing takes none. The processor time of the planner's calls is measured separately.
+Every fleet gets the same payload twice, the first time from a hub that knows nothing about its nodes. Time is virtual,
+and processing takes no time. The processor time of the planner's calls is measured separately.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ bound only if all uplinks are busy.
 UNEQUAL_UP: Final = (8.0, 40.0)
 """Smallest and largest of the unequal uplinks in Mbit/s; the nodes' uplinks are evenly spaced between them."""
 DELAY_S: Final = 0.02
-"""One-way delay between two hosts."""
+"""One-way delay between two hosts, in seconds."""
 VERSIONS: Final = 2
 PATIENCE_S: Final = 60.0
 """Virtual seconds after which a version counts as complete on all nodes, even if some still wait."""
@@ -66,7 +67,7 @@ def measure(seed: int, progress: Progress) -> list[Row]:
 
 
 def uplinks(num_nodes: int, kind: str, seed: int) -> list[float]:
-    """Return the nodes' uplinks in Mbit/s."""
+    """Return the nodes' uplinks in Mbit/s. `kind`: equal or unequal uplinks."""
     if kind == "equal":
         return [NODE_UP] * num_nodes
     low, high = UNEQUAL_UP
@@ -96,7 +97,9 @@ class _Timed(Broadcast):
 
 
 class SimulatedFleet:
-    """A hub and its nodes on lines without other traffic; the hub says which nodes are linked. `ups` are in Mbit/s."""
+    """A hub and its nodes on lines without other traffic. The hub decides which nodes are linked. `ups` are the nodes'
+    uplinks in Mbit/s.
+    """
 
     def __init__(self, ups: list[float]) -> None:
         self._nodes = [_node(number, up) for number, up in enumerate(ups)]
@@ -116,10 +119,10 @@ class SimulatedFleet:
         self._had[policy_version].add(node.node_id)
 
     def fetch(self, node: SimulatedNode) -> None:
-        """Do nothing: fetching is not simulated."""
+        """Do nothing: a node that fetches a version by BitTorrent or from the web seed is not simulated."""
 
     def spread(self, version: int) -> float:
-        """Announce a version; return the seconds until all nodes have it."""
+        """Announce a version; return the virtual seconds until all nodes have it."""
         began_at = self._agenda.now
         had = self._had[version] = set()
         self._spreading.announce(version, PAYLOAD_BYTES, self._nodes)

@@ -1,6 +1,6 @@
-"""One target under atheris: `python -m benchmarks.fuzzing.child TARGET CORPUS [libFuzzer's own options]`.
+"""Fuzzing of one target with atheris: `python -m benchmarks.fuzzing.child TARGET CORPUS [libFuzzer's own options]`.
 
-libFuzzer ends the process: with status 0 after the requested runs, or with a finding, which it writes to a file
+libFuzzer ends the process: with status 0 after the requested number of runs, or with a finding, written to a file
 (`-artifact_prefix`).
 """
 

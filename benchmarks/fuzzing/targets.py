@@ -56,7 +56,7 @@ from echo_shared.wire.messages import (
 )
 
 Blind = Callable[[bytes, int], bytes]
-"""Mutates bytes without regard to their format: (data, maximum size)."""
+"""A function that mutates bytes without regard to their format: (data, maximum size)."""
 
 UNPACKED: Final = msgpack.UnpackException
 _ODD: Final[tuple[Any, ...]] = (
@@ -103,7 +103,7 @@ def _changed(
 
 
 def _with_a_change(tree: Any, chance: random.Random, blind: Blind) -> Any:
-    """Change a value at a random place of the tree."""
+    """Return the tree with one value changed at a random place."""
     if isinstance(tree, dict) and tree and chance.random() < 0.9:
         key = chance.choice(list(tree))
         kind = chance.random()
@@ -130,7 +130,7 @@ _HUB: Final = Identity(Ed25519PrivateKey.from_private_bytes(_KEY))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A target. `read` raises EchoError, and no other error, for invalid bytes."""
+    """A fuzzing target. If the bytes are invalid, `read` must raise EchoError and no other error."""
 
     read: Callable[[bytes], object]
     examples: Callable[[], Sequence[bytes]]
@@ -149,8 +149,8 @@ def run(target: Target, data: bytes) -> bool:
 
 
 def _read_large(data: bytes) -> None:
-    """Decode a message in both ways of the codec, as a small frame (whole) and as a large one (field by field), and
-    compare the results. Only the second way skips unknown fields.
+    """Decode a message in both ways that the codec has, and compare the results: whole, as for small frames, and field
+    by field, as for large ones. Only the second way skips unknown fields.
     """
     small, large = (_decoded(data, small_bytes) for small_bytes in (len(data), 0))
     if small is not None and small != large:
@@ -290,7 +290,9 @@ def _adapters() -> list[bytes]:
 
 @cache
 def _scratch() -> Path:
-    """Make a directory that the process removes at its end. If libFuzzer ends the process, it goes with TMPDIR."""
+    """Make a directory that is removed when the process ends. If libFuzzer ends the process first, the directory is
+    removed together with TMPDIR.
+    """
     directory = tempfile.TemporaryDirectory(prefix="echo-fuzz-")
     _KEPT.append(directory)
     return Path(directory.name)

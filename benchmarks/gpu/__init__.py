@@ -1,4 +1,4 @@
-"""The learner and the sampler on a CUDA GPU, with random weights of real models' shapes: speed, memory, agreement.
+"""Speed, memory and agreement of the learner and the sampler on a CUDA GPU, with random weights in real models' shapes.
 
 The benchmark takes six minutes at most, and needs PyTorch, transformers and PEFT; no weights are downloaded. Every part
 runs in a separate process with a time limit. If a part fails, only its own row lacks figures, and the row gives the
@@ -24,7 +24,7 @@ PARTS: Final = {"learner": 60.0, "sampler": 60.0, "end to end": 75.0, "beside TR
 WHOLE_S: Final = 350.0
 """Seconds of all parts together. The last parts get less time, or are skipped."""
 LEAST_S: Final = 20.0
-"""Minimum seconds in which a part gives useful figures; with less time left, the part is skipped."""
+"""Minimum seconds in which a part gives useful results; with less time left, the part is skipped."""
 SHOWN: Final = (
     "case",
     "tokens_per_s",
@@ -54,7 +54,7 @@ CONDITIONS: Final = {
 
 
 def cases() -> list[tuple[str, str, str]]:
-    """Return name, part and shape of each case, the most important first: time may run out for the last."""
+    """Return (name, part, shape) of each case, the most important first, because time may run out."""
     on_cpu = bool(os.environ.get(ON_CPU))
     shapes = [name for name, shape in SHAPES.items() if shape.tiny == on_cpu]
     first, *others = shapes
@@ -106,7 +106,7 @@ def headline(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def run_part(part: str, shape: str, seed: int, *, limit_s: float) -> dict[str, Any]:
-    """Return the figures of one part, or the reason for their absence as `error`."""
+    """Run one part. Return its figures, or the reason for their absence as `error`."""
     if running.CAN_FORK:
         return SERVER.run(part, shape, seed, limit_s=limit_s)
     return running.run_alone(part, shape, seed, limit_s=limit_s)

@@ -1,7 +1,8 @@
-"""One part in a process of its own: `python -m benchmarks.gpu.part PART SHAPE SEED [SECONDS]`; its last line is JSON.
+"""Run one part in its own process: `python -m benchmarks.gpu.part PART SHAPE SEED [SECONDS]`. The last line of output
+is JSON.
 
-`python -m benchmarks.gpu.part --serve` runs the parts that it is told on its standard input, see `running`. Each part
-prints its progress on standard error and skips work that does not fit into its seconds.
+`python -m benchmarks.gpu.part --serve` runs the parts that it is asked for on standard input (see `running`). Each part
+prints its progress on standard error, and skips work that does not fit into its seconds.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks import gpu
 from benchmarks.gpu import end_to_end, probe, running
-from benchmarks.gpu.budget import Budget
+from benchmarks.gpu.running import Budget
 from benchmarks.gpu.shapes import SHAPES, Shape, device_type
-from benchmarks.harness.engine import group_request
+from benchmarks.harness.engine import GROUP_SIZE, PROMPT_TOKENS, texts
 from benchmarks.harness.models import matrix_operations_per_s, timed
 from echo_hub.config.objective_section import ObjectiveConfig
 from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
@@ -38,24 +39,21 @@ from echo_hub.learner.step import make_optimizer
 from echo_hub.learner.within_memory import step_within_memory
 from echo_shared.records.step_figures import FITTED_TOKENS, OUT_OF_MEMORY
 from echo_shared.sampling import draws, torch_draws
-from echo_shared.sampling.draws import derive_seed
 from echo_shared.sampling.interface import FinishedRollout, GroupRequest
 from echo_shared.sampling.torch_sampler import Batch
 from echo_shared.wire.messages import FinishReason
 
-GROUP_SIZE: Final = 8
-PROMPT_TOKENS: Final = 32
 STEPS: Final = 3
-"""Training steps of the part; the first one is not timed."""
+"""Training steps of the part `learner`; the first one is not timed."""
 COMPARED_ROLLOUTS: Final = 32
 IMPORTS_S: Final = 15.0
-"""Assumed seconds for importing libraries, in a part that starts alone and without a limit."""
+"""Assumed seconds for importing libraries, for a part that is started by hand without a limit."""
 RESERVE_S: Final = 5.0
-"""Seconds of the time budget that a loop leaves for the work after it."""
+"""Seconds of a part's time budget that its measuring loop leaves for the work after the loop."""
 
 
 def learner(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
-    """Time training steps on prepared rollouts, divided into passes that fit in memory as the learner divides them."""
+    """Time training steps on prepared rollouts. The learner itself divides them into passes that fit in memory."""
     budget.say("the model is made")
     settings, policy = load(shape, seed)
     optimizer = make_optimizer(policy, settings.training)
@@ -96,8 +94,8 @@ def learner(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
 
 
 def sampler(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
-    """Sample at several widths (rollouts at the same time), twice at each, and time the second run, whose steps are
-    captured. Then time swaps of the adapter, and draw the same tokens in float32 for comparison.
+    """Sample twice at each of several widths (rollouts at the same time). Time only the second pass, in which steps run
+    as captured CUDA graphs. Then time swaps of the adapter, and draw the same tokens in float32 for comparison.
     """
     budget.say("the model is made")
     _, policy = load(shape, seed)
@@ -105,12 +103,12 @@ def sampler(shape: Shape, seed: int, budget: Budget) -> dict[str, Any]:
     took_s = 0.0
     with policy.autocast():
         for width in shape.widths:
-            # Twice the width takes less than twice the time.
+            # Doubling the width less than doubles the time.
             if budget.left_s < 2 * took_s + RESERVE_S:
                 row["left_out"].append(f"width {width}")
                 continue
             budget.say(f"width {width}: kernels are chosen, steps are captured, memory is allocated")
-            asked = requests(shape, seed, width)
+            asked = texts([shape.drawn_tokens] * (width // GROUP_SIZE), seed, vocabulary=shape.vocabulary)
             batch = Batch(policy.model, width=width)
             took_s, rollouts = timed(lambda batch=batch, asked=asked: drawn(batch, asked))  # type: ignore[misc]
             budget.say(f"width {width}")
@@ -141,8 +139,8 @@ def tokens_of(rollouts: list[FinishedRollout]) -> int:
 def agreement(
     policy: Policy, asked: list[GroupRequest], rollouts: list[FinishedRollout], budget: Budget
 ) -> dict[str, Any]:
-    """Return the share of drawn tokens that the same weights in float32 draw from the same uniforms. Skip rollouts when
-    time runs out.
+    """Return the share of sampled tokens that the same weights in float32 give for the same uniforms. If time runs out,
+    the last rollouts are not compared.
     """
     policy.model.float()
     by_group = {request.group_id: request for request in asked}
@@ -190,7 +188,7 @@ PARTS: Final[dict[str, Callable[[Shape, int, Budget], dict[str, Any]]]] = {
 
 
 def load(shape: Shape, seed: int) -> tuple[LearnerSettings, Policy]:
-    """Load a policy. Its base is made on the device, because writing and reading 8B weights takes minutes."""
+    """Load a policy. Its random base is made on the device, because writing and reading 8B weights takes minutes."""
     kind = device_type()
 
     def random_base(settings: LearnerSettings, device: torch.device, dtype: torch.dtype) -> Any:
@@ -223,16 +221,16 @@ def load(shape: Shape, seed: int) -> tuple[LearnerSettings, Policy]:
 
 
 def batch(shape: Shape, seed: int) -> list[TrainingGroup]:
-    """Make random tokens. The shortest rollout has an eighth of the longest one's tokens."""
+    """Make groups with random tokens. The shortest completion has an eighth of the longest one's tokens."""
     rng = np.random.default_rng(seed)
     lengths = np.linspace(shape.completion_tokens / 8, shape.completion_tokens, shape.groups * GROUP_SIZE)
     shuffled = rng.permutation(lengths.round().astype(int)).reshape(shape.groups, GROUP_SIZE)
     return [
         TrainingGroup(
-            prompt_ids=tokens(rng, shape, PROMPT_TOKENS),
+            prompt_ids=rng.integers(0, shape.vocabulary, PROMPT_TOKENS).astype(np.int32),
             rollouts=tuple(
                 TrainingRollout(
-                    completion_ids=tokens(rng, shape, length),
+                    completion_ids=rng.integers(0, shape.vocabulary, length).astype(np.int32),
                     loss_mask=np.ones(length, dtype=bool),
                     behavior_logprobs=np.full(length, -math.log(shape.vocabulary), dtype=np.float32),
                     reward=float(rng.random()),
@@ -246,30 +244,14 @@ def batch(shape: Shape, seed: int) -> list[TrainingGroup]:
     ]
 
 
-def requests(shape: Shape, seed: int, width: int) -> list[GroupRequest]:
-    rng = np.random.default_rng(seed)
-    return [
-        group_request(
-            number,
-            tokens(rng, shape, PROMPT_TOKENS),
-            indices=range(GROUP_SIZE),
-            seed=derive_seed("gpu", seed, number),
-            max_tokens=shape.drawn_tokens,
-        )
-        for number in range(width // GROUP_SIZE)
-    ]
-
-
-def tokens(rng: np.random.Generator, shape: Shape, count: int) -> Any:
-    return rng.integers(0, shape.vocabulary, count).astype(np.int32)
-
-
 def peak_gib() -> float | None:
     return torch.cuda.max_memory_allocated() / 2**30 if device_type() == "cuda" else None
 
 
 def run(part: str, shape: str, seed: int, limit_s: float) -> dict[str, Any]:
-    """Return the figures of one part, and the device. Parts with child processes report peak memory themselves."""
+    """Run one part. Return its figures, its peak memory and the name of the device. Parts with child processes report
+    peak memory themselves.
+    """
     budget = Budget(f"{part}, {shape}", limit_s)
     kind = device_type()
     device = torch.cuda.get_device_name() if kind == "cuda" else "cpu"

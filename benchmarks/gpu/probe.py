@@ -1,7 +1,7 @@
-"""A plain decoding step as a CUDA graph: transformers' forward pass on its own static cache, and the seeded draw.
+"""The speed of plain decoding, with which the sampler is compared: a CUDA graph of transformers' forward pass on a
+static cache, and the seeded draw.
 
-No rollout begins or ends, and no adapter is used. The sampler is compared with this speed. Without CUDA, the step is
-computed each time.
+No rollout begins or ends, and no adapter is used. Without CUDA, the step is computed without a graph.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from echo_shared.sampling.torch_cache import cache_argument
 
 COLUMNS: Final = 256
 FIRST: Final = 100
-"""Number of tokens of each sequence before the probe."""
+"""Number of tokens that each sequence has when the measurement begins."""
 STEPS: Final = 50
 WARM_UP: Final = 3
 

@@ -1,4 +1,4 @@
-"""Run each part in a process of its own. A crash, a hang or exhausted memory costs one part only.
+"""Run each part in its own process, so that a crash, a hang or exhausted memory costs one part only.
 
 A server process imports PyTorch and the other libraries once, then forks for each part. The server never uses the GPU,
 so each fork can create a CUDA context. On systems without fork, each part imports the libraries itself.
@@ -23,19 +23,36 @@ SERVE: Final = "--serve"
 CAN_FORK: Final = hasattr(os, "fork") and sys.platform == "linux"
 STARTS_WITHIN_S: Final = 120.0
 _NO_CUDA_IN_SERVER: Final = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-"""Environment of the server: PyTorch looks for a GPU through NVML. If it looked through CUDA, no fork could use
-CUDA.
+"""Environment of the server: PyTorch looks for a GPU through NVML. If it looked through CUDA, no forked process could
+use CUDA.
 """
 _NOT_IN_A_FORK: Final = ("forked subprocess", "initialization error")
 _KILLED_AFTER_S: Final = 5.0
 _MOST_SAID: Final = 800
 
 Run = Callable[[str, str, int, float], dict[str, Any]]
-"""Function of part, shape, seed and seconds that returns the part's figures."""
+"""Function that runs a part: (part, shape, seed, seconds) -> figures of the part."""
+
+
+class Budget:
+    """Time budget of one part, with progress lines on standard error."""
+
+    def __init__(self, name: str, limit_s: float) -> None:
+        self._name = name
+        self._limit_s = limit_s
+        self._began_at = time.monotonic()
+
+    @property
+    def left_s(self) -> float:
+        return self._limit_s - (time.monotonic() - self._began_at)
+
+    def say(self, what: str) -> None:
+        elapsed_s = self._limit_s - self.left_s
+        print(f"  {self._name}, {elapsed_s:.0f} of {self._limit_s:.0f} s: {what}", file=sys.stderr, flush=True)
 
 
 class Server:
-    """Context manager of the server process, which the first part starts."""
+    """Context manager for the server process, which forks for each part. The process starts with the first part."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -65,7 +82,7 @@ class Server:
         return self._process
 
     def run(self, part: str, shape: str, seed: int, *, limit_s: float) -> dict[str, Any]:
-        """Return the figures of one part, or the reason for their absence as `error`."""
+        """Run one part. Return its figures, or the reason for their absence as `error`."""
         process = self._started()
         assert process.stdin is not None and process.stdout is not None
         try:
@@ -131,7 +148,7 @@ def _forked(run: Run, part: str, shape: str, seed: int, limit_s: float) -> dict[
     child = os.fork()
     if child == 0:
         os.close(reading)
-        os.setsid()  # The process group of this part, all of which killpg ends.
+        os.setsid()  # Make a process group, so that killpg ends this part and its children.
         sys.stdin = open(os.devnull)  # noqa: PTH123, SIM115 - It lives as long as the process.
         os.dup2(2, 1)  # Libraries print to standard output, which is reserved for the server's answers.
         status = _answer(run, part, shape, seed, limit_s, writing)
@@ -147,7 +164,7 @@ def _forked(run: Run, part: str, shape: str, seed: int, limit_s: float) -> dict[
 
 
 def _answer(run: Run, part: str, shape: str, seed: int, limit_s: float, writing: int) -> int:
-    """Run the part and write its figures or its error. Return the exit status."""
+    """Run the part, and write its figures or its error to the pipe `writing`. Return the process's exit status."""
     try:
         figures = run(part, shape, seed, limit_s)
     except BaseException as error:  # noqa: BLE001 - This process ends after reporting it.

@@ -11,12 +11,12 @@ import torch
 from benchmarks.harness import models
 
 ON_CPU: Final = "ECHO_BENCHMARK_GPU_ON_CPU"
-"""Environment variable: if set, all parts run on the CPU with a tiny shape, for tests."""
+"""Name of an environment variable: if set, all parts run on the CPU with a tiny shape, for tests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape(models.Shape):
-    """A model's shape, and the work by which it is measured."""
+    """A model's shape, and the amount of work for its measurements."""
 
     completion_tokens: int = 512
     """Tokens of the longest trained rollout."""
@@ -48,7 +48,7 @@ SHAPES: Final = {
 
 
 def device_type() -> str:
-    """Return the device to measure; "" if there is none."""
+    """Return the type of the device to measure (`cuda` or `cpu`); "" if there is none."""
     if os.environ.get(ON_CPU):
         return "cpu"
     return "cuda" if torch.cuda.is_available() else ""

@@ -1,15 +1,15 @@
 """Cost of a hub on the database of a long run: a million rollouts, with 1,000 and with 10,000 connected nodes.
 
-Hub and store are real; `benchmarks.harness.books` has filled the database. Nodes are connected in the hub's own parts,
-without sockets, and nothing is trained. Times are processor times on SQLite, and clock times on PostgreSQL, whose
-server has a process of its own. Each case runs in a process of its own.
+Hub and store are real; `benchmarks.harness.books` has filled the database. The hub's own objects hold the connected
+nodes, but without sockets, and nothing is trained. Times are processor times on SQLite, and clock times on PostgreSQL,
+whose server has a process of its own. Each case runs in a process of its own.
 
 - `start_s`: from the start to an open port, including the search for damage in the database.
-- `snapshot_ms`: median time of one picture (the data of run and nodes that the pages show), after news from one in 50
-  nodes.
+- `snapshot_ms`: median time of one picture (the data of run and nodes that the pages show), after one in 50 nodes has
+  changed.
 - `leaderboard_ms`, `metrics_ms`: the hub's median processor time per answer of `/leaderboard` and `/metrics`.
 - `worst_query_ms`: the writer's slowest statement per set of parameters, in the fastest of three steps, so that other
-  work of the machine counts little; `worst_query` names the statement.
+  work on the machine hardly counts; `worst_query` names the statement.
 - `bytes_per_rollout`: tables of rollouts, groups, steps and credit with their indices. Tokens are excluded, because the
   hub limits their total size. `bytes_per_version_per_node`: growth of the database with each version that all nodes
   fetch.
@@ -40,7 +40,7 @@ from echo_hub.config.file import load_config
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.accounting.events import NodeConnected, NodeReported
 from echo_hub.core.evaluation_groups import FIRST_EVALUATION_ID
-from echo_hub.run.base_model import resolve_base
+from echo_hub.run.base_files import resolve_base
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
 from echo_hub.serving.hub import Hub
@@ -109,6 +109,10 @@ SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
 PER_ROLLOUT: Final = ("rollouts", "groups", "steps", "credit_days", "credit_steps")
 PER_VERSION: Final = ("fetches", "versions", "version_tallies")
 STEPS: Final = 3
+HEADLINE: Final = (
+    *("snapshot_ms", "leaderboard_ms", "metrics_ms", "start_s", "worst_query_ms", "bytes_per_rollout"),
+    "bytes_per_version_per_node",
+)
 
 
 def measure_run(scratch: Path, url: str, amount: Amount, *, seed: int) -> dict[str, Any]:
@@ -144,7 +148,7 @@ async def _measure(run: RunDirectory, config: HubConfig, amount: Amount, seed: i
 
 
 async def _start_s(config: HubConfig, run: RunDirectory) -> float:
-    """Start a hub; return the seconds until its port is open."""
+    """Start a hub; return the seconds until its port was open."""
     began_at = time.monotonic()
     async with open_hub(config, run):
         return time.monotonic() - began_at
@@ -186,7 +190,9 @@ async def _measure_writer(config: HubConfig, run: RunDirectory, amount: Amount, 
 
 
 def _used_bytes(engine: Engine, tables: Sequence[str]) -> int:
-    """Return the bytes of these tables and their indices; on PostgreSQL after a vacuum."""
+    """Return the bytes that these tables and their indices take in the database; on PostgreSQL after a vacuum, which
+    frees deleted rows.
+    """
     with engine.connect() as connection:
         if engine.dialect.name != "sqlite":
             connection.execution_options(isolation_level="AUTOCOMMIT").execute(text(f"VACUUM {', '.join(tables)}"))
@@ -232,7 +238,7 @@ def plan() -> list[Planned]:
 
 
 def measure(seed: int, progress: Progress, *, scale: float = 1.0) -> Measurement:
-    """Measure with `scale` times the nodes, rollouts and groups per step."""
+    """Measure the growth. `scale` multiplies the numbers of nodes, rollouts and groups per step."""
     rows: list[dict[str, Any]] = []
     for case in CASES:
         if progress.wants(case.name):
@@ -253,15 +259,12 @@ def _measure_case(case: Case, amount: Amount, seed: int) -> dict[str, Any]:
 
 
 def headline(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the figures of each case: "..._N" for N nodes with SQLite, "..._N_postgresql" with PostgreSQL. None: not
-    measured.
+    """Return the main figures of each case by name: "..._N" for N nodes with SQLite, "..._N_postgresql" with
+    PostgreSQL. A figure that was not measured is None.
     """
     by_case = {row["case"]: row for row in rows}
-    found: dict[str, Any] = {}
-    for case in CASES:
-        row = by_case.get(case.name, {})
-        ending = f"{case.nodes}_postgresql" if case.server else f"{case.nodes}"
-        for name in ("snapshot_ms", "leaderboard_ms", "metrics_ms", "start_s", "worst_query_ms", "bytes_per_rollout"):
-            found[f"{name}_{ending}"] = row.get(name)
-        found[f"bytes_per_version_per_node_{ending}"] = row.get("bytes_per_version_per_node")
-    return found
+    return {
+        f"{name}_{case.nodes}{'_postgresql' if case.server else ''}": by_case.get(case.name, {}).get(name)
+        for case in CASES
+        for name in HEADLINE
+    }

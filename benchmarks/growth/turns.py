@@ -1,8 +1,8 @@
-"""The turns (transactions) of the store's writer on a long run's database, and the duration of every statement.
+"""The work of the store's writer on a long run's database, and the duration of every SQL statement.
 
-The store's own writer writes one step in the turns of a busy hub: groups are opened and leased, rollouts arrive, are
-scored, checked and dropped, a step is planned and trained, and all nodes fetch its version. Then nodes are noted as
-present, and old steps, rollouts and fetches are retired.
+The store's own writer records one training step, in transactions of the size that a busy hub uses. Groups are opened
+and leased; rollouts arrive, are scored, checked and dropped; a step is planned and trained; and all nodes fetch its
+version. Then nodes are noted as present, and old steps, rollouts and fetches are deleted.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ from echo_shared.records.run import RunEvent
 from echo_shared.wire.messages import Checked, DropReason, Fetched, FinishReason, Way, rollout_id
 
 PART: Final = 512
-"""Maximum number of records of one kind in one turn, which is one transaction of the store's writer."""
+"""Maximum number of records of one kind in one turn (one transaction of the store's writer)."""
 WRITER: Final = "store-writer"
 _LIST: Final = re.compile(r"IN \([?%][^(]*(\([^()]*\)[^()]*)*\)")
-"""Matches an SQL list of parameters of any length."""
+"""Matches an SQL list of parameters of any length, so that statements that differ only in this length count as one."""
 
 
 @dataclass(slots=True)
 class Heard:
-    """Longest time of each SQL statement of the store's writer, in seconds per set of parameters."""
+    """Longest time that each SQL statement of the store's writer took, in seconds per set of parameters."""
 
     worst: dict[str, float] = field(default_factory=dict)
     _began_s: float = 0.0
@@ -71,8 +71,8 @@ class Heard:
 
 @contextmanager
 def hearing(engine: Engine) -> Iterator[Heard]:
-    """Time the writer's statements during the block. Each query is executed once more and read to its last row, because
-    SQLite finds rows only as they are read.
+    """Time the writer's statements during the block. Each query is first executed separately and read to its last row,
+    because SQLite finds rows only as they are read.
     """
     heard = Heard()
     clock = time.thread_time if engine.dialect.name == "sqlite" else time.perf_counter
@@ -104,7 +104,9 @@ def hearing(engine: Engine) -> Iterator[Heard]:
 
 @dataclass(slots=True, kw_only=True)
 class Turns:
-    """The work of the store's writer, one transaction (turn) after another, with the next free ids."""
+    """Does the work of the store's writer, one transaction (turn) after another. `lease_id` and `group_id` are the next
+    free ids.
+    """
 
     store: AsyncStore
     nodes: Sequence[str]
@@ -206,7 +208,7 @@ class Turns:
             await self.store.on_writer(self.store.store.record_distribution, arrivals, self.now)
 
     async def keep_house(self) -> None:
-        """Note nodes as present and delete old records, like `Housekeeping`; and let a node join."""
+        """Note nodes as present and delete old records, like `Housekeeping`. Also record that a node has joined."""
         await self.store.write(note_still_here, self.nodes, self.now)
         await self.store.on_writer(self.store.store.prune, self.step - 20)
         joined = self.nodes[0]
@@ -222,7 +224,7 @@ class Turns:
         await self._let_go()
 
     async def _let_go(self) -> None:
-        """Retire the oldest step, like the hub's `Retention`."""
+        """Delete the records of the oldest step, like the hub's `Retention`."""
         last = self.store.store.read(read_last)
         after = self.store.store.read(read_first_mark) if last is None else last.through
         for one in self.store.store.read(read_ripe, after, after.step + 2):

@@ -1,11 +1,11 @@
-"""Fills the database of a run, in seconds, with thousands of nodes and a million rollouts. SQL statements do the work.
+"""Fill the database of a run, in seconds, with thousands of nodes and a million rollouts, by SQL statements.
 
-A trained run gets final rollouts of the past, which leave the hub nothing to do, so that it continues as before. A run
-without steps gets steps, versions and rollouts under way. The number of a node's rollouts follows Zipf's law. The same
-seed gives the same rows.
+A run with trained steps gets past rollouts in final states. The hub has no work with these rollouts, so it continues as
+before. A run without steps gets steps, versions, and rollouts that are still in progress. The number of a node's
+rollouts follows Zipf's law. The same seed gives the same rows.
 
-Random numbers are Weyl sequences: number n is the fractional part of n times a multiplier, which is uniform over 0 ..
-1, and equal in both databases and in numpy.
+Random numbers are Weyl sequences: number n is the fractional part of n times a multiplier. Such numbers are uniform
+between 0 and 1, and identical in SQLite, PostgreSQL and numpy.
 """
 
 from __future__ import annotations
@@ -58,13 +58,15 @@ class Amount:
     nodes: int
     rollouts: int
     groups_per_step: int = 64
-    """Groups per step, in a run without steps."""
+    """Groups per step. Used only for a run without trained steps."""
     under_way: int = 0
-    """Rollouts under way: a third each is leased, received and scored. Used only for a run without steps."""
+    """Number of rollouts in progress: a third each is leased, received and scored. Used only for a run without
+    steps.
+    """
 
 
 def fill(engine: Engine, amount: Amount, *, seed: int, now: float) -> None:
-    """Fill the database of a hub that is not running."""
+    """Write this amount of nodes and rollouts into the database of a hub that is not running."""
     with open_to_write(engine) as connection:
         books = _Books(connection, amount, seed=seed, now=now)
         books.write_nodes()
@@ -79,7 +81,7 @@ def fill(engine: Engine, amount: Amount, *, seed: int, now: float) -> None:
 
 
 def _draw(name: str, count: str) -> str:
-    """Return SQL of the random number (0 to 1) whose index is the SQL number `count`."""
+    """Return an SQL expression for the random number (0 to 1) at index `count`, itself an SQL expression."""
     return f"((CAST({count} AS BIGINT) * {_MULTIPLIERS[name]}) % {_MODULUS} / {_MODULUS}.0)"
 
 
@@ -100,7 +102,9 @@ _COLUMNS: Final = (
     " num_tokens, received_at, checked, scored_at, final_at, not_kept"
 )
 _ZIPF: Final = f"power(CAST(:nodes AS DOUBLE PRECISION), {_draw('node', f':seed + n / {LEASE_SIZE}')})"
-"""SQL of a node's number by Zipf's law. Rounded down, it is r with a probability proportional to log(1 + 1 / r)."""
+"""SQL expression that draws the rank of a rollout's node by Zipf's law. Rounded down, its value is r with a probability
+proportional to log(1 + 1 / r).
+"""
 _DROP: Final = (
     f"CASE WHEN {_draw('drop', ':seed + n')} < {SHARE_DROPPED}"
     f" THEN CASE CAST(floor({len(DROPS)} * {_draw('why', ':seed + n')}) AS BIGINT) "
@@ -177,7 +181,7 @@ FETCHES: Final = (
 
 
 class _Books:
-    """Writes the rows over one connection. `trained` is the run's newest step; None for a run without steps."""
+    """Writes the rows through one connection. `trained` is the run's newest step; None for a run without steps."""
 
     def __init__(self, connection: Connection, amount: Amount, *, seed: int, now: float) -> None:
         self._connection = connection
@@ -229,7 +233,7 @@ class _Books:
     def write_nodes(self) -> None:
         self._ids = [self._rng.bytes(32).hex() for _ in range(self._amount.nodes)]
         self._connection.execute(text("CREATE TEMPORARY TABLE ranks (place BIGINT PRIMARY KEY, node_id TEXT)"))
-        # The lowest place has the most rollouts (Zipf's law).
+        # The node of the lowest place gets the most rollouts (Zipf's law).
         ranks = [{"place": place + 1, "node_id": node_id} for place, node_id in enumerate(self._ids)]
         self._connection.execute(text("INSERT INTO ranks VALUES (:place, :node_id)"), ranks)
         seen = self._now - self._rng.exponential(2 * 86_400, len(self._ids))
@@ -317,7 +321,7 @@ class _Books:
             }
 
     def write_under_way(self) -> None:
-        """Write groups whose rollouts are all under way, node by node."""
+        """Write groups whose rollouts are all in progress, node by node."""
         lease, group = self._lease + self._amount.rollouts // LEASE_SIZE + 1, self._group + self._num_groups
         count = self._amount.under_way // GROUP_SIZE * GROUP_SIZE
         if not count:

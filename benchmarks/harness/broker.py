@@ -31,18 +31,18 @@ BINARY: Final = shutil.which("nats-server", path=_WHERE)
 
 
 class BrokerFailed(Exception):
-    """The server did not start."""
+    """Error: the NATS server did not start."""
 
 
 def lacking() -> str:
-    """Return why this machine cannot run a server; "" if it can."""
+    """Return why this machine cannot run a NATS server; "" if it can."""
     if BINARY is None:
         return "there is no nats-server"
     return "" if importlib.util.find_spec("nats") else "nats-py is not installed"
 
 
 class BrokerProcess:
-    """A server whose stored messages survive a kill."""
+    """A NATS server whose stored messages survive a kill."""
 
     def __init__(self, directory: Path, *, max_payload: int = LEAST_PAYLOAD) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -59,7 +59,7 @@ class BrokerProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start, and wait until the server answers. Raises BrokerFailed."""
+        """Start the server, and wait until it answers. Raises BrokerFailed."""
         assert BINARY is not None, "lacking() says so"
         with self._log.open("ab") as log:
             self._process = subprocess.Popen([BINARY, "-c", str(self._config)], stdout=log, stderr=log)
@@ -79,7 +79,7 @@ class BrokerProcess:
 
 @contextmanager
 def broker_process(directory: Path, *, max_payload: int = LEAST_PAYLOAD) -> Iterator[BrokerProcess]:
-    """Run a server during the block. Raises BrokerFailed."""
+    """Run a NATS server during the block. Raises BrokerFailed."""
     broker = BrokerProcess(directory, max_payload=max_payload)
     try:
         broker.start()
@@ -114,4 +114,4 @@ async def _until_taken(url: str, stream: str) -> None:
             await asyncio.sleep(LOOK_S)
     finally:
         await client.close()
-    raise RunFailed(f"the hub has not taken in what is stored within {TAKEN_WITHIN_S:g} s")
+    raise RunFailed(f"the hub has not committed the stored messages within {TAKEN_WITHIN_S:g} s")

@@ -1,4 +1,4 @@
-"""A hub of real parts (websocket, session, web seed, swarm) that sends only what its caller tells it to.
+"""A hub made of the real modules (websocket, session, web seed, swarm), which sends only what its caller tells it to.
 
 A subclass in `tests/driven_hub.py` also breaks the protocol.
 """
@@ -9,7 +9,7 @@ import asyncio
 import secrets
 import shutil
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from aiohttp import WSMsgType, web
@@ -50,7 +50,7 @@ class DrivenHub:
         self.directory = directory / "published"
         self.carriers = directory / "carriers"
         self.run_keys = (RunKey(key_id=1, key=sealing.new_key()),)
-        """Keys of the run; the last one seals new payloads."""
+        """Keys of the run; new payloads are encrypted with the last one."""
         self.me = Identity.generate()
         self.run = "1"
         self.port = 0
@@ -60,6 +60,8 @@ class DrivenHub:
         self.handshakes = 0
         self.closed = 0
         self.offers: dict[int | None, ArtefactOffer] = {}
+        self.gguf: ArtefactOffer | None = None
+        """Offer of the base model as a GGUF file, which each Welcome contains; None: the hub offers no such file."""
         self.newest = 0
         self._news = asyncio.Condition()
         self._socket: web.WebSocketResponse | None = None
@@ -113,15 +115,19 @@ class DrivenHub:
         parent: int | None = None,
         way: Way = Way.SWARM,
         source: str | None = None,
+        gguf: bool = False,
     ) -> ArtefactOffer:
-        """Encrypt, sign and serve `directory`, as a delta if there is a `parent`. Return the offer."""
+        """Encrypt, sign and serve `directory`: as a delta if there is a `parent`, as the base model's GGUF file if
+        `gguf` is True. Return the offer.
+        """
+        form: Literal["files", "gguf"] = "gguf" if gguf else "files"
         assert self._swarm is not None
         manifest = Manifest(
             kind="base" if version is None else "policy",
             run_id=self.run_id,
-            name=directory.name,
+            name=directory.name if version is not None else self.published(None).name,
             policy_version=version or 0,
-            carrier="files" if version is None else "keyframe" if parent is None else "delta",
+            carrier=form if version is None else "keyframe" if parent is None else "delta",
             delta_parent=parent,
             key_id=self.run_keys[-1].key_id,
             info_hash="0" * 40,
@@ -144,7 +150,7 @@ class DrivenHub:
 
     def seal(self, manifest: Manifest, directory: Path, carrier: Path) -> None:
         key = self.run_keys[-1].key
-        if manifest.carrier == "files":
+        if manifest.in_files:
             for file in manifest.files:
                 sealing.seal(directory / file.path, carrier / f"{file.path}{SEALED_SUFFIX}", key)
             return
@@ -167,6 +173,7 @@ class DrivenHub:
             run_name="test run",
             node_id="node",
             base=self.offers[None],
+            gguf=self.gguf,
             policy=self.offers.get(self.newest),
             policy_version=self.newest,
             tracker_path="/announce/key",
@@ -208,7 +215,9 @@ class DrivenHub:
         return web.FileResponse(self.carriers / request.match_info["path"])
 
     async def _met(self, request: web.Request) -> HubSession | web.Response:
-        """Check credentials. Return the session of a proven node, or the answer for any other client."""
+        """Check the node's credentials. Return the session if the node has proved its identity, else the HTTP
+        answer.
+        """
         credentials = Credentials.of_header(request.headers["Authorization"])
         assert credentials is not None
         session = HubSession(me=self.me, software_version="test", nonce=credentials.nonce or secrets.token_bytes(32))

@@ -1,4 +1,6 @@
-"""Sampling engines of nodes: the engines that this machine can run, and passes over groups of requests."""
+"""Runs sampling engines of nodes without a node: `lacks` tells which of them this machine can run, `SamplingEngine`
+samples groups of requests.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from echo_hub.run.base_model import resolve_base
+from echo_hub.run.base_files import resolve_base
 from echo_hub.tasks.arithmetic import ArithmeticOptions, ArithmeticTask
 from echo_node.backends.base import Engine, EngineSettings, PreparedPolicy
 from echo_node.backends.registry import make_engine, survey
@@ -54,8 +56,8 @@ class Run:
 
 
 class SamplingEngine:
-    """An engine. A measured engine runs in its own process (`pool.apart`), so that its idle threads slow down no other
-    engine.
+    """A sampling engine under measurement. It should run in its own process (`pool.apart`), so that its idle threads
+    slow down no other engine.
     """
 
     def __init__(self, backend: str, base: Path, derived: Path, precision: str) -> None:
@@ -67,7 +69,7 @@ class SamplingEngine:
         self._recording: Recording | None = None
 
     def open(self, *, width: int, threads: int | None = None, helpers: tuple[str, ...] = ()) -> None:
-        """Open the engine, or reopen it. By default it has as many threads as in a node."""
+        """Open the engine, or reopen it. The default number of threads is that of a node."""
         self.close()
         self._engine, self._policy = make_engine(self._backend), None
         threads = threads or hardware.sensible_threads()
@@ -88,12 +90,12 @@ class SamplingEngine:
 
     def record(self, groups: list[GroupRequest]) -> None:
         """Record the calls into llama.cpp while sampling these groups."""
-        from benchmarks.backends.replay import Recording  # The import needs llama.cpp, which other engines do without.
+        from benchmarks.backends.replay import Recording  # The import requires llama.cpp, which not every machine has.
 
         self._recording = Recording.of(lambda: self.sample(groups))
 
     def replay(self) -> float:
-        """Repeat the recorded calls; return the seconds."""
+        """Repeat the recorded calls into llama.cpp; return the seconds that they took."""
         assert self._recording is not None, "record calls first"
         return self._recording.replay()
 
@@ -105,8 +107,9 @@ class SamplingEngine:
             before.free()
 
     def swap(self, adapters: tuple[Path, Path], *, times: int, groups: list[GroupRequest]) -> dict[str, float]:
-        """Sample the groups with both adapters in turns. Return the median milliseconds for preparing an adapter and
-        for activating it, and the growth of resident memory after the first eleven swaps.
+        """Sample the groups `times` times, each time with the other adapter. Return the median milliseconds for
+        preparing and for activating an adapter, and by what share the resident memory has grown since the eleventh
+        swap.
         """
         prepare_ms, swap_ms, resident = [], [], []
         for number in range(times):
@@ -127,6 +130,10 @@ class SamplingEngine:
             "prepare_ms": statistics.median(prepare_ms),
             "growth": resident[-1] / resident[min(times - 1, 10)] - 1,
         }
+
+    def resident_bytes(self) -> int:
+        """Return the resident memory of this process."""
+        return int(psutil.Process().memory_info().rss)
 
     def close(self) -> None:
         if self._engine is not None:
@@ -153,7 +160,7 @@ def group_request(
     stop_ids: Sequence[int] = (),
     temperature: float = 1.0,
 ) -> GroupRequest:
-    """Make a request whose lease and group have this number, for version 0."""
+    """Make a request for version 0. `number` is both its lease id and its group id."""
     return GroupRequest(
         lease_id=number,
         group_id=number,
@@ -168,7 +175,7 @@ def group_request(
 
 
 def sums(count: int, seed: int, *, group_size: int = GROUP_SIZE) -> list[GroupRequest]:
-    """Make groups of the built-in model's own task, whose completions are short and end by themselves."""
+    """Make groups of additions, the built-in model's own task. The completions are short, and end with a stop token."""
     task = ArithmeticTask(ArithmeticOptions())
     base = resolve_base("builtin:tiny")
     tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
@@ -194,7 +201,9 @@ def texts(
     prompt_tokens: int = PROMPT_TOKENS,
     group_size: int = GROUP_SIZE,
 ) -> list[GroupRequest]:
-    """Make groups of random tokens, one for each number of completion tokens. No completion ends earlier."""
+    """Make groups of random tokens. Each number in `max_tokens` gives one group, whose completions have exactly this
+    length.
+    """
     rng = np.random.default_rng(seed)
     return [
         group_request(

@@ -1,4 +1,4 @@
-"""`echo-hub`, with the same commands, but with another module (`LEARNER`) as the learner's process.
+"""`echo-hub` with the same commands, but its learner process runs another module (`LEARNER`).
 
 That module calls `train_by` with a function that replaces `echo_hub.learner.step.screened_step`.
 """
@@ -15,17 +15,19 @@ from echo_hub.learner import process
 
 MODULE: Final = "benchmarks.harness.hub_with_learner"
 LEARNER: Final = "ECHO_BENCH_LEARNER"
-"""Environment variable: the module of the learner's process."""
+"""Name of the environment variable with the module that the learner process runs."""
 
 
 def command(learner: LearnerConfig) -> Sequence[str]:
-    """Return the arguments after `python -m` that start the learner's process, which is on this machine only."""
+    """Return the arguments after `python -m` that start the learner process, on this machine, with the module that the
+    variable `LEARNER` names.
+    """
     return (os.environ[LEARNER],)
 
 
 def train_by(screened_step: Callable[..., object]) -> int:
-    """Serve as the learner's process, and train every step by this function. Return the exit status."""
-    # The hub's own process imports this module too, but not torch.
+    """Serve as the learner process, and train every step with the function `screened_step`. Return the exit status."""
+    # Import late: the hub's own process imports this module too, but must not load torch.
     from echo_hub.learner import serve, step, within_memory
 
     assert vars(within_memory)["screened_step"] is step.screened_step, "every step is trained by this function"

@@ -14,7 +14,7 @@ import torch
 from safetensors.numpy import save_file
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from echo_shared.delta.adapter import CONFIG_FILE, PROJECTIONS, WEIGHTS_FILE
+from echo_shared.delta.adapter import CONFIG_FILE, WEIGHTS_FILE
 
 LORA_RANK: Final = 16
 
@@ -31,7 +31,9 @@ class Shape:
     tied: bool = True
 
     def config(self, *, stop_id: int | None = None) -> Any:
-        """Return the configuration for transformers. `stop_id` is the token that ends a text; it also pads."""
+        """Return the configuration for transformers. `stop_id` is the token that ends a text; it is also the padding
+        token.
+        """
         return Qwen3Config(
             vocab_size=self.vocabulary,
             hidden_size=self.hidden,
@@ -49,8 +51,9 @@ class Shape:
         )
 
     def operations(self, inputs: int, trained: int) -> float:
-        """Return the number of operations in a step's matrix products: forward, and backward to the inputs only,
-        because the base's weights get no gradient.
+        """Return the number of operations in the matrix products of a step with `inputs` tokens, `trained` of them
+        trained. It counts the forward pass, and the backward pass to the inputs only, because the base's weights get no
+        gradient.
         """
         attention = self.head_dim * (2 * self.heads + 2 * self.key_value_heads)
         layer = self.hidden * (attention + 3 * self.intermediate)
@@ -58,14 +61,16 @@ class Shape:
 
 
 QWEN3_06B: Final = Shape(hidden=1_024, layers=28, heads=16, key_value_heads=8, head_dim=128, intermediate=3_072)
-"""Qwen3-0.6B with a shorter context."""
+"""Shape (numbers of layers, heads and so on) of Qwen3-0.6B, but with a shorter context."""
 QWEN3_8B: Final = Shape(
     hidden=4_096, layers=36, heads=32, key_value_heads=8, head_dim=128, intermediate=12_288, tied=False
 )
+HALF_GIGABYTE: Final = Shape(hidden=768, layers=19, heads=12, key_value_heads=4, head_dim=64, intermediate=2_304)
+"""Shape of a model whose bfloat16 weights take 500 MB."""
 SMALL: Final = Shape(
     hidden=512, layers=8, heads=8, key_value_heads=4, head_dim=64, intermediate=1_536, vocabulary=8_192
 )
-"""A model of 30 million weights, whose step takes milliseconds."""
+"""Shape of a model of 30 million weights, which draws a token in milliseconds."""
 
 
 def random_model(
@@ -80,7 +85,7 @@ def random_model(
 
 
 def random_adapter(base: Path, directory: Path, seed: int) -> Path:
-    """Write a LoRA adapter on all linear layers of a base, with values like those after the first training steps."""
+    """Write a LoRA adapter for all linear layers of a base, with values like those after the first training steps."""
     config = json.loads((base / "config.json").read_text())
     hidden, intermediate, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
@@ -107,7 +112,7 @@ def random_adapter(base: Path, directory: Path, seed: int) -> Path:
         "peft_type": "LORA",
         "r": LORA_RANK,
         "lora_alpha": LORA_RANK,
-        "target_modules": sorted(PROJECTIONS),
+        "target_modules": sorted({name.rpartition(".")[2] for name in shapes}),
         "bias": "none",
     }
     (directory / CONFIG_FILE).write_text(json.dumps(description))
@@ -132,7 +137,7 @@ def timed(work: Callable[[], T]) -> tuple[float, T]:
 
 
 def matrix_operations_per_s(device: torch.device, dtype: torch.dtype) -> float:
-    """Return the operations per second of a large matrix product, the fastest of six."""
+    """Return the operations per second of a large matrix product: the fastest of six repetitions."""
     size = 8_192 if device.type == "cuda" else 1_024
     left, right = torch.randn(2, size, size, device=device).to(dtype)
     return float(2 * size**3 / min(timed(lambda: left @ right)[0] for _ in range(6)))

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def pool(most_workers: int, *, workers: int | None = None, tasks_per_child: int | None = None) -> ProcessPoolExecutor:
-    """Return a pool of new processes: `workers`, or one for each core, but at most `most_workers`."""
+    """Return a pool of `workers` new processes; by default one for each core, but at most `most_workers`."""
     count = max(1, min(most_workers, workers or os.cpu_count() or 1))
     return ProcessPoolExecutor(
         count, mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=tasks_per_child
@@ -41,7 +41,7 @@ def each(
 
 
 _made: Any = None
-"""The object of a process made by `apart`."""
+"""The object that `apart` has made in this process, which is a child of the caller's."""
 
 
 def _make(make: Callable[..., Any], arguments: tuple[Any, ...]) -> None:

@@ -15,14 +15,14 @@ from typing import Any
 
 
 def lacking() -> str:
-    """Return why this machine cannot run a server; "" if it can."""
+    """Return why this machine cannot run a PostgreSQL server; "" if it can."""
     if shutil.which("initdb") is None or shutil.which("pg_ctl") is None:
         return "no PostgreSQL server (initdb, pg_ctl) is installed"
     return "" if importlib.util.find_spec("psycopg") else "psycopg is not installed"
 
 
 class PostgreSQL:
-    """A server with its data in `directory`."""
+    """A PostgreSQL server with its data in `directory`."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -40,7 +40,7 @@ class PostgreSQL:
         )  # fmt: skip
 
     def make(self) -> None:
-        """Make the data directory. Raises CalledProcessError, like `start` and `stop`."""
+        """Make the data directory. Raises CalledProcessError, as `start` and `stop` do."""
         self._run("initdb", "-D", f"{self._directory}/data", "-U", "echo", "-A", "trust", "-E", "UTF8", "--no-sync")
 
     def start(self) -> None:

@@ -1,16 +1,17 @@
 """Progress of a benchmark: wanted cases, a line with figures for each finished case, and the remaining time.
 
-A benchmark plans all cases first. It measures the cases that `--only` names and that the machine can measure. Omitted
-cases are printed at the start, and are listed in the JSON.
+A benchmark plans all cases first. It measures the cases that `--only` names, except those that the machine cannot
+measure. These are printed at the start and listed in the JSON file.
 """
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -31,7 +32,7 @@ PACKAGES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """`headline` has the main figures by name, `rows` all figures as one table."""
+    """Results of a benchmark: `headline` has the main figures by name, `rows` all figures as one table."""
 
     headline: dict[str, Any]
     rows: list[dict[str, Any]]
@@ -59,7 +60,7 @@ def conditions(seed: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """One case, with its name for `--only`."""
+    """One planned case; `--only` selects cases by name."""
 
     name: str
     seconds: float
@@ -69,7 +70,7 @@ class Planned:
 
 
 class NoSuchCase(Exception):
-    """`--only` matches no planned case."""
+    """Error: a pattern of `--only` matches no planned case."""
 
 
 class Progress:
@@ -100,7 +101,7 @@ class Progress:
         """Reason for each planned case that is not measured."""
         self.told: list[dict[str, Any]] = []
         self.so_far: Measurement | None = None
-        """Result of the finished cases, which a benchmark may set; it is kept if a later case fails."""
+        """Result of the finished cases. A benchmark may set this result to keep it if a later case fails."""
 
     @property
     def elapsed_s(self) -> float:
@@ -117,7 +118,7 @@ class Progress:
         return name in self._waiting
 
     def done(self, name: str, figures: Mapping[str, Any]) -> None:
-        """Print figures, elapsed time and remaining time."""
+        """Record that the case `name` is finished. Print its figures, the elapsed time and the remaining time."""
         self._done_s += self._waiting.pop(name)
         self.told.append({"case": name, **figures})
         rest_s = self.elapsed_s * sum(self._waiting.values()) / self._done_s
@@ -137,7 +138,9 @@ class Progress:
         self._say(f"left out: {name}: {why}")
 
     def repetitions(self, most: int, *, within_s: float, least: int = 1) -> Iterator[int]:
-        """Count from 0 to `most`. After `least` repetitions, stop before one that would end later than `within_s`."""
+        """Yield 0, 1, ..., `most` - 1. After `least` repetitions, stop before a repetition that would end later than
+        `within_s`.
+        """
         began_at = self._clock()
         for number in range(most):
             elapsed_s = self._clock() - began_at
@@ -153,7 +156,7 @@ class Progress:
 
 
 def as_text(value: object) -> str:
-    """Write a figure with four significant digits."""
+    """Return a figure as text, with four significant digits."""
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
@@ -166,3 +169,41 @@ def _fits(name: str, pattern: str) -> bool:
 def _clock_time(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}:{rest:02d} min"
+
+
+AsyncCase = tuple[Callable[[int], Coroutine[Any, Any, dict[str, Any]]], float]
+"""Pair of a case's function and its expected seconds on two idle cores. The function takes the seed and returns
+figures.
+"""
+
+
+def run_cases(
+    cases: Mapping[str, AsyncCase],
+    seed: int,
+    progress: Progress,
+    headline: Callable[[Mapping[str, Mapping[str, Any]]], dict[str, Any]],
+) -> Measurement:
+    """Run the wanted cases one after another. Return a row for each figure, and the headline of all finished cases."""
+    done: dict[str, dict[str, Any]] = {}
+    progress.so_far = Measurement(headline={}, rows=[])
+    for name, (case, _) in cases.items():
+        if progress.wants(name):
+            done[name] = asyncio.run(case(seed))
+            rows = [
+                {"case": name, "figure": figure, "value": value}
+                for name, figures in done.items()
+                for figure, value in figures.items()
+            ]
+            progress.so_far = Measurement(headline=headline(done), rows=rows)
+            progress.done(name, done[name])
+    return progress.so_far
+
+
+def least(rows: Iterable[Mapping[str, Any]], figure: str) -> Any:
+    """Return the smallest value of a figure; None if no row has it."""
+    return min((row[figure] for row in rows if row.get(figure) is not None), default=None)
+
+
+def most(rows: Iterable[Mapping[str, Any]], figure: str) -> Any:
+    """Return the largest value of a figure; None if no row has it."""
+    return max((row[figure] for row in rows if row.get(figure) is not None), default=None)

@@ -1,4 +1,4 @@
-"""A run under test: hub and node processes, and queries of the run's database."""
+"""Runs for tests and benchmarks: hub and node processes, and queries of the run's database."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
@@ -23,8 +23,6 @@ from benchmarks.harness.hostile.engine import ATTACK, FORGED, SHARE
 from echo_hub.config.file import load_config
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
-from echo_hub.store.reports import read_newest_step
-from echo_hub.store.store import Store
 
 ENDS_WITHIN_S: Final = 15.0
 LOOK_S: Final = 0.5
@@ -34,7 +32,9 @@ ALONE: Final = {
     "ECHO_NODE_BENCH_SECONDS": "0",
     "ECHO_NODE_MANNERS__PRIORITY": "normal",
 }
-"""Environment of a node that shares this machine with the rest of its run: one thread, normal priority."""
+"""Environment variables of a node that shares this machine with its hub and other nodes: one thread, no measurement of
+its speed at the start, normal priority.
+"""
 
 
 class RunFailed(Exception):
@@ -51,8 +51,8 @@ def hub_process(
     env: Mapping[str, str] | None = None,
     verbose: bool = False,
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Serve a run directory; yield the hub's process and URL. `within` is a command that runs another command, for
-    instance in a network namespace. Raises RunFailed.
+    """Run `echo-hub serve` on a run directory; yield the hub's process and URL. `within` is the beginning of a command
+    that runs another command, for instance in a network namespace. Raises RunFailed.
     """
     options = ["--verbose"] if verbose else []
     command = [*within, sys.executable, "-m", module, *options, "serve", str(run)]
@@ -64,7 +64,9 @@ def hub_process(
 def served(
     command: Sequence[str], log: Path, *, env: Mapping[str, str], says: str
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Start a server; yield it, and the address on the line that begins with `says`. Raises RunFailed."""
+    """Start a server. Yield its process, and the address that it prints on the line that begins with `says`. Raises
+    RunFailed.
+    """
     with log.open("ab") as output:
         server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=output, env={**os.environ, **env}, text=True)
     with ended(server):
@@ -73,7 +75,9 @@ def served(
             if line.startswith(says):
                 yield server, line.split()[1]
                 return
-        raise RunFailed(f"{' '.join(command[2:4])} ended before it served: see {log}")
+        # The log's last lines go into the error, because the log is deleted when the benchmark ends.
+        last = log.read_text("utf-8", errors="replace").splitlines()[-20:]
+        raise RunFailed("\n".join([f"{' '.join(command[2:4])} ended before it served. Its log ends with:", *last]))
 
 
 @contextmanager
@@ -83,7 +87,7 @@ def gateway_processes(
     """Start gateways behind one address; the system divides the connections among them. Yield their URL and their
     processes. Raises RunFailed.
     """
-    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as taken:  # Keeps the port until the gateways have it.
+    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as taken:  # Keeps the port until the gateways use it.
         port = taken.getsockname()[1]
         command = [sys.executable, "-m", "echo_hub.main", "gateway", str(run), "--port", str(port)]
         env = {"ECHO_HUB_GATEWAYS__HUB_URL": hub_url}
@@ -94,7 +98,7 @@ def gateway_processes(
 
 
 def wait_until_ready(url: str) -> None:
-    """Wait until the hub can train; its learner may take long to start. Raises RunFailed."""
+    """Wait until the hub can train. Starting the learner may take long. Raises RunFailed."""
     give_up_at = time.monotonic() + READY_WITHIN_S
     while time.monotonic() < give_up_at:
         try:
@@ -118,7 +122,7 @@ def node_process(
     within: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
 ) -> Iterator[subprocess.Popen[str]]:
-    """Start a node of one thread. Its data directory is `home`, with its log next to it."""
+    """Start a node with one thread. `home` is its data directory; its log lies next to it."""
     arguments = ["join", url, "--quiet", "--name", home.name, "--data-dir", str(home), "--threads", "1", *options]
     command = [*within, sys.executable, "-m", module, *arguments]
     environment = {**os.environ, **ALONE, "ECHO_NODE_EXIT_WITH_STDIN": "true", **(env or {})}
@@ -128,19 +132,29 @@ def node_process(
         yield node
 
 
-def wait_for_steps(
-    run: RunDirectory, num_steps: int, *, processes: Sequence[subprocess.Popen[str]], within_s: float
-) -> None:
-    """Wait until this many steps are trained. Raises RunFailed if a process ends before."""
+def wait_until(
+    is_so: Callable[[], Any], *, processes: Sequence[subprocess.Popen[str]], within_s: float, where: Path
+) -> Any:
+    """Wait until `is_so` returns something true, and return that. Raises RunFailed if a process ends first, or after
+    `within_s` seconds. The error names `where`, the place of the logs.
+    """
     give_up_at = time.monotonic() + within_s
-    store = Store.open(run.database_url, beside_hub=True)
-    try:
-        while (newest := store.read(read_newest_step)) is None or newest.step < num_steps:
-            if any(process.poll() is not None for process in processes) or time.monotonic() > give_up_at:
-                raise RunFailed(f"{newest.step if newest else 0} of {num_steps} steps: see {run.root.parent}")
-            time.sleep(LOOK_S)
-    finally:
-        store.close()
+    while not (found := is_so()):
+        if any(process.poll() is not None for process in processes) or time.monotonic() > give_up_at:
+            raise RunFailed(f"the run does not continue: see {where}")
+        time.sleep(LOOK_S)
+    return found
+
+
+def newest_step(run: Path) -> int:
+    """Return the newest trained step of a run; 0 if there is none."""
+    return int(read_rows(run, "SELECT coalesce(max(step), 0) FROM steps WHERE trained_at IS NOT NULL")[0][0])
+
+
+def read_rows(run: Path, query: str, *values: object) -> list[tuple[Any, ...]]:
+    """Return the rows of a query on a run's database. The hub may be running."""
+    with closing(sqlite3.connect(f"file:{run / 'echo.db'}?mode=ro", uri=True, timeout=30.0)) as database:
+        return database.execute(query, values).fetchall()
 
 
 @contextmanager
@@ -162,13 +176,14 @@ def family(process: psutil.Process) -> list[psutil.Process]:
 
 
 def processor_s(processes: Iterable[psutil.Process]) -> float:
-    """Return the processor seconds of those processes that still exist, all threads included."""
+    """Return the processor seconds, over all threads, of those processes that still exist."""
     return sum(_processor_s(process) for process in processes)
 
 
 def _processor_s(process: psutil.Process) -> float:
-    """Return the processor seconds of one process. Linux counts nanoseconds in a clock whose number follows from the
-    process id (clock_getcpuclockid(3)); psutil counts ticks.
+    """Return the processor seconds of one process. On Linux they come from the process's clock, in nanoseconds; the
+    clock's number follows from the process id (clock_getcpuclockid(3)). Elsewhere they come from psutil, which counts
+    ticks.
     """
     try:
         if sys.platform == "linux":
@@ -179,14 +194,25 @@ def _processor_s(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
+def memory_bytes(processes: Iterable[psutil.Process]) -> int:
+    """Return the memory in bytes of those processes that still exist. Memory that processes share counts once (PSS)."""
+    total = 0
+    for process in processes:
+        # The process may have ended, or may be a cage (sandbox), which hides its memory map.
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            memory = process.memory_full_info()
+            total += getattr(memory, "pss", memory.rss)
+    return total
+
+
 Settings = Mapping[str, Mapping[str, Any]]
-"""Sections of a config.toml."""
+"""Sections of a config.toml, by name."""
 SMALL_RUN: Final[Settings] = {
     "learner": {"threads": 1},
     "sampling": {"max_tokens": 6},
     "server": {"port": 0, "shared_memory": False},
 }
-"""A run of sums, with hub and nodes on one machine."""
+"""Settings of a run with the default task (sums), for hub and nodes on one machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +226,7 @@ class RunningNode:
 
 @dataclass(slots=True, kw_only=True)
 class Site:
-    """A serving hub and its started nodes. All processes end with the block of `open_site`."""
+    """A running hub and its nodes. All processes end with the block of `open_site`."""
 
     url: str
     run: RunDirectory
@@ -238,18 +264,23 @@ class Site:
         return RunningNode(name=home.name, process=process, forged=forged)
 
     def rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        with closing(sqlite3.connect(self.run.root / "echo.db", timeout=30.0)) as database:
-            return database.execute(query, values).fetchall()
+        return read_rows(self.run.root, query, *values)
 
     def newest_step(self) -> int:
-        return int(self.rows("SELECT coalesce(max(step), 0) FROM steps WHERE trained_at IS NOT NULL")[0][0])
+        return newest_step(self.run.root)
 
     def wait_for_step(self, step: int, *, within_s: float) -> None:
         """Wait until the step is trained. Raises RunFailed."""
-        wait_for_steps(self.run, step, processes=[self.hub], within_s=within_s)
+        self.wait_until(lambda: self.newest_step() >= step, within_s=within_s)
+
+    def wait_until(self, is_so: Callable[[], Any], *, within_s: float) -> Any:
+        """Wait until `is_so` returns something true, and return that. Raises RunFailed if the hub ends first."""
+        return wait_until(is_so, processes=[self.hub], within_s=within_s, where=self.scratch)
 
     def processor_s(self, module: str = "") -> float:
-        """Return the processor seconds of the hub's own process, or of its child process that runs `module`."""
+        """Return the processor seconds of the hub's process; with `module`, those of its child process that runs
+        `module`.
+        """
         hub = psutil.Process(self.hub.pid)
         if not module:
             return processor_s([hub])
@@ -257,14 +288,14 @@ class Site:
 
 
 def merged(settings: Settings, changes: Settings) -> dict[str, dict[str, Any]]:
-    """Return `settings` with the values of `changes`, section by section."""
+    """Return `settings` with the values of `changes` in place of its own, section by section."""
     names = settings.keys() | changes.keys()
     return {name: {**settings.get(name, {}), **changes.get(name, {})} for name in names}
 
 
 @contextmanager
 def open_site(scratch: Path, settings: Settings, *, verbose: bool = False) -> Iterator[Site]:
-    """Make a run below `scratch`, with `settings` over those of SMALL_RUN, and serve it during the block."""
+    """Make a run below `scratch` and run its hub during the block. `settings` override those of SMALL_RUN."""
     scratch.mkdir(exist_ok=True)
     run = RunDirectory(scratch / "run")
     make_run(run, load_config(None, merged(SMALL_RUN, settings)))
@@ -280,6 +311,6 @@ def serving(run: RunDirectory, scratch: Path, *, verbose: bool = False) -> Itera
 
 
 def free_port() -> int:
-    """Return a port of loopback that no process uses at this moment."""
+    """Return a port of the loopback interface that no process uses now."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])

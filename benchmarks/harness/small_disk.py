@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 LACKING: Final = "" if sys.platform == "linux" and os.geteuid() == 0 else "only root on Linux mounts a file system"
-"""Why this machine cannot have such a disk; "" if it can."""
+"""The reason why this machine cannot have such a disk; "" if it can."""
 
 
 class SmallDisk:
@@ -20,7 +20,7 @@ class SmallDisk:
         self.ballast = directory / "ballast"
 
     def fill(self, *, leave_bytes: int = 0) -> None:
-        """Use all free bytes except `leave_bytes`."""
+        """Fill the disk until only `leave_bytes` bytes are free."""
         block = bytes(2**20)
         with self.ballast.open("wb", buffering=0) as file:
             while block:

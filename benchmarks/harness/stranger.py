@@ -1,5 +1,5 @@
 """A handwritten client of the node protocol, which sends any message that its caller wants, valid or not. It keeps
-every message of the hub; `until` waits for more.
+every message from the hub; `until` waits for further ones.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ WAITS_S: Final = 60.0
 
 
 class Stranger:
-    """A client with its own key. Close it after use."""
+    """A handwritten client of the node protocol, with its own key. Close it after use."""
 
     socket: ClientConnection
-    """Connection to the hub, which `join` sets."""
+    """The websocket to the hub. `join` sets it."""
 
     def __init__(self, url: str, me: Identity | None = None, *, host: str | None = None) -> None:
         """`host` is the local address to connect from."""
@@ -60,8 +60,8 @@ class Stranger:
         self._status: NodeStatus | None = None
 
     async def join(self, **changes: Any) -> Stranger:
-        """Do the handshake. `changes` replace fields of the proof, unchecked. `refused` then holds the hub's refusal;
-        None if the hub only closes the connection.
+        """Do the handshake. `changes` replace fields of the proof, and are not validated. If the hub refuses, `refused`
+        holds its answer; None if the hub only closes the connection.
         """
         hello = self.session.hello()
         asked = await self.ask(Credentials(hello=hello))
@@ -148,12 +148,14 @@ class Stranger:
         await self.socket.send(self.session.send(message))
 
     async def say_raw(self, message: FromNode, **changes: Any) -> None:
-        """Send the message with changed values, unchecked."""
+        """Send the message with `changes` to its fields, which are not validated."""
         fields = msgpack.unpackb(self.session.send(message))
         await self.socket.send(msgpack.packb({**fields, **changes}))
 
     async def report(self, capacity: int = 4096, tokens_per_s: float = 1.0) -> None:
-        """Report the newest version and a capacity, now and after each new version."""
+        """Tell the hub the newest version and a capacity, now and after each new version, as a node does that wants
+        leases.
+        """
         self._status = NodeStatus(
             activity="waiting",
             capacity=capacity,
@@ -163,7 +165,7 @@ class Stranger:
         await self.say(self._status)
 
     async def heard(self) -> None:
-        """Wait until the hub has read every message sent so far."""
+        """Wait until the hub has read every message sent so far: it answers a query that is sent last."""
         self.states.pop("0-0", None)
         await self.say(ReceiptsWanted(rollout_ids=("0-0",)))
         await self.until(lambda: "0-0" in self.states or self.ended)

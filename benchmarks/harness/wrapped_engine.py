@@ -1,4 +1,4 @@
-"""A sampling engine around another one. Subclasses define only the methods whose behaviour they change."""
+"""A sampling engine that wraps another one. Subclasses define only the methods that behave differently."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""Findings of the verifier for honest engines of each precision, gains of neighbour shopping, and cost of the check.
+"""What the verifier measures for honest engines of each precision, the gain of a node that exploits the verifier's
+tolerance (`shopping`), and the cost of the check.
 
-A short real run of the built-in model makes the versions; every sampler claims the same version. A token's *distance*
-is the gap, in nats of log-odds, between its uniform u and the interval of u in which that version draws the token. Its
-*claim* is off by the difference between claimed and true log-odds, in nats. "u 0.2" is the share of tokens with a
-distance above 0.2, "claim 0.2" the share of tokens whose claim is off by more than 0.2 nats, "kl" the divergence per
-token. Neighbour shopping: see `shopping`. Cost is processor time, so that other work on the machine does not count.
+A short real run of the built-in model makes the versions; every sampler claims the same version. A token is drawn with
+a random number u, uniform in [0, 1). Its *distance* is the gap, in nats of log-odds, between u and the interval of u in
+which that version draws the token. Its *claim* is off by the difference between claimed and true log-odds, in nats. "u
+0.2" is the share of tokens with a distance above 0.2, "claim 0.2" the share of tokens whose claim is off by more than
+0.2 nats, "kl" the divergence per token. Cost is processor time, so that other work on the machine does not count.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from echo_hub.verify.worker import Examiner
 
 DESCRIPTION: Final = "Draws and claims of honest samplers, as the verifier measures them, and the cost of the verifier"
 HONEST_GROUPS: Final = 1_250
-"""Groups of each class of honest engines: 10,000 rollouts."""
+"""Number of groups for each class of honest engines; together 10,000 rollouts."""
 SHOPPED_GROUPS: Final = 250
 COST: Final = "cost"
 COST_REPEATS: Final = 5
@@ -107,7 +108,7 @@ def _extremes(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _cost(run: ShortRun, scratch: Path) -> dict[str, float]:
-    """Compare, in turns, the processor time of checking one step's rollouts with that of training on them."""
+    """Return the processor time of checking one step's rollouts, and that of training on them, measured alternately."""
     asked = run.asked("cost", GROUPS)
     with opened(run, EXACT, scratch / "cost") as sampler:
         rollouts = sampler.draw(asked)

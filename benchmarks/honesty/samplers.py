@@ -1,7 +1,8 @@
-"""Honest and dishonest engines: each gives rollouts that claim to be sampled with one version."""
+"""Honest and dishonest engines. Each returns rollouts and claims that they were sampled with a certain version."""
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,8 @@ from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
 from echo_hub.learner.step import make_optimizer, train_step
-from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.run.base_files import resolve_base
+from echo_hub.run.base_model import PromptCodec
 from echo_hub.run.directory import RunDirectory
 from echo_hub.tasks.arithmetic import ArithmeticOptions, ArithmeticTask
 from echo_hub.tasks.base import Problem, Task
@@ -57,12 +59,14 @@ class ShortRun:
         temperature: float = 1.0,
         max_tokens: int = MAX_TOKENS,
     ) -> None:
-        """`base` and `task` are by default the built-in model and its sums. The metadata of a problem must have its
-        `answer`.
+        """By default, `base` and `task` are the built-in model and its sums. The metadata of each problem must contain
+        its `answer`.
         """
         self.directory = RunDirectory(root)
         self.adapters = {version: self.directory.adapter(version) for version in range(1, STEPS + 1)}
-        """Directory of each version's adapter, also of a run that `train` has made in the same directory before."""
+        """Directory of each version's adapter. `train` writes the adapters, in this object or in an earlier one with
+        the same `root`.
+        """
         self.base = base or resolve_base("builtin:tiny")
         self.codec = PromptCodec.load(self.base)
         self._tokenizer = Tokenizer.from_file(str(self.base / "tokenizer.json"))
@@ -79,7 +83,7 @@ class ShortRun:
         )
 
     def asked(self, what: str, count: int) -> list[Asked]:
-        """Make `count` groups. Their problems and seeds depend on the text `what`."""
+        """Make `count` groups to sample. Their problems and seeds depend only on the run's seed and the text `what`."""
         return [self._asked(draws.derive_seed(self._seed, what, number), number) for number in range(count)]
 
     def _asked(self, seed: int, number: int) -> Asked:
@@ -145,8 +149,9 @@ Change = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
 
 def to_four_bits(weight: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Round to 16 levels per block of 32, scaled by the block's largest value, as in llama.cpp's q4_0. K-quants need
-    rows of 256, which the built-in model lacks: most of its q4_k_m has more bits.
+    """Round to 16 levels per block of 32, scaled by the block's largest value, as in llama.cpp's q4_0. llama.cpp's
+    K-quants need rows of 256 weights. The built-in model lacks such rows, so most of its q4_k_m weights have more than
+    4 bits.
     """
     blocks = weight.reshape(-1, BLOCK)
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=1, keepdims=True), axis=1)
@@ -169,7 +174,7 @@ def altered(base: Path, directory: Path, change: Change) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """Backend and precision that a node claims, and the change of its weights, if any."""
+    """Backend and precision that a node claims, and a change of the base's weights; None leaves them unchanged."""
 
     backend: str
     precision: str
@@ -177,19 +182,20 @@ class Engine:
 
 
 EXACT: Final = Engine(backend="torch", precision="f32")
+UNCHANGED: Final = {
+    f"{backend} {precision}": Engine(backend=backend, precision=precision)
+    for backend, precisions in (("torch", ("f32", "bf16")), ("llama_cpp", ("f32", "f16", "q8_0", "q4_k_m")))
+    for precision in precisions
+}
+"""Engines that use the base's weights without change. The real model is measured with them too."""
 HONEST: Final = {
-    "torch f32": EXACT,
-    "torch bf16": Engine(backend="torch", precision="bf16"),
-    "llama_cpp f32": Engine(backend="llama_cpp", precision="f32"),
-    "llama_cpp f16": Engine(backend="llama_cpp", precision="f16"),
-    "llama_cpp q8_0": Engine(backend="llama_cpp", precision="q8_0"),
-    "llama_cpp q4_k_m": Engine(backend="llama_cpp", precision="q4_k_m"),
+    **UNCHANGED,
     "mlx f32": Engine(backend="mlx", precision="f32"),
     "mlx f16": Engine(backend="mlx", precision="f16"),
-    "torch f32, weights of 4 bits": Engine(backend="torch", precision="f32", change=to_four_bits),
+    "torch f32, weights of 4 bits": replace(EXACT, change=to_four_bits),
 }
 WIDTH: Final = 64
-NODE: Final = "node"
+_NODES: Final = itertools.count()
 
 Rollouts = list[tuple[Asked, FinishedRollout]]
 
@@ -203,7 +209,9 @@ class Sampler:
     version: int = VERSION
 
     def draw(self, asked: Sequence[Asked], *, version: int | None = None, hotter: float = 1.0) -> Rollouts:
-        """Sample the rollouts. `version` differs from the claimed version; `hotter` is a factor on the temperature."""
+        """Sample the rollouts. `version` replaces the version that the node claims; `hotter` multiplies the
+        temperature.
+        """
         version = self.version if version is None else version
         self.engine.set_policy(self.run.directory.adapter(version) if version else None)
         requests = [replace(one.request, temperature=hotter * one.request.temperature) for one in asked]
@@ -228,8 +236,8 @@ def honest(sampler: Sampler, asked: Sequence[Asked]) -> Rollouts:
 
 
 def at_temperature(hotter: float) -> Callable[[Sampler, Sequence[Asked]], Rollouts]:
-    """Return a function that samples at `hotter` times the temperature, and claims the true log-probabilities of these
-    samples.
+    """Return a function that samples at `hotter` times the temperature, and returns the true log-probabilities at this
+    temperature.
     """
     return lambda sampler, asked: sampler.draw(asked, hotter=hotter)
 
@@ -239,7 +247,7 @@ def by_version(version: int) -> Callable[[Sampler, Sequence[Asked]], Rollouts]:
 
 
 def best_of(tries: int) -> Callable[[Sampler, Sequence[Asked]], Rollouts]:
-    """Return a function that samples each rollout with several seeds, and gives the first one with the best reward,
+    """Return a function that samples each rollout with several seeds. It returns the first one with the best reward,
     with its true log-probabilities.
     """
 
@@ -266,8 +274,8 @@ def written_by_hand(sampler: Sampler, asked: Sequence[Asked]) -> Rollouts:
 
 
 def wrong_by_hand(sampler: Sampler, asked: Sequence[Asked]) -> Rollouts:
-    """Return the right answer with a wrong last digit, and claim -19.5 nats for each right digit. Training on this
-    ruins a run.
+    """Return the right answer with a wrong last digit, and claim -19.5 nats for each other digit. Training on such
+    rollouts ruins a run.
     """
     forged = []
     for one, rollout in sampler.draw(asked):
@@ -284,7 +292,7 @@ def claiming(
     change: Callable[[NDArray[np.float32], NDArray[np.bool_]], NDArray[np.float32]],
 ) -> Callable[[Sampler, Sequence[Asked]], Rollouts]:
     """Return a function that samples honestly and then changes the claimed log-probabilities. `change` gets the true
-    ones, and True for each token that differs from the right answer.
+    log-probabilities [T], and an array [T] that is True for each token that differs from the right answer.
     """
 
     def drawn(sampler: Sampler, asked: Sequence[Asked]) -> Rollouts:
@@ -300,13 +308,16 @@ def claiming(
 
 
 def as_drawn(rollouts: Rollouts, version: int = VERSION) -> list[DrawnRollout]:
-    """Return the verifier's input for rollouts that claim `version`."""
+    """Return the rollouts, which claim `version`, as the verifier's input. Each call uses a new node and new rollout
+    ids, because the verifier remembers what it has examined.
+    """
+    node = f"node-{next(_NODES)}"
     return [
         DrawnRollout(
-            rollout_id=f"{one.request.group_id}-{rollout.index}",
+            rollout_id=f"{node} {one.request.group_id}-{rollout.index}",
             prompt_ids=one.request.prompt_ids,
             **rollout.content(),
-            spans=(DrawnSpan(node_id=NODE, policy_version=version, num_tokens=len(rollout.completion_ids)),),
+            spans=(DrawnSpan(node_id=node, policy_version=version, num_tokens=len(rollout.completion_ids)),),
             seed=one.request.seed,
             index=rollout.index,
         )

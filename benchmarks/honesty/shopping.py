@@ -1,15 +1,18 @@
-"""Neighbour shopping: the gain of a node that draws exactly, claims a rounding engine, and chooses among neighbours.
+"""Neighbour shopping: the gain of a node that samples exactly, claims an engine that rounds, and chooses among
+neighbours.
 
-A token's interval is the range of cumulative probability within which the uniform u draws this token. If u lies near an
-edge of the interval, an engine that rounds may draw the neighbouring token. A node can exploit that. For every rollout
-without the best reward it puts the neighbour in the token's place, continues from there as leased, and returns the
-rollout with the higher reward. One token of a rollout is changed, and all claims are true; with `claims_round` they are
-as rough as the claimed class's. `takes` names the chances that the node uses: all, half, or "and equals". The last one
-is all, plus half of the neighbours with an equal reward, which hide the others.
+A token's interval is the range of cumulative probability within which the uniform u gives this token. If u lies near an
+edge of the interval, an engine that rounds may draw the neighbouring token instead. A node can exploit this tolerance.
+In every rollout without the best reward it puts the neighbour in the token's place, continues from there as leased, and
+returns the rollout with the higher reward. Only one token of a rollout is replaced.
 
-A row has the mean reward with and without shopping. It also has the number of checked rollouts until conviction by the
-hub's own tests (`core.trust.judging`, `core.trust.shopping`) with the hub's measured rounding: the median of `ORDERS`
-random sequences of groups. `UNDETECTED` stands for no conviction.
+The node claims the true log-probabilities; with `claims_round` it adds noise to them, as rough as in the claimed class.
+`takes` names the chances that the node uses: "all", "half", or "and equals". The last name means all chances, plus half
+of the neighbours with an equal reward as a disguise.
+
+A row has the mean reward with and without shopping. It also has the number of checked rollouts until the hub's own
+tests (`core.trust.judging`, `core.trust.shopping`), with the hub's measured rounding, convict the node: the median over
+`ORDERS` random sequences of groups. `UNDETECTED` means that they never do.
 """
 
 from __future__ import annotations
@@ -41,10 +44,10 @@ from echo_shared.sampling.torch_sampler import sample_groups
 from echo_shared.wire.messages import FinishReason
 
 CLAIMED: Final = ("f32", "bf16", "q8_0", "q4_k_m", "q4_0")
-"""Precisions that the node claims."""
+"""Precisions that the node claims, one per case."""
 REACHES: Final = (1.0, 2.0, 4.0)
-"""Largest distances of u from the edge between two tokens in cumulative probability at which the neighbouring token is
-tried, as multiples of the scale by which draws of the claimed class are rounded.
+"""Largest distances between u and the edge of two tokens' intervals at which the node tries the neighbouring token. The
+unit is the scale of rounding errors in draws of the claimed class.
 """
 LEAST_PROBABILITY: Final = 1e-6
 """Minimum probability of a neighbouring token that is tried in place of the drawn one."""
@@ -58,12 +61,12 @@ EQUALS: Final = "and equals"
 @dataclass(frozen=True, slots=True)
 class _Candidate:
     place: int
-    """Index of the rollout among all rollouts."""
+    """Index, among all rollouts of the case, of the rollout that contains the token."""
     token: int
     """Index of the token in the completion."""
     neighbour: int
     apart: float
-    """Distance from u to the edge between both tokens, in nats of log-odds."""
+    """Distance from u to the edge between the drawn token and its neighbour, in nats of log-odds."""
 
 
 def case(precision: str) -> str:
@@ -71,8 +74,8 @@ def case(precision: str) -> str:
 
 
 def measure(run: ShortRun, examiner: Examiner, precision: str, groups: int) -> list[dict[str, Any]]:
-    """Return rows for each reach (largest distance of u from the edge between two tokens at which the node tries the
-    neighbouring token), with true claims and with claims as rough as those of the claimed class.
+    """Return rows for each of REACHES, for a node that claims the true log-probabilities, and for one that adds noise
+    to them. The node claims this `precision`.
     """
     asked = run.asked(case(precision), groups)
     policy = Policy.load(run.settings)
@@ -120,7 +123,9 @@ def _reward(run: ShortRun, rollouts: Rollouts) -> float:
 
 
 def _tried(policy: Policy, rollouts: Rollouts, candidates: Sequence[_Candidate]) -> dict[int, list[FinishedRollout]]:
-    """Return the rollouts in which a candidate replaces one token, by the index of the sampled rollout."""
+    """Return, by index of the sampled rollout, the rollouts that result when a candidate's neighbour replaces one
+    token.
+    """
     tried: dict[int, list[FinishedRollout]] = {}
     requests: list[GroupRequest] = []
     for number, candidate in enumerate(candidates):
@@ -143,7 +148,9 @@ def _tried(policy: Policy, rollouts: Rollouts, candidates: Sequence[_Candidate])
 def _shopped(
     run: ShortRun, policy: Policy, rollouts: Rollouts, tried: Mapping[int, Sequence[FinishedRollout]], takes: str
 ) -> Rollouts:
-    """Replace each rollout by the best of its `tried` variants, as often as `takes` allows."""
+    """Replace each rollout by its variant in `tried` with the best reward, if this reward is higher. `takes` limits the
+    replacements to a half of these rollouts, or adds some with an equal reward (see the module's docstring).
+    """
     chance, found = random.Random(0), list(rollouts)
     for place, others in tried.items():
         one, own = rollouts[place]
@@ -200,8 +207,8 @@ def _rounded(rollouts: Rollouts, scale: float) -> Rollouts:
 
 
 def _orders(examiner: Examiner, run: ShortRun, rollouts: Rollouts) -> list[list[tuple[Evidence, float]]]:
-    """Return the evidence and the reward of `UNDETECTED` (10,000) rollouts, for each of several random sequences of
-    groups.
+    """Return several random sequences of groups, each as the evidence and the reward of `UNDETECTED` (10,000)
+    rollouts.
     """
     drawn = as_drawn(rollouts)
     shown = {
@@ -233,8 +240,8 @@ def _to_detection(order: Sequence[tuple[Evidence, float]], numerics: Numerics, t
 
 
 def headline(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the largest gain in reward of an undetected node, with true claims and with claims as rough as those of
-    the claimed class.
+    """Return the largest gain in reward of a node that was never convicted: when it claims true log-probabilities, and
+    when it adds noise to them.
     """
     found = {}
     for name, claims_round in (("most_earned_unfound", False), ("most_earned_unfound_with_noise", True)):

@@ -1,7 +1,7 @@
-"""The hub's cost of a rollout from a node's frame to its receipts, and the number of nodes that one hub holds.
+"""The hub's cost of a rollout, from the node's frame to the last receipt, and the number of nodes that one hub holds.
 
-One process runs the hub with store, scorers and admission. Handwritten nodes, which sample nothing, have other
-processes. A process that only echoes the same frames is the yardstick: it shows the cost of event loop and websocket
+One process runs the hub with store, scorers and admission. Scripted nodes, which sample nothing, run in other
+processes. For comparison, a third process only echoes the same frames: its cost is that of event loop and websocket
 library. Costs are processor time by process, so that a busy machine changes them little. Each case ends by killing the
 hub and looking up every acked rollout in the database. If gateways hold the connections, one gateway is killed at the
 same moment, and the hub is started again to read the rest from the broker.
@@ -28,12 +28,12 @@ from sqlalchemy import select
 from benchmarks.harness import broker, hub_with_learner, postgresql
 from benchmarks.harness.broker import run_id_of, wait_until_taken
 from benchmarks.harness.hub_with_learner import LEARNER
-from benchmarks.harness.progress import Measurement, Planned, Progress
+from benchmarks.harness.progress import Measurement, Planned, Progress, least, most
 from benchmarks.harness.site import family, gateway_processes, hub_process, processor_s, served, wait_until_ready
 from benchmarks.ingest import lender
-from benchmarks.ingest.lender import Counts, Lenders
+from benchmarks.ingest.lender import Lenders
 from echo_hub.config.file import load_config
-from echo_hub.run.base_model import resolve_base
+from echo_hub.run.base_files import resolve_base
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
 from echo_hub.store.database import connect
@@ -48,14 +48,16 @@ DESCRIPTION: Final = (
 )
 
 FRAMES: Final = (2_000, 16_000)
-"""Approximate bytes of a rollout's frame: completions of 210 and 1,960 tokens."""
+"""Approximate sizes in bytes of a rollout's frame (its encoded message). They correspond to completions of 210 and
+1,960 tokens.
+"""
 NODES: Final = (10, 100, 1_000, 3_000)
 GATEWAYS: Final = (1, 2, 4)
 BEHIND_GATEWAYS: Final = 100
 NODES_OF_SERVER: Final = (100, 1_000)
 MOST_TOKENS: Final = 2_048
 IN_FLIGHT: Final = 1_000
-"""Minimum number of rollouts that all nodes together hold."""
+"""Number of rollouts that all nodes together hold at a time, or more: each node holds at least LEAST_HELD."""
 LEAST_HELD: Final = 1
 STEP_GROUPS: Final = 1_024
 GROUP_SIZE: Final = 8
@@ -67,7 +69,7 @@ class Case:
 
     nodes: int
     gateways: int = 0
-    """Number of gateway processes before the hub; 0: the hub itself holds the nodes' connections."""
+    """Number of gateway processes in front of the hub; with 0, the hub itself holds the nodes' connections."""
     server: bool = False
     """True for PostgreSQL, False for SQLite."""
 
@@ -134,30 +136,13 @@ WARM_UP_S: Final = 4.0
 round.
 """
 NODES_PER_WARM_UP_S: Final = 500
-"""Number of nodes that makes the warm-up one second longer."""
+"""Number of nodes for which the warm-up takes one more second."""
 WINDOW_S: Final = 6.0
 SETTLE_S: Final = 2.0
 """Seconds to wait after a change of the load before measuring."""
 ECHO_S: Final = 2.0
 SCORER: Final = "echo_hub.scoring.warden"
 CONTEXT_TOKENS: Final = MOST_TOKENS + 256
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    seconds: float
-    counts: Counts
-    hub_s: float
-    """Processor seconds of the hub, or of the echo server."""
-    scorers_s: float = 0.0
-    gateways_s: float = 0.0
-
-    def wait_ms(self, percent: float) -> float:
-        """Return a percentile of the time to the ack, in milliseconds."""
-        return float(np.percentile(self.counts.waits_s, percent)) * 1_000 if self.counts.waits_s else float("nan")
-
-    def us_each(self, seconds: float) -> float:
-        return seconds / max(1, self.counts.acked) * 1e6
 
 
 def run(case: Case, directory: Path, *, seed: int) -> list[dict[str, Any]]:
@@ -217,64 +202,64 @@ def _hub(run: RunDirectory, directory: Path) -> AbstractContextManager[tuple[sub
 
 
 def _loads(
-    case: Case, pids: Sequence[int], nodes: Lenders, frame_bytes: int, echoed: Window, *, is_first: bool
+    case: Case, pids: Sequence[int], nodes: Lenders, frame_bytes: int, echo_us: float, *, is_first: bool
 ) -> dict[str, Any]:
     nodes.load(frame_bytes)
     time.sleep(WARM_UP_S + case.nodes / NODES_PER_WARM_UP_S if is_first else SETTLE_S)
     full = _window(pids, nodes, WINDOW_S)
-    rate = full.counts.acked / full.seconds
-    nodes.load(frame_bytes, per_s=rate / 2)
+    nodes.load(frame_bytes, per_s=full["acked_per_s"] / 2)
     time.sleep(SETTLE_S)
     half = _window(pids, nodes, WINDOW_S)
-    hub_us, echo_us = full.us_each(full.hub_s), echoed.us_each(echoed.hub_s)
+    shown = ("acked_per_s", "scored_over_acked", "hub_us", "scorers_us", "gateways_us")
     return {
-        "acked_per_s": rate,
-        "scored_over_acked": full.counts.scored / max(1, full.counts.acked),
-        "hub_us": hub_us,
-        "scorers_us": full.us_each(full.scorers_s),
-        "gateways_us": full.us_each(full.gateways_s),
+        **{name: full[name] for name in shown},
         "echo_us": echo_us,
-        "cpu_ratio_to_echo": echo_us / hub_us,
-        "half_load_p50_ms": half.wait_ms(50),
-        "half_load_p99_ms": half.wait_ms(99),
-        "connections_ended": half.counts.ended,
+        "cpu_ratio_to_echo": echo_us / full["hub_us"],
+        "half_load_p50_ms": half["p50_ms"],
+        "half_load_p99_ms": half["p99_ms"],
+        "connections_ended": half["ended"],
     }
 
 
-def _echo(case: Case, log: Path, *, seed: int) -> dict[int, Window]:
+def _echo(case: Case, log: Path, *, seed: int) -> dict[int, float]:
+    """Return the echo server's processor time per frame in microseconds, for each size of frame."""
     command = [sys.executable, "-m", "benchmarks.ingest.echo_server"]
     with (
         served(command, log, env={}, says="Echo") as (server, url),
         lender.opened("echo", url, count=case.nodes, seed=seed) as clients,
     ):
-        windows = {}
+        found = {}
         for frame_bytes in FRAMES:
             clients.load(frame_bytes)
             time.sleep(SETTLE_S)
-            windows[frame_bytes] = _window((server.pid,), clients, ECHO_S)
-        return windows
+            found[frame_bytes] = _window((server.pid,), clients, ECHO_S)["hub_us"]
+        return found
 
 
-def _window(pids: Sequence[int], of: Lenders, seconds: float) -> Window:
-    """Measure for `seconds`. `pids`: the process of the hub or the echo server first, then those of gateways."""
+def _window(pids: Sequence[int], of: Lenders, seconds: float) -> dict[str, float]:
+    """Measure for `seconds`. `pids` has the process of the hub or of the echo server first, then those of gateways.
+    Processor times are in microseconds per acknowledged rollout.
+    """
     process, *gateways = [psutil.Process(pid) for pid in pids]
     scorers = [one for child in process.children() if SCORER in child.cmdline() for one in family(child)]
+    kinds = {"hub_us": [process], "scorers_us": scorers, "gateways_us": gateways}
     of.counts()
-    began_at, hub_s, scorers_s = time.monotonic(), processor_s([process]), processor_s(scorers)
-    gateways_s = processor_s(gateways)
+    began_at, before = time.monotonic(), {name: processor_s(those) for name, those in kinds.items()}
     time.sleep(seconds)
-    counts = of.counts()
-    return Window(
-        seconds=time.monotonic() - began_at,
-        counts=counts,
-        hub_s=processor_s([process]) - hub_s,
-        scorers_s=processor_s(scorers) - scorers_s,
-        gateways_s=processor_s(gateways) - gateways_s,
-    )
+    counts, passed_s = of.counts(), time.monotonic() - began_at
+    p50_s, p99_s = np.percentile(counts.waits_s, (50, 99)).tolist() if counts.waits_s else (float("nan"),) * 2
+    return {
+        **{name: (processor_s(kinds[name]) - before[name]) / max(1, counts.acked) * 1e6 for name in kinds},
+        "acked_per_s": counts.acked / passed_s,
+        "scored_over_acked": counts.scored / max(1, counts.acked),
+        "p50_ms": 1_000 * p50_s,
+        "p99_ms": 1_000 * p99_s,
+        "ended": counts.ended,
+    }
 
 
 def _base(directory: Path) -> Path:
-    """Copy the built-in model and give it a longer context. No process computes with it."""
+    """Copy the built-in model and give it a longer context. Only its tokenizer and configuration are used."""
     shutil.copytree(resolve_base("builtin:tiny"), directory)
     path = directory / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_bytes()), "max_position_embeddings": CONTEXT_TOKENS}))
@@ -287,7 +272,7 @@ def _kill(hub: subprocess.Popen[str]) -> None:
 
 
 def _lost(url: str, acked: Sequence[str]) -> int:
-    """Count acked rollouts that the database has neither as received nor in a later state."""
+    """Count acknowledged rollouts that the database does not have as received or in a later state."""
     engine = connect(url)
     with engine.connect() as connection:
         have = select(rollouts.c.lease_id, rollouts.c.index).where(rollouts.c.state != ReceiptState.LEASED)
@@ -319,13 +304,11 @@ def plan() -> list[Planned]:
 def measure(seed: int, progress: Progress) -> Measurement:
     """Measure all wanted cases.
 
-    `cpu_ratio_to_echo_1000`: the echo server's processor time per frame over the hub's per rollout, with 1,000 nodes
-    and frames of 2 KB; `..._postgresql` excludes the database server's time. `cpu_ratio_hub_with_gateways`: the worst
-    case with gateways, without the time of gateways and broker. The other figures are the worst of all cases:
-    `scored_over_acked` at full load, `p99_ack_ms_half_load` at half the rate of full load, `lost` as a sum.
+    `cpu_ratio_to_echo_1000`: the echo server's processor time per frame, divided by the hub's per rollout, with 1,000
+    nodes and frames of 2 KB; `..._postgresql` excludes the database server's time. `cpu_ratio_hub_with_gateways`: the
+    worst case with gateways, without the time of gateways and broker. `scored_over_acked` (at full load) and
+    `p99_ack_ms_half_load` (at half the rate of full load) are the worst of all cases; `lost` is the sum over all cases.
     """
-    from benchmarks.ingest import run
-
     rows: list[dict[str, Any]] = []
     for case in CASES:
         if not progress.wants(case.name):
@@ -340,16 +323,16 @@ def measure(seed: int, progress: Progress) -> Measurement:
 
 def headline(rows: list[dict[str, Any]]) -> dict[str, Any]:
     small = [row for row in rows if row["frame_bytes"] == FRAMES[0]]
-    of_ratio = [row for row in small if row["nodes"] == RATIO_NODES and not row["gateways"] and not row["server"]]
-    of_server = [row for row in small if row["nodes"] == RATIO_NODES and row["server"]]
-    behind_gateways = [row["cpu_ratio_to_echo"] for row in small if row["gateways"]]
-    of_connections = [row["bytes_per_connection"] for row in rows if row["nodes"] >= RATIO_NODES]
+    many = [row for row in rows if row["nodes"] >= RATIO_NODES]
+    of_ratio = [row for row in small if row["nodes"] == RATIO_NODES and not row["gateways"]]
     return {
-        f"cpu_ratio_to_echo_{RATIO_NODES}": next((row["cpu_ratio_to_echo"] for row in of_ratio), None),
-        f"cpu_ratio_to_echo_{RATIO_NODES}_postgresql": next((row["cpu_ratio_to_echo"] for row in of_server), None),
-        "cpu_ratio_hub_with_gateways": min(behind_gateways, default=None),
-        "scored_over_acked": min((row["scored_over_acked"] for row in rows), default=None),
-        "p99_ack_ms_half_load": max((row["half_load_p99_ms"] for row in rows), default=None),
+        f"cpu_ratio_to_echo_{RATIO_NODES}": least((row for row in of_ratio if not row["server"]), "cpu_ratio_to_echo"),
+        f"cpu_ratio_to_echo_{RATIO_NODES}_postgresql": least(
+            (row for row in of_ratio if row["server"]), "cpu_ratio_to_echo"
+        ),
+        "cpu_ratio_hub_with_gateways": least((row for row in small if row["gateways"]), "cpu_ratio_to_echo"),
+        "scored_over_acked": least(rows, "scored_over_acked"),
+        "p99_ack_ms_half_load": most(rows, "half_load_p99_ms"),
         "lost": sum(row["lost"] for row in small),
-        "bytes_per_connection": max(of_connections, default=None),
+        "bytes_per_connection": most(many, "bytes_per_connection"),
     }

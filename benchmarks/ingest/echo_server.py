@@ -1,5 +1,5 @@
-"""The yardstick: a process that only echoes websocket frames, with the hub's own library. It prints `Echo` and
-its URL.
+"""The server for comparison: a process that only echoes websocket frames, with the library that the hub uses. It prints
+`Echo` and its URL.
 """
 
 from __future__ import annotations

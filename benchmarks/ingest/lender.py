@@ -1,7 +1,7 @@
-"""A process with many handwritten nodes, or with many clients of the echo server. It sends what it is told to send, and
-counts.
+"""A process with many scripted nodes, or with many clients of the echo server. It sends the load that it is told to
+send, and counts the answers.
 
-The nodes check no message and sample nothing, so that the machine is left to the hub.
+The nodes check no message and sample nothing, to leave the processor to the hub.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from echo_shared.wire.messages.fields import pack_array
 from echo_shared.wire.sessions import NodeSession
 
 OVERHEAD_BYTES: Final = 330
-"""Approximate bytes of a rollout's frame besides its tokens."""
+"""Approximate bytes of a rollout's frame without its tokens."""
 VARIANTS: Final = 64
-"""Number of different completions, which nodes send in turn."""
+"""Number of different completions; nodes send one after the other."""
 DIGITS: Final = (20, 30)
-"""Range of token ids in completions: ids of the built-in model other than stop tokens."""
+"""Range of token ids in completions. None of these ids is a stop token of the built-in model."""
 
 
 class Completions:
@@ -81,7 +81,7 @@ JOINING: Final = 32
 PACE_S: Final = 0.002
 HOLD_S: Final = 1.0
 """Seconds for which a working node holds a rollout at less than full load. Nodes that this load does not need are
-paused: otherwise the hub would see all nodes become slow at the same time.
+paused: if all nodes worked more slowly instead, the hub would see all of them become slow at once.
 """
 FOREVER: Final = aiohttp.ClientTimeout(total=None)
 
@@ -90,13 +90,13 @@ FOREVER: Final = aiohttp.ClientTimeout(total=None)
 class Load:
     frame_bytes: int
     per_s: float | None
-    """Rollouts per second to send; None: every leased rollout is sent at once."""
+    """Rollouts per second to send; with None, every leased rollout is sent at once."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Counts:
-    """Counts since they were last read. `waits_s`: seconds from each rollout to its ack, or from each frame to its
-    echo.
+    """Counts of a lender process (with many scripted nodes or clients) since its last report. `waits_s` holds the
+    seconds until each rollout was acknowledged, or each frame echoed.
     """
 
     acked: int = 0
@@ -139,7 +139,7 @@ class _Node:
         await self.socket.send_bytes(encode(status))
 
     async def beat(self, delay_s: float) -> None:
-        """Report at each heartbeat, the first time after `delay_s`."""
+        """Send the node's status at each heartbeat, the first time after `delay_s`."""
         await asyncio.sleep(delay_s)
         with suppress(ConnectionError):
             while not self.socket.closed:
@@ -349,17 +349,19 @@ async def _next(pipe: Connection) -> Any:
 
 
 class LendersFailed(Exception):
-    """A lender process (one with many handwritten nodes or clients) has ended or does not answer."""
+    """A lender process (with many scripted nodes or clients) has ended, or does not answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lenders:
-    """All lender processes together; each has many handwritten nodes or clients. Make it with `opened`."""
+    """All lender processes together. Each has many scripted nodes or clients. Make it with `opened`."""
 
     pipes: tuple[Connection, ...]
 
     def load(self, frame_bytes: int, *, per_s: float | None = None) -> None:
-        """From now on, send rollouts or frames of this size: `per_s` of them per second, None = as many as possible."""
+        """From now on, send rollouts or frames of this size, `per_s` of them per second; with None, as many as
+        possible.
+        """
         for pipe in self.pipes:
             pipe.send(Load(frame_bytes=frame_bytes, per_s=None if per_s is None else per_s / len(self.pipes)))
 
@@ -379,7 +381,7 @@ class Lenders:
 
 
 def answer(pipe: Connection, *, within_s: float = ANSWERS_WITHIN_S) -> Any:
-    """Receive an answer. Raises LendersFailed."""
+    """Receive the answer of a lender process (with many scripted nodes or clients). Raises LendersFailed."""
     try:
         if pipe.poll(within_s):
             return pipe.recv()

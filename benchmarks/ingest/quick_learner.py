@@ -1,7 +1,7 @@
-"""The learner's process whose steps take no time: no gradient is computed.
+"""A learner process whose steps take no time, because it computes no gradient.
 
-The rest is real: the process gets every batch, writes checkpoints, exports versions and reports each step. So a machine
-of two cores shows the hub's cost of a step, although it could not train on thousands of rollouts a second.
+The rest is real: the process gets every batch, writes checkpoints, exports versions and reports each step. So the hub's
+cost of a step can be measured on two cores, which could not train on thousands of rollouts a second.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def untrained_step(
     history: History = NO_HISTORY,
     **__: Any,
 ) -> step.StepOutcome:
-    """Take the place of `echo_hub.learner.step.screened_step`, and compute no gradient."""
+    """Replace `echo_hub.learner.step.screened_step`, but compute no gradient."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     mean_reward = float(np.mean([rollout.reward for rollout in rollouts]))
     turns = [max(1, len(rollout.draws)) for rollout in rollouts]

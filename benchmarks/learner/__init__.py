@@ -1,11 +1,11 @@
 """A training step of Echo compared with the same step of TRL's GRPOTrainer: time, peak memory and gradient.
 
-Model, batch, adapter, objective, precision and micro-batch budget are the same, and so are tokens and old
-log-probabilities: nothing is sampled. Both sides time a whole optimizer step on prepared completions: forward and
-backward passes, gradient clipping, AdamW; Echo's side also packs the batch. TRL pads when it generates, which is not
-timed. TRL runs its own `train()`, with the options that make it fastest in the same memory (no gradient checkpointing
-where time is measured, fused AdamW, its chunked output layer, which is always on). Each side has a process of its own.
-The sides take turns step by step, because the machine may be slower a minute later.
+Both sides get the same model, batch, adapter, objective, precision and micro-batch budget. Tokens and old
+log-probabilities are given, so nothing is sampled. Both sides time a whole optimizer step on prepared completions:
+forward and backward passes, gradient clipping, AdamW; Echo's side also packs the batch. TRL pads during generation,
+which is not timed. TRL runs its own `train()`, with the options that make it fastest in the same memory (no gradient
+checkpointing where time is measured, fused AdamW, its chunked output layer, which is always on). Each side runs in its
+own process. The sides take turns step by step, because the machine may be slower a minute later.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from echo_hub.config.training_sections import LearnerConfig, TrainingConfig
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
 from echo_hub.learner.step import make_optimizer, train_step
-from echo_hub.run.base_model import resolve_base
+from echo_hub.run.base_files import resolve_base
 from echo_shared.sampling.torch_precision import multiplies
 from echo_shared.wire.messages import FinishReason
 
@@ -47,7 +47,7 @@ LEARNING_RATE: Final = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A model, a batch, and options of the computation."""
+    """One case of the comparison with TRL: a model, a batch, and options of the computation."""
 
     name: str
     shape: Shape
@@ -55,15 +55,15 @@ class Case:
     longest: int
     """Tokens of the longest completion."""
     spread: int = 8
-    """Length of the longest completion over that of the shortest; lengths between are evenly spread."""
+    """Ratio of the longest completion's length to the shortest one's. The lengths between are evenly spread."""
     groups: int = 2
     group_size: int = 8
     micro_batch: int = 8
-    """Rollouts in one pass of TRL; a pass of Echo holds as many tokens."""
+    """Number of rollouts in one of TRL's passes. Echo's passes hold the same number of tokens."""
     precision: Literal["float32", "bfloat16"] = "float32"
     checkpointing: bool = False
     base: str = ""
-    """A built-in base of this shape, in place of random weights."""
+    """Name of a built-in base, which must have this shape; with "", the weights are random."""
     steps: int = 4
     seconds: float
 
@@ -76,8 +76,8 @@ class Case:
         return [int(length) for length in np.random.default_rng(seed).permutation(even.round())]
 
     def work(self, seed: int) -> tuple[int, float]:
-        """Return the completion tokens of a step, and the operations of its matrix products. Prompts count once per
-        group.
+        """Return the completion tokens of a step, and the number of operations in its matrix products. A prompt counts
+        once per group.
         """
         tokens = sum(self.lengths(seed))
         return tokens, self.shape.operations(tokens + self.groups * self.prompt_tokens, tokens)
@@ -122,7 +122,7 @@ CASES: Final = (
 
 
 def make_model(case: Case, scratch: Path, seed: int) -> Path:
-    """Return the built-in base, or make random weights, once for each shape."""
+    """Return the built-in base, or a model with random weights, which is made once for each shape."""
     if case.base:
         return resolve_base(case.base)
     directory = scratch / f"{case.shape.hidden}-{case.shape.layers}-{case.shape.vocabulary}"
@@ -155,7 +155,7 @@ def make_batch(case: Case, seed: int) -> list[TrainingGroup]:
 
 @torch.no_grad()
 def fill_adapter(parameters: Mapping[str, torch.nn.Parameter], seed: int) -> None:
-    """Fill the adapter with weights that are equal on both sides and not zero."""
+    """Fill the adapter with random weights that are equal on both sides and not zero."""
     generator = torch.Generator().manual_seed(seed)
     for name in sorted(parameters):
         values = torch.randn(parameters[name].shape, generator=generator)
@@ -164,11 +164,11 @@ def fill_adapter(parameters: Mapping[str, torch.nn.Parameter], seed: int) -> Non
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Time of one optimizer step, and its gradient."""
+    """What one of the compared trainers reports about an optimizer step: its time, and its gradient."""
 
     seconds: float
     gradient: dict[str, NDArray[np.float32]]
-    """The clipped gradient by the names in PEFT's files; empty after the first step."""
+    """The clipped gradient, by the weights' names in PEFT's files. Only the first step has it; later ones have {}."""
 
 
 class Side:
@@ -194,8 +194,8 @@ class Side:
         return step
 
     def machine(self) -> dict[str, float]:
-        """Return the peak memory of the steps (`CONDITIONS`) and of the whole process in bytes, and the operations per
-        second of a large matrix product in the case's precision.
+        """Return three measurements of this side's process: the peak memory of its steps (defined in `CONDITIONS`) and
+        of the whole process in bytes, and the operations per second of a large matrix product in the case's precision.
         """
         machine: dict[str, float] = self._ask("machine")
         return machine
@@ -220,9 +220,9 @@ def _run(name: str, case: Case, base: Path, seed: int, pipe: Connection) -> None
 
 
 class Questions:
-    """The child's end of the pipe to the parent process, which requests each step and gets its time and gradient.
+    """The child's end of the pipe to the parent process. The parent requests each step, and gets its time and gradient.
 
-    A trainer calls `started` once, then `wait` before and `done` after each step.
+    A trainer calls `started` once, then `wait` before each step and `done` after it.
     """
 
     def __init__(self, pipe: Connection, case: Case) -> None:
@@ -238,7 +238,7 @@ class Questions:
         _reset_peak()
 
     def wait(self) -> bool:
-        """Wait for a request; return True if it asks for another step."""
+        """Wait for the parent's next request. Return True if it asks for another step, False to end the training."""
         try:
             while self._pipe.recv() != "step":
                 self._pipe.send(self._machine())
@@ -351,7 +351,7 @@ def measure(seed: int, progress: Progress) -> Measurement:
 
 
 def compare(case: Case, scratch: Path, seed: int, progress: Progress) -> dict[str, Any]:
-    """Compare Echo's step with TRL's on the same batch, in turns. Return the case's row."""
+    """Compare Echo's training step with TRL's on the same batch, in turns. Return the case's row of the table."""
     base = make_model(case, scratch, seed)
     with Side("trl", case, base, seed) as trl, Side("echo", case, base, seed) as echo:
         repetitions = progress.repetitions(case.steps, within_s=STEPS_S, least=2)

@@ -1,4 +1,4 @@
-"""TRL's side: GRPOTrainer on prepared completions."""
+"""TRL's side of the comparison: GRPOTrainer on prepared completions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ QUIET: Final[dict[str, Any]] = {
     "report_to": "none",
     "disable_tqdm": True,
 }
-"""Options of every compared trainer: Echo's optimizer and loss, without logs and checkpoints."""
+"""Options of TRL's trainer in every comparison: Echo's optimizer and loss, without logs and checkpoints."""
 
 
 class _Trainer(GRPOTrainer):  # type: ignore[misc]
@@ -48,7 +48,7 @@ class _Trainer(GRPOTrainer):  # type: ignore[misc]
 
 
 class _Turns(TrainerCallback):
-    """Begins a step on request, and ends the training when no further request can come."""
+    """Starts a step when the parent process requests it, and ends the training when the pipe is closed."""
 
     def __init__(self, trainer: _Trainer, questions: Questions) -> None:
         self._trainer = trainer
@@ -78,7 +78,7 @@ def adapter(model: Any) -> dict[str, Any]:
 
 
 def padded_batch(groups: list[TrainingGroup]) -> dict[str, Tensor]:
-    """Return what TRL's generation would: completions padded to the longest one of the batch."""
+    """Return the batch as TRL's generation would return it: completions padded to the longest one of the batch."""
     rollouts = [(group, rollout) for group in groups for rollout in group.rollouts]
     longest = max(len(rollout.completion_ids) for _, rollout in rollouts)
 

@@ -1,10 +1,12 @@
-"""Cost of staleness in learning, and gain of a corrected objective: held-out accuracy against trained rollouts.
+"""Cost of staleness in learning, and gain from an objective that corrects for staleness: held-out accuracy over trained
+rollouts.
 
-Each case trains the built-in model on additions, with as many rollouts as every other case, three seeds each, by the
-hub's own coordinator and learner. See `virtual_run` for how rollouts get old.
+Each case trains the built-in model on additions, with the hub's own coordinator and learner. All cases train on the
+same number of rollouts, with three seeds each. `virtual_run` explains how rollouts become stale.
 
-Cases of a real fleet (`fleet_run`) train the second built-in model, whose completions are long and unequal, on unequal
-machines and engines. These cases compare trained rollouts with requested rollouts, and count lost tokens.
+The cases of a real fleet (`fleet_run`) train the second built-in model, whose completions are long and differ in
+length, on machines and engines that differ too. These cases compare trained rollouts with requested rollouts, and count
+lost tokens.
 """
 
 from __future__ import annotations
@@ -14,9 +16,8 @@ from statistics import fmean
 from typing import Any, Final
 
 from benchmarks.harness.pool import each
-from benchmarks.harness.progress import Measurement, Planned, Progress
+from benchmarks.harness.progress import Measurement, Planned, Progress, most
 from benchmarks.learning import fleet_run, virtual_run
-from benchmarks.learning.fleet_run import FleetFigures
 from benchmarks.learning.virtual_run import Case, Point, run
 
 DESCRIPTION: Final = (
@@ -24,12 +25,12 @@ DESCRIPTION: Final = (
 )
 SEEDS: Final = 3
 RUN_S: Final = 60.0
-"""Expected seconds of one run, while two run in parallel on two cores."""
+"""Expected seconds of one run, if two run in parallel on two cores."""
 FLEET_S: Final = 300.0
-"""Expected seconds of a fleet's run. Such a case has one seed."""
+"""Expected seconds of a run of a fleet's case, which has one seed."""
 
 Curves = dict[Case, list[list[Point]]]
-"""For each case, one curve (list of points) per seed."""
+"""For each case, one learning curve (list of points) per seed."""
 
 
 def plan() -> list[Planned]:
@@ -51,14 +52,11 @@ def measure(seed: int, progress: Progress) -> Measurement:
             "sequential_gap": gap.get(virtual_run.SEQUENTIAL),
             "async_le_4_gap": max(of_bounds, default=None),
             "async_8_corrected_gap": min(corrected, default=None),
-            "fleet_length_bias": max((figures.length_bias for figures in fleets.values()), default=None),
-            "fleet_reward_bias": max((abs(figures.reward_bias) for figures in fleets.values()), default=None),
-            "fleet_lost_share": max((figures.lost_share for figures in fleets.values()), default=None),
+            "fleet_length_bias": most(fleets, "length_bias"),
+            "fleet_reward_bias": max((abs(row["reward_bias"]) for row in fleets), default=None),
+            "fleet_lost_share": most(fleets, "lost_share"),
         },
-        rows=[
-            *(_row(case, of_case, gap.get(case)) for case, of_case in curves.items()),
-            *({"case": case.name, **asdict(figures)} for case, figures in fleets.items()),
-        ],
+        rows=[*(_row(case, of_case, gap.get(case)) for case, of_case in curves.items()), *fleets],
         conditions={
             "seeds": SEEDS,
             "curves": {case.name: [[asdict(point) for point in one] for one in ran] for case, ran in curves.items()},
@@ -67,7 +65,9 @@ def measure(seed: int, progress: Progress) -> Measurement:
 
 
 def _curves(seed: int, progress: Progress) -> Curves:
-    """Run every wanted case with every wanted seed, seed by seed, in processes of one thread."""
+    """Run every wanted case once for each seed, in processes with one thread each. All cases of a seed come before the
+    next seed.
+    """
     wanted = {
         _name(case, number): (case, SEEDS * seed + number)
         for number in range(SEEDS)
@@ -84,15 +84,15 @@ def _curves(seed: int, progress: Progress) -> Curves:
     return curves
 
 
-def _fleets(seed: int, progress: Progress) -> dict[Case, FleetFigures]:
-    """Run every wanted case of a fleet in parallel, in processes of one thread."""
-    wanted = {case.name: case for case in virtual_run.FLEET if progress.wants(case.name)}
-    found: dict[str, FleetFigures] = {}
-    configs = {name: (case.config(seed), fleet_run.recorded_nodes()) for name, case in wanted.items()}
+def _fleets(seed: int, progress: Progress) -> list[dict[str, Any]]:
+    """Run every wanted case of a fleet in parallel, in processes with one thread each. Return their rows."""
+    wanted = [case for case in virtual_run.FLEET if progress.wants(case.name)]
+    rows = []
+    configs = {case.name: (case.config(seed), fleet_run.recorded_nodes()) for case in wanted}
     for name, figures in each(fleet_run.run, configs, workers=len(wanted)):
-        found[name] = figures
-        progress.done(name, asdict(figures))
-    return {case: found[name] for name, case in wanted.items()}
+        rows.append({"case": name, **figures})
+        progress.done(name, figures)
+    return rows
 
 
 def _name(case: Case, number: int) -> str:

@@ -1,10 +1,11 @@
-"""A run by a recorded fleet in virtual time: slow nodes, rounded weights and long completions lose more rollouts.
+"""A run by a recorded fleet in virtual time, to measure how many rollouts are lost: slow nodes, rounded weights and
+long completions lose more.
 
 arrivals.json was recorded from a run of hub and nodes as processes, on two cores that other programs used too. For each
 node it lists the seconds per token of its rollouts, in order of arrival. Every node uses its recorded engine, precision
-and pace; completions are as long as the model makes them. Unfinished rollouts do not continue elsewhere. Coordinator,
-problems, scorer and learner are the hub's own, as in every virtual run. The length and the reward of dropped rollouts
-are known too, which gives two figures:
+and seconds per token; the model decides the length of completions. Unfinished rollouts do not continue elsewhere.
+Coordinator, problems, scorer and learner are the hub's own, as in every virtual run. The length and the reward of
+dropped rollouts are known too, which gives two figures:
 
     length_bias   | mean tokens of the trained rollouts / mean tokens of all requested rollouts - 1 |; each place of a
                   group counts once, with the mean of its leases
@@ -30,7 +31,7 @@ from transformers.utils.logging import disable_progress_bar
 from benchmarks.learning.virtual_run import Draw, Learning, NodeEngine, by_policy, hubs_own, same_training, score_of
 from echo_hub.config.sections import HubConfig
 from echo_hub.core.accounting.effects import RolloutsDropped, SendLease, StepPlanned
-from echo_hub.run.base_model import resolve_base
+from echo_hub.run.base_files import resolve_base
 from echo_hub.simulator.population import Traits
 from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.work import Record
@@ -39,13 +40,13 @@ from echo_shared.wire.messages import rollout_id
 
 RECORDED: Final = Path(__file__).with_name("arrivals.json")
 POOL_OVER_NEED: Final = 1.15
-"""Rollouts that the fleet samples during a step, over the rollouts of the step. Hubs keep this margin
-(`cost.margin`).
+"""Rollouts that the fleet samples during a training step, divided by the rollouts that the step needs. Hubs keep this
+margin (`cost.margin`).
 """
 MEASURED_PROBLEMS: Final = 64
-"""Number of problems by which the mean length of completions is measured before the run."""
+"""Number of problems with which the mean length of completions is measured before the run."""
 UPLINK_BYTES_S: Final = 2.5e6
-"""Uplink of each node: 20 Mbit/s. Links were not recorded."""
+"""Assumed uplink of each node in bytes per second (20 Mbit/s), because the recording has no rates of links."""
 DOWNLINK_BYTES_S: Final = 12.5e6
 
 
@@ -64,7 +65,7 @@ class RecordedNode:
             capacity=2 * self.width,
             s_per_token=fmean(self.paces),
             paces=self.paces,
-            prefill_s=0.0,  # The paces include the prompts.
+            prefill_s=0.0,  # The recorded paces include the time for the prompts.
             fetch_s=0.0,
             phase=0.0,
             price_per_hour=0.0,
@@ -78,23 +79,6 @@ def recorded_nodes() -> tuple[RecordedNode, ...]:
     return tuple(RecordedNode(**{**node, "paces": tuple(node["paces"])}) for node in nodes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetFigures:
-    """Figures of a run by a fleet. A bias compares trained rollouts with all requested ones."""
-
-    length_bias: float
-    reward_bias: float
-    lost_share: float
-    accuracy_before: float
-    accuracy_after: float
-    trained_rollouts: int
-    shortest_tokens: int
-    """1 % quantile of the completions' lengths, in tokens."""
-    longest_tokens: int
-    """99 % quantile of the completions' lengths, in tokens."""
-    utilisation: float
-
-
 class FleetLearning(Learning):
     """Records length and reward of every leased rollout, and which rollouts were trained."""
 
@@ -104,7 +88,7 @@ class FleetLearning(Learning):
         self.tokens: dict[str, int] = {}
         self.earned: dict[str, float] = {}
         self.is_trained: dict[str, bool] = {}
-        """True for trained rollouts, False for dropped ones; a rollout under way is missing."""
+        """True for trained rollouts, False for dropped ones. A rollout in progress has no entry."""
 
     def lengths(self, lease: SendLease) -> Mapping[int, int]:
         names = {index: rollout_id(lease.lease_id, index) for index in lease.indices}
@@ -141,7 +125,10 @@ class FleetLearning(Learning):
         drawn = by_policy(self.policy, self.policy.published(), [self.request(lease) for lease in leases])
         return fmean(len(rollout.completion_ids) for rollout in drawn)
 
-    def figures(self, utilisation: float) -> FleetFigures:
+    def figures(self, utilisation: float) -> dict[str, float]:
+        """Return the figures of a run. Each `..._bias` compares trained rollouts with all requested ones.
+        `shortest_tokens` and `longest_tokens` are the 1 % and 99 % quantiles of the completions' lengths.
+        """
         known = [name for name in self.is_trained if name in self.tokens]
         trained = [name for name in known if self.is_trained[name]]
         by_place: dict[tuple[int, int], list[str]] = {}
@@ -152,21 +139,21 @@ class FleetLearning(Learning):
             return fmean(fmean(of[name] for name in names) for names in by_place.values())
 
         lengths = np.array(list(self.tokens.values()))
-        return FleetFigures(
-            length_bias=abs(fmean(self.tokens[name] for name in trained) / asked(self.tokens) - 1),
-            reward_bias=fmean(self.earned[name] for name in trained) - asked(self.earned),
-            lost_share=1 - sum(self.tokens[name] for name in trained) / sum(self.tokens[name] for name in known),
-            accuracy_before=self.points[0].accuracy,
-            accuracy_after=self.points[-1].accuracy,
-            trained_rollouts=len(trained),
-            shortest_tokens=int(np.quantile(lengths, 0.01)),
-            longest_tokens=int(np.quantile(lengths, 0.99)),
-            utilisation=utilisation,
-        )
+        return {
+            "length_bias": abs(fmean(self.tokens[name] for name in trained) / asked(self.tokens) - 1),
+            "reward_bias": fmean(self.earned[name] for name in trained) - asked(self.earned),
+            "lost_share": 1 - sum(self.tokens[name] for name in trained) / sum(self.tokens[name] for name in known),
+            "accuracy_before": self.points[0].accuracy,
+            "accuracy_after": self.points[-1].accuracy,
+            "trained_rollouts": len(trained),
+            "shortest_tokens": int(np.quantile(lengths, 0.01)),
+            "longest_tokens": int(np.quantile(lengths, 0.99)),
+            "utilisation": utilisation,
+        }
 
 
-def run(config: HubConfig, nodes: Sequence[RecordedNode]) -> FleetFigures:
-    """Carry out one run to its last step."""
+def run(config: HubConfig, nodes: Sequence[RecordedNode]) -> dict[str, float]:
+    """Run to the last training step. Return the figures of the run."""
     torch.set_num_threads(1)
     disable_progress_bar()
     base_dir = resolve_base(config.model.base)

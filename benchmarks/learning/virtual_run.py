@@ -1,8 +1,8 @@
-"""One run in virtual time: the simulator with real work. Problems, sampler and learner are the hub's own.
+"""One run in virtual time. The simulator does real work: problems, sampler and learner are the hub's own.
 
-Nodes take no time: a lease is sampled immediately with its named version, while a training step takes one second. From
-step S + 1 on, a run with staleness bound S therefore trains on rollouts that are exactly S steps old, the worst case of
-the bound.
+Nodes take no time: a lease is sampled immediately with its named version, while a training step takes one second. So
+from step S + 1 on, a run with staleness bound S trains on rollouts that are exactly S steps old, which is the worst
+case.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ from echo_hub.core.settings import CoordinatorSettings
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
 from echo_hub.learner.step import make_optimizer, train_step
-from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.run.base_files import resolve_base
+from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.preparing import prepare
 from echo_hub.scoring.problems import Problems
-from echo_hub.serving.opening import coordinator_settings, trained_tasks
+from echo_hub.serving.core_settings import coordinator_settings, trained_tasks
 from echo_hub.simulator.node import Sampling
 from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.work import Record
@@ -56,7 +57,7 @@ OF_ALL: Final[Settings] = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Case:
-    """One way to train, run once per seed."""
+    """A configuration for training, which is run once per seed."""
 
     sizes: ClassVar[Settings] = {
         "training": {"steps": 60, "groups_per_step": 32, "group_size": 8},
@@ -64,7 +65,7 @@ class Case:
     }
     name: str
     settings: Settings = field(default_factory=dict)
-    """Sections of a config.toml that differ from the common ones."""
+    """Sections of a config.toml whose values differ from those common to all cases."""
 
     def config(self, seed: int) -> HubConfig:
         """Return the configuration of a run. Raises ValueError for invalid settings."""
@@ -103,11 +104,13 @@ FLEET: Final = tuple(
     )
     for bound in (1, 4)
 )
-"""Cases with the nodes of a recording, and completions of ten to three hundred tokens."""
+"""Cases in which the nodes have the speeds of a recorded run (`fleet_run`), with completions of ten to three hundred
+tokens.
+"""
 
 
 Draw = Callable[[Policy, Mapping[str, Tensor], Sequence[GroupRequest]], Iterable[FinishedRollout]]
-"""Samples all rollouts of the requests, with these weights as the policy's adapter."""
+"""Function that samples all rollouts of the requests, with these weights as the policy's adapter."""
 
 
 def by_policy(policy: Policy, weights: Mapping[str, Tensor], requests: Sequence[GroupRequest]) -> list[FinishedRollout]:
@@ -138,17 +141,17 @@ class NodeEngine:
 
 
 EVALUATE_EVERY: Final = 10
-"""Steps between two points of the curve."""
+"""Training steps between two points of the learning curve."""
 STEP_S: Final = 1.0
 WIDEST: Final = 2_048
-"""Maximum number of rollouts that one node holds."""
+"""Maximum number of rollouts that one simulated node holds at a time."""
 AT_ONCE_S: Final = 1e-30
-"""Seconds of a completion: negligible in the run's clock."""
+"""Seconds that a node takes per token: negligible in virtual time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A point of the curve, after `trained_rollouts`."""
+    """A point of the learning curve, after `trained_rollouts`."""
 
     trained_rollouts: int
     reward: float | None
@@ -160,7 +163,7 @@ class Point:
 
 
 def run(case: Case, seed: int) -> list[Point]:
-    """Carry out one run with one thread; return its curve."""
+    """Run a case to its last step, with one thread; return its learning curve."""
     torch.set_num_threads(1)
     disable_progress_bar()
     learning = Learning(case.config(seed))
@@ -169,8 +172,8 @@ def run(case: Case, seed: int) -> list[Point]:
 
 
 def go_through(learning: Learning, scenario: Scenario | None = None) -> World:
-    """Carry out a run to its last step; `learning` then has the curve. `scenario` replaces the nodes that take no
-    time.
+    """Run to the last step; `learning.points` then has the curve. `scenario` replaces the default one, whose nodes take
+    no time.
     """
     learning.note(reward=None, staleness=0.0)
     scenario = scenario or scenario_of(learning.config)
@@ -182,7 +185,9 @@ def go_through(learning: Learning, scenario: Scenario | None = None) -> World:
 
 
 def scenario_of(config: HubConfig) -> Scenario:
-    """Return the scenario of nodes that take no time and hold all rollouts within the staleness bound."""
+    """Return the scenario in which nodes take no time and together hold all rollouts that the staleness bound
+    allows.
+    """
     training = config.training
     rollouts = (training.max_staleness + 1) * training.groups_per_step * training.group_size
     num_nodes = ceil(rollouts / WIDEST)
@@ -206,7 +211,7 @@ def scenario_of(config: HubConfig) -> Scenario:
 
 
 def same_training(config: HubConfig) -> dict[str, dict[str, Any]]:
-    """Return the sections of a scenario that equal those of a run's configuration."""
+    """Return the sections of a scenario whose values must equal those of the run's configuration."""
     names = ("steps", "groups_per_step", "group_size", "max_staleness")
     return {
         "run": {"mode": config.run.mode, "seed": config.run.seed},
@@ -215,7 +220,7 @@ def same_training(config: HubConfig) -> dict[str, dict[str, Any]]:
 
 
 def hubs_own(learning: Learning, settings: CoordinatorSettings, snapshot: CoordinatorSnapshot) -> Coordinator:
-    """Make a coordinator with settings from the hub's full configuration."""
+    """Make a coordinator with the hub's full configuration in place of `settings`."""
     tasks = trained_tasks(learning.problems)
     return Coordinator(coordinator_settings(learning.config, multi_turn=False, tasks=tasks), snapshot)
 
@@ -226,8 +231,8 @@ def score_of(response: object) -> float:
 
 
 class Learning:
-    """The work of a learning run. The first request for a completion of a version samples all leases of that version in
-    one batch.
+    """The work of a simulated run, done with the real learner. When a completion of a version is first needed, all
+    leases of this version are sampled in one batch.
     """
 
     def __init__(
@@ -248,7 +253,7 @@ class Learning:
         self._draw_of = draw_of
         self._evaluate_every = evaluate_every
         self._versions: dict[int, dict[str, Tensor]] = {}
-        """Versions that a lease may still name."""
+        """Adapter of each version that a lease may still name."""
         self._leases: list[SendLease] = []
         self.drawn: dict[str, RolloutPayload] = {}
         self._received: dict[str, RolloutPayload] = {}
@@ -262,7 +267,7 @@ class Learning:
         self.publish(0)
 
     def begin_with(self, weights: Mapping[str, NDArray[np.float32]]) -> None:
-        """Make this adapter, by PEFT's names, version 0. Call it before the first step."""
+        """Make this adapter version 0. The weights are named as in PEFT. Call it before the first step."""
         self.policy.set_adapter({name: torch.from_numpy(weight) for name, weight in weights.items()})
         self.publish(0)
 
@@ -273,7 +278,7 @@ class Learning:
         self._leases.append(lease)
 
     def lengths(self, lease: SendLease) -> Mapping[int, int] | None:
-        """Return None: a node's time does not depend on the number of tokens."""
+        """Return None, which tells the simulator that a node's time does not depend on the number of tokens."""
         return None
 
     def draw(self, sampling: Sampling) -> RolloutPayload:

@@ -28,17 +28,17 @@ from echo_shared.wire.messages import NodeStatus
 PROGRAM: Final = "x = 0\nfor n in range({rounds}):\n    x = (x * 1103515245 + n) & 0xffffffff"
 """Stands for the owner's program: it only computes."""
 ROUNDS: Final = 6_000_000
-"""Rounds of the program's loop, which take about half a second. During a longer time the machine's own speed could
-change.
-"""
+"""Rounds of the program's loop, which take about half a second. In a longer time the machine's speed could change."""
 PAIRS: Final = 60
 WITHIN_S: Final = 120.0
 LEAST: Final = 5
 LOOK_S: Final = 0.02
 
 
-async def measure(scratch: Path, models: Models, engine: Engine, progress: Progress) -> Mapping[str, Any]:
-    """Time one program, and one per core, next to a sampling node and next to a paused node, in turns."""
+async def measure(scratch: Path, models: Models, progress: Progress, *, engine: Engine) -> Mapping[str, Any]:
+    """Time one copy of the program, and one copy per core, alternately next to a sampling node and next to a paused
+    node.
+    """
     ratios: dict[int, list[float]] = {1: [], psutil.cpu_count() or 1: []}
     async with _node(scratch, models(engine.model), engine) as node:
         for number in progress.repetitions(PAIRS, within_s=WITHIN_S, least=LEAST):
@@ -89,7 +89,7 @@ class _Node:
 
 @asynccontextmanager
 async def _node(scratch: Path, base: Path, engine: Engine) -> AsyncIterator[_Node]:
-    """Start a node with endless work, and wait until it samples."""
+    """Run a node with endless work during the block. Yield when it samples."""
     home = scratch / "node"
     options = ("--backend", engine.backend, "--threads", "0", "--swarm-host", "127.0.0.1")
     env = {"ECHO_NODE_MANNERS__PRIORITY": "lowest", "OMP_NUM_THREADS": str(psutil.cpu_count() or 1)}
@@ -113,7 +113,7 @@ SECONDS: Final = 30.0
 SETTLE_S: Final = 5.0
 
 
-async def measure_paused(scratch: Path, models: Models, model: str) -> Mapping[str, Any]:
+async def measure_paused(scratch: Path, models: Models, _progress: Progress, *, model: str) -> Mapping[str, Any]:
     """Measure the processor share (of one core) and the memory of a paused, connected node."""
     home = scratch / "paused"
     options = ["--backend", "llama_cpp", "--swarm-host", "127.0.0.1"]

@@ -1,7 +1,8 @@
 """Waiting time of a volunteer: for an installation without compiler and network, then for the first rollout.
 
-The wheelhouse is that of `make wheelhouse` in dist/. Home, PATH and settings are those of a new user, who has Python
-and the programs of every system. The hub runs on loopback, so network time is excluded."""
+The wheels come from the wheelhouse that `make wheelhouse` makes in dist/. The home directory is empty, and PATH has
+only Python and the programs of every system. The hub runs on loopback, so network time is excluded.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.harness.site import ended
+import psutil
+
+from benchmarks.harness.progress import Progress
+from benchmarks.harness.site import ended, family
 from benchmarks.manners.scene import Models, working_hub
 from echo_shared.wire.messages import Rollout
 
@@ -28,18 +32,18 @@ TOOLS: Final = (
     *("readlink", "rm", "rmdir", "sed", "sleep", "sort", "uname"),
 )
 ROLLOUT_TOKENS: Final = 64
-"""Tokens of the first rollout: few, because the engine's speed is not what is measured."""
+"""Tokens of the first rollout: few, because the engine's speed should not matter here."""
 INSTALL_S: Final = 600.0
 FIRST_ROLLOUT_S: Final = 300.0
 LOOK_S: Final = 0.01
 
 
 def lacks() -> str:
-    """Return why this machine cannot install; "" if it can."""
+    """Return why this machine cannot install a node from the wheelhouse; "" if it can."""
     return "" if (WHEELHOUSE / "manifest.json").is_file() else "a wheelhouse: make wheelhouse"
 
 
-async def measure(scratch: Path, models: Models, model: str) -> Mapping[str, Any]:
+async def measure(scratch: Path, models: Models, _progress: Progress, *, model: str) -> Mapping[str, Any]:
     """Time the installer, then the time from the join command until the hub has the first rollout."""
     home, tools = scratch / "home", scratch / "tools"
     home.mkdir()
@@ -52,10 +56,19 @@ async def measure(scratch: Path, models: Models, model: str) -> Mapping[str, Any
     began = time.monotonic()
     await asyncio.to_thread(_install, environment)
     install_s = time.monotonic() - began
+    base = models(model)
+    installed_bytes = _bytes_in(home)
+    first = await _first_rollout(scratch, base, environment)
     return {
         "install_s": install_s,
-        "join_to_first_rollout_s": await _first_rollout(scratch, models(model), environment),
+        **first,
+        "base_bytes": (base_bytes := _bytes_in(base)),
+        "disk_over_base": (_bytes_in(home) - installed_bytes) / base_bytes,
     }
+
+
+def _bytes_in(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file() and not path.is_symlink())
 
 
 def _install(environment: Mapping[str, str]) -> None:
@@ -65,14 +78,19 @@ def _install(environment: Mapping[str, str]) -> None:
         raise RuntimeError(f"The installer failed: {done.stdout}{done.stderr}")
 
 
-async def _first_rollout(scratch: Path, base: Path, environment: Mapping[str, str]) -> float:
+async def _first_rollout(scratch: Path, base: Path, environment: Mapping[str, str]) -> Mapping[str, float]:
+    """Return the seconds from the join command until the hub has the first rollout, and the node's memory at
+    that time.
+    """
     async with working_hub(scratch, base, max_tokens=ROLLOUT_TOKENS) as hub:
         began = time.monotonic()
-        with _joined(hub.url, scratch / "node.log", environment):
+        with _joined(hub.url, scratch / "node.log", environment) as node:
             async with asyncio.timeout(FIRST_ROLLOUT_S):
                 while not hub.all(Rollout):  # noqa: ASYNC110 - `hub.until` has too little patience for a slow machine.
                     await asyncio.sleep(LOOK_S)
-            return time.monotonic() - began
+            took_s = time.monotonic() - began
+            memory = sum(process.memory_info().rss for process in family(psutil.Process(node.pid)))
+            return {"join_to_first_rollout_s": took_s, "node_rss_mb": memory / 1e6}
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import psutil
 
 from benchmarks.harness.driven_hub import DrivenHub
 from benchmarks.harness.engine import GROUP_SIZE, PROMPT_TOKENS
-from benchmarks.harness.models import QWEN3_06B, SMALL, Shape, random_model
+from benchmarks.harness.models import HALF_GIGABYTE, QWEN3_06B, SMALL, Shape, random_model
 from echo_node.config import NodeConfig
 from echo_node.core.events import Event, RolloutsDrawn, RolloutsFinished
 from echo_node.core.manners import MannersConfig, SensorReading
@@ -39,10 +39,10 @@ FREE: Final = SensorReading(full_screen=False)
 GAME: Final = SensorReading(full_screen=True)
 
 
-SHAPES: Final[Mapping[str, Shape]] = {"small": SMALL, "0.6B": QWEN3_06B}
+SHAPES: Final[Mapping[str, Shape]] = {"small": SMALL, "500 MB": HALF_GIGABYTE, "0.6B": QWEN3_06B}
 
 Models = Callable[[str], Path]
-"""Returns the directory of a base model by name, and makes the model on first use."""
+"""Function that returns the directory of a base model by name, and makes the model on first use."""
 
 
 def made_in(directory: Path, seed: int) -> Models:
@@ -50,8 +50,8 @@ def made_in(directory: Path, seed: int) -> Models:
 
 
 class Owner:
-    """Stands for the machine's sensors; the caller sets the reading. `told` is the last reading that the node got,
-    `told_at` the time when the node first got it.
+    """Replaces the sensors by which a node notices that its owner uses the machine; the caller sets their `reading`.
+    `told` is the last reading that the node got, `told_at` the time when the node first got it.
     """
 
     def __init__(self) -> None:
@@ -76,12 +76,12 @@ class Engine:
 
 
 class Overheard(Daemon):
-    """A node that records how many tokens its engine has sampled."""
+    """A node daemon that records how many tokens its engine has sampled."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.drawn: dict[tuple[int, int], int] = {}
-        """Tokens that the engine reported, by lease and index, revoked leases included."""
+        """Number of tokens that the engine reported, by lease id and index. Revoked leases are included."""
 
     async def _tell_shell(self, event: Event) -> None:
         match event:
@@ -98,7 +98,7 @@ class Overheard(Daemon):
 
 
 class Scene:
-    """A node at work. Use it only within the event loop."""
+    """A node that samples for its hub, with its engine's process and its owner. Use it only within the event loop."""
 
     def __init__(self, hub: DrivenHub, daemon: Overheard, owner: Owner, paths: NodePaths) -> None:
         self.hub = hub
@@ -115,11 +115,11 @@ class Scene:
         return engine_of(psutil.Process())
 
     def lost_tokens(self) -> tuple[int, int]:
-        """Count unsent tokens of returned rollouts. Return lost tokens, and tokens of the step that the pause
-        interrupted.
+        """Count the tokens of returned rollouts that the node had not sent. Return lost tokens, and tokens of the step
+        that the pause interrupted.
 
-        That step has at most one token per rollout, or two if nothing of the rollout was sent: its first step also
-        reads the prompt.
+        The interrupted step has at most one token per rollout. A rollout without sent tokens may have two, because its
+        first step also reads the prompt.
         """
         sent: dict[tuple[int, int], int] = {}
         returned: set[tuple[int, int]] = set()
@@ -173,7 +173,7 @@ def engine_of(process: psutil.Process) -> psutil.Process | None:
 
 @asynccontextmanager
 async def working_hub(scratch: Path, base: Path, *, max_tokens: int = MAX_TOKENS) -> AsyncIterator[DrivenHub]:
-    """Serve a hub that always has work for its node."""
+    """During the block, run a hub with endless work for its node."""
     hub = DrivenHub(scratch / "hub")
     await hub.open()
     await hub.publish_base(base)
@@ -188,7 +188,7 @@ async def working_hub(scratch: Path, base: Path, *, max_tokens: int = MAX_TOKENS
 
 @asynccontextmanager
 async def scene(scratch: Path, base: Path, engine: Engine) -> AsyncIterator[Scene]:
-    """Start a node, and wait until its engine has work."""
+    """Run a node during the block. Yield when its engine samples."""
     paths, owner = NodePaths.find(scratch / "node"), Owner()
     config = NodeConfig.model_validate(
         {
@@ -222,7 +222,7 @@ async def scene(scratch: Path, base: Path, engine: Engine) -> AsyncIterator[Scen
 
 
 async def lease_for_ever(hub: DrivenHub, *, max_tokens: int = MAX_TOKENS) -> None:
-    """Lease groups up to the node's capacity, until cancelled."""
+    """Lease groups to the hub's node, always up to its capacity, until cancelled."""
     rng = np.random.default_rng(0)
     out: set[tuple[int, int]] = set()
     heard = number = capacity = 0

@@ -1,4 +1,6 @@
-"""Time until an engine stands still for its owner, time until it resumes, and lost tokens."""
+"""Measures how a node yields to its owner: time until its engine has stopped, time until the engine resumes, and lost
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,14 @@ MOST_TIMES: Final = 25
 LEAST_TIMES: Final = 5
 WITHIN_S: Final = 40.0
 WORK_S: Final = 0.5
-"""Seconds of sampling before the benchmark, as the owner, pauses the node."""
+"""Seconds of sampling before the owner, that is, the benchmark, pauses the node."""
 LOOK_S: Final = 0.002
 
 
-async def measure(scratch: Path, models: Models, engine: Engine, news: News, progress: Progress) -> Mapping[str, Any]:
-    """Measure the milliseconds from the owner's command or a sensor's reading until the engine stands still, and the
+async def measure(
+    scratch: Path, models: Models, progress: Progress, *, engine: Engine, news: News
+) -> Mapping[str, Any]:
+    """Measure the milliseconds from the owner's command or a sensor's reading until the engine has stopped, and the
     seconds until it samples again.
     """
     yields: list[float] = []
@@ -36,7 +40,7 @@ async def measure(scratch: Path, models: Models, engine: Engine, news: News, pro
             await asyncio.sleep(WORK_S)
             yields.append(await _yield(node, news))
             resumes.append(await _resume(node, news))
-        # A stopped engine reports its tokens when it resumes; an ended engine never does.
+        # This count comes after resuming: a stopped engine reports its tokens only then. An ended engine never does.
         lost, under_way = node.lost_tokens()
         paused = {"tokens_lost_per_pause": lost / len(yields), "tokens_under_way_per_pause": under_way / len(yields)}
     how = "resume_s" if news == "pause" else "restart_s"
@@ -81,7 +85,7 @@ def _until_still(engine: psutil.Process) -> float:
 
 
 def _states(pid: int) -> Iterator[str]:
-    """Yield the state of each thread as a letter (proc(5))."""
+    """Yield the state of each thread of a process as a letter (proc(5)), such as T for stopped."""
     try:
         tasks = list(Path(f"/proc/{pid}/task").iterdir())
     except OSError:

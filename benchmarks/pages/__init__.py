@@ -1,14 +1,16 @@
 """The hub's pages in Chromium: accessibility, time to show, weight, delay of live figures, memory.
 
 The hub trains, two real nodes work for it, and its database is that of a long run: 5,000 nodes and 10⁶ rollouts
-(`benchmarks.harness.books`). Pages are found by their links, one of each shape.
+(`benchmarks.harness.books`). Pages are found by following links; of pages whose addresses differ only in ids, one is
+measured.
 
-- `axe_serious`, `axe_moderate`: elements that violate rules of axe-core, summed over all pages, light, dark and phone.
+- `axe_serious`, `axe_moderate`: number of elements that violate rules of axe-core, summed over all pages in light, dark
+  and phone mode.
 - `first_contentful_paint_s`, `transfer_kb`: the worst page at its first visit. `external_requests`, `csp_unsafe`: sums
   over all pages.
 - `live_delay_s`: delay from a step in the database to its display on the page, worst of twenty.
-- `page_memory_growth`: heap of a watched page after ten minutes, over its heap after one minute.
-- `hub_cpu_share`: additional processor time of the hub for one watched page, as a share of one core.
+- `page_memory_growth`: heap of an open page after ten minutes, divided by its heap after one minute.
+- `hub_cpu_share`: additional processor time of the hub for one open page, as a share of one core.
 - `snapshot_ms`: the hub's median time for one picture of the run, that is, the data that the pages show.
 """
 
@@ -24,18 +26,17 @@ import subprocess
 import tarfile
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import aiohttp
-from playwright.async_api import Browser, BrowserContext, CDPSession, Page, async_playwright
+from playwright.async_api import Browser, BrowserContext, CDPSession, ConsoleMessage, Page, async_playwright
 
 from benchmarks.harness.books import Amount, fill
-from benchmarks.harness.progress import Measurement, Planned, Progress
+from benchmarks.harness.progress import Measurement, Planned, Progress, most
 from benchmarks.harness.site import Settings, Site, merged, open_site, serving
 from echo_hub.store.database import connect
 
@@ -43,10 +44,12 @@ DESCRIPTION: Final = "The hub's pages in a browser: accessibility, size, speed, 
 
 NODES_AT_WORK: Final = 2
 STEPS_BEFORE: Final = 8
-"""Training steps before the database is filled, so that each table has some genuine rows."""
+"""Number of real training steps before the database is filled with generated rows. So each table also has some genuine
+rows.
+"""
 PATIENCE_S: Final = 300.0
 ELSEWHERE: Final = ("nice", "-n", "19")
-"""Prefix of the nodes' commands: hub and learner take precedence on the shared processor."""
+"""Prefix of the nodes' commands: hub and learner have priority on the shared processor."""
 SETTINGS: Final[Settings] = {
     "run": {"name": "pages"},
     "training": {"steps": 100_000},
@@ -57,7 +60,7 @@ SETTINGS: Final[Settings] = {
 
 @contextmanager
 def filled_site(scratch: Path, *, nodes: int, rollouts: int, seed: int) -> Iterator[Site]:
-    """Serve a hub whose database has this many nodes and rollouts, with two nodes at work."""
+    """Run a hub with two working nodes, whose database has this many nodes and rollouts, during the block."""
     with open_site(scratch, merged(SETTINGS, {"run": {"seed": seed}})) as site:
         _work(site)
         site.wait_for_step(STEPS_BEFORE, within_s=PATIENCE_S)
@@ -86,31 +89,8 @@ MODES: Final[Mapping[str, Mapping[str, Any]]] = {
     "phone": {"viewport": {"width": 390, "height": 844}, "color_scheme": "light", "has_touch": True, "is_mobile": True},
 }
 SETTLED_MS: Final = 1_500
-"""Milliseconds after which a page counts as loaded."""
+"""Milliseconds to wait after a page has loaded, before its figures are read."""
 MOST_SHAPES: Final = 60
-
-
-def lacks_browser() -> str:
-    """Return why this machine cannot show pages; "" if it can."""
-    return "" if CHROMIUM else "Chromium"
-
-
-@dataclass(slots=True)
-class Loaded:
-    """A page's requests, and the browser's complaints about it."""
-
-    origin: str
-    urls: list[str] = field(default_factory=list)
-    transfer_bytes: int = 0
-    violations: list[str] = field(default_factory=list)
-    """Violations of the content security policy, and other complaints of the browser."""
-
-    @property
-    def external(self) -> list[str]:
-        """Return the requests to other hosts than the hub."""
-        return [
-            url for url in self.urls if urlsplit(url).scheme in ("http", "https") and not url.startswith(self.origin)
-        ]
 
 
 @asynccontextmanager
@@ -135,29 +115,8 @@ async def opened(browser: Browser, site: Site, mode: str, *, operator: bool = Tr
         await context.close()
 
 
-async def counted(page: Page, site: Site) -> Loaded:
-    """Record the page's requests from now on, their bytes, and the browser's complaints."""
-    loaded, protocol = Loaded(site.url), await page.context.new_cdp_session(page)
-    await protocol.send("Network.enable")
-
-    def add(event: dict[str, Any]) -> None:
-        loaded.transfer_bytes += event["encodedDataLength"]
-
-    protocol.on("Network.loadingFinished", add)
-    protocol.on("Network.dataReceived", lambda event: None)
-    protocol.on("Network.requestWillBeSent", lambda event: loaded.urls.append(event["request"]["url"]))
-
-    def heed(kind: str, text: str) -> None:
-        if kind in ("error", "warning"):
-            loaded.violations.append(text)
-
-    page.on("console", lambda message: heed(message.type, message.text))
-    page.on("pageerror", lambda error: heed("error", str(error)))
-    return loaded
-
-
 def shape(path: str) -> str:
-    """Replace numbers and ids in a path by a star: /rollouts/17 becomes /rollouts/*."""
+    """Return the path with a star for each number and id: /rollouts/17 becomes /rollouts/*."""
     parts = path.partition("?")[0].split("/")
     return "/".join("*" if re.fullmatch(r"[0-9a-f-]*[0-9][0-9a-f-]*", part) else part for part in parts)
 
@@ -184,18 +143,13 @@ async def pages_of(context: BrowserContext, site: Site) -> dict[str, str]:
 
 VERSION: Final = "4.14.1"
 SHA512: Final = "FHfa+lmNjQZfJz1q8wKqIDwC6DExcHt/pkjNQb09a3NPjCKg2rhu5qb2S4r76ASyFNNtuFooJpZe37OgudVGtQ=="
-"""Hash of the package, in npm's form."""
+"""SHA-512 hash of axe-core's package, as npm writes it."""
 SCRIPT: Final = "package/axe.min.js"
 RUN: Final = "async () => (await axe.run({ resultTypes: ['violations'] })).violations"
 
 
-def lacks_axe() -> str:
-    """Return why this machine cannot run axe-core; "" if it can."""
-    return "" if shutil.which("npm") else "npm, which fetches axe-core"
-
-
 def fetched(scratch: Path) -> str:
-    """Fetch the script with npm. Raises ValueError if it is not the pinned release."""
+    """Fetch axe-core's script with npm; return its text. Raises ValueError if the package is not the pinned release."""
     command = ["npm", "pack", "--silent", f"axe-core@{VERSION}"]
     subprocess.run(command, cwd=scratch, check=True, capture_output=True)
     package = scratch / f"axe-core-{VERSION}.tgz"
@@ -209,7 +163,7 @@ def fetched(scratch: Path) -> str:
 
 
 def found_on(violations: list[Mapping[str, Any]]) -> dict[str, int]:
-    """Count elements that violate rules, by impact. Critical violations count as serious."""
+    """Count the elements that violate rules, by impact. Critical violations count as serious."""
     counts = {"serious": 0, "moderate": 0, "minor": 0}
     for violation in violations:
         impact = "serious" if violation["impact"] == "critical" else violation["impact"]
@@ -218,10 +172,13 @@ def found_on(violations: list[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def said_of(violations: list[Mapping[str, Any]]) -> list[str]:
-    return [
-        f"{violation['impact']}: {violation['id']}: {violation['nodes'][0]['target']} ({len(violation['nodes'])})"
-        for violation in violations
-    ]
+    """Return each violation as text: impact, rule, first element, number of elements."""
+    return [f"{one['impact']}: {one['id']}: {one['nodes'][0]['target']} ({len(one['nodes'])})" for one in violations]
+
+
+def to_other_hosts(urls: Iterable[str], own: str) -> list[str]:
+    """Return the requested addresses that are not the hub's. `own` is the hub's address."""
+    return [url for url in urls if urlsplit(url).scheme in ("http", "https") and not url.startswith(own)]
 
 
 STEPS_WATCHED: Final = 20
@@ -263,34 +220,46 @@ async def every_page(browser: Browser, site: Site, pages: Mapping[str, str], scr
 
 
 async def first_load(browser: Browser, site: Site, pages: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Load each page in a new browser profile, wait until it has settled, and return its figures."""
+    """Load each page in a new browser profile, and return its figures."""
     rows = []
     for name, path in pages.items():
         async with opened(browser, site, "light", operator=name != "/login") as context:
-            page = await context.new_page()
-            loaded = await counted(page, site)
-            answer = await page.goto(site.url + path)
-            await page.wait_for_timeout(SETTLED_MS)
-            policy = answer.headers.get("content-security-policy", "") if answer else ""
-            painted_ms = await page.evaluate(PAINTED)
-            rows.append(
-                {
-                    "page": name,
-                    "first_contentful_paint_s": None if painted_ms is None else painted_ms / 1000,
-                    "transfer_kb": loaded.transfer_bytes / 1000,
-                    "requests": len(loaded.urls),
-                    "external_requests": len(loaded.external),
-                    "csp_unsafe": policy.count("unsafe-")
-                    + ("default-src 'none'" not in policy)
-                    + len(loaded.violations),
-                    "complaints": loaded.violations,
-                }
-            )
+            rows.append({"page": name, **await _first_visit(await context.new_page(), site, path)})
     return rows
 
 
+async def _first_visit(page: Page, site: Site, path: str) -> dict[str, Any]:
+    """Load a page and wait until it has settled. Return its requests, and the errors that the browser reported."""
+    urls: list[str] = []
+    sizes: list[int] = []
+    complaints: list[str] = []
+
+    def heed(message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            complaints.append(message.text)
+
+    protocol = await page.context.new_cdp_session(page)
+    await protocol.send("Network.enable")
+    protocol.on("Network.loadingFinished", lambda event: sizes.append(event["encodedDataLength"]))
+    protocol.on("Network.requestWillBeSent", lambda event: urls.append(event["request"]["url"]))
+    page.on("console", heed)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    answer = await page.goto(site.url + path)
+    await page.wait_for_timeout(SETTLED_MS)
+    policy = answer.headers.get("content-security-policy", "") if answer else ""
+    painted_ms = await page.evaluate(PAINTED)
+    return {
+        "first_contentful_paint_s": None if painted_ms is None else painted_ms / 1000,
+        "transfer_kb": sum(sizes) / 1000,
+        "requests": len(urls),
+        "external_requests": len(to_other_hosts(urls, site.url)),
+        "csp_unsafe": policy.count("unsafe-") + ("default-src 'none'" not in policy) + len(complaints),
+        "complaints": complaints,
+    }
+
+
 async def live(browser: Browser, site: Site) -> list[dict[str, Any]]:
-    """Measure the delay from a step in the database to a page with this step or a later one."""
+    """Measure the delay from the commit of a step to the moment when a page shows this step or a later one."""
     first = site.newest_step() + 1
     async with opened(browser, site, "light") as context:
         page = await context.new_page()
@@ -310,7 +279,7 @@ async def live(browser: Browser, site: Site) -> list[dict[str, Any]]:
 
 
 async def snapshots(site: Site) -> list[dict[str, Any]]:
-    """Return the hub's own figure of the time for one picture of the run (the data that the pages show)."""
+    """Return the hub's own measurement of the time for one picture of the run (the data that the pages show)."""
     took: list[float] = []
     headers = {"Authorization": f"Bearer {site.token}"}
     async with aiohttp.ClientSession(site.url, headers=headers) as http:
@@ -324,8 +293,8 @@ async def snapshots(site: Site) -> list[dict[str, Any]]:
 
 
 async def hub_cpu(browser: Browser, site: Site, *, seconds: float) -> list[dict[str, Any]]:
-    """Compare the hub's processor time with and without a watched page, in pairs of `seconds` each; return the
-    median.
+    """Compare the hub's processor time with and without an open page, in pairs of `seconds` each. Return the median of
+    the difference.
     """
     shares = []
     async with opened(browser, site, "light") as context:
@@ -343,7 +312,7 @@ async def hub_cpu(browser: Browser, site: Site, *, seconds: float) -> list[dict[
 
 
 async def lasting(browser: Browser, site: Site, *, seconds: float) -> list[dict[str, Any]]:
-    """Compare a watched page's memory after a tenth of the time with its memory at the end."""
+    """Keep a page open for `seconds`. Compare its memory at the end with its memory after a tenth of the time."""
     async with opened(browser, site, "light") as context:
         page = await context.new_page()
         protocol = await context.new_cdp_session(page)
@@ -374,10 +343,11 @@ AXE, LOAD, LIVE, SNAPSHOT, CPU, LASTING = (
 
 
 def plan() -> list[Planned]:
-    lacks = lacks_browser()
+    lacks = "" if CHROMIUM else "Chromium"
+    lacks_axe = "" if shutil.which("npm") else "npm, which fetches axe-core"
     return [
         Planned(name=LOAD, seconds=40, lacks=lacks),
-        Planned(name=AXE, seconds=120, lacks=lacks or lacks_axe()),
+        Planned(name=AXE, seconds=120, lacks=lacks or lacks_axe),
         Planned(name=LIVE, seconds=60, lacks=lacks),
         Planned(name=SNAPSHOT, seconds=30),
         Planned(name=CPU, seconds=320, lacks=lacks),
@@ -386,7 +356,7 @@ def plan() -> list[Planned]:
 
 
 def measure(seed: int, progress: Progress, *, scale: float = 1.0) -> Measurement:
-    """Measure with sizes and durations multiplied by `scale`."""
+    """Measure all wanted cases. `scale` multiplies the numbers of nodes and rollouts, and the durations."""
     sizes = {"nodes": max(20, round(scale * NODES)), "rollouts": max(1_000, round(scale * ROLLOUTS))}
     rows: list[dict[str, Any]] = []
     with (
@@ -406,7 +376,7 @@ async def _look(site: Site, progress: Progress, rows: list[dict[str, Any]], scra
             progress.done(name, _told(found))
 
     await take(SNAPSHOT, lambda: snapshots(site))
-    if lacks_browser():
+    if CHROMIUM is None:
         return
     async with chromium() as browser:
         async with opened(browser, site, "light") as context:
@@ -419,21 +389,21 @@ async def _look(site: Site, progress: Progress, rows: list[dict[str, Any]], scra
 
 
 def _told(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the worst of each figure, and the violations that axe-core found."""
+    """Return what is printed for a case: the worst value of each figure over `rows`, and the violations that axe-core
+    found.
+    """
     names = dict.fromkeys(name for row in rows for name, value in row.items() if isinstance(value, (int, float)))
     findings = sorted({f"{row['page']}: {found}" for row in rows for found in row.get("findings", ())})
-    return {**{name: _worst(rows, name) for name in names}, **({"findings": findings} if findings else {})}
-
-
-def _worst(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    return max((row[name] for row in rows if row.get(name) is not None), default=None)
+    return {**{name: most(rows, name) for name in names}, **({"findings": findings} if findings else {})}
 
 
 def headline(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Sum faults over pages and modes, and take the worst of the other figures. None: not measured."""
+    """Return the headline figures: sums of violations and errors over pages and modes, and the worst value of each
+    other figure. A figure that was not measured is None.
+    """
     faults = {
         name: sum(row[name] for row in rows if name in row) if any(name in row for row in rows) else None
         for name in ("axe_serious", "axe_moderate", "external_requests", "csp_unsafe")
     }
     names = ("first_contentful_paint_s", "transfer_kb", "live_delay_s", "page_memory_growth", "hub_cpu_share")
-    return {**faults, **{name: _worst(rows, name) for name in (*names, "snapshot_ms")}}
+    return {**faults, **{name: most(rows, name) for name in (*names, "snapshot_ms")}}

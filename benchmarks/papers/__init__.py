@@ -1,12 +1,13 @@
-"""Claims of the papers that Echo descends from, and the same comparisons with Echo: a table for each claim.
+"""Claims of the papers on which Echo builds, compared with Echo's own results: a table for each claim.
 
 The papers use models of 1.5 to 405 billion parameters on clusters; this benchmark uses the built-in models on two
-cores. It compares the sign and the size of a difference between two ways to train, never an accuracy. Every row has the
-paper's result, its scale and its source.
+cores, and one language model of 135 M parameters. It compares the sign and the size of a difference between two ways to
+train, never an accuracy. Every row has the paper's result, its scale and its source.
 
 Runs are those of `benchmarks.learning`: the hub's own coordinator, problems and learner, with nodes that take no time,
-so that a run with staleness bound S trains on rollouts that are exactly S steps old. Runs have three seeds, and six for
-TRL and Shuffle-R1. A run that several tables name is carried out once."""
+so that a run with staleness bound S trains on rollouts that are exactly S steps old. Runs have three seeds, six for TRL
+and Shuffle-R1, and one for the language model. If several tables need the same run, it is done once.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +22,14 @@ DESCRIPTION: Final = "Claims of the papers that Echo descends from, and the same
 
 
 def plan() -> list[Planned]:
-    """Return the planned tables. The time of a run that several tables need counts only for the first of them."""
+    """Return the planned tables. If several tables need the same run, its time counts for the first of them."""
     seen: set[object] = set()
     planned = []
     for table in TABLES:
         new = [run for run in runs_of(table.wanted) if run not in seen]
         seen.update(new)
-        planned.append(Planned(name=table.name, seconds=1 + sum(case.seconds for case, _ in new) / 2))
+        seconds = 1 + sum(case.seconds for case, _ in new) / 2
+        planned.append(Planned(name=table.name, seconds=seconds, lacks=table.lacks))
     return [*planned, time_to.planned()]
 
 

@@ -1,6 +1,7 @@
-"""A co-located run without a coordinator: the learner draws its own batch, with games of several turns.
+"""A co-located run without a coordinator: the learner samples its own batches, and games have several turns.
 
-Problems, environments, scorer, learner and evaluation are the hub's own. The draws of a turn have the hub's own seeds.
+Problems, environments, scorer, learner and evaluation are the hub's own. Each turn is sampled with the seed that the
+hub would use.
 """
 
 from __future__ import annotations
@@ -23,17 +24,20 @@ from echo_hub.evaluation.by_hub import Generated, HeldOut, Ids, Played, evaluate
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings, TrainingGroup, TrainingRollout
 from echo_hub.learner.step import make_optimizer, train_step
-from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.run.base_files import resolve_base
+from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.problems import Problems
 from echo_hub.scoring.task_problems import EnvironmentReply
 from echo_shared.sampling import torch_sampler
 from echo_shared.sampling.interface import FinishedRollout, GroupRequest
 from echo_shared.sampling.torch_draws import draw, most_likely
-from echo_shared.sampling.torch_prefix_cache import PrefixCache
+from echo_shared.sampling.torch_prefix_cache import TorchPrefixCache
 from echo_shared.wire.messages import FinishReason
 
 KEPT_TOKENS: Final = 2**17
-"""Maximum tokens of unfinished episodes whose keys and values are cached: half a gigabyte with `builtin:small`."""
+"""Maximum number of tokens of unfinished episodes whose keys and values are cached. They take half a gigabyte with
+`builtin:small`.
+"""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -47,7 +51,7 @@ class Episode:
     """
     draws: list[tuple[int, int, int]] = field(default_factory=list)
     turn_rewards: list[float] = field(default_factory=list)
-    """Rewards of all turns except the last."""
+    """Reward of each turn except the last one."""
     observed_tokens: int = 0
     truncated: bool = False
     reward: float | None = None
@@ -88,11 +92,11 @@ class Play:
         self.policy = Policy.load(self.settings)
 
     def groups(self, step: int) -> list[TrainingGroup]:
-        """Sample the batch of a step with the current policy. Steps count from 0."""
+        """Sample the batch of a step with the current policy. The first step is 0."""
         training = self.config.training
         group_ids = range(step * training.groups_per_step, (step + 1) * training.groups_per_step)
         episodes = [Episode(group_id=group, index=index) for group in group_ids for index in range(training.group_size)]
-        playing, turn, prefixes = episodes, 0, PrefixCache(KEPT_TOKENS)
+        playing, turn, prefixes = episodes, 0, TorchPrefixCache(KEPT_TOKENS)
         with self.policy.holding(self.policy.published()):
             while playing:
                 self._turn(playing, turn, prefixes)
@@ -105,7 +109,7 @@ class Play:
             for group in group_ids
         ]
 
-    def _turn(self, playing: Sequence[Episode], turn: int, prefixes: PrefixCache) -> None:
+    def _turn(self, playing: Sequence[Episode], turn: int, prefixes: TorchPrefixCache) -> None:
         by_place = {(one.group_id, one.index): one for one in playing}
         requests = [self._request(one, turn) for one in playing] if turn else self._first_requests(playing)
         for rollout in torch_sampler.sample_groups(self.policy.model, requests, prefixes=prefixes):
@@ -145,7 +149,7 @@ class Play:
     def accuracy(self) -> float:
         """Return the greedy held-out accuracy, evaluated like a hub's version."""
         (heldout,) = HeldOut.of_run(self.config, self.problems, stop_ids=self.settings.stop_ids)
-        prefixes = PrefixCache(KEPT_TOKENS)
+        prefixes = TorchPrefixCache(KEPT_TOKENS)
 
         async def generate(requests: Sequence[GroupRequest], *, greedy: bool) -> Generated:
             choose = most_likely if greedy else draw
@@ -161,7 +165,7 @@ class Play:
 
 
 def run_episodes(case: Case, seed: int) -> tuple[list[Point], list[Mapping[str, float]]]:
-    """Carry out a run. Return the points of its curve, and its steps' metrics."""
+    """Train a case to its last step. Return the points of its learning curve, and each step's metrics."""
     play = Play(case.config(seed))
     training = play.config.training
     optimizer = make_optimizer(play.policy, training)

@@ -1,4 +1,4 @@
-"""Carries out the runs of all wanted tables in single-threaded processes: in the order of the tables, seed by seed."""
+"""Does the runs that the wanted tables need, in single-threaded processes: in the order of the tables, seed by seed."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from benchmarks.harness.pool import pool
 from benchmarks.harness.site import Settings
 from benchmarks.learning import virtual_run
 from benchmarks.learning.virtual_run import Draw, Learning, NodeEngine, Point, by_policy, go_through, scenario_of, stale
+from echo_hub.learner.sft import SftProgress
 from echo_hub.learner.sft_plan import SftSettings
 from echo_hub.lifecycle.sft import finetune, prepare
-from echo_hub.run.base_model import resolve_base
+from echo_hub.run.base_files import resolve_base
 from echo_hub.run.directory import RunDirectory
 from echo_hub.run.making import make_run
 from echo_hub.scoring.problems import Problems
@@ -33,8 +34,8 @@ from scripts.small_base.lessons import Knights
 
 SEEDS: Final = 3
 MOST_SEEDS: Final = 6
-"""Maximum number of seeds of a table. The runs of `--seed N` use seeds from N times this number on, so two values of N
-share no seed.
+"""Maximum number of seeds of a table. `--seed N` uses the seeds from N times this number on, so that different N never
+share a seed.
 """
 STEPS: Final = 40
 GROUPS: Final = 16
@@ -44,7 +45,7 @@ Runner = Literal["virtual", "episodes", "trl", "untrained", "finetuned"]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Case(virtual_run.Case):
-    """One way to train."""
+    """A configuration for training, and the program that trains it. A table compares several cases."""
 
     sizes: ClassVar[Settings] = {
         "training": {"steps": STEPS, "groups_per_step": GROUPS, "group_size": 8},
@@ -55,20 +56,22 @@ class Case(virtual_run.Case):
     games of several turns. trl: GRPOTrainer. untrained: the base is only evaluated. finetuned: `echo-hub sft`.
     """
     start: Case | None = None
-    """A `finetuned` case with whose result this case begins."""
+    """The `finetuned` case whose adapter this case starts from; None: the base model."""
     demonstrations: int = 0
     sft: SftSettings | None = None
     same_draws: bool = False
     """True if TRL's trainer begins with the hub's own adapter, and samples with the hub's sampler and seeds."""
     precision: str = "policy"
-    """The sampler: `policy` for the learner's own model, or a precision of the node's llama.cpp engine."""
+    """Sampler: `policy` for the learner's own model, otherwise the precision of the node's llama.cpp engine."""
     delay_s: float | None = None
-    """One-way delay between hub and nodes; None: nodes take no time."""
+    """One-way delay between hub and nodes in seconds. None: nodes and messages take no time at all."""
     evaluate_every: int = 10
     seconds: float = 10.0
 
     def runs(self, seeds: int) -> int:
-        """Return the number of different runs. The seed changes nothing in an untrained or a fine-tuned case."""
+        """Return the number of different runs for this many seeds: untrained and fine-tuned cases ignore the seed and
+        have 1 run.
+        """
         return 1 if self.runner in ("untrained", "finetuned") else seeds
 
 
@@ -79,8 +82,8 @@ ASYNC: Final = Case(name="async, S = 2", settings=stale(2))
 
 FAR_NODES: Final = 8
 FAR_NODE_S: Final = 0.5
-"""Seconds of a rollout on a far node; a training step takes one second. Eight such nodes of width 32 sample four times
-what the learner needs, so that only the delay can slow the learner down.
+"""Seconds per rollout on a node with a delay; a training step takes one second. Eight such nodes of width 32 sample
+four times what the learner needs, so that only the delay can slow the learner down.
 """
 
 Adapter = Mapping[str, NDArray[np.float32]]
@@ -90,18 +93,18 @@ Adapter = Mapping[str, NDArray[np.float32]]
 class Ran:
     points: list[Point]
     steps: list[Mapping[str, float]] = field(default_factory=list)
-    """Metrics of each step; empty for an untrained base."""
+    """The learner's metrics of each step; empty for an untrained base."""
     adapter: Adapter = field(default_factory=dict)
     """Adapter at the end of a fine-tuning case; empty for other cases."""
 
     @property
     def accuracy(self) -> float:
-        """Return the greedy held-out accuracy at the end."""
+        """Return the greedy held-out accuracy after the last step."""
         return self.points[-1].accuracy
 
     def steps_to(self, accuracy: float, *, evaluate_every: int) -> float:
-        """Return the steps until the curve reaches an accuracy, linear between its points; infinite if it never
-        does.
+        """Return the number of steps until the curve reaches this accuracy, interpolated between its points; infinite
+        if it never does.
         """
         for number, (before, after) in enumerate(zip(self.points, self.points[1:], strict=False)):
             if after.accuracy >= accuracy:
@@ -112,9 +115,9 @@ class Ran:
 
 
 Found = Mapping[Case, Sequence[Ran]]
-"""For each case, one result per seed."""
+"""The results of a table: for each case, one per seed."""
 Wanted = tuple[Sequence[Case], int]
-"""A table's cases, and the number of its seeds."""
+"""What a table needs: its cases, and its number of seeds."""
 
 
 def runs_of(wanted: Wanted) -> list[tuple[Case, int]]:
@@ -124,7 +127,7 @@ def runs_of(wanted: Wanted) -> list[tuple[Case, int]]:
 
 
 def carry_out_all(tables: Sequence[Wanted], seed: int, done: Callable[[int, Found], object]) -> None:
-    """Carry out all runs. Call `done` with each table's number and results once its runs are finished."""
+    """Do all runs. When the last run of a table is finished, call `done` with the table's number and results."""
     wanted = list(dict.fromkeys(run for table in tables for run in runs_of(table)))
     if not wanted:
         return
@@ -134,7 +137,7 @@ def carry_out_all(tables: Sequence[Wanted], seed: int, done: Callable[[int, Foun
         running: dict[Future[Ran], tuple[Case, int]] = {}
 
         def begin(start: Case | None) -> None:
-            """Start the runs that begin with the result of case `start`; None: those that begin with a base model."""
+            """Start the runs of all cases that start from the case `start`; None: from a base model."""
             first = None if start is None else ran[start, 0]
             for case, number in wanted:
                 if case.start is start:
@@ -165,7 +168,7 @@ def _found(table: Wanted, ran: Mapping[tuple[Case, int], Ran]) -> Found:
 
 
 def carry_out(case: Case, seed: int, start: Ran | None = None) -> Ran:
-    """Carry out a run with one thread in this process. `start` is the result with which the case begins."""
+    """Do a run with one thread in this process. `start` is the result of the case that this case starts from."""
     torch.set_num_threads(1)
     disable_progress_bar()
     match case.runner:
@@ -212,7 +215,7 @@ def _drawing(case: Case, base_dir: Path) -> Iterator[Draw]:
 
 
 def _far_away(case: Case, seed: int) -> Scenario:
-    """Return the scenario with nodes at a delay of `delay_s`, and a learner whose step takes a second."""
+    """Return a scenario whose nodes have a delay of `delay_s`, and whose learner takes a second per step."""
     ideal = scenario_of(case.config(seed)).model_dump()
     nodes = {"count": FAR_NODES, "width": 32, "s_per_token": FAR_NODE_S, "delay_s": case.delay_s}
     limit_s = 100.0 * ideal["training"]["steps"]
@@ -221,8 +224,13 @@ def _far_away(case: Case, seed: int) -> Scenario:
     )
 
 
+class _Unwatched:
+    def tell(self, progress: SftProgress) -> None:
+        """Ignore the progress that the fine-tuning reports: the benchmark shows its own."""
+
+
 def _finetuned(case: Case, seed: int) -> Ran:
-    """Fine-tune the base with `echo-hub sft`. The curve has two points: before and after the fine-tuning."""
+    """Fine-tune the base with `echo-hub sft`. The curve has two points: before and after fine-tuning."""
     assert case.sft is not None, "the case says how"
     config = case.config(seed)
     learning = Learning(config)
@@ -233,7 +241,7 @@ def _finetuned(case: Case, seed: int) -> Ran:
         lines = demonstrations(learning.problems, case.demonstrations, seed)
         file.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
         prepared = prepare(run, config, file, case.sft)
-        done = finetune(prepared, anew=False, told=lambda progress: None, stop=threading.Event())
+        done = finetune(prepared, anew=False, watcher=_Unwatched(), stop=threading.Event())
         assert done is not None, "fine-tuning is not stopped"
         weights = learning.policy.read_adapter(done.adapter)
     learning.policy.set_adapter(weights)
@@ -242,8 +250,8 @@ def _finetuned(case: Case, seed: int) -> Ran:
 
 
 def demonstrations(problems: Problems, count: int, seed: int) -> Iterator[dict[str, Any]]:
-    """Return lines of a file for `echo-hub sft`: Knights & Knaves by the base's own teacher, without mistakes and
-    without held-out problems.
+    """Yield lines of a file for `echo-hub sft`: puzzles of Knights & Knaves with the solutions of the teacher that
+    trained the built-in model, without mistakes. Held-out problems are excluded.
     """
     heldout = {problems.codec.text(prompt_ids) for prompt_ids in problems.heldout_prompt_ids()}
     rng, teacher = random.Random(seed), Knights()

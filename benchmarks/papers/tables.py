@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from statistics import fmean, pvariance
 from typing import Any, Final
 
+from benchmarks.harness import real_model
 from benchmarks.harness.site import Settings
 from benchmarks.learning.virtual_run import stale
 from benchmarks.papers.runs import ASYNC, COLOCATED, GROUPS, MOST_SEEDS, SEEDS, SEQUENTIAL, Case, Found, Ran, Wanted
 from echo_hub.learner.sft_plan import SftSettings
+from echo_hub.run.packaged_base import SMOLLM2, gguf_file
 
 Headline = Mapping[str, float | None]
 
@@ -20,13 +22,15 @@ Headline = Mapping[str, float | None]
 class Table:
     name: str
     source: str
-    """arXiv number, and the place in the paper."""
+    """The paper's arXiv number, and the section with the claim."""
     scale: str
     reports: Mapping[Case, str]
-    """The cases, each with the paper's result."""
+    """For each case, the result that the paper reports."""
     headline: Callable[[Found], Headline]
     columns: Callable[[Case, Sequence[Ran]], Mapping[str, Any]] = lambda case, ran: {}
     seeds: int = SEEDS
+    lacks: str = ""
+    """Why this machine cannot measure the table; "" if it can."""
 
     @property
     def wanted(self) -> Wanted:
@@ -52,7 +56,7 @@ class Table:
 
 
 def accuracy(ran: Sequence[Ran]) -> float:
-    """Return the mean held-out accuracy of all seeds at the end."""
+    """Return the held-out accuracy after the last step, as the mean over all seeds."""
     return fmean(one.accuracy for one in ran)
 
 
@@ -66,6 +70,18 @@ TRAINED: Final = Case(
     settings={"training": {"steps": 60, "groups_per_step": 32}},
     evaluate_every=20,
     seconds=21,
+)
+REAL: Final[dict[str, Mapping[str, Any]]] = {
+    "model": {"base": str(gguf_file(SMOLLM2) or "")},
+    "task": {"name": "sums", "prompt_suffix": " Answer with the number only."},
+    "sampling": {"max_tokens": 16},
+    "training": {"steps": 20, "groups_per_step": 4, "group_size": 16, "learning_rate": 2e-4},
+    "evaluation": {"problems": 128},
+}
+"""Settings of `echo-hub demo --base smollm2`, with fewer steps and held-out problems."""
+REAL_COLOCATED: Final = Case(name="SmolLM2-135M-Instruct, co-located", settings=REAL, evaluate_every=20, seconds=400)
+REAL_ASYNC: Final = Case(
+    name="SmolLM2-135M-Instruct, async, S = 2", settings=stale(2, **REAL), evaluate_every=20, seconds=400
 )
 FAR: Final = {
     milliseconds: Case(name=f"nodes {milliseconds} ms away", settings=stale(2), delay_s=milliseconds / 1000)
@@ -123,8 +139,8 @@ SOKOBAN: Final = Case(
 
 
 def _trl_gaps(found: Found) -> Headline:
-    """Return the largest distance of the two mean curves at any point. With the same draws it shows how the trainers
-    differ; with each trainer's own draws it includes chance.
+    """Return, for each kind of draws, the largest distance between TRL's mean curve and the hub's. With the same draws
+    the distance shows how the trainers differ; with TRL's own draws it includes chance.
     """
 
     def mean_curve(case: Case) -> list[float]:
@@ -149,6 +165,19 @@ PARITY: Final = Table(
     headline=lambda found: {
         "parity_gap": accuracy(found[COLOCATED]) - min(accuracy(found[SEQUENTIAL]), accuracy(found[ASYNC]))
     },
+)
+REAL_PARITY: Final = Table(
+    name="Echo: parity on a language model",
+    source=f"{ECHO}, section on experiments",
+    scale="Qwen3-4B, 7B and 32B; Sokoban, mathematics, Knights & Knaves",
+    reports={
+        REAL_COLOCATED: "the reference: verl, co-located on one cluster",
+        REAL_ASYNC: "same convergence and final reward",
+    },
+    headline=lambda found: {"real_parity_gap": accuracy(found[REAL_COLOCATED]) - accuracy(found[REAL_ASYNC])},
+    columns=lambda case, ran: {"mean_reward": mean_reward(ran)},
+    seeds=1,
+    lacks=real_model.lacks(),
 )
 TRL_CURVE: Final = Table(
     name="Echo: TRL's curve",
@@ -201,7 +230,7 @@ FLEET: Final = Table(
     },
 )
 
-# ECHO-2, LlamaRL, AReaL: cost of old rollouts, and corrections.
+# ECHO-2, LlamaRL, AReaL: the cost of stale rollouts, and corrections for it.
 
 AIPO_11: Final = Case(name="AIPO, S = 11", settings=stale(11, objective={"name": "aipo"}))
 TWO_SIDED: Final = {bound: Case(name=f"two-sided, S = {bound}", settings=stale(bound)) for bound in (3, 6, 11)}
@@ -269,12 +298,12 @@ AREAL: Final = Table(
     },
 )
 
-# Shuffle-R1, C3PO, ArCHer: the batch of a step, and credit.
+# Tables for Shuffle-R1, C3PO and ArCHer: which rollouts a step uses, and which tokens get the credit for a reward.
 
 TARGET: Final = 0.8
-"""Held-out accuracy that a run must reach in `steps_to`."""
+"""Held-out accuracy up to which `steps_to` counts steps."""
 UPDATES: Final = 4
-"""Optimizer updates per step. Each update of Shuffle-R1 has two of its eight sub-batches."""
+"""Optimizer updates per step. Each update of Shuffle-R1 uses two of the step's eight sub-batches."""
 
 
 def _of_updates(name: str, **objective: Any) -> Case:
@@ -295,7 +324,7 @@ def steps_to(case: Case, ran: Sequence[Ran]) -> float:
 
 
 def finite(value: float) -> float | None:
-    """Replace infinity, which JSON lacks, by None."""
+    """Return the value, or None for infinity, which JSON lacks."""
     return value if math.isfinite(value) else None
 
 
@@ -318,7 +347,9 @@ BUDGETED: Final = Case(
 
 
 def variance(ran: Sequence[Ran]) -> float:
-    """Return the relative variance of the gradient's norm from step to step, as the mean of all seeds."""
+    """Return the variance of the gradient's norm over a run's steps, relative to the squared mean norm; the mean over
+    all seeds.
+    """
     norms = [[step["grad_norm"] for step in one.steps] for one in ran]
     return fmean(pvariance(of_one) / fmean(of_one) ** 2 for of_one in norms)
 
@@ -336,8 +367,8 @@ GAME: Final[dict[str, Mapping[str, Any]]] = {
     "sampling": {"max_tokens": 1},
     "evaluation": {"problems": 16},
 }
-"""Settings of a guessing game in four turns. Few such games are held out, so the rewards in training say more than the
-evaluation.
+"""Settings of a guessing game with four turns. Only few games are held out, so the rewards in training are more precise
+than the evaluation.
 """
 BY: Final = {
     credit: Case(
@@ -352,7 +383,7 @@ BY: Final = {
 
 
 def mean_reward(ran: Sequence[Ran]) -> float:
-    """Return the mean reward of all steps and seeds: the area under the curve."""
+    """Return the mean reward over all steps and seeds: a measure of how fast the reward rises."""
     return fmean(step["mean_reward"] for one in ran for step in one.steps)
 
 
@@ -370,6 +401,6 @@ TURN_CREDIT: Final = Table(
 
 TABLES: Final = (
     *(PARITY, AREAL, ECHO_2, LLAMARL, FLEET, TRL_CURVE, SHUFFLE_R1, C3PO, TURN_CREDIT),
-    *(SMALL_AND_LARGE, KNIGHTS_AND_KNAVES, SOKOBAN_ROUNDS, DISTANCE),
+    *(SMALL_AND_LARGE, KNIGHTS_AND_KNAVES, SOKOBAN_ROUNDS, DISTANCE, REAL_PARITY),
 )
-"""Tables in the order of their measurement."""
+"""All tables, in the order in which they are measured."""

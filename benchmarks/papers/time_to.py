@@ -1,7 +1,7 @@
-"""Time until the built-in model solves nine of ten held-out problems, with the programs that a user would start here.
+"""Time until the built-in model solves nine of ten held-out problems, with the commands that a user would start.
 
 One side is `echo-hub demo`: the hub and two nodes as processes, start included. The other side is TRL's GRPOTrainer in
-a process of its own, with a thread for each core, and with the same model, adapter, batch, objective, problems and
+a separate process, with a thread for each core, and with the same model, adapter, batch, objective, problems and
 learning rate. Both are evaluated every five steps on the same problems. The time runs from the start of the first
 process to the evaluation that reaches the accuracy.
 """
@@ -15,12 +15,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.harness.progress import Measurement, Planned, Progress
-from benchmarks.harness.site import RunFailed, ended
+from benchmarks.harness.site import RunFailed, ended, read_rows
 
 NAME: Final = "TRL alone: time to 90 %"
 ACCURACY: Final = 0.9
@@ -35,25 +34,17 @@ def planned() -> Planned:
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
+    """Return both times and their ratio; None if Echo never reached the accuracy. If TRL never reached it, TRL's whole
+    time counts, so the ratio is an upper bound.
+    """
     with tempfile.TemporaryDirectory(prefix="echo-papers-") as directory:
         echo = demo(Path(directory), seed)
         trl = alone(Path(directory), seed)
-    headline = headline_of(echo, trl)
+    ratio = None if echo["seconds"] is None else echo["seconds"] / (trl["seconds"] or trl["whole_s"])
+    headline = {"time_to_90_over_trl": ratio}
     progress.done(NAME, headline)
-    return Measurement(headline=dict(headline), rows=[_row(echo), _row(trl)])
-
-
-def headline_of(echo: dict[str, Any], trl: dict[str, Any]) -> dict[str, float | None]:
-    """Return the ratio of both times; None if Echo never reached the accuracy. If TRL did not, its whole time counts,
-    and the ratio is an upper bound.
-    """
-    if echo["seconds"] is None:
-        return {"time_to_90_over_trl": None}
-    return {"time_to_90_over_trl": echo["seconds"] / (trl["seconds"] or trl["whole_s"])}
-
-
-def _row(figures: dict[str, Any]) -> dict[str, Any]:
-    return {"table": NAME, **figures, "source": "no paper: what else a user would take"}
+    rows = [{"table": NAME, **side, "source": "no paper: what else a user would take"} for side in (echo, trl)]
+    return Measurement(headline=headline, rows=rows)
 
 
 def demo(directory: Path, seed: int) -> dict[str, Any]:
@@ -70,12 +61,12 @@ def demo(directory: Path, seed: int) -> dict[str, Any]:
     with ended(process):
         while seconds is None and time.monotonic() - began < WITHIN_S and process.poll() is None:
             time.sleep(LOOK_EVERY_S)
-            if any(accuracy >= ACCURACY for _, accuracy in evaluations(run / "echo.db")):
+            if any(accuracy >= ACCURACY for _, accuracy in evaluations(run)):
                 seconds = time.monotonic() - began
         whole_s = time.monotonic() - began
         if process.poll() not in (None, 0):
             raise RunFailed(f"the demo has failed: {(directory / 'demo.log').read_text(errors='replace')[-2_000:]}")
-    points = evaluations(run / "echo.db")
+    points = evaluations(run)
     return {
         "case": "echo-hub demo: a hub, two nodes",
         "seconds": seconds,
@@ -85,16 +76,13 @@ def demo(directory: Path, seed: int) -> dict[str, Any]:
     }
 
 
-def evaluations(database: Path) -> list[tuple[int, float]]:
+def evaluations(run: Path) -> list[tuple[int, float]]:
     """Return the versions and their greedy accuracies so far, in order; empty before there is a database."""
-    if not database.is_file():
-        return []
     try:
-        with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
-            return connection.execute(
-                "SELECT policy_version, accuracy FROM evaluations WHERE kind = 'greedy' ORDER BY policy_version"
-            ).fetchall()
-    except sqlite3.OperationalError:  # The tables of the database do not exist yet.
+        return read_rows(
+            run, "SELECT policy_version, accuracy FROM evaluations WHERE kind = 'greedy' ORDER BY policy_version"
+        )
+    except sqlite3.OperationalError:  # The database or its tables do not exist yet.
         return []
 
 

@@ -1,11 +1,12 @@
-"""TRL's GRPOTrainer on the run's own problems: it generates, scores by the task and trains, with its own `train()`.
+"""TRL's GRPOTrainer on the problems of a hub's run: TRL generates, scores with the task and trains, in its own
+`train()`.
 
-Model, adapter, optimizer, batch and objective are the run's own, and so are the order of problems and the evaluation.
-The trainer gets its fastest options: the whole batch in one pass (all prompts have one length, so nothing is padded), a
-key-value cache, no gradient checkpointing, fused AdamW, no logs and no checkpoints.
+Model, adapter, optimizer, batch, objective, order of problems and evaluation are those of the run. TRL gets its fastest
+options: the whole batch in one pass (all prompts have the same length, so nothing is padded), a key-value cache, no
+gradient checkpointing, fused AdamW, no logs and no checkpoints.
 
-The trainer draws by chance, or with the hub's sampler and seeds from the same adapter. In the latter case its steps
-differ from the hub's only where the trainers differ.
+TRL samples at random; with `same_draws` it starts with the hub's adapter and uses the hub's sampler and seeds. Then its
+steps differ from the hub's only where the trainers differ.
 
 `python -m benchmarks.papers.trl_run SEED REPORT` trains with the demo's settings and a thread for each core, for
 `time_to`.
@@ -39,16 +40,17 @@ from echo_hub.config.file import load_config
 from echo_hub.config.sections import HubConfig
 from echo_hub.learner.policy import Policy
 from echo_hub.learner.settings import LearnerSettings
-from echo_hub.run.base_model import PromptCodec, resolve_base
+from echo_hub.run.base_files import resolve_base
+from echo_hub.run.base_model import PromptCodec
 from echo_hub.scoring.problems import Problems
-from echo_hub.tasks.environments.base import Environment
+from echo_hub.tasks.environments.base import Environment, ReplayedEnvironment
 from echo_hub.tasks.registry import make_task
 from echo_hub.tasks.stream import ProblemStream
 from echo_shared.sampling import torch_sampler
 
 
 def run_trl(case: Case, seed: int) -> tuple[list[Point], list[Mapping[str, float]]]:
-    """Carry out a run. Return the points of its curve, and each step's mean reward."""
+    """Train a case with TRL to its last step. Return the points of its learning curve, and each step's mean reward."""
     curve = Curve(case.config(seed), evaluate_every=case.evaluate_every)
     train(curve, same_draws=case.same_draws)
     return curve.points, curve.steps
@@ -58,7 +60,7 @@ class Curve(TrainerCallback):
     """Evaluates the model during training, like a virtual run. `at_s` has the monotonic time of each point."""
 
     def __init__(self, config: HubConfig, *, evaluate_every: int, until: float = 2.0) -> None:
-        """`until` is the accuracy that ends the training."""
+        """`until` is the held-out accuracy at which the training ends; the default, above 1, is never reached."""
         self.config = config
         self.points: list[Point] = []
         self.steps: list[Mapping[str, float]] = []
@@ -109,7 +111,7 @@ def train(curve: Curve, *, same_draws: bool = False) -> None:
     """Train with TRL from the base model to the last step. `same_draws`: sample with the hub's sampler and seeds."""
     config = curve.config
     task = make_task(config.task.name, config.task.options)
-    assert not isinstance(task, Environment), "a task of one turn"
+    assert not isinstance(task, ReplayedEnvironment | Environment), "a task of one turn"
     stream = ProblemStream(task, run_seed=config.run.seed, heldout_problems=config.evaluation.problems)
     problems = [stream.train(number) for number in range(config.training.steps * config.training.groups_per_step)]
 
@@ -182,7 +184,7 @@ class HubsDraws:
 
 
 def arguments(config: HubConfig, directory: str) -> GRPOConfig:
-    """Return the trainer's options. With one on-policy update per step all ratios are 1, so of the objective only token
+    """Return the trainer's options. With one on-policy update per step all ratios are 1, so only the objective's token
     aggregation and advantage matter.
     """
     training = config.training
@@ -214,7 +216,9 @@ def arguments(config: HubConfig, directory: str) -> GRPOConfig:
 
 
 def main(seed: int, report: Path, *, steps: int = MOST_STEPS) -> None:
-    """Train until the accuracy is reached. Write the monotonic time of each point of the curve."""
+    """Train until the accuracy is reached. Write a report with the monotonic time and the accuracy of each point of the
+    curve.
+    """
     torch.set_num_threads(os.cpu_count() or 1)
     disable_progress_bar()
     changed: dict[str, dict[str, Any]] = {"run": {"seed": seed, "mode": "colocated"}, "training": {"steps": steps}}

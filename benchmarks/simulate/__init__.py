@@ -5,69 +5,64 @@
 - A day of volunteers' machines that come and go: see `days`.
 - Effect of nodes that change versions within a completion: see `interrupting`.
 - Cost: savings by the choice of nodes: see `cost`.
-- Grid: 100 nodes of log-normal throughput, by its sigma, the staleness bound S and the time of a step. The pool samples
-  1.15 times what the learner needs. Cases in which no pool is enough are left out.
+- Grid: 100 nodes of log-normal throughput. Cases differ in its sigma, in the staleness bound S and in the time of a
+  step. The pool samples 1.15 times what the learner needs. If no pool is enough, the case is omitted.
 
 `mean_staleness_over_needed` is the mean staleness minus the least staleness of any schedule that keeps the learner busy
-(`echo_hub.simulator.rule`). It can be negative where the learner waits. Headlines of the grid are those of its worst
-case. `drops` are rollouts by drop reason, as shares of the leased rollouts.
+(`echo_hub.simulator.rule`). It can be negative where the learner waits. Headline figures of the grid come from its
+worst case. `drops` has the share of leased rollouts that were dropped, by reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Final
 
 from benchmarks.harness.pool import each
 from benchmarks.harness.progress import Measurement, Planned, Progress
 from benchmarks.simulate import cases, cost, days, interrupting
-from benchmarks.simulate.cases import Case, Kind, Row
+from benchmarks.simulate.cases import Case, Row
 
 DESCRIPTION: Final = (
     "The coordinator with simulated nodes: learner utilisation, staleness, waste, events a second, memory"
 )
-
-KINDS: Final[tuple[Kind, ...]] = (
-    cases.SIZES_KIND,
-    cases.FALSE_CLAIMS_KIND,
-    interrupting.KIND,
-    days.KIND,
-    cases.GRID_KIND,
-    cost.KIND,
-)
+PARALLEL: Final = (*cases.FALSE_CLAIMS, *interrupting.CASES, *days.CASES, *cases.GRID, *cost.CASES)
+ALL: Final = (*cases.SIZES_CASES, *PARALLEL)
+CONDITIONS: Final = {
+    "events": "processor time of the coordinator's calls alone; garbage collection is included, but objects from "
+    "before the run, such as the simulated nodes, are frozen; details have the kinds of events",
+    "bytes_per_node": "sys.getsizeof of all that the coordinator holds after the end of the run",
+    "useful_over_needed": cases.MARGIN,
+    "day_useful_over_needed": days.MARGIN,
+    "interrupt_useful_over_needed": interrupting.MARGIN,
+    "interrupt_seeds": interrupting.SEEDS,
+}
 
 
 def plan() -> list[Planned]:
-    return [Planned(name=case.name, seconds=case.seconds, lacks=case.lacks) for kind in KINDS for case in kind.cases]
+    return [Planned(name=case.name, seconds=case.seconds, lacks=case.lacks) for case in ALL]
 
 
 def measure(seed: int, progress: Progress) -> Measurement:
-    """Measure the cases of processor time first, one at a time; then measure all other cases in parallel."""
-    rows = _measure([kind for kind in KINDS if kind.alone], seed, progress, workers=1)
-    rows |= _measure([kind for kind in KINDS if not kind.alone], seed, progress, workers=None)
+    """Measure every wanted case in a new process. First come the cases that measure processor time, one at a time; then
+    all others in parallel, the longest first.
+    """
+    rows: dict[str, Row] = {}
+    told = {case.name: case.told for case in ALL}
+    for some, workers in ((cases.SIZES_CASES, 1), (PARALLEL, None)):
+        wanted = sorted((case for case in some if progress.wants(case.name)), key=lambda case: -case.seconds)
+        for name, row in each(_row, {case.name: (case, seed) for case in wanted}, workers=workers, tasks_per_child=1):
+            rows[name] = row
+            progress.done(name, {figure: row[figure] for figure in told[name]})
     details = {name: row.pop("details") for name, row in rows.items() if "details" in row}
-    conditions = {name: value for kind in KINDS for name, value in kind.conditions.items()}
     return Measurement(
         headline=headline(rows),
-        rows=[row for kind in KINDS for row in kind.rows(rows)],
-        conditions={**conditions, "details": details},
+        rows=cases.measured(ALL, rows),
+        conditions={**CONDITIONS, "details": details},
     )
 
 
 def headline(rows: dict[str, Row]) -> dict[str, Any]:
-    return {name: value for kind in KINDS for name, value in kind.headline(rows).items()}
-
-
-def _measure(kinds: Sequence[Kind], seed: int, progress: Progress, *, workers: int | None) -> dict[str, Row]:
-    """Measure every wanted case in a new process, the longest first."""
-    told = {case.name: kind.told for kind in kinds for case in kind.cases}
-    wanted = [case for kind in kinds for case in kind.cases if progress.wants(case.name)]
-    longest_first = {case.name: (case, seed) for case in sorted(wanted, key=lambda case: -case.seconds)}
-    rows: dict[str, Row] = {}
-    for name, row in each(_row, longest_first, workers=workers, tasks_per_child=1):
-        rows[name] = row
-        progress.done(name, {figure: row[figure] for figure in told[name]})
-    return rows
+    return {name: value for of in (cases, interrupting, days, cost) for name, value in of.headline(rows).items()}
 
 
 def _row(case: Case, seed: int) -> Row:

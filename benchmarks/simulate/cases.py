@@ -1,18 +1,20 @@
-"""A grid of unequal pools that are just enough, pools of ever more nodes, and false claims.
+"""Cases of the simulation: a grid of pools of unequal nodes that are just large enough, pools of ever more nodes, and
+false claims.
 
 In the grid, the median node's rollouts take about 2 s, and a version reaches all nodes 0.8 s after its step. The pool
-samples 1.15 times what the learner needs (`echo_hub.simulator.rule`). This fixes the number of groups per step. As
-groups are whole, the nodes' speed is then adjusted slightly.
+samples 1.15 times what the learner needs (`echo_hub.simulator.rule`). The number of groups per step is chosen for this.
+Since it must be whole, the nodes' speed is then adjusted slightly.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Final
 
+from benchmarks.harness.progress import least, most
 from echo_hub.driving.garbage import Garbage
 from echo_hub.simulator.report import SimulationReport, report_of
 from echo_hub.simulator.rule import demand_of, pool_of, useful_rollouts
@@ -20,38 +22,30 @@ from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.world import World
 
 Row = dict[str, Any]
-"""A case's line of the table. Its `details`, if any, go into the conditions instead."""
+"""One case's row of the benchmark's table. Its `details`, if any, are listed as conditions instead of columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A case, which is pickled and measured in a separate process."""
+    """A case of the simulation. It is pickled, and measured in a separate process. `told` names the results that are
+    printed.
+    """
 
     name: str
     row: Callable[[int], Row]
+    told: tuple[str, ...]
     seconds: float = 10.0
     lacks: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
-    cases: tuple[Case, ...]
-    headline: Callable[[Mapping[str, Row]], dict[str, Any]]
-    """Computes the headline figures from the measured rows, by case name. Figures of cases that were not measured are
-    None.
-    """
-    told: tuple[str, ...]
-    """Figures of a row that are printed once it is measured."""
-    alone: bool = False
-    """True if processor time is measured, so that no other case may run at the same time."""
-    conditions: Mapping[str, Any] = field(default_factory=dict)
-
-    def rows(self, measured: Mapping[str, Row]) -> list[Row]:
-        return [measured[case.name] for case in self.cases if case.name in measured]
+def measured(cases: Iterable[Case], rows: Mapping[str, Row]) -> list[Row]:
+    return [rows[case.name] for case in cases if case.name in rows]
 
 
 def simulated(scenario: Scenario, *, with_memory: bool = False) -> Row:
-    """Simulate one scenario, with the processor time of this process and the hub's garbage collection."""
+    """Return the figures of one scenario. Processor time is that of this process, with garbage collection as in the
+    hub.
+    """
     began_at = time.process_time()
     world = World(scenario, time.process_time)
     with Garbage() as garbage:
@@ -88,14 +82,6 @@ def check(report: SimulationReport) -> None:
         raise RuntimeError(f"rollouts are not accounted for: {report}")
 
 
-def least(rows: Iterable[Row], figure: str) -> Any:
-    return min((row[figure] for row in rows), default=None)
-
-
-def most(rows: Iterable[Row], figure: str) -> Any:
-    return max((row[figure] for row in rows), default=None)
-
-
 MARGIN: Final = 1.15
 """Rollouts that the grid's pool samples in time (fresh enough to be trained), as a multiple of what the learner
 needs.
@@ -110,7 +96,7 @@ SIZES: Final = {10: 1_000, 1_000: 25, 100_000: 5}
 MOST_GROUPS: Final = 4096
 """Maximum groups per step in a hub's config.toml."""
 LIMIT: Final = 5
-"""Time limit of a run, as a multiple of the duration of all its steps without waits."""
+"""Limit on the virtual time of a run, as a multiple of the duration of all its steps without waits."""
 NEVER_S: Final = 1e9
 
 
@@ -143,17 +129,8 @@ def _grid_row(seed: int, **grid: Any) -> Row:
     return simulated(grid_scenario(seed, **grid))
 
 
-def _grid_case(sigma: float, max_staleness: int, step_s: float) -> Case:
-    return Case(
-        name=f"grid, sigma {sigma:g}, S = {max_staleness}, step {step_s:g} s",
-        row=partial(_grid_row, sigma=sigma, max_staleness=max_staleness, step_s=step_s),
-        seconds=1 + STEPS[step_s] * step_s * 0.02,
-        lacks=grid_lacks(max_staleness=max_staleness, step_s=step_s),
-    )
-
-
 def _size_row(seed: int, *, nodes: int) -> Row:
-    """Simulate half as many groups per step as nodes, up to the hub's limit."""
+    """Simulate a pool of `nodes` nodes. A step has half as many groups, up to the hub's limit."""
     scenario = scenario_of(
         seed,
         training={"steps": SIZES[nodes], "groups_per_step": min(nodes // 2, MOST_GROUPS)},
@@ -174,36 +151,19 @@ def _false_claims_row(seed: int, *, count: int, fresh_key_s: float) -> Row:
     return simulated(honest.model_copy(update={"false_claims": claims}))
 
 
-def _false_claims_case(count: int, fresh_key_s: float) -> Case:
-    """Make a case of the grid's pool with S = 2 and steps of 5 s, and with keys that claim a capacity of 4,096
-    rollouts. `count` such keys exist at any moment; a new key replaces each one after `fresh_key_s`.
-    """
-    fresh = "" if fresh_key_s == NEVER_S else f", each fresh after {fresh_key_s:g} s"
-    name = f"false claims of {count} keys{fresh}"
-    return Case(name=name, row=partial(_false_claims_row, count=count, fresh_key_s=fresh_key_s))
-
-
-def grid_headline(rows: Mapping[str, Row]) -> dict[str, Any]:
-    grid = GRID_KIND.rows(rows)
+def headline(rows: Mapping[str, Row]) -> dict[str, Any]:
+    grid = measured(GRID, rows)
+    few, many = (rows.get(_size_name(nodes), {}) for nodes in (10, 100_000))
     return {
         "utilisation_hetero": least(grid, "utilisation"),
         "stale_share": most(grid, "stale_share"),
         "mean_staleness_over_needed": most(grid, "over_needed"),
-    }
-
-
-def size_headline(rows: Mapping[str, Row]) -> dict[str, Any]:
-    few, many = (rows.get(_size_name(nodes)) for nodes in (10, 100_000))
-    return {
-        "events_per_s_10": few["events_per_s"] if few else None,
+        "events_per_s_10": few.get("events_per_s"),
         "events_ratio_100k": many["events_per_s"] / few["events_per_s"] if few and many else None,
-        "worst_event_ms_100k": many["worst_event_ms"] if many else None,
-        "bytes_per_node": many["bytes_per_node"] if many else None,
+        "worst_event_ms_100k": many.get("worst_event_ms"),
+        "bytes_per_node": many.get("bytes_per_node"),
+        "false_claims_share": most(measured(FALSE_CLAIMS, rows), "liars_share"),
     }
-
-
-def false_claims_headline(rows: Mapping[str, Row]) -> dict[str, Any]:
-    return {"false_claims_share": most(FALSE_CLAIMS_KIND.rows(rows), "liars_share")}
 
 
 def margin_of(scenario: Scenario) -> float:
@@ -215,7 +175,9 @@ def margin_of(scenario: Scenario) -> float:
 
 
 def with_margin(margin: float, make: Callable[..., Scenario]) -> Scenario:
-    """Choose node speeds that give the pool this margin. Calls `make(s_per_token=...)`."""
+    """Choose the nodes' speed so that the pool samples `margin` times what the learner needs. `make(s_per_token=...)`
+    makes the scenario.
+    """
     fast, slow = S_PER_TOKEN / 64, 64 * S_PER_TOKEN
     while slow - fast > 1e-9:
         middle = (fast + slow) / 2
@@ -224,8 +186,8 @@ def with_margin(margin: float, make: Callable[..., Scenario]) -> Scenario:
 
 
 def scenario_of(seed: int, **sections: dict[str, Any]) -> Scenario:
-    """Return the defaults with these settings and groups of `GROUP_SIZE`; a formula gives the time in which versions
-    spread.
+    """Return the default scenario of the simulator with these settings and groups of `GROUP_SIZE`. The time in which
+    versions spread to the nodes comes from a formula.
     """
     training = {"group_size": GROUP_SIZE, **sections.pop("training", {})}
     limit_s = LIMIT * training["steps"] * sections["learner"]["step_s"]
@@ -236,26 +198,35 @@ def scenario_of(seed: int, **sections: dict[str, Any]) -> Scenario:
 
 TOLD: Final = ("utilisation", "stale_share", "staleness", "over_needed")
 GRID: Final = tuple(
-    _grid_case(sigma, bound, step_s) for sigma in SIGMAS for bound in STALENESS_BOUNDS for step_s in STEPS
+    Case(
+        name=f"grid, sigma {sigma:g}, S = {bound}, step {step_s:g} s",
+        row=partial(_grid_row, sigma=sigma, max_staleness=bound, step_s=step_s),
+        told=TOLD,
+        seconds=1 + STEPS[step_s] * step_s * 0.02,
+        lacks=grid_lacks(max_staleness=bound, step_s=step_s),
+    )
+    for sigma in SIGMAS
+    for bound in STALENESS_BOUNDS
+    for step_s in STEPS
 )
-FALSE_CLAIMS: Final = (_false_claims_case(10, NEVER_S), _false_claims_case(3, 20.0), _false_claims_case(10, 20.0))
-GRID_KIND: Final = Kind(cases=GRID, headline=grid_headline, told=TOLD, conditions={"useful_over_needed": MARGIN})
-SIZES_KIND: Final = Kind(
-    cases=tuple(
-        Case(name=_size_name(nodes), row=partial(_size_row, nodes=nodes), seconds=60.0 if nodes > 10_000 else 10.0)
-        for nodes in SIZES
-    ),
-    headline=size_headline,
-    told=(*TOLD, "events_per_s"),
-    alone=True,
-    conditions={
-        "events": "processor time of the coordinator's calls alone; garbage collection is included, but objects from "
-        "before the run, such as the simulated nodes, are frozen; details have the kinds of events",
-        "bytes_per_node": "sys.getsizeof of all that the coordinator holds after the end of the run",
-    },
+FALSE_CLAIMS: Final = tuple(
+    Case(
+        name=f"false claims of {count} keys"
+        + ("" if fresh_key_s == NEVER_S else f", each fresh after {fresh_key_s:g} s"),
+        row=partial(_false_claims_row, count=count, fresh_key_s=fresh_key_s),
+        told=(*TOLD, "liars_share"),
+    )
+    for count, fresh_key_s in ((10, NEVER_S), (3, 20.0), (10, 20.0))
 )
-FALSE_CLAIMS_KIND: Final = Kind(
-    cases=FALSE_CLAIMS,
-    headline=false_claims_headline,
-    told=(*TOLD, "liars_share"),
+"""Cases with the grid's pool (S = 2, steps of 5 s) and with hostile nodes, which claim a capacity of 4,096 rollouts and
+return nothing. `count` hostile nodes exist at any moment; each gets a new key after `fresh_key_s`.
+"""
+SIZES_CASES: Final = tuple(
+    Case(
+        name=_size_name(nodes),
+        row=partial(_size_row, nodes=nodes),
+        told=(*TOLD, "events_per_s"),
+        seconds=60.0 if nodes > 10_000 else 10.0,
+    )
+    for nodes in SIZES
 )

@@ -1,15 +1,16 @@
-"""Savings by activation: compares a pool's cost with all nodes working and with only the cheapest sufficient nodes.
+"""Savings by the choice of nodes: the cost of a pool if all nodes work, and if only the cheapest sufficient nodes work.
 
 The pool has 100 rented nodes. The price of a node's rollout is log-uniform between a price and four times that price,
 independent of its speed. The pool samples 1.5, 2 or 4 times what the learner needs (`echo_hub.simulator.rule`). Both
 runs report cost and utilisation after the warm-up steps.
 
     saving_vs_all_on    1 - cost of a step / cost of a step with all nodes at work
-    cost_over_optimum   cost of an hour / that of the linear programme
+    cost_over_optimum   cost of an hour / cost of an hour in the optimum of a linear programme
 
 The programme knows each node's true speed and may use a fraction of a node: it minimises the cost of shares x in 0..1
-with sum of useful_i x_i >= margin R, for the margin of the hub's settings, at which the learner never waits. So both
-are at equal utilisation where the run's utilisation is 1."""
+with sum of useful_i x_i >= margin R, for the margin of the hub's settings, at which the learner never waits. So the two
+costs are comparable if the run's utilisation is 1.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.simulate.cases import Case, Kind, Row, figures_of, least, margin_of, most, scenario_of
+from benchmarks.harness.progress import least, most
+from benchmarks.simulate.cases import Case, Row, figures_of, margin_of, measured, scenario_of
 from echo_hub.core.capacity.rule import useful_rollouts_of_each
 from echo_hub.simulator.population import draw_nodes
 from echo_hub.simulator.report import SimulationReport, connected_cost, report_of
@@ -30,7 +32,9 @@ from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.world import World
 
 POOLS: Final = (1.5, 2.0, 4.0)
-"""Rollouts that all nodes together sample in time, as a multiple of what the learner needs."""
+"""Rollouts that all nodes together sample in time (fresh enough to be trained), as a multiple of what the learner
+needs.
+"""
 SIGMAS: Final = (0.5, 1.0)
 STEP_S: Final = 5.0
 STEPS: Final = 100
@@ -38,11 +42,7 @@ WARM_UP: Final = 40
 MAX_STALENESS: Final = 2
 SPREAD: Final = 4.0
 CENTS: Final = 0.1
-"""US dollars for 1,000 rollouts on the cheapest node."""
-
-
-def _case(pool: float, sigma: float) -> Case:
-    return Case(name=f"cost, sigma {sigma:g}, pool {pool:g}", row=partial(_row, pool=pool, sigma=sigma), seconds=25.0)
+"""Price of 1,000 rollouts on the cheapest node, in US dollars."""
 
 
 def _row(seed: int, *, pool: float, sigma: float) -> Row:
@@ -88,7 +88,7 @@ def _run(scenario: Scenario) -> tuple[SimulationReport, float, float]:
 
 
 def optimal_per_hour(scenario: Scenario, margin: float) -> float:
-    """Return the US dollars per hour of the linear programme."""
+    """Return the cost of an hour in the optimum of the linear programme, in US dollars."""
     from scipy.optimize import linprog  # No other case needs scipy.
 
     price = np.array([node.price_per_hour for node in draw_nodes(scenario)])
@@ -100,15 +100,23 @@ def optimal_per_hour(scenario: Scenario, margin: float) -> float:
     return float(solved.fun)
 
 
-def headline(measured: Mapping[str, Row]) -> dict[str, float | None]:
-    rows = KIND.rows(measured)
+def headline(rows: Mapping[str, Row]) -> dict[str, float | None]:
+    found = measured(CASES, rows)
     return {
-        "saving_vs_all_on": least(rows, "saving_vs_all_on"),
-        "cost_over_optimum": most(rows, "cost_over_optimum"),
-        "utilisation_chosen": least(rows, "utilisation"),
-        "utilisation_all_on": least(rows, "utilisation_all_on"),
+        "saving_vs_all_on": least(found, "saving_vs_all_on"),
+        "cost_over_optimum": most(found, "cost_over_optimum"),
+        "utilisation_chosen": least(found, "utilisation"),
+        "utilisation_all_on": least(found, "utilisation_all_on"),
     }
 
 
-COSTS: Final = tuple(_case(pool, sigma) for sigma in SIGMAS for pool in POOLS)
-KIND: Final = Kind(cases=COSTS, headline=headline, told=("utilisation", "saving_vs_all_on", "cost_over_optimum"))
+CASES: Final = tuple(
+    Case(
+        name=f"cost, sigma {sigma:g}, pool {pool:g}",
+        row=partial(_row, pool=pool, sigma=sigma),
+        told=("utilisation", "saving_vs_all_on", "cost_over_optimum"),
+        seconds=25.0,
+    )
+    for sigma in SIGMAS
+    for pool in POOLS
+)

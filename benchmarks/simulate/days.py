@@ -1,4 +1,4 @@
-"""A simulated day of volunteers' machines: they come and go, are paused by their owners, fail, and some lie.
+"""A simulated day of volunteers' machines: they come and go, are paused by their owners and fail, and some keys lie.
 
 A step takes a minute. A node is lent for half of its day and draws one long completion at a time, about 10 tokens a
 second on the median node; lengths differ 1:4. Its owner needs it for 15 minutes every four hours. Every ten hours a
@@ -6,8 +6,9 @@ node vanishes; half of these failures also lose its unsent rollouts. Ten keys cl
 nothing, and are replaced every hour. The pool samples 1.3 times what the learner needs (`echo_hub.simulator.rule`), on
 average over the day, without pauses and failures.
 
-Nodes come evenly over the day or, on one continent, within ten hours of the day. With 100,000 nodes, only 16 steps are
-simulated. The first nine steps, which consume rollouts of the base version, are the warm-up."""
+Nodes come evenly over the day; in the cases of one continent, within ten hours of the day. With 100,000 nodes, only 16
+steps are simulated. The first nine steps, which consume rollouts of the base version, are the warm-up.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
-from benchmarks.simulate.cases import GROUP_SIZE, Case, Kind, Row, simulated, with_margin
+from benchmarks.simulate.cases import GROUP_SIZE, Case, Row, simulated, with_margin
 from echo_hub.simulator.scenario import Scenario
 
 MARGIN: Final = 1.3
@@ -25,12 +26,15 @@ DAY_STEPS: Final = 1_440
 """Steps of a day in which the learner never waits. If it waits, the run ends after a day with fewer steps."""
 
 
+TOLD: Final = ("utilisation", "stale_share", "liars_share", "drops", "fewest_nodes", "most_nodes")
+
+
 def _day(*, nodes: int, groups_per_step: int, steps: int = DAY_STEPS, begin_spread: float = 1.0) -> Case:
     what = "a day" if steps == DAY_STEPS else f"{steps} steps"
     name = f"{what} of {nodes:,} nodes" + (" on one continent" if begin_spread < 1 else "")
     sizes = {"nodes": nodes, "groups_per_step": groups_per_step, "steps": steps, "begin_spread": begin_spread}
     seconds = {10: 10.0, 1_000: 60.0}.get(nodes, 120.0)
-    return Case(name=name, row=partial(_row, sizes=sizes), seconds=seconds)
+    return Case(name=name, row=partial(_row, sizes=sizes), told=TOLD, seconds=seconds)
 
 
 def _row(seed: int, *, sizes: Mapping[str, Any]) -> Row:
@@ -83,14 +87,6 @@ CASES: Final = (
 
 
 def headline(rows: Mapping[str, Row]) -> dict[str, Any]:
-    """Return the figures of the day with 1,000 nodes, which come evenly over the day."""
+    """Return the main figures: those of the simulated day with 1,000 nodes that come evenly over the day."""
     row = rows.get(EVENLY.name, {})
     return {f"day_{name}": row.get(name) for name in ("utilisation", "stale_share", "tokens_lost_per_failure")}
-
-
-KIND: Final = Kind(
-    cases=CASES,
-    headline=headline,
-    told=("utilisation", "stale_share", "liars_share", "drops", "fewest_nodes", "most_nodes"),
-    conditions={"day_useful_over_needed": MARGIN},
-)

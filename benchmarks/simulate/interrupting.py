@@ -5,7 +5,7 @@ it continues with a newer one. 50 nodes sample 0.7 of what the learner needs (`e
 1:30. A node that changes versions reads the completion's tokens again, each in 1/16 of the time of a sampled token.
 
     s_per_step          virtual seconds from one trained step to the next, after the warm-up; mean of the seeds
-    interrupt_speed_up  s_per_step of finish over that of interrupt
+    interrupt_speed_up  s_per_step with `finish`, divided by s_per_step with `interrupt`
     staleness           mean over trained rollouts; a rollout is as old as the oldest token of its group
     token_staleness     the same, with each token as old as the version that sampled it
     ..._finish          figures of the run that interrupts nothing
@@ -19,7 +19,8 @@ from functools import partial
 from statistics import fmean
 from typing import Any, Final
 
-from benchmarks.simulate.cases import GROUP_SIZE, Case, Kind, Row, check, least, most, scenario_of, with_margin
+from benchmarks.harness.progress import least, most
+from benchmarks.simulate.cases import GROUP_SIZE, Case, Row, check, measured, scenario_of, with_margin
 from echo_hub.simulator.report import report_of
 from echo_hub.simulator.scenario import Scenario
 from echo_hub.simulator.world import World
@@ -87,8 +88,10 @@ def seconds_per_step(world: World) -> float:
 
 
 def headline(rows: Mapping[str, Row]) -> dict[str, Any]:
-    """Return the smallest and the largest speed-up, and the largest ratio of token staleness to that of finish."""
-    found = KIND.rows(rows)
+    """Return the smallest and the largest speed-up by `interrupt`, and the largest ratio of token staleness with
+    `interrupt` to that with `finish`.
+    """
+    found = measured(CASES, rows)
     ages = [row["token_staleness"] / row["token_staleness_finish"] for row in found]
     return {
         "interrupt_speed_up": least(found, "interrupt_speed_up"),
@@ -110,14 +113,11 @@ def _drops(reports: list[dict[str, Any]]) -> dict[str, float]:
     }
 
 
-def _case(max_staleness: int) -> Case:
-    return Case(name=f"interrupt, S = {max_staleness}", row=partial(_row, max_staleness=max_staleness))
-
-
-CASES: Final = tuple(_case(bound) for bound in (1, 2, 4))
-KIND: Final = Kind(
-    cases=CASES,
-    headline=headline,
-    told=("s_per_step", "interrupt_speed_up", "token_staleness", "token_staleness_finish"),
-    conditions={"interrupt_useful_over_needed": MARGIN, "interrupt_seeds": SEEDS},
+CASES: Final = tuple(
+    Case(
+        name=f"interrupt, S = {bound}",
+        row=partial(_row, max_staleness=bound),
+        told=("s_per_step", "interrupt_speed_up", "token_staleness", "token_staleness_finish"),
+    )
+    for bound in (1, 2, 4)
 )

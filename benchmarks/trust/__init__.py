@@ -1,16 +1,16 @@
 """Attacks on a real hub, by hostile nodes and by clients without an invite (strangers): detection, and cost.
 
-- Loads by strangers, and the hub's answers meanwhile: see `loads`.
+- Loads by strangers, and the hub's reaction to them: see `loads`.
 - Forged tokens and claims, by class of numerics (backend and precision), and honest nodes of each class: see `tokens`.
 - The same attacks on a model with a real vocabulary, judged without a running hub: see `real`.
 - Cost of hostile rollouts for the model: see `accuracy`. Cost of the defence without attacks: see `objectives`.
 
-`attacks_tried` and `attacks_detected` count every load once, and every attack once per class of numerics.
+`attacks_tried` and `attacks_detected` count every load once, and every attack by nodes once per class of numerics.
 `stall_s_worst` is the slowest answer of the hub to `/healthz` during any load, `rss_growth_mb_worst` the growth of its
 memory, `log_kb_worst` the growth of its logs. A load that fills the log, or writes a terminal's control characters to
 it, counts as not detected.
 
-Modules are loaded on use: child processes import this package and must stay light.
+Submodules are imported on use, because child processes import this package and should start quickly.
 """
 
 from __future__ import annotations

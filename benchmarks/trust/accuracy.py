@@ -1,7 +1,7 @@
-"""Cost of hostile rollouts for the model: whole runs of the built-in model, with and without hostile rollouts.
+"""Cost of hostile rollouts for the model: complete runs of the built-in model, with and without hostile rollouts.
 
-A run has two nodes of the same engine. One node falsifies a part of its rollouts, so that `hostile_share` of all
-rollouts are falsified as long as the hub accepts them. `learned` is the held-out accuracy of the last version.
+A run has two nodes with the same engine. One node falsifies rollouts. They are `hostile_share` of all rollouts, as long
+as the hub accepts them. `learned` is the held-out accuracy of the last version.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from typing import Any, Final
 
 from benchmarks.harness.engine import lacks
 from benchmarks.harness.progress import Planned, Progress
-from benchmarks.harness.site import RunFailed, Settings, Site, open_site
+from benchmarks.harness.site import Settings, open_site
 
 STEPS: Final = 60
 ENDS_AFTER_S: Final = 400.0
-LOOK_S: Final = 0.5
 SECONDS: Final = 75.0
 ATTACKS: Final = ("forged digits, possible claims", "claims of -10", "hand-written answers")
 SHARES: Final = (0.01, 0.2)
@@ -65,8 +64,8 @@ def measure(scratch: Path, progress: Progress, *, seed: int) -> list[dict[str, A
 
 
 def headline(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return, for each share of hostile rollouts, the accuracy that the worst attack costs, compared with the honest
-    run.
+    """Return, for each share of hostile rollouts, the accuracy of the honest run minus that of the run with the worst
+    attack.
     """
     learned = {row["case"]: row["learned"] for row in rows}
     found = {}
@@ -84,20 +83,11 @@ def _run(case: Case, directory: Path, seed: int) -> dict[str, Any]:
     with open_site(directory, settings) as site:
         site.node(NODE_OPTIONS)
         hostile = site.node(NODE_OPTIONS, attack=case.attack, share=min(1.0, 2 * case.hostile_share))
-        learned = _last_accuracy(site)
+        last = "SELECT accuracy FROM evaluations WHERE policy_version = ?"
+        ((learned,),) = site.wait_until(lambda: site.rows(last, STEPS), within_s=ENDS_AFTER_S)
         query = (
             "SELECT sum(rollouts) FILTER (WHERE nodes.name = ?) * 1.0 / sum(rollouts)"
             " FROM tallies JOIN nodes USING (node_id) WHERE outcome = 'trained'"
         )
         ((share,),) = site.rows(query, hostile.name)
-    return {"learned": learned, "seconds": time.monotonic() - began_at, "hostile_trained": float(share or 0.0)}
-
-
-def _last_accuracy(site: Site) -> float:
-    """Wait for the evaluation of the last version. Raises RunFailed."""
-    give_up_at = time.monotonic() + ENDS_AFTER_S
-    while not (found := site.rows("SELECT accuracy FROM evaluations WHERE policy_version = ?", STEPS)):
-        if site.hub.poll() is not None or time.monotonic() > give_up_at:
-            raise RunFailed(f"the run has not come to its end: see {site.scratch}")
-        time.sleep(LOOK_S)
-    return float(found[0][0])
+    return {"learned": float(learned), "seconds": time.monotonic() - began_at, "hostile_trained": float(share or 0.0)}

@@ -1,9 +1,10 @@
-"""Loads that strangers put on a hub: connections, requests, keys and log lines by the thousand.
+"""Loads that strangers (clients without an invite) put on a hub: thousands of connections, requests, keys and log
+lines.
 
 Each attack returns the hub's reaction, or raises `Unnoticed`. A row has the hub's reaction, its delay in answering
-`/healthz` meanwhile, and the growth of its memory and its logs. A separate process (the bystander) requests `/healthz`:
-a thread of the attacker would measure the attacker's own delay. Single messages that break the protocol are tested in
-tests/echo_hub/net and tests/end_to_end.
+`/healthz` meanwhile, and the growth of its memory and its logs. A separate process (the bystander) requests `/healthz`,
+because a thread of the attacker would measure the attacker's own delay. Single messages that break the protocol are
+tested in tests/echo_hub/net and tests/end_to_end.
 """
 
 from __future__ import annotations
@@ -13,14 +14,13 @@ import http.client
 import os
 import re
 import resource
+import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -29,7 +29,8 @@ import aiohttp
 import websockets
 
 from benchmarks.harness.engine import lacks
-from benchmarks.harness.progress import Planned, Progress
+from benchmarks.harness.pool import apart
+from benchmarks.harness.progress import Planned, Progress, most
 from benchmarks.harness.site import Settings, Site, merged, open_site
 from benchmarks.harness.stranger import Stranger
 from echo_hub.config.file import load_config
@@ -41,14 +42,14 @@ from echo_shared.wire.messages.fields import printable
 
 ENDS_WITHIN_S: Final = 150.0
 WARM_UP_STEPS: Final = 20
-"""Steps after which the hub's memory no longer grows without an attack."""
+"""Training steps before the first attack. After these, the hub's memory no longer grows by itself."""
 WARM_UP_S: Final = 600.0
 MOST_LOG_BYTES: Final = 256 * 1024
-"""Bytes by which one attack may make all logs of the hub grow."""
+"""Maximum bytes by which one attack may make the hub's logs grow, all together."""
 NODE_OPTIONS: Final = ("--backend", "llama_cpp", "--precision", "f32")
 ELSEWHERE: Final = ("nice", "-n", "10")
-"""Prefix of the nodes' commands. Nodes usually have machines of their own, so hub, learner and verifier take precedence
-here.
+"""Prefix of the nodes' commands. Nodes usually run on other machines, so here hub, learner and verifier have
+priority.
 """
 SETTINGS: Final[Settings] = {
     "run": {"name": "trust"},
@@ -64,7 +65,7 @@ CLOSED_WITHIN_S: Final = 100.0
 forever.
 """
 BYSTANDER: Final = ("127.0.0.2", 0)
-"""Address from which `/healthz` is requested; not the attacker's, because the hub limits each address."""
+"""Address from which `/healthz` is requested. It is not the attacker's, because the hub limits requests per address."""
 NICENESS: Final = -10
 """Process priority (niceness) of the process that asks for the hub's health. It stands for another machine, so the load
 on this machine must not slow it.
@@ -83,13 +84,13 @@ MOST_GROWTH_BYTES: Final = 100_000_000
 FRESH_KEYS: Final = 2_000
 AT_ONCE: Final = 64
 STORM_S: Final = 90.0
-"""Seconds of the attack by new keys. Keys not tried by then are omitted."""
+"""Seconds of the attack by new keys. Keys that have not joined by then are left out."""
 COUNT_S: Final = 0.1
 HONEST_ADDRESS: Final = "127.0.0.3"
 """Address of the honest node that joins during the attack by new keys."""
 HONEST_WITHIN_S: Final = 5.0
 STEERING: Final = "\x1b[2J\x1b]0;owned\x07\r\u202e\u2028\x00"
-"""Characters that clear a terminal, rename its window, and reverse text."""
+"""Characters that, printed in a terminal, clear it, rename its window and reverse text."""
 UPGRADE: Final = (
     b"GET /node HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
@@ -103,76 +104,72 @@ FIRST_BYTES: Final[Mapping[str, bytes]] = {
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Figures = dict[str, float]
-Attack = Callable[["Victim"], Awaitable[str | tuple[str, Figures]]]
+Attack = Callable[[Site], Awaitable[str | tuple[str, Figures]]]
 """Function that attacks the hub and returns the hub's reaction, with or without figures for the row."""
 
 
 class Unnoticed(Exception):
-    """The attack succeeded, or the hub does not report it."""
+    """Error: an attack succeeded, or the hub does not report it."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Health:
-    """Slowest `/healthz` answer, memory growth and log growth during one attack."""
+class Bystander:
+    """Requests a hub's `/healthz`, and watches the hub's memory. It runs in a separate process."""
 
-    stall_s: float = 0.0
-    growth_bytes: int = 0
-    log_bytes: int = 0
-    is_log_plain: bool = True
-    """True if no new log line steers a terminal."""
+    def __init__(self, url: str) -> None:
+        with suppress(PermissionError):
+            os.nice(NICENESS)
+        self._address = urlsplit(url)
+        self._over = threading.Event()
+        self._thread = ThreadPoolExecutor(1)
+
+    def begin(self, pid: int) -> None:
+        self._over.clear()
+        self._looking = self._thread.submit(self._look, pid)
+
+    def end(self) -> tuple[float, int]:
+        """Return the seconds of the slowest answer, and the bytes by which the hub's memory grew."""
+        self._over.set()
+        return self._looking.result()
+
+    def _look(self, pid: int) -> tuple[float, int]:
+        stall_s, growth_bytes, before = 0.0, 0, own_bytes(pid)
+        assert self._address.hostname is not None
+        while not self._over.wait(LOOK_S):
+            began_at = time.monotonic()
+            connection = http.client.HTTPConnection(
+                self._address.hostname, self._address.port, HEALTH_WITHIN_S, BYSTANDER
+            )
+            try:
+                connection.request("GET", "/healthz")
+                connection.getresponse().read()
+            except (OSError, http.client.HTTPException):
+                stall_s = max(stall_s, HEALTH_WITHIN_S)  # No answer counts as the longest delay.
+            finally:
+                connection.close()
+            stall_s = max(stall_s, time.monotonic() - began_at)
+            growth_bytes = max(growth_bytes, own_bytes(pid) - before)
+        return stall_s, growth_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Victim:
-    """A hub under attack, and the process that asks for the hub's health."""
+async def turned_away(site: Site) -> dict[str, int]:
+    """Return the hub's counters of refused connections, requests and messages."""
+    operator = {"Authorization": f"Bearer {site.token}"}
+    async with aiohttp.ClientSession(site.url, headers=operator) as session, session.get("/metrics") as answer:
+        found = _TURNED_AWAY.findall(await answer.text())
+    return {f"{what}, {reason}": int(float(count)) for reason, what, count in found}
 
-    site: Site
-    pipe: Connection
 
-    @property
-    def url(self) -> str:
-        return self.site.url
-
-    async def turned_away(self) -> dict[str, int]:
-        """Return the hub's counters of refused connections, requests and messages."""
-        operator = {"Authorization": f"Bearer {self.site.token}"}
-        async with aiohttp.ClientSession(self.url, headers=operator) as session, session.get("/metrics") as answer:
-            found = _TURNED_AWAY.findall(await answer.text())
-        return {f"{what}, {reason}": int(float(count)) for reason, what, count in found}
-
-    async def stranger(self, **changes: Any) -> Stranger:
-        return await Stranger(self.url).join(**changes)
-
-    async def sockets(self, count: int, first_bytes: bytes) -> list[Streams]:
-        """Open up to `count` connections, each of which sends `first_bytes`."""
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2 * count + 512)), hard))
-        address, opened = urlsplit(self.url), list[Streams]()
-        for _ in range(count):
-            with suppress(OSError):
-                reader, writer = await asyncio.open_connection(address.hostname, address.port)
-                writer.write(first_bytes)
-                opened.append((reader, writer))
-        return opened
-
-    @contextmanager
-    def watched(self) -> Iterator[Health]:
-        """Measure, during the block, the hub's slowest answer and the growth of its memory and its logs."""
-        health, logs = Health(), self._logs()
-        self.pipe.send(self.site.hub.pid)
-        try:
-            yield health
-        finally:
-            self.pipe.send(None)
-            health.stall_s, health.growth_bytes = self.pipe.recv()
-            for path, content in self._logs().items():
-                said = content[len(logs.get(path, b"")) :]
-                health.log_bytes += len(said)
-                text = said.decode(errors="surrogateescape")
-                health.is_log_plain = health.is_log_plain and printable(text) == text
-
-    def _logs(self) -> dict[str, bytes]:
-        return {str(path): path.read_bytes() for path in (self.site.log, *(self.site.run.root / "logs").glob("*"))}
+async def sockets(site: Site, count: int, first_bytes: bytes) -> list[Streams]:
+    """Open up to `count` connections, each of which sends `first_bytes`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2 * count + 512)), hard))
+    address, opened = urlsplit(site.url), list[Streams]()
+    for _ in range(count):
+        with suppress(OSError):
+            reader, writer = await asyncio.open_connection(address.hostname, address.port)
+            writer.write(first_bytes)
+            opened.append((reader, writer))
+    return opened
 
 
 async def all_closed(opened: list[Streams]) -> str:
@@ -195,62 +192,14 @@ async def _until_closed(reader: asyncio.StreamReader) -> None:
             pass
 
 
-@contextmanager
-def attacked(site: Site) -> Iterator[Victim]:
-    """Start the process that asks for a hub's health (the bystander)."""
-    context = get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_watch, args=(theirs, site.url), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        ours.recv()
-        yield Victim(site=site, pipe=ours)
-    finally:
-        ours.close()
-        process.join()
+async def many_sockets(site: Site, *, first_bytes: bytes) -> str:
+    return await all_closed(await sockets(site, SOCKETS, first_bytes))
 
 
-def _watch(pipe: Connection, url: str) -> None:
-    """Run the bystander process. For each process id from the pipe, request `/healthz` and watch that process's memory
-    until the next message.
-    """
-    with suppress(PermissionError):
-        os.nice(NICENESS)
-    pipe.send("ready")
-    with suppress(EOFError):
-        while True:
-            pipe.send(_look(pipe, url, pipe.recv()))
-
-
-def _look(pipe: Connection, url: str, pid: int) -> tuple[float, int]:
-    stall_s, growth_bytes, before = 0.0, 0, own_bytes(pid)
-    address = urlsplit(url)
-    assert address.hostname is not None
-    while not pipe.poll(LOOK_S):
-        began_at = time.monotonic()
-        connection = http.client.HTTPConnection(address.hostname, address.port, HEALTH_WITHIN_S, BYSTANDER)
-        try:
-            connection.request("GET", "/healthz")
-            connection.getresponse().read()
-        except (OSError, http.client.HTTPException):
-            stall_s = max(stall_s, HEALTH_WITHIN_S)  # No answer counts as the longest delay.
-        finally:
-            connection.close()
-        stall_s = max(stall_s, time.monotonic() - began_at)
-        growth_bytes = max(growth_bytes, own_bytes(pid) - before)
-    pipe.recv()
-    return stall_s, growth_bytes
-
-
-async def many_sockets(victim: Victim, *, first_bytes: bytes) -> str:
-    return await all_closed(await victim.sockets(SOCKETS, first_bytes))
-
-
-async def frames_before_proof(victim: Victim) -> str:
+async def frames_before_proof(site: Site) -> str:
     """Send a frame of the largest size on each connection, without a proof of identity."""
     head = b"\x82\xff" + (MAX_FRAME_BYTES - 1).to_bytes(8) + bytes(4)
-    opened, payload = await victim.sockets(60, UPGRADE + head), bytes(2**20)
+    opened, payload = await sockets(site, 60, UPGRADE + head), bytes(2**20)
 
     async def fill(writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):
@@ -262,31 +211,33 @@ async def frames_before_proof(victim: Victim) -> str:
     return await all_closed(opened)
 
 
-async def unread_answers(victim: Victim) -> str:
-    """Request pages, lists, scripts and the base model with 200 clients, again and again, and read no answer."""
-    member, seed = await _base_model(victim)
-    before, most = own_bytes(victim.site.hub.pid), 0
+async def unread_answers(site: Site) -> str:
+    """Send requests for pages, lists, scripts and the base model from 200 clients, again and again, and read no
+    answer.
+    """
+    member, seed = await _base_model(site)
+    before, most = own_bytes(site.hub.pid), 0
     unread: list[Streams] = []
     for path, answers in {**LARGE, seed: 4}.items():
         request = f"GET {path} HTTP/1.1\r\nHost: x\r\nAccept-Encoding: identity\r\n\r\n".encode()
-        unread += await victim.sockets(UNREADERS, request * answers)
+        unread += await sockets(site, UNREADERS, request * answers)
     for _, writer in unread:
         writer.transport.pause_reading()  # type: ignore[attr-defined]
     for _ in range(int(PATIENCE_S)):
         await asyncio.sleep(1.0)
-        most = max(most, own_bytes(victim.site.hub.pid) - before)
+        most = max(most, own_bytes(site.hub.pid) - before)
     for _, writer in unread:
         writer.transport.abort()
     await member.close()
-    how = f"{most / 1e6:.0f} MB more in memory; turned away so far: {await victim.turned_away()}"
+    how = f"{most / 1e6:.0f} MB more in memory; turned away so far: {await turned_away(site)}"
     if most > MOST_GROWTH_BYTES:
         raise Unnoticed(how)
     return how
 
 
-async def _base_model(victim: Victim) -> tuple[Stranger, str]:
-    """Join the run. Return this client, and the path at which the hub serves it the largest file of the base model."""
-    member = await victim.stranger()
+async def _base_model(site: Site) -> tuple[Stranger, str]:
+    """Join the run as a client. Return the client, and the path of the largest file of the base model on the hub."""
+    member = await Stranger(site.url).join()
     assert member.welcome is not None
     base = member.welcome.base
     layout = read_torrent(base.torrent)
@@ -294,9 +245,9 @@ async def _base_model(victim: Victim) -> tuple[Stranger, str]:
     return member, f"{base.web_seed_path}{layout.name}/{largest}"
 
 
-async def log_flood(victim: Victim) -> str:
-    """Make the hub log as much as strangers can, with text that steers a terminal."""
-    address, at_once = urlsplit(victim.url), asyncio.Semaphore(32)
+async def log_flood(site: Site) -> str:
+    """Make the hub log as much as strangers can, with text that controls a terminal."""
+    address, at_once = urlsplit(site.url), asyncio.Semaphore(32)
 
     async def send(request: bytes) -> None:
         async with at_once:
@@ -309,7 +260,7 @@ async def log_flood(victim: Victim) -> str:
     await asyncio.gather(*(send(request) for request in _rubbish()))
     num_joined = 0
     for _ in range(100):
-        node = await victim.stranger(name=STEERING[:40], device=STEERING[:40], backend=STEERING[:40])
+        node = await Stranger(site.url).join(name=STEERING[:40], device=STEERING[:40], backend=STEERING[:40])
         num_joined += node.welcome is not None
         if node.welcome is not None:
             with suppress(websockets.ConnectionClosed):
@@ -334,8 +285,10 @@ def _rubbish() -> Iterator[bytes]:
         yield b"POST /login HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nTransfer-Encoding: " + mark + b"\r\n\r\n"
 
 
-async def fresh_keys(victim: Victim) -> tuple[str, Figures]:
-    """Join with 2,000 new keys that take leases and return nothing. An honest node must be able to join meanwhile."""
+async def fresh_keys(site: Site) -> tuple[str, Figures]:
+    """Join with 2,000 new keys that take leases and return nothing. During this, an honest node must be able to
+    join.
+    """
     loop = asyncio.get_running_loop()
     keys, counts = set[str](), Counter(joined=0, leased=0)
     limit, under_way, over = asyncio.Semaphore(AT_ONCE), asyncio.Event(), asyncio.Event()
@@ -347,7 +300,7 @@ async def fresh_keys(victim: Victim) -> tuple[str, Figures]:
                 counts["not tried"] += 1
                 return
             try:
-                node = Stranger(victim.url)
+                node = Stranger(site.url)
                 keys.add(node.me.node_id)
                 await node.join()
                 counts["joined" if not node.ended else "turned away"] += 1
@@ -364,17 +317,17 @@ async def fresh_keys(victim: Victim) -> tuple[str, Figures]:
     async def honest() -> float:
         await under_way.wait()
         began_at = loop.time()
-        node = await Stranger(victim.url, host=HONEST_ADDRESS).join()
+        node = await Stranger(site.url, host=HONEST_ADDRESS).join()
         if node.ended:
             raise Unnoticed(f"an honest node was refused: {node.refused and node.refused.code}")
         joined_s = loop.time() - began_at
         await node.close()
         return joined_s
 
-    joining, counting = asyncio.create_task(honest()), asyncio.create_task(_most_held(victim, keys, over))
+    joining, counting = asyncio.create_task(honest()), asyncio.create_task(_most_held(site, keys, over))
     await asyncio.gather(*(one() for _ in range(FRESH_KEYS)))
     over.set()
-    config = load_config(victim.site.run.config, {}).training
+    config = load_config(site.run.config, {}).training
     most_of_all, held = await counting
     quota = max(config.groups_per_step * config.group_size, most_of_all) // UNPROVEN_SHARE
     honest_s = await joining
@@ -384,9 +337,9 @@ async def fresh_keys(victim: Victim) -> tuple[str, Figures]:
     return how, {"held_at_once": held, "honest_joined_s": honest_s}
 
 
-async def _most_held(victim: Victim, keys: Collection[str], over: asyncio.Event) -> tuple[int, int]:
-    """Poll the rollouts that nodes hold within their deadlines; return the maximum over all nodes together, and over
-    `keys` together.
+async def _most_held(site: Site, keys: Collection[str], over: asyncio.Event) -> tuple[int, int]:
+    """Count, again and again until `over` is set, the rollouts that nodes hold within their deadlines. Return the
+    largest count for all nodes together, and for the nodes with `keys` together.
     """
     query = (
         "WITH out AS (SELECT node_id, leased_at, deadline FROM rollouts WHERE state = ?)"
@@ -394,7 +347,7 @@ async def _most_held(victim: Victim, keys: Collection[str], over: asyncio.Event)
     )
     most_of_all = most_of_keys = 0
     while not over.is_set():
-        held = dict(await asyncio.to_thread(victim.site.rows, query, ReceiptState.LEASED.value))
+        held = dict(await asyncio.to_thread(site.rows, query, ReceiptState.LEASED.value))
         most_of_all = max(most_of_all, sum(held.values()))
         most_of_keys = max(most_of_keys, sum(number for node_id, number in held.items() if node_id in keys))
         with suppress(TimeoutError):
@@ -416,49 +369,34 @@ def plan() -> list[Planned]:
 
 
 def measure(scratch: Path, progress: Progress, *, seed: int) -> list[dict[str, Any]]:
-    """Measure the wanted attacks, one row for each, on one hub that keeps the effects of earlier attacks."""
+    """Measure the wanted attacks, one row for each. All attack the same hub, which keeps the effects of earlier
+    attacks.
+    """
     rows: list[dict[str, Any]] = []
     wanted = {name: attack for name, attack in ATTACKS.items() if progress.wants(name)}
     if not wanted:
         return rows
     settings = merged(SETTINGS, {"run": {"seed": seed}})
-    with open_site(scratch / "attacked", settings, verbose=True) as site, attacked(site) as victim:
+    with open_site(scratch / "attacked", settings, verbose=True) as site, apart(Bystander, site.url) as bystander:
         site.node(NODE_OPTIONS, within=ELSEWHERE)
         site.wait_for_step(WARM_UP_STEPS, within_s=WARM_UP_S)
         for name, attack in wanted.items():
-            rows.append({"case": name, **_attacked(victim, attack)})
+            rows.append({"case": name, **_attacked(site, bystander, attack)})
             progress.done(name, {"detected": rows[-1]["detected"], "how": rows[-1]["how"]})
     return rows
 
 
 def headline(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the worst delay and growth of all attacks; None if no attack was measured."""
-    names = ("stall_s", "rss_growth_mb", "log_kb")
-    return {f"{name}_worst": max((row[name] for row in rows), default=None) for name in names}
+    """Return the worst value over all attacks of the delay and of each growth; None if no attack was measured."""
+    return {f"{name}_worst": most(rows, name) for name in ("stall_s", "rss_growth_mb", "log_kb")}
 
 
-def _attacked(victim: Victim, attack: Attack) -> dict[str, Any]:
-    began_at = time.monotonic()
-    with victim.watched() as health:
-        row = verdict(victim, attack)
-    if health.log_bytes > MOST_LOG_BYTES or not health.is_log_plain:
-        plain = "plain" if health.is_log_plain else "not plain"
-        row |= {"detected": False, "how": f"the log is {plain}, {health.log_bytes} bytes more; {row['how']}"}
-    return {
-        **row,
-        "stall_s": health.stall_s,
-        "rss_growth_mb": health.growth_bytes / 1e6,
-        "log_kb": health.log_bytes / 1e3,
-        "seconds": time.monotonic() - began_at,
-    }
-
-
-def verdict(victim: Victim, attack: Attack, *, within_s: float = ENDS_WITHIN_S) -> dict[str, Any]:
+def verdict(site: Site, attack: Attack, within_s: float = ENDS_WITHIN_S) -> dict[str, Any]:
     """Carry out an attack. `detected` is False for a successful or unfinished attack."""
 
     async def limited() -> str | tuple[str, dict[str, float]]:
         async with asyncio.timeout(within_s):
-            return await attack(victim)
+            return await attack(site)
 
     try:
         found = asyncio.run(limited())
@@ -468,3 +406,29 @@ def verdict(victim: Victim, attack: Attack, *, within_s: float = ENDS_WITHIN_S) 
         return {"detected": False, "how": f"nothing for {within_s:.0f} s"}
     how, figures = (found, {}) if isinstance(found, str) else found
     return {"detected": True, "how": how, **figures}
+
+
+def _attacked(site: Site, bystander: Bystander, attack: Attack) -> dict[str, Any]:
+    """Carry out an attack while measuring the hub. `detected` is False also if the attack fills the log, or writes
+    control characters to it.
+    """
+    logs, began_at = _logs(site), time.monotonic()
+    bystander.begin(site.hub.pid)
+    row = verdict(site, attack)
+    stall_s, growth_bytes = bystander.end()
+    said = b"".join(content[len(logs.get(path, b"")) :] for path, content in _logs(site).items())
+    text = said.decode(errors="surrogateescape")
+    if len(said) > MOST_LOG_BYTES or printable(text) != text:
+        plain = "plain" if printable(text) == text else "not plain"
+        row |= {"detected": False, "how": f"the log is {plain}, {len(said)} bytes more; {row['how']}"}
+    return {
+        **row,
+        "stall_s": stall_s,
+        "rss_growth_mb": growth_bytes / 1e6,
+        "log_kb": len(said) / 1e3,
+        "seconds": time.monotonic() - began_at,
+    }
+
+
+def _logs(site: Site) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in (site.log, *(site.run.root / "logs").glob("*"))}

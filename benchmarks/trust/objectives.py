@@ -1,9 +1,9 @@
 """Cost of an objective that bounds the weight of every token, in runs without forgers: the default objective compared
 with plain GRPO.
 
-Whole runs of the built-in model by the hub's own coordinator and learner, with honest rollouts that are as old as the
-staleness bound allows (`benchmarks.learning.virtual_run`), three seeds each. `robust_default_cost` is the held-out
-accuracy after the last step of GRPO, minus that of the default, as means over the seeds.
+The hub's own coordinator and learner train the built-in model in complete runs, with three seeds each. All rollouts are
+honest, and as old as the staleness bound allows (`benchmarks.learning.virtual_run`). `robust_default_cost` is the
+held-out accuracy after the last step of GRPO, minus that of the default, as means over the seeds.
 """
 
 from __future__ import annotations

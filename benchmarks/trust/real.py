@@ -2,25 +2,25 @@
 
 Every engine samples batches of rollouts of SmolLM2-135M-Instruct: short answers and long texts, with the base and with
 a policy trained for some steps, at two temperatures. Verifiers in float32 and in bfloat16 measure the rounding of each
-class, as a hub does, and examine the batches. Then the hub's own rules (`core.trust`) judge nodes. Each node is alone
-in its class, which is the hardest case:
+class (backend and precision), as in a hub, and examine the batches. Then the hub's own rules (`core.trust`) judge
+nodes. Each node is alone in its class, which is the hardest case:
 
 - Honest nodes return the batches' groups in random orders, until each class has `HONEST_ROLLOUTS` rollouts.
   `false_quarantines_real` counts the quarantined ones.
-- Forgers return the short answers after an attack has changed them, to a verifier in float32. `to_detection` is the
+- Forgers return short answers that an attack has changed; a verifier in float32 examines them. `to_detection` is the
   number of checked rollouts until the node is quarantined: the worst of `HOSTILE_NODES` nodes that begin with different
   groups.
 
-A row of kind "scale" has the scales of rounding, in nats, of draws and claims: as the verifier measured them, as it
-uses them, and as the engine's own tokens fit best.
+A row of kind "scale" has the sizes of the rounding errors in draws and in claimed log-probabilities, in nats: as the
+verifier measured them, as the rules use them, and as they fit the engine's own tokens best.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
@@ -30,9 +30,10 @@ import numpy as np
 from benchmarks.harness import real_model
 from benchmarks.harness.engine import lacks
 from benchmarks.harness.progress import Planned, Progress
+from benchmarks.honesty.judging import Known, honest_nodes, judged_in_order, known_by
 from benchmarks.honesty.samplers import (
-    HONEST,
     STEPS,
+    UNCHANGED,
     Asked,
     Engine,
     Rollouts,
@@ -51,19 +52,13 @@ from benchmarks.honesty.samplers import (
     honest as honest_ones,
 )
 from echo_hub.core.trust.evidence import NO_EVIDENCE, Evidence
-from echo_hub.core.trust.judging import NOTHING, added, alarm, judged, weigh
 from echo_hub.core.trust.likelihood import SCALES
-from echo_hub.core.trust.numerics import Honest, Numerics, NumericsClass
-from echo_hub.core.trust.settings import TrustSettings
+from echo_hub.core.trust.numerics import NumericsClass
 from echo_hub.intake.episodes import PROMPTS
 from echo_hub.tasks.base import Problem
 from echo_hub.verify.drawn import unpack_evidence, unpack_spans
 from echo_hub.verify.worker import Examiner
 
-ENGINES: Final[Mapping[str, Engine]] = {
-    name: HONEST[name]
-    for name in ("torch f32", "torch bf16", "llama_cpp f32", "llama_cpp f16", "llama_cpp q8_0", "llama_cpp q4_k_m")
-}
 TEMPERATURES: Final = (1.0, 0.6)
 VERIFIERS: Final = ("float32", "bfloat16")
 FORGERS_VERIFIER: Final = "float32"
@@ -71,26 +66,26 @@ FORGERS_VERIFIER: Final = "float32"
 SHORT: Final = 10
 LONG: Final = 200
 GROUPS: Final = {SHORT: 16, LONG: 1}
-"""Number of groups to sample, by tokens of a completion; a group has eight rollouts."""
+"""Number of groups that an honest engine samples in a batch, by the length of completions in tokens. A group has eight
+rollouts.
+"""
 TRAINED_GROUPS: Final = 8
 ATTACKED: Final = STEPS // 3
-"""Version that forgers claim. At the last version the policy is sure of most tokens, so a forgery would hardly show and
-hardly do harm.
+"""Version that forgers claim. The last version is not used: because it is sure of most tokens, forgeries would hardly
+show or do harm.
 """
 THREADS: Final = 2
 HONEST_ROLLOUTS: Final = 5_000
 """Minimum number of rollouts of honest nodes in each class of numerics (backend and precision)."""
 ATTACKED_GROUPS: Final = 25
-"""Number of groups that an attack samples. A hostile node that these groups do not convict counts as undetected."""
+"""Number of groups that an attack samples. A hostile node without conviction after these groups counts as undetected.
+"""
 TOGETHER: Final = 5
-"""Number of an attack's groups that are sampled and examined together."""
+"""Number of groups of an attack that are sampled, and then examined, in one batch."""
 HOSTILE_NODES: Final = 2
 UNDETECTED: Final = 10_000
-"""Value of `to_detection` for a node that no rollout convicts."""
+"""Value of `to_detection` (number of rollouts until the conviction) for a node that is never convicted."""
 FIFTH: Final = 5
-FALSE_ALARM: Final = TrustSettings().false_alarm
-Known = Callable[[Evidence], Honest]
-"""Maps a node's newest evidence to the rounding expected of honest nodes of its class."""
 Falsify = Callable[[Sampler, Sequence[Asked]], Rollouts]
 _WORDS: Final = ("a cat", "the sea", "winter", "a bicycle", "bread", "a mountain", "the moon", "a train", "honey")
 
@@ -104,7 +99,7 @@ class Texts:
         self._is_short = max_tokens <= SHORT
 
     def sample(self, seed: int) -> Problem:
-        """Return the problem of `seed`; its metadata holds the `answer`."""
+        """Return the problem with this seed; its metadata holds the `answer`."""
         rng = random.Random(seed)
         left, right = rng.randrange(1, 13), rng.randrange(1, 13)
         if self._is_short:
@@ -128,7 +123,7 @@ def _a_fifth_by_hand(sampler: Sampler, asked: Sequence[Asked]) -> Rollouts:
 
 
 def _copied(sampler: Sampler, asked: Sequence[Asked]) -> Rollouts:
-    """Send the tokens and claims of the previous rollout in place of each rollout."""
+    """Return each rollout with the tokens and claimed log-probabilities of the previous rollout."""
     drawn = sampler.draw(asked)
     return [
         (one, replace(rollout, completion_ids=other.completion_ids, behavior_logprobs=other.behavior_logprobs))
@@ -150,7 +145,7 @@ ATTACKS: Final = {
     "claims of -10": claiming(lambda claims, _wrong: np.full_like(claims, -10.0)),
     "-3 nats for wrong tokens": claiming(lambda claims, wrong: np.where(wrong, claims - 3.0, claims)),
 }
-"""Attacks by name: each changes the rollouts of a node. All claim the trained policy at the run's temperature."""
+"""Attacks by name. Each changes the rollouts of a node, which claims the trained policy at the run's temperature."""
 AS_FLOAT32: Final = "claims to be float32"
 COARSE: Final = ("q8_0", "q4_k_m", "bf16")
 """Precisions of nodes that are also judged while they claim float32."""
@@ -160,14 +155,14 @@ COARSE: Final = ("q8_0", "q4_k_m", "bf16")
 class Bench:
     temperature: float
     runs: Mapping[int, ShortRun]
-    """Training run, by the number of tokens of its completions."""
+    """Training run for each length of completions in tokens."""
     examiners: Mapping[tuple[str, int], Examiner]
-    """Verifier, by its precision and the number of tokens of the completions."""
+    """Verifier for each pair of its precision and the length of completions in tokens."""
     measured: dict[tuple[str, int, str, int], Evidence] = field(default_factory=dict)
 
     def rounding(self, precision: str, tokens: int, rounding: str, version: int) -> Evidence:
-        """Return the rounding of a class of numerics (backend and precision) for completions of this length, as
-        measured by the verifier of this precision.
+        """Return the rounding of a class of numerics (backend and precision) (`rounding`) for completions of this many
+        `tokens`, as the verifier of this `precision` measures it.
         """
         key = precision, tokens, rounding, version
         if key not in self.measured:
@@ -180,7 +175,7 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class _Remembering(Sampler):
-    """Samples each group once: all attacks start from the same rollouts."""
+    """Samples each group only once: all attacks change the same rollouts."""
 
     drawn: dict[tuple[int, int, int, float], Rollouts] = field(default_factory=dict)
 
@@ -207,7 +202,7 @@ def plan() -> list[Planned]:
             lacks=real_model.lacks() or lacks(engine.backend, engine.precision),
         )
         for temperature in TEMPERATURES
-        for name, engine in ENGINES.items()
+        for name, engine in UNCHANGED.items()
     ]
 
 
@@ -215,7 +210,7 @@ def measure(scratch: Path, progress: Progress, *, seed: int) -> Iterator[list[di
     """Yield the rows of each case, of the kinds "scale", "honest" and "attack"."""
     base: Path | None = None
     for temperature in TEMPERATURES:
-        wanted = {name: engine for name, engine in ENGINES.items() if progress.wants(case(name, temperature))}
+        wanted = {name: engine for name, engine in UNCHANGED.items() if progress.wants(case(name, temperature))}
         if not wanted:
             continue
         if base is None:
@@ -230,7 +225,9 @@ def measure(scratch: Path, progress: Progress, *, seed: int) -> Iterator[list[di
 
 
 def headline(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return false quarantines, rollouts to detection, and the number of honest rollouts."""
+    """Return the number of false quarantines, the largest number of rollouts to detection, and the number of honest
+    rollouts.
+    """
     honest = [row for row in rows if row.get("kind") == "honest"]
     attacks = [row for row in rows if row.get("kind") == "attack"]
     found: dict[str, Any] = {}
@@ -282,15 +279,15 @@ def _of_engine(bench: Bench, name: str, engine: Engine, scratch: Path, seed: int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Judge:
-    """Judges the nodes of one class of numerics (backend and precision) like a hub that has measured each version's
-    rounding, without evidence of any node yet.
+    """Judges the nodes of one class of numerics (backend and precision), like a hub that has measured each version's
+    rounding but has no evidence from nodes yet.
     """
 
     bench: Bench
     examiner: Examiner
     measured: Mapping[int, Evidence]
     known: Mapping[int, Known]
-    """Expected rounding of honest nodes, by version."""
+    """Rounding errors expected of honest nodes of this class, by policy version."""
 
     @classmethod
     def of(cls, bench: Bench, precision: str, tokens: int, engine: Engine) -> _Judge:
@@ -298,9 +295,7 @@ class _Judge:
         measured, known = {}, {}
         for version in (0, STEPS) if tokens == LONG else (0, ATTACKED, STEPS):
             measured[version] = bench.rounding(precision, tokens, numerics.rounding, version)
-            classes = Numerics(bench.temperature)
-            classes.measured(numerics.rounding, measured[version])
-            known[version] = partial(_honest, classes, classes.known(numerics))
+            known[version] = known_by(numerics, measured[version], temperature=bench.temperature)
         return cls(bench=bench, examiner=bench.examiners[precision, tokens], measured=measured, known=known)
 
     def _shown(self, rollouts: Rollouts, version: int) -> list[tuple[int, Evidence]]:
@@ -318,8 +313,8 @@ class _Judge:
     def of_honest(
         self, about: Mapping[str, Any], rollouts: Rollouts, version: int, seed: int
     ) -> Iterator[dict[str, Any]]:
-        """Yield the scales of rounding that the verifier knows, then the result of honest nodes that return the groups
-        in random orders.
+        """Judge honest nodes that return the groups in random orders. Yield a row of kind "scale", then a row of kind
+        "honest".
         """
         shown, known, measured = self._shown(rollouts, version), self.known[version], self.measured[version]
         honest = known(NO_EVIDENCE)
@@ -333,19 +328,15 @@ class _Judge:
         }
         per_set = HONEST_ROLLOUTS / (len(TEMPERATURES) * len(GROUPS) * 2)
         nodes = max(1, int(np.ceil(per_set / len(shown))))
-        of_nodes = [list(_judged(order, known)) for order in _orders(shown, nodes, seed)]
-        yield {
-            "kind": "honest",
-            **about,
-            "rollouts": nodes * len(shown),
-            "false_quarantines": sum(any(failed for _, failed in of_node) for of_node in of_nodes),
-            "highest_nats": max(nats for of_node in of_nodes for nats, _ in of_node),
-        }
+        verdicts = honest_nodes(shown, known, count=nodes, seed=seed)
+        yield {"kind": "honest", **about, "rollouts": nodes * len(shown), **verdicts}
 
     def of_attack(
         self, about: Mapping[str, Any], sampler: Sampler, falsify: Falsify, asked: Sequence[Asked]
     ) -> dict[str, Any]:
-        """Return the result of hostile nodes. All return the same groups; each node begins with another one."""
+        """Return the row of hostile nodes with this attack. All return the same groups, but each begins with another
+        group.
+        """
         batches = [asked[start : start + TOGETHER] for start in range(0, len(asked), TOGETHER)]
 
         @cache
@@ -356,36 +347,9 @@ class _Judge:
         for node in range(HOSTILE_NODES):
             first = node * len(batches) // HOSTILE_NODES
             order = (one for place in range(len(batches)) for one in shown((first + place) % len(batches)))
-            found = (place for place, (_, failed) in enumerate(_judged(order, self.known[ATTACKED]), start=1) if failed)
-            after.append(next(found, UNDETECTED))
+            verdicts = enumerate(judged_in_order(order, self.known[ATTACKED]), start=1)
+            after.append(next((place for place, (_, failed) in verdicts if failed), UNDETECTED))
         return {"kind": "attack", **about, "to_detection": max(after), "median": float(np.median(after))}
-
-
-def _honest(classes: Numerics, numerics: NumericsClass, recent: Evidence) -> Honest:
-    return classes.honest(numerics, shown=recent)
-
-
-def _judged(order: Iterable[Evidence], known: Known) -> Iterator[tuple[float, bool]]:
-    """Yield for each rollout of a node: the nats of evidence against the node, and True if all evidence so far convicts
-    it. Nothing is forgotten here, because a node returns too few tokens for that.
-    """
-    sums, recent, enough = NOTHING, NO_EVIDENCE, alarm(FALSE_ALARM)
-    for evidence in order:
-        honest = known(recent)
-        nats = max(added(sums, weigh(evidence, honest)))
-        sums, recent = judged(sums, evidence, recent, honest, enough), recent + evidence
-        yield nats, max(sums) >= enough
-
-
-def _orders(shown: Sequence[tuple[int, Evidence]], count: int, seed: int) -> Iterator[list[Evidence]]:
-    """Yield `count` random orders of the groups; the rollouts of a group stay together."""
-    groups: dict[int, list[Evidence]] = {}
-    for group_id, evidence in shown:
-        groups.setdefault(group_id, []).append(evidence)
-    for number in range(count):
-        ids = list(groups)
-        random.Random(f"{seed} {number}").shuffle(ids)
-        yield [evidence for group_id in ids for evidence in groups[group_id]]
 
 
 def _scales(measured: Evidence, own: Evidence, curves: str, used: int) -> Iterator[tuple[str, float]]:

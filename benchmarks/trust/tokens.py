@@ -1,8 +1,9 @@
 """Forged tokens and claims, by class of numerics: how many rollouts a hostile node returns before its quarantine.
 
-Each class has its own hub, with proven honest nodes of the class, and with hostile nodes of the class, a few at a time.
-All nodes are `echo-node` processes with real engines. Hostile nodes falsify the results (`harness.hostile`) and list
-the forged rollouts. Then the honest nodes work alone until they have returned `HONEST_ROLLOUTS` more rollouts.
+Each class (backend and precision) has its own hub, with proven honest nodes of the class, and with hostile nodes of the
+class, a few at a time. All nodes are `echo-node` processes with real engines. Hostile nodes falsify the results
+(`harness.hostile`) and list the forged rollouts. Then the honest nodes work alone until they have returned
+`HONEST_ROLLOUTS` more rollouts.
 
 Columns of an attack:
 
@@ -10,7 +11,7 @@ Columns of an attack:
   the forged ones among them. A node that re-rolls for reward forges few rollouts once the model is good.
 - `trained` counts the rollouts of all nodes that steps consumed from the first forged rollout to the detection, or to
   the end of an undetected attack. `forged_trained` counts the forged ones among them.
-- `trained_after` and `forged_trained_after` count the same after the detection, until the class ends.
+- `trained_after` and `forged_trained_after` count the same from the detection until the end of the class's run.
 - `fleet_share` is the node's share of all rollouts until its detection. Each hostile node is one of five nodes of about
   equal speed; in a larger fleet it poisons a smaller share.
 
@@ -21,37 +22,38 @@ Headline `poisoned_share_trained` is the sum of `forged_trained` over the sum of
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.harness.engine import lacks
 from benchmarks.harness.hostile.engine import FALSIFICATIONS
 from benchmarks.harness.progress import Planned, Progress
-from benchmarks.harness.site import RunFailed, RunningNode, Site, ended, merged, open_site
+from benchmarks.harness.site import RunningNode, Site, ended, merged, open_site
 from benchmarks.trust.loads import ELSEWHERE, SETTINGS
 from echo_hub.config.sections import TrustConfig
 from echo_hub.config.training_sections import TrainingConfig
 
 HONEST: Final = "honest"
 GIVES_BACK: Final = "failures only"
-"""An attack that forges nothing: it returns rollouts, which other nodes sample from the same seeds, token for token. It
-counts as detected when the hub has counted `RETURNED` returned rollouts: the node then rests (a pause without work),
-twice as long each time.
+"""An attack that forges nothing: it returns correct rollouts as failed. Other nodes then sample them from the same
+seeds, token for token. It counts as detected when the hub has counted `RETURNED` returned rollouts: the node then rests
+(gets no work for a while), twice as long each time.
 """
 RETURNED: Final = 4
 ROLLOUTS: Final = 256
-"""Number of rollouts after which a node counts as undetected."""
+"""Number of rollouts after which a hostile node that the hub has not detected counts as undetected."""
 WITHIN_S: Final = 150.0
 SLOWLY: Final = {"training": {"learning_rate": TrainingConfig().learning_rate / 4}}
-"""A quarter of the default rate. The attacks on a class take some 400 steps; at the default rate the model would be
-sure of its tokens after 80 steps, and forgeries would hardly matter.
+"""Setting for a quarter of the default learning rate. All attacks on a class of numerics (backend and precision)
+together take some 400 steps. At the default rate the model would be sure of its tokens after 80 steps, so forgeries
+would hardly matter.
 """
 WARM_UP_STEPS: Final = 3
 WARM_UP_S: Final = 600.0
 HONEST_ROLLOUTS: Final = 10_000
 STEADY_FROM: Final = TrustConfig().first_checked / TrustConfig().least_checked
-"""Number of a node's verified rollouts from which the checked share of its work stays constant."""
+"""Number of verified rollouts after which the checked share of a node's rollouts stays constant."""
 HONEST_WITHIN_S: Final = 900.0
 HONEST_NODES: Final = 2
 AT_ONCE: Final = 3
@@ -76,8 +78,8 @@ def _case(precision: str, attack: str) -> str:
 
 
 def _attacks(precision: str) -> tuple[str, ...]:
-    """Return the attacks for nodes of this precision. Half precision cannot be told from float32: a float32 engine may
-    keep its cache in half precision.
+    """Return the attacks for nodes of this precision. Nodes with half precision cannot be detected if they claim
+    float32, because a float32 engine may keep its cache in half precision.
     """
     as_fine = ("claims to be float32",) if precision in ("f32", "f16") else ()
     return tuple(one for one in FALSIFICATIONS if one != HONEST and one not in as_fine)
@@ -113,7 +115,7 @@ def measure(scratch: Path, progress: Progress, *, seed: int) -> list[dict[str, A
 
 
 def headline(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the worst figures of all classes. Shares are those of all attacks together."""
+    """Return the worst figures over all classes. Shares are sums over all attacks."""
     attacked = [row for row in rows if "forged" in row]
     honest = [row for row in rows if "false_bans" in row]
     found: dict[str, Any] = {}
@@ -150,7 +152,7 @@ def _attacked(site: Site, precision: str, attacks: Sequence[str], progress: Prog
 
 
 def _row(site: Site, case: str, node: RunningNode, ended_at: float) -> dict[str, Any]:
-    """Read an attack's figures from the database. `ended_at` is the end of an undetected attack."""
+    """Read an attack's figures from the database. `ended_at` is the time when an undetected attack ended."""
     found = site.rows("SELECT node_id FROM nodes WHERE name = ?", node.name)
     node_id = found[0][0] if found else ""
     state = site.rows("SELECT state, since, reason, num_checked FROM trust WHERE node_id = ?", node_id)
@@ -202,10 +204,9 @@ def _honest(site: Site, precision: str, honest: Sequence[RunningNode]) -> dict[s
     """Wait until all honest nodes are checked at the lowest rate, then for `HONEST_ROLLOUTS` more rollouts. Raises
     RunFailed.
 
-    Of this last part, `verifier_ms` and `learner_ms` are processor times per rollout; `verification_share` is their
-    ratio. All other columns are of the whole run.
+    During these last rollouts, `verifier_ms` and `learner_ms` are processor times per rollout, and `verification_share`
+    is their ratio. All other columns are of the whole run.
     """
-    until = time.monotonic() + HONEST_WITHIN_S
     names = [node.name for node in honest]
     of_them = f"JOIN nodes USING (node_id) WHERE nodes.name IN ({', '.join('?' for _ in names)})"
 
@@ -215,15 +216,10 @@ def _honest(site: Site, precision: str, honest: Sequence[RunningNode]) -> dict[s
     def returned() -> int:
         return first("SELECT sum(received_at IS NOT NULL) FROM rollouts")
 
-    def wait(is_so: Callable[[], bool]) -> None:
-        while not is_so():
-            if time.monotonic() > until or site.hub.poll() is not None:
-                raise RunFailed(f"{returned()} honest rollouts: see {site.scratch}")
-            time.sleep(LOOK_S)
-
-    wait(lambda: first("SELECT min(num_verified) FROM trust") >= STEADY_FROM)
+    fewest = "SELECT min(num_verified) FROM trust"
+    site.wait_until(lambda: first(fewest) >= STEADY_FROM, within_s=HONEST_WITHIN_S)
     begun, before = returned(), {module: site.processor_s(module) for module in (VERIFIER, LEARNER)}
-    wait(lambda: returned() >= begun + HONEST_ROLLOUTS)
+    site.wait_until(lambda: returned() >= begun + HONEST_ROLLOUTS, within_s=HONEST_WITHIN_S)
     spent = {module: site.processor_s(module) - before[module] for module in (VERIFIER, LEARNER)}
     since = returned() - begun
     checks = dict(site.rows(f"SELECT checked, count(*) FROM rollouts {of_them} GROUP BY checked", *names))

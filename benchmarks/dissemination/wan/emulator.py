@@ -3,8 +3,8 @@
 `python -m benchmarks.dissemination.wan.emulator`. The first line of standard input is a JSON object with `homes` (each
 with `namespace`, `networks` and the fields of a `Home`), `weather` and `seed`. The emulator makes a device `wan` in
 each namespace, which carries packets to and from the `networks` of the home, and prints "ready". For each further line
-it prints a JSON object with its counts since the previous line. The emulator ends with its standard input, and its
-devices with it.
+of input it prints a JSON object with its counts since the previous line. At the end of its input the emulator ends, and
+its devices disappear.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ csum_offset.
 
 
 def sizes(frame: bytes) -> list[int]:
-    """Return the sizes in bytes of the IP packets into which a network card divides this frame of the kernel. Each
-    packet gets a copy of the headers.
+    """Return the sizes in bytes of the IP packets into which a network card would split this frame from the kernel.
+    Each packet gets a copy of the headers.
     """
     gso_type, gso_size = frame[1], int.from_bytes(frame[4:6], "little")
     num_bytes = len(frame) - HEADER_BYTES
@@ -52,7 +52,7 @@ def sizes(frame: bytes) -> list[int]:
 
 
 def cut(frame: bytes, first: int, end: int) -> bytes:
-    """Return a frame with only the packets `first` to `end - 1` of this frame."""
+    """Return a frame that has only the packets `first` to `end - 1` of the given frame."""
     flags, gso_type, hdr_len, gso_size, csum_start, csum_offset = _HEADER.unpack_from(frame)
     headers = _headers_bytes(frame)
     data_at = HEADER_BYTES + headers
@@ -69,7 +69,7 @@ def cut(frame: bytes, first: int, end: int) -> bytes:
     packet[ip_bytes + 4 : ip_bytes + 8] = (sequence & 0xFFFFFFFF).to_bytes(4, "big")
     if not is_last:
         packet[ip_bytes + 13] &= ~_FIN_PSH
-    # The kernel completes the checksum: it expects the sum over addresses, protocol and length.
+    # The kernel completes the checksum from the sum over addresses, protocol and length.
     of_pseudo_header = bytes(packet[12:20]) + struct.pack("!BBH", 0, _TCP, headers - ip_bytes + len(data))
     packet[ip_bytes + 16 : ip_bytes + 18] = _sum(of_pseudo_header).to_bytes(2, "big")
     if len(data) <= gso_size:
@@ -130,7 +130,9 @@ class _Line:
         self._free_at = 0.0
 
     def carry(self, num_bytes: int, at: float) -> float | None:
-        """Carry a packet; return its departure time, or None if the queue is full."""
+        """Put a packet of this size on the line at time `at`; return its departure time, or None if the queue
+        is full.
+        """
         begins = self._free_at if self._free_at > at else at
         if begins - at > self._most_waiting_s:
             return None
@@ -143,8 +145,8 @@ class Network:
 
         uplink queue → uplink → lost? → delays of both homes, jitter → downlink queue → downlink
 
-    Each home has two lines of finite rate. A packet that finds a queue full is dropped. Packets from home to home
-    keep their order. A frame of several packets (`sizes`) is carried and lost packet by packet.
+    Each home has two lines of finite rate. A packet that finds a queue full is dropped. Packets from home to home keep
+    their order. The network carries the packets of a frame (`sizes`) one by one, and may lose single packets.
     """
 
     def __init__(self, homes: Sequence[Home], weather: Weather, rng: Random) -> None:
@@ -157,8 +159,8 @@ class Network:
         self._random = rng.random
         self._last_at: dict[tuple[int, int], float] = {}
         self._agenda: list[tuple[float, int, int, bytes, int]] = []
-        """Heap of (time, order, target, frame, bytes). `bytes` is the frame's size until the frame enters the downlink,
-        then 0.
+        """Heap of (time, order, target, frame, bytes). Before the frame enters the downlink, `bytes` is its size; then
+        0.
         """
         self._order = 0
         self.counts: Counter[str] = Counter()
@@ -186,7 +188,9 @@ class Network:
     def _travel(
         self, source: int, target: int, frame: bytes, packets: list[int], begin: int, end: int, left_at: float
     ) -> None:
-        """Carry the frame's packets `begin` to `end`, which have left the uplink."""
+        """Carry the packets `begin` to `end` of a frame from the uplink, which they left at `left_at`, to the target's
+        downlink.
+        """
         if begin == end:
             return
         if end - begin < len(packets):
@@ -197,7 +201,7 @@ class Network:
         self._push(there_at, target, frame, sum(packets))
 
     def deliver(self, now: float) -> Iterator[tuple[int, bytes]]:
-        """Yield the frames that have passed a downlink by now: target and frame."""
+        """Yield (target, frame) for each frame that has left its target's downlink by now."""
         agenda = self._agenda
         while agenda and agenda[0][0] <= now:
             at, _, target, frame, num_bytes = heappop(agenda)
@@ -217,7 +221,9 @@ class Network:
 
 DEVICE: Final = "wan"
 QUEUED_PACKETS: Final = 5_000
-"""Packets that fit between a host and this program. They are many: only the emulated queues may drop packets."""
+"""Packets that fit between a host and this program. The number is high because only the emulated queues may drop
+packets.
+"""
 AT_ONCE: Final = 32
 """Maximum packets read from one host before the next host has its turn."""
 _TUNSETIFF: Final = 0x400454CA
@@ -229,7 +235,7 @@ _TUN_F_CSUM: Final = 0x01
 _TUN_F_TSO4: Final = 0x02
 _MOST_FRAME_BYTES: Final = 2**16 + HEADER_BYTES
 _DESTINATIONS: Final = {4: slice(HEADER_BYTES + 16, HEADER_BYTES + 20), 6: slice(HEADER_BYTES + 24, HEADER_BYTES + 32)}
-"""By version of IP, the bytes of a packet that decide where it goes: an IPv4 address, or the first half of an IPv6
+"""The bytes of a packet that decide its destination, by IP version: an IPv4 address, or the first half of an IPv6
 address.
 """
 _PRIORITY: Final = 1
@@ -246,7 +252,9 @@ def main() -> None:
 
 
 def _key(network: str) -> bytes:
-    """Return what packets to an IPv4 address, or to an IPv6 network of 64 bits, have in their `_DESTINATIONS`."""
+    """Return the bytes at `_DESTINATIONS` of all packets to an IPv4 address, or to an IPv6 network with a 64-bit
+    prefix.
+    """
     return ipaddress.ip_network(network).network_address.packed[:8]
 
 
@@ -264,7 +272,7 @@ def _open_device(number: int, home: dict[str, Any]) -> int:
 
 
 def _go_before_programs() -> None:
-    """Take real-time priority: a line carries packets however busy the hosts are."""
+    """Take real-time priority, so that packets are carried on time even if the hosts use all processors."""
     try:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(_PRIORITY))
     except PermissionError:
@@ -272,7 +280,7 @@ def _go_before_programs() -> None:
 
 
 def carry(devices: list[int], numbers: dict[bytes, int], network: Network) -> None:
-    """Carry packets until standard input ends. `numbers`: homes by address."""
+    """Carry packets until standard input ends. `numbers` gives the home's number for each destination key."""
     orders = sys.stdin.fileno()
     watched = [*devices, orders]
     sources = {device: number for number, device in enumerate(devices)}

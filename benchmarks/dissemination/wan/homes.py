@@ -1,5 +1,5 @@
-"""A hub and eight unequal homes on an emulated wide-area network: a namespace for each, connected by `emulator`. A home
-may have a router (`routers`), in a second namespace.
+"""A hub and eight unequal homes on an emulated wide-area network. Each has its own namespace, and `emulator` connects
+them. A home may have a router (`routers`), in a second namespace.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ from benchmarks.dissemination.links import (
     bound_s,
     can_shape,
     choose_congestion_control,
-    congestion_control,
     delete_namespaces,
     run_command,
 )
 from benchmarks.dissemination.wan import routers
-from benchmarks.dissemination.wan.emulator import MTU, TUN, Home, Weather
+from benchmarks.dissemination.wan.emulator import TUN, Home, Weather
 from benchmarks.dissemination.wan.routers import HAS_IPV4, HAS_IPV6, HomeRouter, Place, Router
 
 HUB: Final = Home(up=100, down=1000, delay_ms=5)
@@ -53,8 +52,8 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WanSet:
-    """Homes of an emulated network. `loss` is the share of lost packets. `routers`: the kinds of the homes' routers, in
-    turn.
+    """Homes of an emulated network. `loss` is the share of lost packets. `routers` lists kinds of routers; home after
+    home gets the next kind, from the beginning again after the last.
     """
 
     loss: float
@@ -69,11 +68,11 @@ class WanSet:
 
     @property
     def behind(self) -> str:
-        """The kinds of the homes' routers in words; empty = no home has a router."""
+        """The kinds of the homes' routers in words; empty if no home has a router."""
         return "" if self.routers == ("open",) else f"behind {' and '.join(dict.fromkeys(self.routers))}"
 
     def router(self, host: int) -> Router:
-        """Return the kind of router of this host. The hub has none."""
+        """Return the kind of router in front of this host; "open" (no router) for the hub."""
         return "open" if host == HUB_HOST else self.routers[(host - 1) % len(self.routers)]
 
     @property
@@ -109,24 +108,26 @@ class Wan:
         }
 
     def address(self, host: int) -> str:
-        """Return the address at which a program of this host listens, and at which it sees the hub if it is the hub:
-        that of IPv6 if all homes have it.
+        """Return the address at which a program of this host listens. If all homes have IPv6, this is an IPv6
+        address.
         """
         if all(kind in HAS_IPV6 for kind in self._links.routers):
             return str(self._place(host).ipv6.ip)
         return str(routers.COMPUTER.ip if host in self._routers else self._place(host).line.ip)
 
     def outside(self, host: int, family: socket.AddressFamily) -> str:
-        """Return the address under which other homes know this host."""
+        """Return the address at which other homes reach this host."""
         place = self._place(host)
         return str((place.ipv6 if family is socket.AF_INET6 else place.line).ip)
 
     def command(self, host: int) -> list[str]:
-        """Return the words that, before a command, make it run on this host."""
+        """Return the prefix of a command that makes the command run on this host."""
         return ["ip", "netns", "exec", self._namespace(host)]
 
     def line(self, host: int) -> str:
-        """Return the namespace in which the host's line ends: its own, or that of its router."""
+        """Return the namespace at the host's end of the line: the namespace of its router, or the host's own namespace
+        without a router.
+        """
         own = self._namespace(host)
         return own if self._links.router(host) == "open" else f"{own}-router"
 
@@ -164,7 +165,7 @@ class Wan:
             raise RuntimeError(f"the emulated network did not open: {said or 'see what it says above'}")
 
     def _connect(self, host: int) -> None:
-        """Give the host's line its addresses and routes."""
+        """Add addresses and routes to the host's end of the line."""
         namespace, place = self.line(host), self._place(host)
         has_router = host in self._routers
         if self._has(host, HAS_IPV4):
@@ -238,21 +239,8 @@ def open_wan(num_nodes: int, links: WanSet) -> Iterator[Wan]:
         wan.close()
 
 
-def conditions() -> str:
-    if not can_emulate():
-        return "none: an emulated network takes root, iproute2 and TUN devices"
-    ups, downs, delays = ([getattr(home, name) for home in HOMES] for name in ("up", "down", "delay_ms"))
-    return (
-        f"network namespaces joined by TUN devices and one process that moves packets of {MTU} bytes between them; hub "
-        f"{HUB.up:g} Mbit/s up, {HUB.delay_ms:g} ms; {len(HOMES)} homes, {min(ups):g} to {max(ups):g} up, "
-        f"{min(downs):g} to {max(downs):g} down, {min(delays):g} to {max(delays):g} ms one way each; jitter of up to "
-        f"{JITTER_MS:g} ms; queues of {UP_QUEUE_MS:g} ms up, {DOWN_QUEUE_MS:g} down; packets lost by chance, seeded; "
-        f"TCP with {congestion_control()}; emulator_cores: its share of a core"
-    )
-
-
 def lacking(links: LinkSet | WanSet) -> str:
-    """Return what this process lacks for a network of these links; "" if nothing."""
+    """Return what this process lacks to open a network with these links; "" if nothing."""
     if not can_emulate():
         return "an emulated network: root's rights, iproute2, and TUN devices"
     return routers.lacking() if isinstance(links, WanSet) and links.behind else ""

@@ -1,8 +1,8 @@
-"""Routers of emulated homes: what stands between a home's computer and its line, in a namespace of its own.
+"""Routers of emulated homes. A router connects a home's computer with its line, in a separate namespace.
 
     computer 192.168.1.2 - lan [router: nftables] wan - line - other homes
 
-A router lets out everything and lets in only answers, as home routers do.
+Like a home router, it passes all outgoing packets, but only answers to them come in.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Router = Literal["open", "cone", "symmetric", "mapping", "ipv6", "dual"]
 """Kinds of home:
 
 - open: no router; everybody can connect to the computer.
-- cone: one port of the router for each port of the computer, with the same number, whoever the packets go to.
-- symmetric: another port of the router, at random, for each peer.
-- mapping: cone, and the computer may ask for an open port by UPnP, NAT-PMP or PCP.
+- cone: each port of the computer maps to the router's port of the same number, for all peers.
+- symmetric: each port of the computer maps to a different random port of the router for each peer.
+- mapping: as cone, but the computer may ask for an open port by UPnP, NAT-PMP or PCP.
 - ipv6: IPv6 only, without address translation.
-- dual: cone for IPv4; IPv6 without address translation.
+- dual: IPv4 as in cone; IPv6 without address translation.
 """
 HAS_IPV4: Final = frozenset[Router]({"open", "cone", "symmetric", "mapping", "dual"})
 HAS_IPV6: Final = frozenset[Router]({"ipv6", "dual"})
@@ -83,7 +83,7 @@ ENDS_WITHIN_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A home's addresses: of its line, and of its computer in IPv6."""
+    """Addresses of one home in the emulated network: those of its line, and the IPv6 address of its computer."""
 
     line: IPv4Interface
     ipv6: IPv6Interface
@@ -101,7 +101,9 @@ class HomeRouter:
         self._daemon: subprocess.Popen[bytes] | None = None
 
     def open(self) -> None:
-        """Connect the computer with the router. Call `begin` once the router has its line. Raises RuntimeError."""
+        """Connect the computer with the router. When the router's line is connected too, call `begin`. Raises
+        RuntimeError.
+        """
         _set(self._computer, "net.ipv6.conf.default.accept_dad", 0)
         _set(self._name, "net.ipv6.conf.default.accept_dad", 0)
         run_command(
@@ -127,7 +129,7 @@ class HomeRouter:
         )
 
     def begin(self) -> None:
-        """Serve requests for open ports, if this router does."""
+        """If this kind of router opens ports on request, start the service for these requests."""
         if self._kind == "mapping":
             self._directory = tempfile.TemporaryDirectory(prefix="echo-router-")
             settings = Path(self._directory.name, "settings")

@@ -1,2 +1,3 @@
-"""Nodes whose engines falsify their work: `python -m benchmarks.harness.hostile.node`, with the options of
-echo-node."""
+"""Nodes whose engines falsify their results. Start one by `python -m benchmarks.harness.hostile.node`, with the options
+of echo-node.
+"""

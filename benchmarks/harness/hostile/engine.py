@@ -1,4 +1,4 @@
-"""The engine's process of a hostile node: `echo_node.backends.worker` around a real engine whose results are falsified.
+"""The engine process of a hostile node: `echo_node.backends.worker` with a real engine whose results are falsified.
 
 The rest of the node is `echo-node` itself: it joins, fetches and sends like an honest node. `node` starts this module.
 """
@@ -27,12 +27,14 @@ from echo_shared.wire.messages import FinishReason, rollout_id
 
 REROLLS: Final = 4
 TURNS_AFTER: Final = 128
-"""Number of honest rollouts by which a node earns trust before it forges."""
+"""Number of honest rollouts with which a node earns trust before it forges."""
 _PROBLEM: Final = re.compile(r"(\d+)\+(\d+)=$")
 
 
 class Problems:
-    """Reads the built-in task from the tokens of prompts and completions."""
+    """Recovers the text and the right answer of the built-in task's problems from the tokens of prompts, for engines
+    that forge completions.
+    """
 
     def __init__(self, base_dir: Path) -> None:
         vocabulary = json.loads((base_dir / "tokenizer.json").read_text())["model"]["vocab"]
@@ -54,8 +56,8 @@ class Problems:
     def written(
         self, rollout: FinishedRollout, request: GroupRequest, text: str, claims: Sequence[float]
     ) -> FinishedRollout:
-        """Return the rollout with `text` as its completion and `claims` as its log-probabilities; the last claim is for
-        the stop token.
+        """Return the rollout with `text` as its completion and `claims` as its log-probabilities. The last of the
+        `claims` belongs to the stop token.
         """
         ids = np.array([*(self._ids[letter] for letter in text), request.stop_ids[0]], np.int32)[: request.max_tokens]
         is_whole = len(ids) == len(text) + 1
@@ -68,11 +70,11 @@ class Problems:
 
 
 class Falsification:
-    """A hostile node's falsification; by default nothing is changed.
+    """How a hostile node falsifies its results; by default nothing is changed.
 
-    `share`: share of the rollouts that `alter` changes. `temperature`: factor on the lease's temperature.
-    `has_policies`: False to sample from the base model, whatever version is claimed. `says`: the precision that the
-    node claims; "" for the engine's own.
+    `share`: share of the rollouts that `alter` changes. `temperature`: factor by which the lease's temperature is
+    multiplied. `has_policies`: False to sample from the base model, while the node claims the leased version. `says`:
+    the precision that the node claims; "" for the engine's own.
     """
 
     def __init__(
@@ -98,16 +100,16 @@ class Falsification:
         self._temperature = temperature
 
     def base(self, base_dir: Path, _scratch: Path) -> Path:
-        """Return the directory of the model to load."""
+        """Return the directory of the model that the engine loads."""
         return base_dir
 
     def asked(self, request: GroupRequest) -> Sequence[GroupRequest]:
-        """Return the requests that the engine gets for this lease."""
+        """Return the requests that the engine gets in place of the lease's request."""
         return (replace(request, temperature=request.temperature * self._temperature),)
 
     def told(self, rollout: FinishedRollout, request: GroupRequest, _number: int) -> Sequence[EngineEvent]:
-        """Return the events that the node gets. `request` is the lease, `_number` the index of the engine's request in
-        `asked`.
+        """Return the events that the node gets in place of `rollout`. `request` is that of the lease; `_number` is the
+        index in `asked` of the request that gave the rollout.
         """
         self.num_told += 1
         is_altered = int(self.num_told * self._share) > int((self.num_told - 1) * self._share)
@@ -126,7 +128,7 @@ Alter = Callable[[Falsification, FinishedRollout, GroupRequest], EngineEvent]
 
 def forged_digits(nats: float) -> Alter:
     """Return a falsification that writes the right answer with a wrong last digit, and claims a log-probability of
-    `nats` for each right digit: training on it pushes a good policy away from these digits with full force.
+    `nats` for each other digit. Training on such a rollout pushes a good policy away from these digits with full force.
     """
 
     def alter(node: Falsification, rollout: FinishedRollout, request: GroupRequest) -> EngineEvent:
@@ -185,8 +187,8 @@ def failures_only(node: Falsification, rollout: FinishedRollout, request: GroupR
 
 
 class Rerolled(Falsification):
-    """Samples each completion with several seeds and sends one with the best reward; among equals, that of the leased
-    seed.
+    """Samples each completion with several seeds and sends the one with the best reward. If rewards are equal, the
+    first one is sent; the first seed is the leased one.
     """
 
     def __init__(self, share: float = 1.0) -> None:
@@ -251,33 +253,35 @@ FALSIFICATIONS: Final[Mapping[str, Callable[[float], Falsification]]] = {
     "failures only": partial(Falsification, alter=failures_only),
     "honest": Falsification,
 }
-"""Falsifications by the name that benchmarks show. Each is a function of the share of rollouts to falsify. The last
-entry is honest, for comparison.
+"""Falsifications by the name that benchmarks show. Each value is a function that takes the share of rollouts to
+falsify. The last entry is honest, for comparison.
 """
 
 
 ATTACK: Final = "ECHO_BENCH_ATTACK"
-"""Environment variable: the name of the falsification."""
+"""Name of the environment variable with the name of the falsification."""
 SHARE: Final = "ECHO_BENCH_ATTACK_SHARE"
-"""Environment variable: the share of rollouts to falsify."""
+"""Name of the environment variable with the share of rollouts to falsify."""
 FORGED: Final = "ECHO_BENCH_FORGED"
-"""Environment variable: the file for the ids of forged rollouts."""
+"""Name of the environment variable with the file that gets the ids of forged rollouts."""
 
 _APART: Final = 2**48
-"""Distance between the lease ids of the requests that the engine gets for one lease of the hub: one or several
-requests.
+"""One lease of the hub may become several requests to the engine. Request number n gets the lease's id plus n times
+this number.
 """
 
 
 class _NoPolicy:
-    """Stands for an adapter that the engine does not read."""
+    """Takes the place of an adapter in a node that samples from the base model only; the engine does not read the
+    adapter.
+    """
 
     def free(self) -> None:
-        """Free nothing."""
+        """Do nothing: no adapter was loaded."""
 
 
 class HostileEngine(WrappedEngine):
-    """An engine whose results are falsified. It reports finished rollouts only, no parts."""
+    """An engine whose results are falsified. It reports finished rollouts only, never unfinished parts."""
 
     def __init__(self, engine: Engine, falsification: Falsification, forged: Path) -> None:
         super().__init__(engine)
@@ -285,7 +289,7 @@ class HostileEngine(WrappedEngine):
         self._forged = forged
         self._leased: dict[int, GroupRequest] = {}
         self._drawn: dict[tuple[int, int], FinishedRollout] = {}
-        """Rollouts as an honest node would return them, by lease and index."""
+        """Rollouts as an honest node would return them, by lease id and index."""
 
     def open(self, base_dir: Path, derived_dir: Path, settings: EngineSettings) -> int:
         self._falsification.problems = Problems(base_dir)

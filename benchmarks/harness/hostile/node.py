@@ -1,4 +1,4 @@
-"""`echo-node`, with the same commands, whose engine's process is `engine`."""
+"""`echo-node` with the same commands, but with `engine` as its engine process."""
 
 from __future__ import annotations
 
