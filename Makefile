@@ -3,6 +3,9 @@
 #   make test         all tests except those marked slow (minutes each); `make test-slow` runs these
 #   make test-newest  messages, settings, docs and a run, with the newest Python here and the newest libraries (two minutes)
 #   make test-lowest  imports, messages, swarm and connections with the lowest versions allowed (two minutes)
+#   make templates    in build/templates, the chat templates of published models, for their tests (76 MB to download)
+#   make doors        in build/doors, clients of the interfaces for tenants (tinker, verifiers), for their tests (30 MB)
+#   make agents       in build/agents, libraries of agents' environments (textarena, openenv), for their tests (40 MB)
 #   make lint         ruff, mypy and the check of plain language; `make format` fixes what ruff can
 #   make docs         the documentation site, in build/docs/site; `make docs-serve` serves it on loopback
 #   make wheelhouse   in dist/, precompiled packages for installations on this kind of machine (half an hour)
@@ -34,7 +37,7 @@ TOOLS := build/wheelhouse/tools/bin/python
 TYPED := shared/echo_shared hub/echo_hub edge_client/echo_node benchmarks scripts
 PROSE := hub edge_client shared benchmarks tests scripts docs README.md
 
-.PHONY: demo env test test-slow test-newest test-lowest lint format docs docs-serve wheelhouse deb deb-hub wheelhouse-tools constraints clean
+.PHONY: demo env test compiled-tests test-slow test-newest test-lowest templates doors agents lint format docs docs-serve wheelhouse deb deb-hub wheelhouse-tools constraints clean
 .NOTPARALLEL:
 
 demo: $(VENV)/.stamp-demo
@@ -42,18 +45,49 @@ demo: $(VENV)/.stamp-demo
 
 env: $(VENV)/.stamp-dev
 
+# A test that hangs outside Python does not hear pytest-timeout. After AT_MOST seconds, its worker prints all threads'
+# stacks and exits; xdist reports the test as failed and starts another worker.
+AT_MOST = -o faulthandler_exit_on_timeout=true -o faulthandler_timeout
+
 # More workers than cores: most tests wait at times, for processes and connections.
 test: $(VENV)/.stamp-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal -m "not slow" $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal $(AT_MOST)=700 -m "not slow" $(PYTEST_ARGS)
+
+# Each worker of `make test` imports all tests. This compiles them once, rather than in all workers at the same time.
+compiled-tests: $(VENV)/.stamp-dev
+	@mkdir -p build
+	@$(BIN)/python -m pytest --collect-only -q > build/collected.txt || { cat build/collected.txt; exit 1; }
 
 test-slow: $(VENV)/.stamp-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal -m slow $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal $(AT_MOST)=1900 -m slow $(PYTEST_ARGS)
 
 test-newest: $(VENV)/.stamp-dev
 	VENV=$(VENV) scripts/ci/libraries.sh newest
 
 test-lowest: $(VENV)/.stamp-dev
 	VENV=$(VENV) scripts/ci/libraries.sh lowest
+
+# They belong to the pinned version of llama-cpp-python.
+templates: build/templates/.stamp
+
+build/templates/.stamp: constraints.txt | $(VENV)/.stamp-dev
+	rm -rf build/templates
+	$(BIN)/python -m scripts.ci.chat_templates build/templates
+	@touch $@
+
+# Its packages want other versions than Echo's, so they have an environment of their own.
+doors: build/doors/.stamp
+
+build/doors/.stamp: scripts/ci/doors.txt scripts/ci/doors.sh scripts/ci/chat_base.py constraints.txt | $(VENV)/.stamp-dev
+	VENV=$(VENV) scripts/ci/doors.sh
+	@touch $@
+
+# As the interpreter of sessions.python, this environment lacks Echo's packages.
+agents: build/agents/.stamp
+
+build/agents/.stamp: scripts/ci/agents.txt scripts/ci/agents.sh | $(VENV)/.stamp-dev
+	VENV=$(VENV) scripts/ci/agents.sh
+	@touch $@
 
 lint: $(VENV)/.stamp-dev
 	$(BIN)/ruff check .

@@ -1,11 +1,11 @@
-"""Rewards of reasoning-gym datasets for answers without work: prints a table for docs/reasoning_gym.md.
+"""Rewards of reasoning-gym datasets for answers that solve nothing: prints a table for docs/reasoning_gym.md.
 
     python -m scripts.free_rewards
 
 It also prints the figures of `echo_hub.tasks.free_rewards`. For `PROBLEMS` problems of each dataset, it scores an empty
 answer, the copied prompt, each of the prompt's last `LINES` lines (the best one counts), and a random text in the form
-of the reference answer (`echo_hub.scoring.trial`). The mean reward of each is a figure. A dataset that takes more than
-`MOST_S` seconds is skipped and reported.
+of the reference answer (`echo_hub.scoring.trial`). The figures are the mean rewards of these answers. A dataset that
+takes more than `MOST_S` seconds is skipped and reported.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SHOWN_FROM: Final = 0.01
 
 
 def free(dataset: str, problems: int = PROBLEMS) -> dict[str, float]:
-    """Return the mean reward of each kind of answer without work. If a scorer fails, the reward counts as 0."""
+    """Return the mean reward of each kind of answer that solves nothing. If a scorer fails, the reward counts as 0."""
     task = make_reasoning_gym(dataset, {})
     earned: dict[str, list[float]] = {kind: [] for kind in FREE}
     for seed in range(problems):

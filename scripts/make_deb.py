@@ -3,11 +3,11 @@
     python scripts/make_deb.py          dist/echo-node_RELEASE_ARCHITECTURE.deb, from dist/wheelhouse
     python scripts/make_deb.py --hub    dist/echo-hub_RELEASE_ARCHITECTURE.deb, from dist/hub/wheelhouse
 
-A package contains its wheelhouse. Its installation creates an environment in /opt with the system's Python, offline,
-with hash-checked wheels; a failed upgrade restores the previous environment. No service starts automatically. The
-node's systemd *user* unit is disabled, and a machine lends nothing until one of its users joins a hub and enables it.
-The hub's system unit is disabled, and has no run to serve until the operator creates one as the user `echo-hub`, which
-the package adds. Removing a package keeps the users' data in their homes, and the operator's runs.
+A package contains its wheelhouse. When it is installed, it creates an environment in /opt with the system's Python,
+offline, from hash-checked wheels. A failed upgrade restores the previous environment. No service starts automatically.
+The node's systemd *user* unit is disabled, and a machine lends nothing until one of its users joins a hub and enables
+it. The hub's system unit is disabled, and has no run to serve until the operator creates one as the user `echo-hub`,
+which the package adds. Removing a package keeps the users' data in their homes, and the operator's runs.
 
 Run it in an environment with Echo's node; it needs dpkg-deb.
 """
@@ -98,17 +98,17 @@ HUB_STOP: Final = """\
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
-    """What distinguishes the two packages."""
+    """The parts in which the node's and the hub's Debian package differ."""
 
     name: str
-    """Name of the package, and of its command."""
+    """Name of the package, and of the command that it installs."""
     extras: tuple[str, ...]
-    """Extras of pyproject.toml. The package can be built from a wheelhouse that was made for any one of them."""
+    """Extras of pyproject.toml. A wheelhouse for any single extra of these is enough to build the package."""
     description: str
     files: Mapping[str, str]
-    """Additional files: path -> content."""
+    """Files that only this package installs: path -> content."""
     also: str = ""
-    """Additional dependencies."""
+    """Debian packages on which this one depends, besides those of every package."""
     before: str = ""
     """Shell code that runs before the environment is replaced."""
     after: str = ""

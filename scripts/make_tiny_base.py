@@ -1,8 +1,10 @@
-"""Trains `builtin:tiny`, a built-in base model: a Qwen3 of 0.8 M parameters that adds, and often forgets to carry.
+"""Trains `builtin:tiny`, a built-in base model: a Qwen3 of 0.8 M parameters that adds numbers, and often forgets to
+carry.
 
 Training has two phases. First the model learns three-digit additions from right answers until it masters them. Then,
-for a short time, its teacher drops half of the carries. The result suits reinforcement learning: it can solve the task,
-but not reliably. Neither phase uses the problems that `echo_hub.tasks.stream` holds out for evaluation.
+for a short time, it learns from answers in which half of the carries are dropped. The result suits reinforcement
+learning: it can solve the task, but not reliably. Neither phase uses the problems that `echo_hub.tasks.stream` holds
+out for evaluation.
 
 The same seed, thread count and versions of PyTorch and its CPU kernels give the same weights. Run it from the
 repository's root: `python scripts/make_tiny_base.py` (about ten minutes on one free core).
@@ -31,12 +33,12 @@ CHARACTERS: Final = "\n" + "".join(map(chr, range(ord(" "), ord("~") + 1)))
 
 DIGITS: Final = 3
 EXCLUDED_PROBLEMS: Final = 4_096
-"""Number of held-out problems that are never taught."""
+"""Number of the task's held-out problems that are excluded from the lessons."""
 FORGETTING: Final = 0.5
 """Probability that the teacher of the second phase drops a carry."""
 BATCH_SIZE: Final = 256
 LEARNING_RATES: Final = (2e-3, 1e-3)
-"""Peak learning rate of each phase."""
+"""Peak learning rate of each of the two phases of training."""
 WARMUP_STEPS: Final = 50
 
 IGNORED: Final = -100
@@ -83,7 +85,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
 
 
 def forgetful_sum(left: int, right: int, forgetting: float, rng: random.Random) -> int:
-    """Add column by column; each carry is dropped with probability `forgetting`."""
+    """Return the sum of two numbers, added column by column. Each carry is dropped with probability `forgetting`."""
     total, carry, place = 0, 0, 1
     while left or right or carry:
         carry, digit = divmod(left % 10 + right % 10 + carry, 10)
@@ -104,7 +106,7 @@ class Lessons:
         self._rng = rng
 
     def batch(self, teacher: Teacher) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return token ids and labels, both [BATCH_SIZE, T]."""
+        """Return a batch of token ids and labels from this teacher, both [BATCH_SIZE, T]."""
         width = 3 * DIGITS + 4  # Two operands, "+", "=", a sum of at most one more digit, and <eos>.
         ids_BT = torch.full((BATCH_SIZE, width), self._tokenizer.pad_token_id)
         labels_BT = torch.full((BATCH_SIZE, width), IGNORED)

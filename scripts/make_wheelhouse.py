@@ -49,17 +49,19 @@ ENGINE: Final = "llama-cpp-python"
 PYTHONS: Final = ("3.11", "3.12", "3.13")
 """Python versions with wheels of libtorrent."""
 HUB: Final = "hub"
-"""Extra for a hub's wheelhouse."""
+"""Name of the extra of pyproject.toml for a hub's wheelhouse."""
 THIS_PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 EVERY_CPU: Final = ("-DGGML_BACKEND_DL=ON", "-DGGML_CPU_ALL_VARIANTS=ON", "-DGGML_NATIVE=OFF")
 PACKED: Final = ("-DCMAKE_INSTALL_BINDIR=llama_cpp/lib",)
-"""Installs llama.cpp's loadable devices next to the library, where it finds them; by default they are next to the
-programs.
+"""CMake option that installs llama.cpp's loadable devices next to its library, which looks for them there. By default
+they are installed next to the programs.
 """
 RPC: Final = "-DGGML_RPC=ON"
 VULKAN: Final = "-DGGML_VULKAN=ON"
 WITH_LAYER_SETTINGS: Final = "1.3.272"
-"""First version of Vulkan's headers with all that llama.cpp uses. Older ones lack what `LAYER_SETTINGS` declares."""
+"""First version of Vulkan's headers that declares all that llama.cpp uses. Older ones lack the declarations in
+`LAYER_SETTINGS`.
+"""
 LAYER_SETTINGS: Final = ROOT / "installers" / "vulkan_layer_settings.hpp"
 _MANYLINUX: Final = re.compile(r"manylinux_(\d+)_(\d+)_")
 _OLD_MANYLINUX: Final = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
@@ -75,7 +77,7 @@ def opener() -> ModuleType:
 
 
 def cmake_options(variants: str) -> list[str]:
-    """Return the CMake options for llama.cpp on this machine."""
+    """Return the CMake options with which llama.cpp is compiled on this machine."""
     options = [RPC]
     if variants == "all" and sys.platform != "darwin":
         origin = ["-DCMAKE_INSTALL_RPATH=$ORIGIN"] if sys.platform == "linux" else ["-DGGML_OPENMP=OFF"]
@@ -85,8 +87,8 @@ def cmake_options(variants: str) -> list[str]:
 
 
 def vulkan_options() -> list[str]:
-    """Return the CMake options that add Vulkan to llama.cpp; none unless the headers of Vulkan's loader and its shader
-    compiler are installed.
+    """Return the CMake options that add Vulkan to llama.cpp; none if the headers of Vulkan's loader or its shader
+    compiler are missing.
     """
     if shutil.which("glslc") is None:
         return []
@@ -106,7 +108,9 @@ def pip(*arguments: str | Path, environment: dict[str, str] | None = None) -> No
 
 
 def own_wheel(into: Path) -> Path:
-    """Build Echo's wheel from a copy of the checkout: setuptools would leave files there, and reuse old ones."""
+    """Build Echo's wheel from a copy of the checkout. In the checkout itself, setuptools would leave files and reuse
+    old ones.
+    """
     with tempfile.TemporaryDirectory(prefix="echo-wheel-") as scratch:
         for name in SOURCES:
             ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
@@ -118,7 +122,7 @@ def own_wheel(into: Path) -> Path:
 
 
 def engine_wheel(variants: str) -> Path:
-    """Return llama.cpp's wheel; compile it unless there is one with these options."""
+    """Return a wheel of llama.cpp, compiled with these options; compile it if there is no such wheel yet."""
     version = _pinned(ENGINE)
     options = cmake_options(variants)
     key = hashlib.sha256(json.dumps([version, options, platform.platform(terse=True)]).encode()).hexdigest()[:12]
@@ -142,7 +146,7 @@ folder.
 
 
 def keep_engine(wheel: Path, kept: Path) -> None:
-    """Store the wheel; on Linux, with libraries that some systems lack, such as the OpenMP runtime."""
+    """Store the wheel in `kept`. On Linux, add libraries that some systems lack, such as the OpenMP runtime."""
     kept.mkdir(parents=True, exist_ok=True)
     if sys.platform != "linux":
         shutil.copy2(wheel, kept)
@@ -214,7 +218,7 @@ def _oldest_glibc(name: str) -> tuple[int, int] | None:
 
 
 def make(out: Path, *, extra: str, pythons: Sequence[str], variants: str) -> Path:
-    """Build the wheelhouse in place of an earlier one; return its directory."""
+    """Build the wheelhouse in the directory `out`, replacing an earlier one; return the wheelhouse's directory."""
     open_house = opener()
     target = out / "wheelhouse"
     shutil.rmtree(target, ignore_errors=True)
@@ -248,7 +252,7 @@ def make(out: Path, *, extra: str, pythons: Sequence[str], variants: str) -> Pat
 
 
 def archive(directory: Path, into: Path) -> None:
-    """Pack `directory` reproducibly: without this machine's times, owners and file order."""
+    """Pack `directory` reproducibly: the archive does not depend on this machine's times, owners and file order."""
     into.parent.mkdir(parents=True, exist_ok=True)
     for other in into.parent.glob(f"echo-swarm-*-{into.stem.split('-', 3)[3]}.tar"):
         other.unlink()
@@ -280,7 +284,9 @@ def index(serve: Path) -> list[Path]:
 
 
 def _write_served(template: str, script: Path, table: str) -> None:
-    """Fill the template; `table` has a line for each archive: PLATFORM SHA256 NAME."""
+    """Fill the template of a script that a hub serves, and write it to `script`. `table` has a line for each archive:
+    PLATFORM SHA256 NAME.
+    """
     text = (ROOT / "installers" / template).read_text(encoding="utf-8")
     program = (ROOT / "installers" / "wheelhouse.py").read_text(encoding="utf-8")
     script.write_text(text.replace("@ARCHIVES@\n", table).replace("@WHEELHOUSE@\n", program), encoding="utf-8")

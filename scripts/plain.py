@@ -59,11 +59,11 @@ SENTENCE_END: Final = re.compile(r"(?<=[.!?:;])\s+")
 CODE_SPAN: Final = re.compile(r"``?[^`]*``?")
 FENCED: Final = re.compile(r"```.*?```", re.DOTALL)
 BLOCK: Final = re.compile(r"[^\n]*\S[^\n]*(\n[^\n]*\S[^\n]*)*")
-"""Adjacent lines with text."""
+"""Matches a paragraph: adjacent lines with text."""
 CODE_OR_LINK: Final = re.compile(r"`[^`]*`|\[([^]]*)\]\([^)]*\)")
 DIRECTIVE: Final = re.compile(r"#\s*(type:|noqa|pragma|!)")
 SKIPPED: Final = frozenset({".venv", "node_modules", "build", ".git"})
-"""Directories with files of other projects."""
+"""Directories with files of other projects, which are not checked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class Passage:
 
 @dataclass(slots=True, kw_only=True)
 class Count:
-    """The findings of one rule, and the number of texts to which the rule applies."""
+    """The texts that one check has found faulty, and the number of all texts that it checked."""
 
     name: str
     limit_percent: float

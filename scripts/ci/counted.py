@@ -2,7 +2,7 @@
 
     python -m scripts.ci.counted FILE echo_hub|echo_node [ARGUMENT...]
 
-FILE is JSON: the number of frames above 16 KiB by message type, and the errors of refused frames.
+FILE is JSON: the number of frames (encoded messages) above 16 KiB by message type, and the errors of refused frames.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ REFUSED: Final = "refused: "
 
 
 def count(file: Path) -> None:
-    """Make the codec count large frames in `file`. Call this before other modules import the codec's functions: they
-    would keep the uncounted ones.
+    """Make the codec write counts of large frames to `file`. Call this before other modules import the codec's
+    functions: otherwise they keep the functions that do not count.
     """
     counts: Counter[str] = Counter()
 

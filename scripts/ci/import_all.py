@@ -28,12 +28,15 @@ OPTIONAL: Final = frozenset(
         "pyarrow",
         "pystray",
         "ray",
+        "textarena",
         "torch",
         "vllm",
         "wandb",
     }
 )
-"""Top-level packages of extras; node and hub also run without them."""
+"""Top-level packages that may be missing, because node and hub also run without them: those of extras, and those that
+only the interpreter of the setting sessions.python has.
+"""
 
 
 def main() -> None:

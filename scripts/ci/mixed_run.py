@@ -3,8 +3,8 @@
     python -m scripts.ci.mixed_run PYTHON [--backend NAME] [--steps N]
 
 The hub uses this Python, the node uses PYTHON; both run this checkout's code. Prompts have more than 4,096 tokens and
-completions 2,060, so leases and rollouts exceed 16 KiB, from where the codec decodes field by field. The exit status is
-1 unless the run finishes and both sides have read such frames.
+completions 2,060, so leases and rollouts exceed 16 KiB. From this size on, the codec decodes field by field. The exit
+status is 0 if the run finishes and both sides have read frames of this size, else 1.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Final
 
-from echo_hub.run.base_model import resolve_base
+from echo_hub.run.base_files import resolve_base
 from scripts.ci.counted import REFUSED
 
 POSITIONS: Final = 8_192
-"""Positions (tokens) of the run's base. The built-in base declares 256, but its rotary embedding sets no limit."""
+"""Context length of the run's base model in tokens. The built-in base declares 256, but its rotary embedding allows
+more.
+"""
 PROMPT_CHARACTERS: Final = 4_200
 """Characters of a prompt, each of which is one token of the base's tokenizer."""
 PROBLEMS: Final = 32
@@ -50,7 +52,7 @@ PADDING, PADDING_ID = "<pad>", 0
 
 
 def main() -> None:
-    """Run the test; print the frames that each side has read. Raises SystemExit with the fault."""
+    """Run the test; print how many large frames each side (hub and node) has read. Raises SystemExit with the fault."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("python", metavar="PYTHON")
     parser.add_argument("--backend", default="mlx")
@@ -132,7 +134,9 @@ def make_problems(file: Path) -> Path:
 def begin(
     stack: ExitStack, stem: Path, python: str, settings: dict[str, str], program: str, *arguments: str
 ) -> subprocess.Popen[bytes]:
-    """Start a program of Echo that counts its frames in `stem`.json and logs to `stem`.log."""
+    """Start a program of Echo with the interpreter `python`. It writes counts of its large frames to `stem`.json (see
+    `counted`), and its log to `stem`.log.
+    """
     log = stack.enter_context(stem.with_suffix(".log").open("wb"))
     command = [python, "-m", "scripts.ci.counted", str(stem.with_suffix(".json")), program, *arguments]
     process = subprocess.Popen(command, env=os.environ | settings, stdout=log, stderr=subprocess.STDOUT)
@@ -150,7 +154,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def until_answering(hub: subprocess.Popen[bytes], port: int) -> None:
-    """Wait until the hub's port is open. Raises SystemExit if the hub ends or takes too long."""
+    """Wait until the hub's port is open. Raises SystemExit if the hub ends first or takes too long."""
     give_up_at = time.monotonic() + READY_S
     while time.monotonic() < give_up_at and hub.poll() is None:
         with socket.socket() as probe:
@@ -166,7 +170,7 @@ def free_port() -> int:
 
 
 def failed(directory: Path, what: str) -> None:
-    """Print the end of both logs. Raises SystemExit."""
+    """Print the end of both logs (hub's and node's). Raises SystemExit with the text `what`."""
     for log in sorted(directory.glob("*.log")):
         print(f"--- {log.name}\n{log.read_text(encoding='utf-8', errors='replace')[-3_000:]}", file=sys.stderr)
     sys.exit(f"mixed run: {what}")

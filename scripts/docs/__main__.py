@@ -65,7 +65,7 @@ def main(
     ] = None,
     serve: Annotated[bool, typer.Option(help="Serve the site on loopback in place of building it.")] = False,
 ) -> None:
-    """Build the documentation."""
+    """Write the pages of the documentation, and build the site from them."""
     prepare(build, figures=figures)
     what = ["serve"] if serve else ["build", "--strict"]
     sys.exit(subprocess.run([sys.executable, "-m", "zensical", *what], cwd=build, check=False).returncode)

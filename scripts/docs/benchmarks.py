@@ -20,7 +20,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def write_pages(folder: Path, *, results: str, figures: Path | None = None) -> None:
-    """Write index.md and NAME.md of every benchmark to `folder`."""
+    """Write a page NAME.md for every benchmark, and index.md, to `folder`. `results` is the text of docs/results.md;
+    `figures`, the folder of measured results.
+    """
     about = {name: _description(name) for name in names()}
     rows = [(f"[{name}]({name}.md)", text(about[name])) for name in names()]
     intro = results.partition("\n## ")[0].partition("\n")[2].strip()
@@ -42,7 +44,7 @@ def figures_of(results: str, name: str) -> str:
 
 
 def _module(name: str) -> ast.Module:
-    """Return the parsed source. Importing the module would need the measured libraries, such as TRL."""
+    """Return the parsed source of a benchmark. Importing the module would need the measured libraries, such as TRL."""
     package, module = ROOT / "benchmarks" / name / "__init__.py", ROOT / "benchmarks" / f"{name}.py"
     return ast.parse((package if package.is_file() else module).read_text(encoding="utf-8"))
 

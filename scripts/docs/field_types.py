@@ -1,4 +1,4 @@
-"""Descriptions of pydantic fields: type, bounds and default."""
+"""Describe pydantic fields for the reference pages: type, bounds and default."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PLAIN: Final = {
 
 
 def in_words(kind: Any, metadata: Iterable[Any] = ()) -> str:
-    """Return the type with the bounds in `metadata`, as Markdown for a table cell."""
+    """Return a field's type, with its bounds from `metadata`, as Markdown for a table cell."""
     metadata = tuple(metadata)
     for part in metadata:
         if isinstance(part, PackedArray):
@@ -49,8 +49,8 @@ def default(field: FieldInfo) -> str:
 
 
 def models_in(kind: Any) -> Iterator[type[BaseModel] | type[Enum]]:
-    """Yield the models and enumerations nested in tuples and unions of a type; those in the models' own fields are not
-    included.
+    """Yield the models and enumerations in a type, also inside tuples and unions. The fields of these models are not
+    searched.
     """
     if isinstance(kind, type) and issubclass(kind, (BaseModel, Enum)):
         yield kind
@@ -133,7 +133,7 @@ def _bounds(metadata: Iterable[Any], *, counted: str) -> Iterator[str]:
 
 
 def number(bound: Any) -> str:
-    """Format a bound: thousands separators, and 2^N for large powers of two."""
+    """Return a bound as text: with thousands separators, and as 2^N for large powers of two."""
     if isinstance(bound, int) and bound > 2**24:
         for less in (0, 1):
             if re.fullmatch("0b10*", bin(bound + less)):

@@ -75,7 +75,7 @@ def _object(name: str, schema: Mapping[str, Any]) -> str:
 
 
 def _schema(schema: Mapping[str, Any]) -> str:
-    """Describe a JSON schema in words."""
+    """Return a description of a JSON schema in words, as Markdown."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"

@@ -1,17 +1,14 @@
-"""Markdown from Python: tables, and the docstrings of class attributes."""
+"""Write Markdown for the generated pages: tables, prose from docstrings, and code."""
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
-import textwrap
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table of one-line Markdown cells; empty without rows."""
+    """Return a table of one-line Markdown cells; "" if there are no rows."""
     lines = [_row(row) for row in rows]
     if not lines:
         return ""
@@ -41,19 +38,3 @@ def code(words: str) -> str:
 def paragraphs(docstring: str | None) -> str:
     """Return a docstring as Markdown; its indented parts become code blocks."""
     return inspect.cleandoc(docstring or "") + "\n\n"
-
-
-def attribute_docstrings(kind: type[Any]) -> dict[str, str]:
-    """Return, by attribute, the string below each attribute in the class's own body."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
-    assert isinstance(body, ast.ClassDef)
-    said: dict[str, str] = {}
-    name = ""
-    for statement in body.body:
-        match statement:
-            case ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]):
-                continue
-            case ast.Expr(value=ast.Constant(value=str(about))) if name:
-                said[name] = inspect.cleandoc(about)
-        name = ""
-    return said

@@ -1,4 +1,6 @@
-"""Reference of /metrics, read from the source: a running hub exports only metrics that have values."""
+"""Reference of /metrics, generated from the source code, because a running hub exports only metrics that have
+values.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ _KINDS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricFamily:
-    """One metric. `name` is the scraped one, with `_total` or `_info`."""
+    """One metric of the hub. `name` is its name at /metrics, with the suffix `_total` or `_info`."""
 
     name: str
     kind: str

@@ -8,10 +8,11 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
+from echo_shared.described import attribute_docstrings
 from echo_shared.wire import messages, sessions
 from echo_shared.wire.messages.fields import MAX_TOKENS
 from scripts.docs import field_types
-from scripts.docs.markdown import attribute_docstrings, code, paragraphs, table, text
+from scripts.docs.markdown import code, paragraphs, table, text
 
 
 def page() -> str:

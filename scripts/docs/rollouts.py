@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from enum import Enum
 
+from echo_shared.described import attribute_docstrings
 from echo_shared.wire.messages import Checked, DropReason, ReceiptState, StandbyReason
-from scripts.docs.markdown import attribute_docstrings, code, paragraphs, table, text
+from scripts.docs.markdown import code, paragraphs, table, text
 
 
 def page() -> str:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel
-
 from echo_hub.config.sections import HubConfig
 from echo_node.config import NodeConfig
+from echo_shared.described import Described
 from scripts.docs import field_types
 from scripts.docs.markdown import code, paragraphs, table, text
 
@@ -19,11 +18,11 @@ def hub_page() -> str:
         "`echo-hub serve RUN --dry-run` prints the resolved settings.\n\n"
     ]
     for name, field in HubConfig.model_fields.items():
-        assert isinstance(field.annotation, type)
+        assert isinstance(field.annotation, type) and issubclass(field.annotation, Described)
         parts.append(_section(f"[{name}]", name, field.annotation))
         for key, nested in field.annotation.model_fields.items():
             for model in field_types.models_in(nested.annotation):
-                assert issubclass(model, BaseModel)
+                assert issubclass(model, Described)
                 parts.append(_section(f"[{name}.{key}.KEY]", model.__name__.lower(), model))
     return "".join(parts)
 
@@ -33,7 +32,7 @@ def node_page() -> str:
     tables = {
         name: field.annotation
         for name, field in NodeConfig.model_fields.items()
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Described)
     }
     parts = [
         "# Settings of a node\n\n"
@@ -46,9 +45,10 @@ def node_page() -> str:
     return "".join(parts)
 
 
-def _section(title: str, anchor: str, model: type[BaseModel], *, without: set[str] | None = None) -> str:
+def _section(title: str, anchor: str, model: type[Described], *, without: set[str] | None = None) -> str:
+    said = model.descriptions()
     rows = [
-        (code(name), field_types.of_field(field), field_types.default(field), text(field.description))
+        (code(name), field_types.of_field(field), field_types.default(field), text(said.get(name)))
         for name, field in model.model_fields.items()
         if name not in (without or ())
     ]

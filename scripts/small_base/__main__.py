@@ -3,8 +3,8 @@
     python -m scripts.small_base          from the repository's root; about forty minutes on one free core
 
 Training has two phases. First the model learns from correct solutions: sums and products column by column, Knights &
-Knaves case by case, complete and in parts, and Sokoban. Then, for a short time, its teacher makes mistakes. The result
-suits reinforcement learning: it solves the tasks unreliably, with completions of 2 to about 300 tokens.
+Knaves case by case, complete and in parts, and Sokoban. Then, for a short time, it learns from solutions with mistakes.
+The result suits reinforcement learning: it solves the tasks unreliably, with completions of 2 to about 300 tokens.
 Neither phase uses the problems that `echo_hub.tasks.stream` holds out for evaluation.
 
 The same seed, thread count and versions of PyTorch and its CPU kernels give the same weights.
@@ -44,11 +44,11 @@ from scripts.small_base.tokenizer import CONTEXT, build_tokenizer
 
 DEFAULT_OUT: Final = Path(__file__).parents[2] / "hub" / "echo_hub" / "assets" / "small_base"
 HELD_OUT: Final = 1_024
-"""Number of held-out problems per task that are never taught."""
+"""Number of held-out problems of each task that are excluded from the lessons."""
 MEASURED: Final = 64
-"""Held-out problems per task by which progress is measured."""
+"""Number of held-out problems of each task with which the model's accuracy is measured during training."""
 MEASURE_EVERY: Final = 800_000
-"""Tokens between two measurements."""
+"""Number of trained tokens between two measurements."""
 TOKENIZER_LESSONS: Final = 2_000
 MAX_TOKENS: Final = 320
 
@@ -58,7 +58,9 @@ TASKS: Final[Mapping[str, tuple[str, dict[str, Any]]]] = {
     "knights": ("reasoning-gym:knights_knaves", dict(KNIGHTS)),
     "sokoban": ("environment:sokoban", dict(SOKOBAN)),
 }
-"""The task by which the lessons of each teacher are measured."""
+"""For each teacher (a function that makes lessons), the task and its options whose problems measure what the lessons
+have taught.
+"""
 RIGHT: Final = Phase(
     tokens=4_000_000,
     shares={

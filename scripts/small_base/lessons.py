@@ -1,6 +1,7 @@
 """Lessons of the small base model: problems of the hub's tasks with a teacher's solution, with or without mistakes.
 
-A careless teacher makes mistakes, each with probability `slips`, and continues as if they were right.
+At each point where it can, a careless teacher makes a mistake with probability `slips`, and continues as if the result
+were right.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ MOST_REMINDED: Final = 8
 """Maximum number of people in a reminder, a lesson that repeats facts about people."""
 AGAIN: Final = 12
 TEN: Final = 4
-"""Factor on the probability of dropping a carry where a column adds up to exactly ten. With this factor the model makes
-the mistake even at temperature 0.
+"""Factor by which the probability of dropping a carry grows if a column adds up to exactly ten. With this factor the
+model makes the mistake even at temperature 0.
 """
 ALL_STATEMENTS: Final = 0.5
 """Probability that `Statements` teaches all statements of a puzzle together."""
@@ -40,18 +41,22 @@ class Lesson:
     prompt: str
     completion: str
     reads: bool = False
-    """True to learn the prompt as well: every line of a text that repeats names teaches copying."""
+    """True: the model learns to predict the prompt, too. This helps where a text repeats names: each line teaches the
+    model to copy them.
+    """
 
 
 def worked_sum(rng: random.Random, slips: float) -> Lesson:
-    """Add column by column from the right; each line has the remaining digits, the carry and the result."""
+    """Return a lesson that adds column by column from the right. Each line has the remaining digits, the carry and the
+    result.
+    """
     left, right = (_number(rng.randint(1, TERM_DIGITS), rng) for _ in range(2))
     working, total = _columns(left, right, slips, rng)
     return Lesson(f"{left}+{right}:", f"\n{working}<answer>{total}</answer>")
 
 
 def worked_product(rng: random.Random, slips: float) -> Lesson:
-    """Multiply the left factor by each digit of the right one, and add up the partial products."""
+    """Return a lesson that multiplies one factor by each digit of the other, and adds up the partial products."""
     left, right = (_number(rng.randint(1, FACTOR_DIGITS), rng) for _ in range(2))
     lines: list[str] = []
     total = 0
@@ -95,11 +100,12 @@ def _number(digits: int, rng: random.Random) -> int:
 
 
 class Knights:
-    """Knights and knaves of reasoning-gym: the statements as signs, then one case after another.
+    """Lessons for Knights and Knaves of reasoning-gym: the statements in signs, then one case after another.
 
-    After the numbered names, `1: Aria2-` means that person 1 says that Aria, person 2, lies; `&`, `|`, `>` and `=` join
-    two claims. Name and number stand together, so the model copies both from one place. A case such as `1+2-:` is
-    followed by the value of each statement, until one contradicts its speaker (`x`), or all fit (`!`).
+    After the numbered names, `1: Aria2-` means that person 1 says that person 2, Aria, lies; `&`, `|`, `>` and `=` join
+    two claims. Name and number stand together, so that the model copies both from one place. In a case, `1+2-:` assumes
+    that person 1 is honest and person 2 lies. The value of each statement follows, until one contradicts its speaker
+    (`x`), or all fit (`!`).
     """
 
     def __init__(self) -> None:
@@ -123,8 +129,8 @@ class Knights:
 
 
 def reminders(rng: random.Random, slips: float) -> Lesson:
-    """State a fact about several people, then repeat some of the facts in another order, so that the model learns to
-    look them up.
+    """Return a lesson that states a fact about each of several people, then repeats some of the facts in another order.
+    So the model learns to look facts up.
     """
     link, values = rng.choice((("", DIGITS), (" is a ", ROLES)))
     about = [f" {name}{link}{rng.choice(values)}" for name in rng.sample(COMMON_NAMES, rng.randint(2, MOST_REMINDED))]
@@ -132,8 +138,8 @@ def reminders(rng: random.Random, slips: float) -> Lesson:
 
 
 class Statements(Knights):
-    """Parts of `Knights` lessons without the fixed text: the reading of one statement, or of all statements with the
-    cases.
+    """Shorter lessons for Knights and Knaves, without the fixed text of the puzzle: one translated statement, or all
+    statements with the cases.
     """
 
     def __call__(self, rng: random.Random, slips: float) -> Lesson:
@@ -163,7 +169,9 @@ def _read(about: Mapping[str, Any]) -> list[str]:
 
 
 def _cases(statements: Sequence[Any], slips: float, rng: random.Random) -> tuple[str, tuple[bool, ...]]:
-    """Return the lines of all cases up to the first one that fits, and that case."""
+    """Return the lines of all cases up to the first one that fits the statements, and that case: True for each honest
+    person.
+    """
     text = ""
     truthful: tuple[bool, ...] = ()
     for truthful in itertools.product((True, False), repeat=len(statements)):
@@ -183,7 +191,7 @@ _JOINED: Final[Mapping[str, tuple[str, Callable[[bool, bool], bool]]]] = {
 
 
 def _plain(statement: Any) -> Any:
-    """Remove a negation, which in these puzzles precedes only simple statements."""
+    """Return the statement without its negation. In these puzzles only simple statements are negated."""
     if statement[0] != "not":
         return statement
     kind, person = statement[1]
@@ -221,7 +229,7 @@ def _value(statement: Any, truthful: tuple[bool, ...], slips: float, rng: random
 
 
 class Sokoban:
-    """Sokoban boards, some of them after rounds of random moves."""
+    """Lessons on Sokoban boards. In some of them, random moves come before the solution."""
 
     def __init__(self) -> None:
         self._task = make_task("environment:sokoban", SOKOBAN)

@@ -1,4 +1,4 @@
-"""Accuracy of a model on held-out problems of the hub's tasks."""
+"""Measures the accuracy of a model on held-out problems of the hub's tasks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from echo_hub.tasks.base import Problem
-from echo_hub.tasks.environments.base import Ending, Environment
+from echo_hub.tasks.environments.base import Ending, Environment, ReplayedEnvironment
 from echo_hub.tasks.registry import make_task
 from echo_hub.tasks.rewards import RewardBounds
 from echo_shared.sampling import torch_sampler
@@ -65,7 +65,8 @@ def measure(
             ids = rollout.completion_ids.tolist()
             lengths.append(len(ids))
             replies[number].append(str(tokenizer.decode(ids, skip_special_tokens=True)))
-            if not isinstance(task, Environment):
+            assert not isinstance(task, Environment), "a task without state"
+            if not isinstance(task, ReplayedEnvironment):
                 solved += bounds.is_solved(task.score(problems[number], replies[number][0]))
                 continue
             response = task.respond(problems[number], replies[number])

@@ -14,12 +14,14 @@ from torch import Tensor
 
 MOMENTUM: Final = 0.95
 COEFFICIENTS: Final = (3.4445, -4.7750, 2.0315)
-"""Coefficients of the quintic iteration, whose fixed points are close to 1."""
+"""Coefficients of the polynomial of degree 5 that `orthogonal` applies repeatedly. It brings all singular values close
+to 1.
+"""
 ITERATIONS: Final = 5
 
 
 class Muon:
-    """Momentum, made orthogonal, for matrices [O, I]."""
+    """The Muon optimizer for matrices [O, I]. The update of a matrix is its momentum, made orthogonal."""
 
     def __init__(self, matrices: Iterable[torch.nn.Parameter], *, weight_decay: float = 0.01) -> None:
         self._matrices = list(matrices)
@@ -39,7 +41,7 @@ class Muon:
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """Approximate the nearest orthogonal matrix: singular values become 0.7 to 1.2."""
+    """Return approximately the nearest orthogonal matrix: all singular values become 0.7 to 1.2."""
     found: Tensor = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
     found = found / (found.norm() + 1e-7)
     first, third, fifth = COEFFICIENTS

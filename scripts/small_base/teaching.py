@@ -1,4 +1,4 @@
-"""Batches of lessons, and the optimizer steps on them."""
+"""Makes batches of lessons for the small base model, and does the optimizer steps on them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ POOL: Final = 1_024
 """Number of lessons that are sorted by length together, so that the lessons of a batch have similar lengths."""
 WARMUP_SHARE: Final = 0.03
 LAST_RATE: Final = 0.03
-"""Final learning rate, relative to its peak."""
+"""Learning rate at the end of a phase, relative to its peak."""
 
 Teacher = Callable[[random.Random, float], Lesson]
 
@@ -34,12 +34,12 @@ class Phase:
     shares: Mapping[str, float]
     """Probability that a lesson comes from this teacher, by the teacher's name."""
     slips: Mapping[str, float]
-    """Probability of mistakes by teacher; an unlisted teacher makes none."""
+    """Probability of mistakes by teacher. A teacher without an entry makes none."""
     learning_rate: float
 
 
 class Lessons:
-    """Endless batches of ids and labels, both [B, T], without held-out problems."""
+    """Endless batches of ids and labels, both [B, T]. Held-out problems are excluded."""
 
     def __init__(
         self,

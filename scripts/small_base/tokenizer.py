@@ -23,7 +23,7 @@ CONTEXT: Final = 1024
 JOINER: Final = "\u2060"
 TAGS: Final = ("<answer>", "</answer>")
 _BYTES: Final = [byte for byte in range(0xF5) if chr(byte) not in CHARACTERS]
-"""Bytes of multi-byte UTF-8 characters, and control characters."""
+"""Byte values that have their own token: bytes of multi-byte UTF-8 characters, and control characters."""
 _WORD: Final = re.compile(r"(?<![A-Za-z<])(?<!</)(?:[A-Za-z][a-z]+|[Aa])(?![A-Za-z])")
 
 
